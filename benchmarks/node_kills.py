@@ -1,8 +1,8 @@
 """What random losses of nodes cost a job of four: no job, never two jobs of one, and no process that is left.
 
-Four network namespaces of this host have a rank each, under `--nnodes 1:4`, joined by a switch that can lose frames. The parent draws a fault, sees how long the
+Four network namespaces of this host have a rank each, under `--nnodes 1:4` or `1:8`, joined by a switch that can lose frames. The parent draws a fault, sees how long the
 ranks that are left stand still, mends the fault, and waits until all four take steps together: a launcher or a whole node is killed (and its command started
-again), two nodes are killed, a node is frozen, cut off, heard but deaf, or dumb but hearing, for some seconds; it loses 30 % of all frames, gets a tenth of its
+again), two nodes are killed, one or two are frozen, a node is cut off, heard but deaf, or dumb but hearing, for some seconds; it loses 30 % of all frames, gets a tenth of its
 CPU time, its clock jumps by up to a day, or the disk of its logs is full while another node dies. Each rank writes down every step, with the group in which it took it: where steps of two groups overlap in time, one job has
 become two. After some faults the job is ended, and another one started: a host that is lost again and again is taken for broken.
 
@@ -56,6 +56,7 @@ FAULTS = (
     "kill node",
     "kill two nodes",
     "freeze",
+    "freeze two nodes",
     "cut",
     "deaf",
     "dumb",
@@ -65,7 +66,7 @@ FAULTS = (
     "full disk",
 )
 #: During these nobody has to go on without the node.
-HARMLESS = {"loss", "slow"}
+HARMLESS = {"loss", "slow", "freeze two nodes"}
 LOSS = 0.3
 #: A step of a group that has just lost a peer may be written down so late.
 _LATE_S = 0.5
@@ -141,7 +142,8 @@ class Faults:
             "kill launcher": lambda: self._kill_launcher(victim),
             "kill node": lambda: self._kill(victims),
             "kill two nodes": lambda: self._kill(victims),
-            "freeze": lambda: self._freeze(victim),
+            "freeze": lambda: self._freeze(victims),
+            "freeze two nodes": lambda: self._freeze(victims),
             "slow": lambda: self._slow_down(victim),
             "cut": lambda: self._lose(to + on, 1.0),
             "deaf": lambda: self._lose(on, 1.0),
@@ -164,8 +166,8 @@ class Faults:
         yield
 
     @contextlib.contextmanager
-    def _freeze(self, victim: int) -> Iterator[None]:
-        frozen = self.job.list_processes(self.current[victim])
+    def _freeze(self, victims: list[int]) -> Iterator[None]:
+        frozen = [one for node in victims for one in self.job.list_processes(self.current[node])]
         _signal(frozen, signal.SIGSTOP)
         try:
             yield
@@ -267,7 +269,9 @@ def run_job(num_faults: int, kinds: Sequence[str], rng: random.Random, totals: d
             host.call("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder / f"logs{number}"))
         # With it all start cold.
         clock = {"PYTHONPATH": str(folder / "clock"), "WRONG_BY": str(folder / "wrong{}")} if "clock" in drawn else {}  # fmt: skip
-        job = Job(hosts, folder, f"1:{NUM_NODES}", SCRIPT, clock)
+        # Where more could come, torch does not end a round by their number.
+        most = rng.choice((NUM_NODES, 2 * NUM_NODES))
+        job = Job(hosts, folder, f"1:{most}", SCRIPT, {"PET_RDZV_CONF": "last_call_timeout=4", **clock})
         faults, done = Faults(job, losses, rng), []
         job.start(*range(NUM_NODES))
         wrong = ""

@@ -80,7 +80,7 @@ def test_a_message_has_nothing_that_a_terminal_obeys() -> None:
         "good": "ä …\n\t→ 中",
     }
     assert decode(b'{"a": "\xc2\x9b31m"}') == {"a": "?31m"}
-    with pytest.raises(ValueError, match="not a result"):
+    with pytest.raises(ValueError, match="no list of hosts"):
         from_json({"hosts": "\x1b"})
     assert from_json({"hosts": [{"name": "a\x1b[2J", "readings": []}]}).hosts[0].name == "a?[2J"
 

@@ -33,18 +33,18 @@ def _load(name: str) -> Any:
     return module
 
 
-def _serve(told: dict[str, Any]) -> None:
+def _serve(settings: dict[str, Any]) -> None:
     """Import, and fork for each order; returns in a fork, and never here."""
     becoming, freezing, command_line = (_load(name) for name in ("becoming", "freezing", "command_line"))
     line, name = command_line.CommandLine(), becoming.get_name()
     begin_env = dict(os.environ)
     gc.disable()
-    for module in told["modules"]:
+    for module in settings["modules"]:
         importlib.import_module(module)
     freezing.freeze()
     gc.enable()
     set_by_imports = {key: value for key, value in os.environ.items() if begin_env.get(key) != value}
-    sock = socket.socket(fileno=told["fd"])
+    sock = socket.socket(fileno=settings["fd"])
     sock.send(b"ready" if line.can_change else b"cold")
     ends: dict[int, tuple[int, int]] = {}
     while True:
@@ -103,14 +103,14 @@ def _wait(first: int, others: dict[int, tuple[int, int]]) -> list[tuple[int, int
     return poll.poll()
 
 
-_told = os.environ.pop("TESTS_FORKS", None)
+_settings = os.environ.pop("TESTS_FORKS", None)
 sys.path[:] = [entry for entry in sys.path if Path(entry).absolute() != _HERE]
 sys.path_importer_cache.pop(str(_HERE), None)
 sys.modules.pop("sitecustomize", None)
-if _told is not None:
+if _settings is not None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the tests is not ours
     try:
-        _serve(json.loads(_told))
+        _serve(json.loads(_settings))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if "RANKWISE_RANK" in os.environ:
             _hook = os.environ["PYTHONPATH"].partition(os.pathsep)[0]

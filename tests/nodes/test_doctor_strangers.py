@@ -201,7 +201,7 @@ def test_a_host_that_dies_in_the_all_reduce_ends_it_on_all_others(tmp_path: Path
         open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts,
         meet(hosts, all_reduce=True, env=env) as meeting,
     ):
-        meeting.wait_line(0, "reducing over all hosts with torch: waiting for")
+        meeting.wait_line(0, "running torch's all-reduce: waiting for")
         meeting.processes[1].kill()
         found = [meeting.finish(number) for number in (0, 2)]
     assert found[0] == found[1]

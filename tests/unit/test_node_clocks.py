@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,7 +82,9 @@ def test_a_clock_that_was_set_back_silences_nobody() -> None:
     assert torchs._should_keep_alive(torchs._RendezvousContext(OWN, holder.state, holder._settings))
 
 
-@pytest.mark.parametrize("wrong_by", [timedelta(hours=-1), timedelta(seconds=5), timedelta(days=1)])
+@pytest.mark.parametrize(
+    "wrong_by", [timedelta(hours=-1), timedelta(seconds=-3), timedelta(seconds=5), timedelta(days=1)]
+)
 def test_the_last_call_lasts_no_longer_than_it_should(wrong_by: timedelta, clock: list[float]) -> None:
     """However far off the clock of the node is that gave it."""
     state = torchs._RendezvousState()
@@ -95,6 +98,38 @@ def test_the_last_call_lasts_no_longer_than_it_should(wrong_by: timedelta, clock
     clock[0] += 7
     holder.sync()
     assert holder.state.deadline < datetime.now(timezone.utc)
+
+
+def test_the_last_call_begins_wherever_enough_nodes_are_there(clock: list[float]) -> None:
+    """Torch begins it when exactly as many have come as the last one to come needs: of nodes that need different numbers, each may have missed it."""
+    state = torchs._RendezvousState()
+    state.participants, state.last_heartbeats = {OTHER: 0}, {OTHER: datetime.now(timezone.utc)}
+    holder = open_holder(state)
+    holder.sync()
+    assert timedelta(0) < holder.state.deadline - datetime.now(timezone.utc) <= _LAST_CALL
+    clock[0] += 7
+    holder.sync()
+    assert holder.state.deadline < datetime.now(timezone.utc)
+
+
+def test_a_node_that_was_lost_is_taken_out_of_no_later_round(clock: list[float]) -> None:
+    """It may have come back to it; of the round in which it was lost it is no part, whatever it has opened the rendezvous as since."""
+    state = torchs._RendezvousState()
+    state.participants, state.round = {OWN: 0, OTHER: 1}, 4
+    state.last_heartbeats = dict.fromkeys((OWN, OTHER), datetime.now(timezone.utc))
+    again = torchs._NodeDesc(OTHER.addr, OTHER.pid, 5)
+    for is_complete, of_round, is_left in [
+        (True, 3, True),
+        (True, None, True),
+        (True, 4, False),
+        (False, 3, False),
+    ]:
+        state.complete = is_complete
+        holder = open_holder(state)
+        handler = SimpleNamespace(_state_holder=holder, _this_node=OWN)
+        node_rendezvous.take_out(handler, [again], of_round)
+        holder.sync()
+        assert (OTHER in holder.state.participants) is is_left, (is_complete, of_round)
 
 
 @pytest.mark.parametrize(("waiting", "ends_s"), [(set(), 1.0), ({torchs._NodeDesc("host2", 1, 0)}, 2.0)])

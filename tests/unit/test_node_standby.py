@@ -59,7 +59,7 @@ def test_who_is_a_moment_too_late_for_the_last_place_waits_outside(port: int) ->
     assert node_rendezvous.is_shut_out(late)
 
     call = node_entry.Call(late.next_rendezvous)
-    node_rendezvous.take_out(late, [late._this_node])
+    node_rendezvous.wait_outside(late)
     restore = wait_until(lambda: node_rendezvous.withdraw(late), 20, "torch holds it as one too many")
     assert call.is_over.wait(20)
     restore()

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def serve_timers(path: str, run_id: str) -> dict[str, Any]:
     return {}
 
 
+@cache
 def _load_beside(name: str) -> Any:
     """Load a file of this folder: the package may not be there for the ranks' Python."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))

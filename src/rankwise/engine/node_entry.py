@@ -120,39 +120,46 @@ class Entry:
     def _meet_without_lost(self, before: Any, search: _Search) -> Any:
         """The launchers hear each other meanwhile: a call of torch's store would not return if the node that serves it were lost now."""
         while True:
-            moves, num_lost = before.has_to_move, before.num_lost
+            moves, num_lost, has_left = before.has_to_move, before.num_lost, threading.Event()
 
-            def meet() -> Any:
+            def meet(has_left: threading.Event = has_left) -> Any:
                 handler = before.leave(self._meeting.handler)
+                has_left.set()
                 if handler is not self._meeting.handler:
                     self._meeting.handler = handler
                     self._meeting.watch()
                 before.expect(handler, may_come_more=self._meeting.num_more > 0)
                 return handler.next_rendezvous()
 
+            # The store is lost: that at which all had met, or, behind it, the one to which this call has moved.
+            def is_left(*, moves: bool = moves, has_left: threading.Event = has_left) -> bool:
+                return bool(before.has_to_move) and (not moves or has_left.is_set())
+
             call, failed_s, restore = Call(meet), float("inf"), None
-            while moves or not before.has_to_move:
-                is_vain = partial(_is_vain, before, search, moves=moves, num_lost=num_lost)
+            while not is_left():
+                is_vain = partial(_is_vain, before, search, is_left, num_lost=num_lost)
                 restore = self._wait(call, is_vain) or restore
                 if search.found is not None or self._has_moved():
                     return self._leave(search)
                 if not call.is_over.is_set():
-                    if before.num_lost != num_lost and (moves or not before.has_to_move):
+                    if before.num_lost != num_lost and not is_left():
                         num_lost = before.num_lost
-                        self._exclude(before, has_moved=moves)
+                        self._exclude(before)
                     continue
                 # The store may be gone because its node is, which its neighbours are about to tell, if they live.
                 failed_s = min(failed_s, time.monotonic())
                 # Given up by the others, it learns from nobody where they are, but may find them.
-                bound_s = _FIND_S if before.num_lost < 0 else 0.0 if moves else _MOVE_S
+                bound_s = (
+                    _FIND_S if before.num_lost < 0 else 0.0 if moves and not has_left.is_set() else _MOVE_S
+                )
                 if call.error is None or restore is not None or time.monotonic() - failed_s > bound_s:
                     return _take(call, restore)
                 before.probe_serving()
                 time.sleep(_TICK_S)
 
-    def _exclude(self, before: Any, *, has_moved: bool) -> None:
+    def _exclude(self, before: Any) -> None:
         """More nodes were lost while the others meet: have nobody wait for them."""
-        call = Call(partial(before.exclude_lost, self._meeting.handler, has_moved=has_moved))
+        call = Call(partial(before.exclude_lost, self._meeting.handler))
         call.is_over.wait(_SEARCH_S)  # a store that is lost by now never answers
         before.expect(self._meeting.handler, may_come_more=self._meeting.num_more > 0)
         if call.error is not None and type(call.error).__name__ == "LostMajorityError":
@@ -178,7 +185,7 @@ class Entry:
             restore = restore or self._rendezvous.withdraw(handler)
             if self._rendezvous.is_shut_out(handler) and (taking_out is None or taking_out.is_over.is_set()):
                 # With that torch puts it among those that are too many.
-                taking_out = Call(partial(self._rendezvous.take_out, handler, [handler._this_node]))
+                taking_out = Call(partial(self._rendezvous.wait_outside, handler))
         return restore
 
     def _leave(self, search: _Search) -> None:
@@ -202,8 +209,8 @@ def _read_heartbeats(handler: Any) -> dict[Any, Any]:
     return {node: moment for node, moment in state.last_heartbeats.items() if node in state.participants}
 
 
-def _is_vain(before: Any, search: _Search, *, moves: bool, num_lost: int) -> bool:
-    return search.found is not None or before.num_lost != num_lost or (not moves and bool(before.has_to_move))
+def _is_vain(before: Any, search: _Search, is_left: Callable[[], bool], *, num_lost: int) -> bool:
+    return search.found is not None or before.num_lost != num_lost or is_left()
 
 
 def _take(call: Call, restore: Callable[[], None] | None) -> Any:

@@ -72,7 +72,10 @@ class Members:
         self._expecting: Any = None
         self._members: list[int] = []
         self._reserves: dict[int, list[Any]] = {}
+        self._at: dict[int, list[list[Any]]] = {}
         self._serving: int | None = None
+        self._has_moved = False
+        self._round = getattr(getattr(getattr(handler, "_state_holder", None), "state", None), "round", None)
         self._reserve = _open_reserve() if node_rank < _NUM_RESERVES and self._can_move else None
         if int(store.add("beats/num", 1)) == 1:  # not all stores have compare_set
             store.set("beats/key", secrets.token_hex(16))
@@ -107,7 +110,8 @@ class Members:
         place = self._members.index(self._node)
         parent, children = self._detecting.list_neighbours(place, len(self._members))
         for one in self._members[:_NUM_RESERVES]:
-            self._reserves[one] = json.loads(self._store.get(keys[one]))["reserve"]
+            about_one = json.loads(self._store.get(keys[one]))
+            self._reserves[one], self._at[one] = about_one["reserve"], about_one["at"]
         # Where the job may be if this node loses it: where it first met, where it is now, and where it may go.
         known = [self._split(self._orders[name]) for name in ("origin", "endpoint")]
         served = [(host, int(port or _DEFAULT_PORT)) for host, port in known if host]
@@ -126,10 +130,11 @@ class Members:
             self._standby.announce_reserves(self._handler, self._orders["run_id"], elsewhere)
             if served:
                 # Nodes that were left behind wait at one of those.
-                past = self._standby.share_past(self._handler, self._orders["run_id"], [*served, *former])
+                past = self._standby.share_past(self._handler, self._orders["run_id"], served)
                 current = {served[-1][1], *(port for _, port in reserves)}  # a host may have several names
-                places = [place for place in past if place[1] not in current]
-                self._forwarder = self._standby.Forwarder(self._orders["run_id"], places, served[-1], self._rendezvous.is_open)  # fmt: skip
+                places = [place for place in dict.fromkeys([*past, *former]) if place[1] not in current]
+                job = (self._rendezvous.name_job_key(self._orders["run_id"]), self._orders["job"])
+                self._forwarder = self._standby.Forwarder(self._orders["run_id"], job, places, served[-1], self._rendezvous.is_open)  # fmt: skip
 
     def end(self) -> None:
         """Watch no more, and let go of the connections to the store."""
@@ -175,7 +180,7 @@ class Members:
         if self.has_to_move:
             left, needed = self._count()
             return self._move(handler, left, needed)
-        self.exclude_lost(handler, has_moved=False)
+        self.exclude_lost(handler)
         return handler
 
     def expect(self, handler: Any, *, may_come_more: bool) -> None:
@@ -203,7 +208,7 @@ class Members:
         """How many nodes are lost by now; -1 if the others have given this one up."""
         return -1 if self._detector.is_expelled else len(self._detector.losses)
 
-    def exclude_lost(self, handler: Any, *, has_moved: bool) -> None:
+    def exclude_lost(self, handler: Any) -> None:
         """Have nobody wait for nodes that are lost, and as many meet as it takes; called again if more are lost meanwhile.
 
         Raises:
@@ -212,22 +217,21 @@ class Members:
         if self._detector.is_expelled:
             self._change(handler, len(self._members) // 2 + 1)
         elif lost := dict(self._detector.losses):
-            _, needed = self._count(has_moved=has_moved)
+            _, needed = self._count()
             if self._can_move:
                 self._standby.announce_needed(handler, self._orders["run_id"], needed)
             self._change(handler, needed)
-            self._rendezvous.take_out(
-                handler, [self._descriptions[node] for node in lost if node in self._descriptions]
-            )
+            nodes = [self._descriptions[node] for node in lost if node in self._descriptions]
+            self._rendezvous.take_out(handler, nodes, None if self._has_moved else self._round)
 
-    def _count(self, *, has_moved: bool = False) -> tuple[list[int], int]:
+    def _count(self) -> tuple[list[int], int]:
         """Return the members that are left, and how many have to meet."""
         lost = dict(self._detector.losses)
         left = [node for node in self._members if node not in lost]
         num_ended = sum(loss.is_ended for loss in lost.values())
-        keeps_store = self._serving is not None and not self.has_to_move and not has_moved
+        keeps_store = self._serving is not None and not self.has_to_move and not self._has_moved
         needed = count_needed(len(self._members), num_ended, keeps_store=keeps_store)
-        if self._serving == self._node and len(left) < needed:
+        if self._serving == self._node and not self._has_moved and len(left) < needed:
             raise LostMajorityError(
                 f"this node can't reach {len(lost) - num_ended} of the {len(self._members)} nodes, which may continue without it: it ends, so that one job does not become two"
             )
@@ -253,19 +257,15 @@ class Members:
 
     def _move(self, former: Any, left: list[int], needed: int) -> Any:
         """Open the rendezvous at the reserve of the first node that is left."""
-        found = [
-            (node, host, self._reserves[node][1])
-            for node in left
-            if node in self._reserves and self._reserves[node][1]
-            for host in self._reserves[node][0]
-        ]
-        for node, host, port in found:  # noqa: B007 - needed behind it
-            if self._rendezvous.is_open(host, port):
+        orders = self._orders
+        for node, host, port in [(one, host, self._reserves[one][1]) for one in left if one in self._reserves for host in self._reserves[one][0]]:  # fmt: skip
+            # If that one is lost as well while the others meet there, they go on to the next.
+            handler = self._rendezvous.reach(orders, host, port) if port else None
+            if handler is not None:
+                self._serving, self._serving_at, self._has_moved = node, self._at[node], True
                 break
         else:
             raise ConnectionError("the node that served the rendezvous was lost, and none that has a store in reserve is reached")  # fmt: skip
-        orders = self._orders
-        handler = self._rendezvous.open_elsewhere(orders, host, port)
         orders["serving_node"] = node == self._node
         self._rendezvous.abandon(former)
         self._standby.announce_needed(handler, orders["run_id"], needed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import threading
 import time
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _MOST_TRIES = 20
+#: So long a store may take to answer that is to be used.
+_REACH_S = 3.0
 _FOREVER = timedelta(days=365)
 #: A node writes a sign of life each 5 s. Where the first that we see is too old, its clock may be wrong: it has so long to write another.
 _SECOND_SIGN_S = 7.0
@@ -40,13 +43,20 @@ def open_rendezvous(orders: dict[str, Any]) -> Any:
             **orders["conf"],
         )
     )
-    holder = getattr(handler, "_state_holder", None)
+    holder, store = getattr(handler, "_state_holder", None), getattr(handler, "_store", None)
+    if orders["backend"] == "c10d" and store is not None:
+        store.set(name_job_key(orders["run_id"]), orders["job"])
     if hasattr(holder, "_cache_duration"):
         _look_often(holder, min(_MOST_LOOK_S, max(_LOOK_S, _LOOK_OF_EACH_S * orders["max_nodes"])))
     if hasattr(holder, "_sanitize"):
         handler.times = Times()
         handler.times.correct(holder, handler._this_node)
     return handler
+
+
+def name_job_key(run_id: str) -> str:
+    """Return where a store says which job's nodes meet at it: many jobs have the same id, torch's default."""
+    return f"rankwise/{run_id}/job"
 
 
 def _look_often(holder: Any, every_s: float) -> None:
@@ -66,14 +76,23 @@ def open_elsewhere(orders: dict[str, Any], host: str, port: int) -> Any:
 
 
 def reach(orders: dict[str, Any], host: str, port: int) -> Any:
-    """Open it where this node has no part in it yet; None if nothing is there."""
-    if not is_open(host, port):
+    """Open it where this node does not serve it; None if nothing is there, or nothing answers: the store of a frozen host never does."""
+    found: list[tuple[Any, dict[str, Any]]] = []
+
+    def run() -> None:
+        own = dict(orders)
+        with contextlib.suppress(Exception):  # it was lost meanwhile, too
+            if is_open(host, port):
+                found.append((open_elsewhere(own, host, port), own))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_REACH_S)
+    if not found:
         return None
-    orders["serving_node"] = False
-    try:
-        return open_elsewhere(orders, host, port)
-    except Exception:  # noqa: BLE001 - it was lost meanwhile, too
-        return None
+    handler, own = found[0]
+    orders.update(endpoint=own["endpoint"], serving_node=False)
+    return handler
 
 
 def is_open(host: str, port: int) -> bool:
@@ -96,6 +115,8 @@ class Times:
         self._expected: set[Any] = set()
         self._grace_s = 0.0
         self._all_since_s: float | None = None
+        # torch's call and another of this node's threads may read a state at the same time.
+        self._lock = threading.Lock()
 
     def expect(self, nodes: Iterable[Any], grace_s: float) -> None:
         """Have the last call end so many seconds after these have come: nobody else is about to. With no nodes, it ends as ever."""
@@ -106,6 +127,10 @@ class Times:
         remove_dead = holder._sanitize
 
         def sanitize() -> None:
+            with self._lock:
+                sanitize_alone()
+
+        def sanitize_alone() -> None:
             state = holder.state
             written = dict(state.last_heartbeats)
             self._note(written, holder._settings)
@@ -117,7 +142,7 @@ class Times:
                 state.last_heartbeats[own] = (
                     now - holder._settings.keep_alive_interval
                 )  # else it sends none until then
-            self._correct_last_call(state, holder._settings.timeout.last_call, now, now_s)
+            self._correct_last_call(state, holder._settings, now, now_s)
 
         holder._sanitize = sanitize
 
@@ -133,15 +158,15 @@ class Times:
             elif before[0] != moment:
                 self._signs[node] = (moment, now_s)
 
-    def _correct_last_call(self, state: Any, lasts: timedelta, now: datetime, now_s: float) -> None:
-        if state.deadline is None or state.complete:
+    def _correct_last_call(self, state: Any, settings: Any, now: datetime, now_s: float) -> None:
+        """Let it last from when it was first seen. Nodes that need different numbers may all have missed the moment at which torch begins it."""
+        is_enough = len(state.participants) >= settings.min_nodes
+        if state.complete or (state.deadline is None and not is_enough):
             self._last_call = self._all_since_s = None
             return
         if self._last_call is None or self._last_call[0] != state.round:
             self._last_call = (state.round, now_s)
-        left = lasts - timedelta(seconds=now_s - self._last_call[1])
-        # Seen late, it ends as it was written; never later than if it had begun when it was seen.
-        state.deadline = min(state.deadline, now + left) if state.deadline > now - lasts else now + left
+        state.deadline = now + settings.timeout.last_call - timedelta(seconds=now_s - self._last_call[1])
         if not self._expected or not self._expected <= {_identify(node) for node in state.participants}:
             self._all_since_s = None
             return
@@ -177,7 +202,7 @@ def withdraw(handler: Any) -> Callable[[], None] | None:
         return None  # done already
     before = (settings.max_nodes, timeout._join)
     # It leaves its list when places seem to be free, and then has no time left to wait for one.
-    object.__setattr__(settings, "max_nodes", -1)
+    object.__setattr__(settings, "max_nodes", -settings.max_nodes)
     timeout._join = -_FOREVER
 
     def restore() -> None:
@@ -216,8 +241,30 @@ def abandon(handler: Any) -> None:
         handler._state_holder.sync = refuse
 
 
-def take_out(handler: Any, nodes: list[Any]) -> None:
-    """Take nodes out of torch's rendezvous, which would wait 15 s for a sign of those that were lost."""
+def take_out(handler: Any, lost: Iterable[Any], of_round: int | None) -> None:
+    """Take nodes that were lost out of torch's rendezvous, which would wait 15 s for a sign of them.
+
+    Args:
+        handler: torch's rendezvous.
+        lost: The nodes.
+        of_round: In which round they were lost; in a later one that is complete they may be back. None where all rounds are later.
+    """
+    identities = {_identify(node) for node in lost}
+
+    def change(state: Any) -> set[Any]:
+        inside = {*state.participants, *state.wait_list}
+        is_later = state.complete and state.round != of_round
+        return set() if is_later else {node for node in inside if _identify(node) in identities}
+
+    _take_out(handler, change)
+
+
+def wait_outside(handler: Any) -> None:
+    """Take this node out of those that wait for the next round: torch puts it among those that are too many then."""
+    _take_out(handler, lambda state: {handler._this_node} & state.wait_list)
+
+
+def _take_out(handler: Any, choose: Callable[[Any], set[Any]]) -> None:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     own, epilogue = getattr(handler, "_state_holder", None), getattr(dynamic_rendezvous, "_remove_participant_epilogue", None)  # fmt: skip
@@ -230,18 +277,16 @@ def take_out(handler: Any, nodes: list[Any]) -> None:
     for _ in range(_MOST_TRIES):
         holder.sync()
         state = holder.state
-        gone = [one for one in nodes if one in {*state.participants, *state.wait_list}]
-        if not gone:
+        gone = choose(state)
+        if not gone or getattr(handler, "is_abandoned", False):  # while it waited for the store
             return
+        was_inside = gone & set(state.participants)
         for one in gone:
+            state.participants.pop(one, None)
             state.wait_list.discard(one)
             state.last_heartbeats.pop(one, None)
-        if was_inside := [one for one in gone if one in state.participants]:
-            for one in was_inside:
-                del state.participants[one]
+        if was_inside:
             epilogue(state, holder._settings)
-        if getattr(handler, "is_abandoned", False):
-            return  # while it waited for the store
         holder.mark_dirty()
         if holder.sync():
             return

@@ -95,11 +95,12 @@ def announce_end(handler: Any, run_id: str) -> None:
 
 
 def share_past(handler: Any, run_id: str, places: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Add to the places where the job has been, or might have gone, and return the latest: who heads the job later may not have been there."""
+    """Add to the places where the job has been, and return the latest: who heads the job later may not have been there."""
     store, key = handler._store, f"rankwise/{run_id}/past"
     known = [(host, port) for host, port in json.loads(store.get(key))] if store.check([key]) else []
-    latest = list(dict.fromkeys([*known, *places]))
-    latest = [*latest[:1], *latest[1:][-_MOST_PAST:]]  # the first is where new nodes are told to go
+    latest = [*(place for place in known if place not in places), *places]
+    if known and known[0] not in latest[-_MOST_PAST:]:
+        latest = [known[0], *latest[-_MOST_PAST:]]  # the first is where new nodes are told to go
     store.set(key, json.dumps(latest))
     return latest
 
@@ -109,13 +110,15 @@ class Forwarder:
 
     Args:
         run_id: The job's name.
+        job: Where a store says whose it is, and what it says of this job: another with the same name, or none, is told nothing.
         places: Hosts and ports where the job has been.
         now: Where it is.
         is_open: Whether something listens at a host and port.
     """
 
-    def __init__(self, run_id: str, places: list[tuple[str, int]], now: tuple[str, int], is_open: Callable[[str, int], bool]) -> None:  # fmt: skip
+    def __init__(self, run_id: str, job: tuple[str, str], places: list[tuple[str, int]], now: tuple[str, int], is_open: Callable[[str, int], bool]) -> None:  # fmt: skip
         self._run_id, self._now, self._is_open = run_id, now, is_open
+        self._key, self._job = job
         self._ended = threading.Event()
         for place in places:
             # A frozen store takes the connection and never answers: that holds up one thread alone.
@@ -133,7 +136,11 @@ class Forwarder:
             try:
                 if store is None and self._is_open(host, port):
                     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_REACH)
-                if store is not None:
+                if (
+                    store is not None
+                    and store.check([self._key])
+                    and store.get(self._key).decode() == self._job
+                ):
                     store.set(f"rankwise/{self._run_id}/moved", json.dumps(self._now))
             except Exception:  # noqa: BLE001 - torch raises many kinds; whatever it is, the next store there is a new one
                 store = None
@@ -172,7 +179,8 @@ class Standby:
             ConnectionError: No node of the job is reached any more.
             TimeoutError: The others do not meet again.
         """
-        if getattr(handler, "_state_holder", None) is None or getattr(handler, "_store", None) is None:
+        is_torchs = getattr(handler, "_state_holder", None) is not None and getattr(handler, "_store", None) is not None  # fmt: skip
+        if self._orders["backend"] != "c10d" or not is_torchs:
             return handler, ""  # another kind of rendezvous, or another torch: it has its own way
         look, begun_s, found_s = _Look(handler, self._orders, is_moved=False), time.monotonic(), time.monotonic()  # fmt: skip
         places: list[tuple[str, int]] = list(self._orders.get("places", ()))
@@ -197,7 +205,10 @@ class Standby:
                 look.end()
                 if now_s - found_s > _LOST_S:
                     raise ConnectionError(f"no node of this job is reached any more, neither where it met nor at {places}")  # fmt: skip
-                look = self._look_elsewhere(places) or look
+                # Where nothing is found it looks here again: that may be an answer of the past, or the store is new.
+                look = self._look_elsewhere(places) or _Look(
+                    look.handler, self._orders, is_moved=look.is_moved
+                )
 
     @property
     def _join_s(self) -> float:
@@ -226,7 +237,7 @@ class _Look:
     """
 
     def __init__(self, handler: Any, orders: dict[str, Any], *, is_moved: bool) -> None:
-        self.handler, self._orders, self._is_moved = handler, orders, is_moved
+        self.handler, self._orders, self.is_moved = handler, orders, is_moved
         self.says, self.is_full, self.is_there = "wait", False, False
         self.reserves: list[tuple[str, int]] = []
         self.moved_to: tuple[str, int] | None = None
@@ -252,7 +263,7 @@ class _Look:
             return True
         if self._failed_s is not None:  # if the job has ended, that is about to be known
             return now_s - self._failed_s > _LOOK_S
-        return now_s - self._seen_s > _SILENT_S or (self._is_moved and not self.is_there and now_s - self._begun_s > _STAY_S)  # fmt: skip
+        return now_s - self._seen_s > _SILENT_S or (self.is_moved and not self.is_there and now_s - self._begun_s > _STAY_S)  # fmt: skip
 
     def _run(self) -> None:
         try:
@@ -297,7 +308,7 @@ class _Look:
         store, key = self.handler._store, self._key("needed")
         if store.check([key]):
             return int(store.get(key))
-        return float("inf") if self._is_moved else 0
+        return float("inf") if self.is_moved else 0
 
     def _is_next(self, free: int) -> bool:
         """Tell whether a free place is ours: who has stood by for longer goes first."""

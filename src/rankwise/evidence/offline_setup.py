@@ -144,24 +144,24 @@ def prepare(
     )  # fmt: skip
 
 
-def arm(leaving: OfflineSetup) -> None:
+def arm(setup: OfflineSetup) -> None:
     """Begin to record in this very process, which runs the user's code already.
 
     Args:
-        leaving: What ``prepare`` has returned.
+        setup: What ``prepare`` has returned.
     """
-    orders = dict(leaving.orders)
+    orders = dict(setup.orders)
     keep, places = orders.pop("keep"), {**orders.pop("evidence"), "pid": os.getpid()}
-    recording: Any = _load("recorder")
-    keeping: Any = _load("offline_recorder")
-    load = keeping.install(keep, _load, orders["stacks"])
-    recorder = recording.arm(**orders)
-    if recorder is not None and recording.keep_from_children(places):
+    recorder_module: Any = _load("recorder")
+    offline_recorder: Any = _load("offline_recorder")
+    load = offline_recorder.install(keep, _load, orders["stacks"])
+    recorder = recorder_module.arm(**orders)
+    if recorder is not None and recorder_module.keep_from_children(places):
         group_watch: Any = _load("group_watch")
         group_watch.install(
             None,
             recorder,
-            recording.let_threads_settle,
+            recorder_module.let_threads_settle,
             lambda module: load("instrument").begin(module, places, load, recorder),
         )
 

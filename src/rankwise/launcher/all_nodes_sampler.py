@@ -101,10 +101,10 @@ class AllNodesSampler:
     def _read(self, message: NodeMessage) -> None:
         other = self._others.setdefault(message.node, _Correspondent())
         try:
-            text = open_message(message.text)
+            body = open_message(message.text)
             # The way takes longer at one time than at another; what it took least is nearest to the clocks' difference.
-            other.later_s = min(other.later_s, message.at_s - text["scene"]["now_s"])
-            other.latest = read_message(text, later_s=other.later_s)
+            other.later_s = min(other.later_s, message.at_s - body["scene"]["now_s"])
+            other.latest = read_message(body, later_s=other.later_s)
         except ValueError as error:
             other.latest = None
             self._say(f"rankwise: the records of node {message.node}'s ranks can't be read: {error}")

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from rankwise.launcher.signals import Signals
 
 _LONGEST_DATAGRAM = 60_000
-#: A supervisor takes an order in well under a millisecond; a process is started in a few.
-_ORDER_S = 60.0
+#: A supervisor takes a request in well under a millisecond; a process is started in a few.
+_REQUEST_S = 60.0
 _FULL_LOOK_S = 0.01
 
 
@@ -80,17 +80,17 @@ class SupervisedWorkers:
         self._lost = self._is_leaving = False
 
     def warm_up(self, command: Command) -> bool:
-        order = _to_order("warm", "", command)
-        order.fds.append(SERVER_FD)
-        self._send(order, list(command.stdio))
+        request = _to_request("warm", "", command)
+        request.fds.append(SERVER_FD)
+        self._send(request, list(command.stdio))
         return True
 
     def retire(self) -> None:
         self._send(Request(op="retire"))
 
     def start(self, tag: str, command: Command) -> None:
-        order = _to_order("start", tag, command)
-        self._send(order, [*command.stdio, *(fd for _, fd in command.extra_fds)])
+        request = _to_request("start", tag, command)
+        self._send(request, [*command.stdio, *(fd for _, fd in command.extra_fds)])
 
     def signal(self, tag: str, number: int, *, tree: bool = False) -> None:
         self._send(Request(op="signal", tag=tag, number=number, tree=tree))
@@ -107,7 +107,7 @@ class SupervisedWorkers:
         return max(0, left)
 
     def close(self) -> None:
-        # Closing the socket is the order to end everything; the supervisor ends when all below it has ended.
+        # Closing the socket is the request to end everything; the supervisor ends when all below it has ended.
         self._sock.close()
         self._end_supervisor()
 
@@ -156,34 +156,34 @@ class SupervisedWorkers:
             if name in self._answers:
                 return self._answers.pop(name)
             if self._signals.has_pending and not hurried:
-                # Somebody presses Ctrl-C: any further order tells the supervisor to hurry. The signal itself is left
+                # Somebody presses Ctrl-C: any further request tells the supervisor to hurry. The signal itself is left
                 # for the loop that takes signals.
                 hurried = True
                 self._send(Request(op="hurry"))
         return 0
 
-    def _send(self, order: Request, fds: list[int] | None = None) -> None:
+    def _send(self, request: Request, fds: list[int] | None = None) -> None:
         if self._lost:
             return
-        data, fds, payload = json.dumps(asdict(order)).encode(), list(fds or ()), None
+        data, fds, payload = json.dumps(asdict(request)).encode(), list(fds or ()), None
         if len(data) > _LONGEST_DATAGRAM:
-            payload = make_memory_file("rankwise-order")
+            payload = make_memory_file("rankwise-request")
             os.write(payload, data)
-            data, fds = json.dumps({"op": order.op, "payload": True}).encode(), [*fds, payload]
+            data, fds = json.dumps({"op": request.op, "payload": True}).encode(), [*fds, payload]
         try:
             self._hand_over(data, fds)
         except (BrokenPipeError, ConnectionError):
             return  # the next look at the socket tells that the supervisor is lost
         except OSError as error:
-            raise LaunchError(f"the supervisor can't take an order: {error}") from error
+            raise LaunchError(f"the supervisor can't take a request: {error}") from error
         finally:
             if payload is not None:
                 os.close(payload)
 
     def _hand_over(self, data: bytes, fds: list[int]) -> None:
-        """Send one order, and read while the socket is full: the supervisor takes no order while its own answers find no room."""
+        """Send one request, and read while the socket is full: the supervisor takes no request while its own answers find no room."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
-        end = self._clock.monotonic() + _ORDER_S
+        end = self._clock.monotonic() + _REQUEST_S
         while not self._lost:
             try:
                 self._sock.sendmsg([data], rights, socket.MSG_DONTWAIT)
@@ -195,7 +195,7 @@ class SupervisedWorkers:
                 return
             if self._clock.monotonic() > end:
                 raise LaunchError(
-                    f"the supervisor (pid {self._pid}) has accepted no request for {_ORDER_S:.0f} s",
+                    f"the supervisor (pid {self._pid}) has accepted no request for {_REQUEST_S:.0f} s",
                     hint="is it stopped? `ps -o pid,stat,wchan -p PID` shows its state",
                 )
             self._receive()
@@ -247,7 +247,7 @@ def _to_change(message: _Message) -> Change | None:
     return change
 
 
-def _to_order(op: str, tag: str, command: Command) -> Request:
+def _to_request(op: str, tag: str, command: Command) -> Request:
     return Request(
         op=op,
         tag=tag,

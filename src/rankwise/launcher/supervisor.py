@@ -1,7 +1,7 @@
 """The supervisor: a small process between the parent and the ranks, so that no orphan outlives either.
 
 It starts what it is told to, adopts every orphan below it, tells who has ended, and ends all of them the
-moment the parent is gone. Orders come as datagrams on a socket, with descriptors beside them. It is forked
+moment the parent is gone. Requests come as datagrams on a socket, with descriptors beside them. It is forked
 from the parent before that has any thread, and never imports anything later.
 """
 
@@ -71,7 +71,7 @@ class Supervisor:
         self._link: WarmLink | None = None
         self._server_status: int | None = None
         self._selector = selectors.DefaultSelector()
-        # Orders that wait for the warm server hold descriptors; the ranks keep the limit that the user gave them.
+        # Requests that wait for the warm server hold descriptors; the ranks keep the limit that the user gave them.
         self._file_limit = raise_file_limit()
         # What a rank finds under these numbers passes through here: nothing of ours may ever stand there.
         self._nowhere = os.open(os.devnull, os.O_RDWR)
@@ -118,40 +118,40 @@ class Supervisor:
             return False
         if not data:
             return False
-        order = Request(**json.loads(data))
-        if order.payload:
-            order = Request(**json.loads(read_all(fds[-1])))
+        request = Request(**json.loads(data))
+        if request.payload:
+            request = Request(**json.loads(read_all(fds[-1])))
             os.close(fds.pop())
         try:
-            if order.op == "start" and order.forks and self._link is not None:
-                self._link.fork(order, fds)
+            if request.op == "start" and request.forks and self._link is not None:
+                self._link.fork(request, fds)
                 fds = []
-            elif order.op == "start":
-                self._start(order, fds)
-            elif order.op == "warm":
-                self._warm_up(order, fds)
+            elif request.op == "start":
+                self._start(request, fds)
+            elif request.op == "warm":
+                self._warm_up(request, fds)
             else:
-                self._obey(order)
+                self._obey(request)
         finally:
             for fd in fds:
                 os.close(fd)
         return True
 
-    def _obey(self, order: Request) -> None:
-        if order.op == "retire":
+    def _obey(self, request: Request) -> None:
+        if request.op == "retire":
             self._end_link()
-        elif order.op == "signal":
-            self._signal(order)
-        elif order.op == "sweep":
+        elif request.op == "signal":
+            self._signal(request)
+        elif request.op == "sweep":
             keep = [*self._tags, *self._list_server()]
             self._say(
                 {
                     "swept": end_descendants(
-                        keep, order.grace_s, SYSTEM_CLOCK, hurry=self._is_called, session=order.number
+                        keep, request.grace_s, SYSTEM_CLOCK, hurry=self._is_called, session=request.number
                     )
                 }
             )
-        elif order.op == "leave":
+        elif request.op == "leave":
             # A job that is through: what the script left running on purpose goes to init.
             ours = {*self._tags, *self._list_server()}
             self._say({"left": len(set(list_descendants(os.getpid())) - ours)})
@@ -160,20 +160,22 @@ class Supervisor:
                     os.kill(pid, signal.SIGKILL)
             os._exit(0)
 
-    def _start(self, order: Request, fds: list[int]) -> int | None:
+    def _start(self, request: Request, fds: list[int]) -> int | None:
         """Start a process and tell its pid; None if that could not be done."""
         try:
-            pid = self._spawn(order, fds)
+            pid = self._spawn(request, fds)
         except OSError as error:
-            self._say({"failed": order.tag, "error": f"{error.strerror}: {error.filename or order.argv[0]}"})
+            self._say(
+                {"failed": request.tag, "error": f"{error.strerror}: {error.filename or request.argv[0]}"}
+            )
             return None
-        self._tags[pid] = order.tag
-        self._say({"started": order.tag, "pid": pid})
+        self._tags[pid] = request.tag
+        self._say({"started": request.tag, "pid": pid})
         return pid
 
-    def _spawn(self, order: Request, fds: list[int]) -> int:
+    def _spawn(self, request: Request, fds: list[int]) -> int:
         env = dict(os.environ)  # noqa: TID251 - the parent's own, as it was at the fork
-        for name, value in order.env.items():
+        for name, value in request.env.items():
             if value is None:
                 env.pop(name, None)
             else:
@@ -182,7 +184,7 @@ class Supervisor:
 
         def become_rank() -> None:
             for name, handler in self._dispositions.items():
-                signal.signal(getattr(signal, name), signal.SIG_IGN if order.deaf else handler)
+                signal.signal(getattr(signal, name), signal.SIG_IGN if request.deaf else handler)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             set_file_limit(self._file_limit)
             die_with_parent()
@@ -190,36 +192,36 @@ class Supervisor:
                 os._exit(1)  # the supervisor died in between: nobody would ever end us
 
         try:
-            for wanted, fd in zip(order.fds, fds[3:], strict=True):
+            for wanted, fd in zip(request.fds, fds[3:], strict=True):
                 os.dup2(fd, wanted, inheritable=False)
             process = subprocess.Popen(
-                order.argv, env=env, stdin=fds[0], stdout=fds[1], stderr=fds[2],
-                start_new_session=True, close_fds=True, pass_fds=order.fds, preexec_fn=become_rank,  # noqa: PLW1509 - one thread
+                request.argv, env=env, stdin=fds[0], stdout=fds[1], stderr=fds[2],
+                start_new_session=True, close_fds=True, pass_fds=request.fds, preexec_fn=become_rank,  # noqa: PLW1509 - one thread
             )  # fmt: skip
         finally:
-            for wanted in order.fds:
+            for wanted in request.fds:
                 os.dup2(self._nowhere, wanted, inheritable=False)
         process.returncode = 0  # reaped below, together with adopted orphans; Popen must not try
         return process.pid
 
     # ------------------------------------------------------------ the warm server
 
-    def _warm_up(self, order: Request, fds: list[int]) -> None:
-        """Start the warm server; an order that it can't carry out is started cold."""
+    def _warm_up(self, request: Request, fds: list[int]) -> None:
+        """Start the warm server; a request that it can't carry out is started cold."""
         if not self._can_adopt:
             self._say({"cold": "this system does not let us adopt forked ranks"})
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            pid = self._spawn(order, [*fds, theirs.fileno()])
+            pid = self._spawn(request, [*fds, theirs.fileno()])
         except OSError as error:
             ours.close()
-            self._say({"cold": f"{order.argv[0]} can't be started: {error.strerror}"})
+            self._say({"cold": f"{request.argv[0]} can't be started: {error.strerror}"})
             return
         finally:
             theirs.close()
         self._server_status = None
-        self._link = WarmLink(pid, ours, order.env, SYSTEM_CLOCK.monotonic())
+        self._link = WarmLink(pid, ours, request.env, SYSTEM_CLOCK.monotonic())
         self._selector.register(self._link, selectors.EVENT_READ)
 
     def _list_server(self) -> list[int]:
@@ -252,7 +254,7 @@ class Supervisor:
     def _lose_server(self, link: WarmLink) -> None:
         if not link.gave_up:
             end, was_killed = self._describe_end()
-            kind = ("lost" if link.has_orders else "gone") if was_killed else "cold"
+            kind = ("lost" if link.has_requests else "gone") if was_killed else "cold"
             self._say({kind: f"the warm server {end}"})
         self._end_link()
 
@@ -268,8 +270,8 @@ class Supervisor:
         return "closed its socket", False
 
     def _welcome(self, waiting: Waiting, pid: int) -> None:
-        self._tags[pid] = waiting.order.tag
-        self._say({"started": waiting.order.tag, "pid": pid})
+        self._tags[pid] = waiting.request.tag
+        self._say({"started": waiting.request.tag, "pid": pid})
         for fd in waiting.fds:
             os.close(fd)
         for number in waiting.signals:
@@ -277,7 +279,7 @@ class Supervisor:
                 os.kill(pid, number)
 
     def _start_waiting(self, waiting: Waiting) -> None:
-        pid = self._start(waiting.order, waiting.fds)
+        pid = self._start(waiting.request, waiting.fds)
         for fd in waiting.fds:
             os.close(fd)
         for number in waiting.signals if pid is not None else ():
@@ -296,31 +298,31 @@ class Supervisor:
             self._say({"cold": reason})
         for waiting in left:
             if int(signal.SIGKILL) in waiting.signals:
-                self._say({"ended": waiting.order.tag, "status": 9, "at": SYSTEM_CLOCK.monotonic()})
+                self._say({"ended": waiting.request.tag, "status": 9, "at": SYSTEM_CLOCK.monotonic()})
                 for fd in waiting.fds:
                     os.close(fd)
             else:
                 self._start_waiting(waiting)
 
-    def _signal(self, order: Request) -> None:
-        if self._link is not None and order.number in self._ending and self._link.drop(order.tag):
+    def _signal(self, request: Request) -> None:
+        if self._link is not None and request.number in self._ending and self._link.drop(request.tag):
             # It waited for the server, and now it need not begin: told as if it had died of the signal.
-            self._say({"ended": order.tag, "status": order.number, "at": SYSTEM_CLOCK.monotonic()})
+            self._say({"ended": request.tag, "status": request.number, "at": SYSTEM_CLOCK.monotonic()})
             return
-        if self._link is not None and self._link.signal(order.tag, order.number):
+        if self._link is not None and self._link.signal(request.tag, request.number):
             return  # it gets the signal as soon as it is there; a server that never answers is ended by find_delay
         for pid, tag in self._tags.items():
-            if tag != order.tag:
+            if tag != request.tag:
                 continue
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, order.number)
+                os.kill(pid, request.number)
             # A process that was forked a moment ago may not lead its group yet: so both.
             with suppress(ProcessLookupError, PermissionError):
-                if order.tree:
-                    os.killpg(pid, order.number)
+                if request.tree:
+                    os.killpg(pid, request.number)
 
     def _is_called(self) -> bool:
-        """Whether the parent is gone or has another order: then what is being done must end at once."""
+        """Whether the parent is gone or has another request: then what is being done must end at once."""
         return bool(wait_ready([self._sock.fileno()], 0))
 
     def _reap(self) -> None:

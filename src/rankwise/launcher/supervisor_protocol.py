@@ -1,16 +1,16 @@
-"""What the parent tells the supervisor: one order, one datagram, with descriptors beside it."""
+"""What the parent tells the supervisor: one request, one datagram, with descriptors beside it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Larger than any order; the environment travels only as what differs from ours.
+#: Larger than any request; the environment travels only as what differs from ours.
 DATAGRAM_BYTES = 1 << 20
 
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """One order, with the descriptors that came with it."""
+    """One request, with the descriptors that came with it."""
 
     op: str
     tag: str = ""
@@ -25,5 +25,5 @@ class Request:
     deaf: bool = False
     # How the warm server may stand in for a fresh process: "script", "main", or not at all.
     forks: str = ""
-    # The order proper is in a memory file, as the last descriptor: too long for a datagram.
+    # The request proper is in a memory file, as the last descriptor: too long for a datagram.
     payload: bool = False

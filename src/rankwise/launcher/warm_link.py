@@ -1,4 +1,4 @@
-"""The supervisor's link to the warm server: orders wait here until it has forked them, or come back to be started cold."""
+"""The supervisor's link to the warm server: requests wait here until it has forked them, or come back to be started cold."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _READY_S = 900.0
 
 @dataclass(slots=True, kw_only=True)
 class Waiting:
-    """An order that the server has not carried out yet; the descriptors are ours until then."""
+    """A request that the server has not carried out yet; the descriptors are ours until then."""
 
-    order: Request
+    request: Request
     fds: list[int]
     sent_s: float | None = None
     signals: list[int]
@@ -52,7 +52,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """An order must be started cold."""
+    """A request must be started cold."""
 
     waiting: Waiting
     reason: str
@@ -86,7 +86,7 @@ class WarmLink:
         sock.setblocking(False)  # noqa: FBT003 - its only form
 
     @property
-    def has_orders(self) -> bool:
+    def has_requests(self) -> bool:
         """Whether somebody waits for it."""
         return bool(self._waiting) or not self._is_ready
 
@@ -94,9 +94,9 @@ class WarmLink:
         """Return the descriptor that becomes readable when the server has spoken, or is gone."""
         return self._sock.fileno()
 
-    def fork(self, order: Request, fds: list[int]) -> None:
+    def fork(self, request: Request, fds: list[int]) -> None:
         """Have a process forked, as soon as the server is ready."""
-        self._waiting[order.tag] = Waiting(order=order, fds=list(fds), signals=[])
+        self._waiting[request.tag] = Waiting(request=request, fds=list(fds), signals=[])
         if self._is_ready:
             self._send_waiting()
 
@@ -108,7 +108,7 @@ class WarmLink:
         return True
 
     def drop(self, tag: str) -> bool:
-        """Forget an order that has not reached the server."""
+        """Forget a request that has not reached the server."""
         waiting = self._waiting.get(tag)
         if waiting is None or waiting.sent_s is not None:
             return False
@@ -167,7 +167,7 @@ class WarmLink:
         return ""
 
     def close(self) -> list[Waiting]:
-        """Close our end, upon which the server ends; return the orders that it has not carried out."""
+        """Close our end, upon which the server ends; return the requests that it has not carried out."""
         self._sock.close()
         left, self._waiting = list(self._waiting.values()), {}
         return left
@@ -177,29 +177,31 @@ class WarmLink:
             if waiting.sent_s is not None:
                 continue
             try:
-                socket.send_fds(self._sock, [self._to_order(waiting.order)], waiting.fds)
+                socket.send_fds(self._sock, [self._serialize(waiting.request)], waiting.fds)
             except OSError as error:
                 if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS):
                     return  # enough on its way: the rest follows the next answer
                 # Whatever is wrong with the socket, the next look at it tells.
             waiting.sent_s = SYSTEM_CLOCK.monotonic()
 
-    def _to_order(self, order: Request) -> bytes:
-        names = {*self._env, *order.env}
+    def _serialize(self, request: Request) -> bytes:
+        names = {*self._env, *request.env}
         outer = os.environ  # noqa: TID251 - the supervisor's own, which both environments are made of
         differing: dict[str, str | None] = {}
         for name in names:
-            wanted = order.env[name] if name in order.env else outer.get(name)
+            wanted = request.env[name] if name in request.env else outer.get(name)
             if wanted != (self._env[name] if name in self._env else outer.get(name)):
                 differing[name] = wanted
         program = (
-            {"runs": order.argv[2], "args": order.argv[3:]} if order.forks == "main" else {"runs": "script"}
+            {"runs": request.argv[2], "args": request.argv[3:]}
+            if request.forks == "main"
+            else {"runs": "script"}
         )
         message = {
-            "tag": order.tag,
+            "tag": request.tag,
             "env": differing,
-            "fds": order.fds,
-            "deaf": order.deaf,
+            "fds": request.fds,
+            "deaf": request.deaf,
             "supervisor": os.getpid(),
             "args": [],
             **program,

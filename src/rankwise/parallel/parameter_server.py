@@ -379,7 +379,8 @@ class ParameterServer:
         if self._coordinator is not None:
             self._coordinator.close()
         if self._worker is not None:
-            self._worker.close(has_ended=not is_failure(sys.exc_info()[1]))
+            is_stopped = self._ctx.stop_reason is not None
+            self._worker.close(has_ended=not is_failure(sys.exc_info()[1]), is_stopped=is_stopped)
 
     def _as_worker(self, what: str) -> Worker:
         if self._worker is None:

@@ -108,13 +108,13 @@ def _make_batch(module: ModuleType, name: str | None, inputs: Sequence[Sequence[
 def _find(module: ModuleType, name: str) -> Any:
     found = getattr(module, name, None)
     if not callable(found):
-        own = [
+        functions = [
             key
             for key, one in vars(module).items()
             if inspect.isfunction(one) and one.__module__ == module.__name__
         ]
-        told = f"its functions are {', '.join(own)}" if own else "it defines no function"
-        raise UsageError(f"{module.__name__} has no function {name!r}; {told}")
+        own = f"its functions are {', '.join(functions)}" if functions else "it defines no function"
+        raise UsageError(f"{module.__name__} has no function {name!r}; {own}")
     return found
 
 

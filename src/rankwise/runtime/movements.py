@@ -54,7 +54,7 @@ def broadcast(tree: Any, *, root: int = 0, group: Group | None = None, name: str
     members, site = resolve_group(group), locate(name)
     is_root = members.rank == root
     fault = check_root(root, members) or (find_unfit_leaf(tree) if is_root else None)
-    payload, unpicklable = load_or_tell(tree, members) if is_root and fault is None else (None, None)
+    payload, unpicklable = serialize_or_explain(tree, members) if is_root and fault is None else (None, None)
     agree(members, "broadcast", site=site, must={"root": repr(root)}, fault=fault or unpicklable)
     if members.size == 1:
         return tree
@@ -70,7 +70,7 @@ def broadcast(tree: Any, *, root: int = 0, group: Group | None = None, name: str
             buffers = serialization.new_buffers(serialization.read_metas(found), members)
         for buffer in buffers:
             serialization.broadcast_bytes(buffer, root, members)
-    return tree if is_root else serialization.unload(serialization.to_bytes(manifest), buffers, members)
+    return tree if is_root else serialization.deserialize(serialization.to_bytes(manifest), buffers, members)
 
 
 @outside_graphs
@@ -116,14 +116,14 @@ def _broadcast_in_place(
     if members.size == 1:
         return
     is_root = members.rank == root
-    payload = serialization.load(tree, members, announced=False)
+    payload = serialization.serialize(tree, members, announced=False)
     buffers = payload.buffers if is_root else [torch.empty_like(buffer) for buffer in payload.buffers]
     with naming(members, f"broadcast_ at {show_site(site)}"):
         for buffer in buffers:
             serialization.broadcast_bytes(buffer, root, members)
     if not is_root:
         with torch.no_grad():
-            came = serialization.unload_like(tree, buffers, members)
+            came = serialization.deserialize_like(tree, buffers, members)
             for (_, target), (_, value) in zip(leaves, flatten(came), strict=True):
                 target.copy_(value)
 
@@ -183,7 +183,7 @@ def _gather(tree: Any, root: int | None, *, concat: bool, group: Group, site: st
     call = "all_gather" if root is None else "gather"
     tree, own, endless = open_tree(tree)
     fault = endless or find_unfit_leaf(tree) or (None if root is None else check_root(root, group))
-    payload, unpicklable = load_or_tell(tree, group) if fault is None else (None, None)
+    payload, unpicklable = serialize_or_explain(tree, group) if fault is None else (None, None)
     must: dict[str, Any] = {"root": None if root is None else repr(root), "concat": bool(concat)}
     if concat:
         must |= {
@@ -218,7 +218,7 @@ def _all_gather_serialized(
             for buffer in payload.buffers
         ]
         return [
-            serialization.unload_like(tree, [column[i] for column in columns], group)
+            serialization.deserialize_like(tree, [column[i] for column in columns], group)
             for i in range(group.size)
         ]
     sizes = serialization.tell_sizes(len(payload.manifest), group)
@@ -250,7 +250,7 @@ def _all_gather_serialized(
         for size, device in row:
             buffers.append(streams[device][position][starts[device] : starts[device] + size])
             starts[device] += size
-        trees.append(serialization.unload(manifest, buffers, group))
+        trees.append(serialization.deserialize(manifest, buffers, group))
     return trees
 
 
@@ -287,8 +287,10 @@ def _gather_serialized(
     # Our own buffers may share memory with the input.
     rows[group.position] = [buffer.clone() for buffer in payload.buffers]
     if alike:
-        return [serialization.unload_like(tree, row, group) for row in rows]
-    return [serialization.unload(manifest, row, group) for manifest, row in zip(manifests, rows, strict=True)]
+        return [serialization.deserialize_like(tree, row, group) for row in rows]
+    return [
+        serialization.deserialize(manifest, row, group) for manifest, row in zip(manifests, rows, strict=True)
+    ]
 
 
 def _gather_manifests(own: bytes, sizes: list[int], root: int | None, group: Group) -> list[bytes]:
@@ -339,12 +341,12 @@ def find_unfit_leaf(tree: Any) -> CollectiveError | None:
     return None
 
 
-def load_or_tell(
+def serialize_or_explain(
     tree: Any, group: Group
 ) -> tuple[serialization.SerializedTree | None, CollectiveError | None]:
-    """Make freight of a tree, or return why it can not be pickled."""
+    """Serialize a tree, or return why it can not be pickled."""
     try:
-        return serialization.load(tree, group), None
+        return serialization.serialize(tree, group), None
     except CollectiveError as error:
         return None, error
 

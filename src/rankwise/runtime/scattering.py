@@ -11,7 +11,7 @@ from torch import Tensor
 from rankwise.runtime import serialization
 from rankwise.runtime.eager import eager
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
-from rankwise.runtime.movements import copy_tree, find_unfit_leaf, load_or_tell
+from rankwise.runtime.movements import copy_tree, find_unfit_leaf, serialize_or_explain
 from rankwise.runtime.reductions import check_root, cut_slots
 from rankwise.runtime.signature import agree, locate, naming, show_site
 
@@ -69,7 +69,7 @@ def scatter(
             manifest = serialization.to_bytes(wire)
             buffers = serialization.new_buffers(serialization.read_metas(manifest), members)
             serialization.send_and_receive([], [(root, buffer) for buffer in buffers], members)
-            return serialization.unload(manifest, buffers, members)
+            return serialization.deserialize(manifest, buffers, members)
         others = [
             (rank, payload) for rank, payload in zip(members.ranks, payloads, strict=True) if rank != root
         ]
@@ -145,7 +145,8 @@ def all_to_all(
             members,
         )
     return [
-        serialization.unload(manifest, row, members) for manifest, row in zip(manifests, rows, strict=True)
+        serialization.deserialize(manifest, row, members)
+        for manifest, row in zip(manifests, rows, strict=True)
     ]
 
 
@@ -162,7 +163,7 @@ def _load_slots(
     payloads: list[Any] = []
     for slot in slots:
         fault = fault or find_unfit_leaf(slot)
-        payload, unpicklable = (None, None) if fault else load_or_tell(slot, group)
+        payload, unpicklable = (None, None) if fault else serialize_or_explain(slot, group)
         fault = fault or unpicklable
         payloads.append(payload)
     return payloads, fault

@@ -50,8 +50,8 @@ class SerializedTree:
     buffers: list[Tensor]
 
 
-def load(tree: Any, group: Group, *, announced: bool = True) -> SerializedTree:
-    """Make freight of a tree; not modified.
+def serialize(tree: Any, group: Group, *, announced: bool = True) -> SerializedTree:
+    """Serialize a tree; not modified.
 
     Args:
         tree: Anything.
@@ -90,15 +90,15 @@ def _pickle(tree: Any, marks: list[Any], metas: list[Any]) -> bytes:
         ) from error
 
 
-def unload(manifest: bytes, buffers: Sequence[Tensor], group: Group) -> Any:
-    """Make a tree of what came; tensors lie on our own device of the kind that they were on at the sender."""
+def deserialize(manifest: bytes, buffers: Sequence[Tensor], group: Group) -> Any:
+    """Rebuild a tree from what arrived; its tensors lie on our own device of the kind that they were on at the sender."""
     # The manifest comes from a process of this very job, which runs the user's code anyway.
     skeleton, marks, metas = pickle.loads(manifest)  # noqa: S301
     return _assemble(skeleton, marks, metas, buffers, group)
 
 
-def unload_like(tree: Any, buffers: Sequence[Tensor], group: Group) -> Any:
-    """Make a tree of what came from a rank whose tree is like ours, tensors only."""
+def deserialize_like(tree: Any, buffers: Sequence[Tensor], group: Group) -> Any:
+    """Rebuild a tree from what arrived from a rank whose tree is like ours, tensors only."""
     leaves = [leaf for _, leaf in flatten(tree)]
     metas = [(to_tensor(leaf).dtype, tuple(leaf.shape), _device_of(leaf), kind_of(leaf)) for leaf in leaves]
     return _assemble(tree, [None] * len(leaves), metas, buffers, group)

@@ -79,18 +79,20 @@ def _list_calls(text: str) -> list[tuple[int, int]]:
     return [
         (node.lineno, code)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and _is_exit(node.func)
+        if isinstance(node, ast.Call | ast.Raise)
         and (code := _read_code(node)) is not None
         and any("__name__" not in lines[guard.line - 1] for guard in book.guards_at(node.lineno))
     ]
 
 
-def _read_code(call: ast.Call) -> int | None:
-    match call.args:
-        case [] | [ast.Constant(value=None)]:
+def _read_code(node: ast.AST) -> int | None:
+    """Return the exit code that a call gives, or ``raise SystemExit``; None for all else."""
+    match node:
+        case ast.Raise(exc=ast.Name(id="SystemExit")):
             return 0
-        case [ast.Constant(value=int(code))]:
+        case ast.Call(args=[] | [ast.Constant(value=None)]) if _is_exit(node.func):
+            return 0
+        case ast.Call(args=[ast.Constant(value=int(code))]) if _is_exit(node.func):
             return int(code)
         case _:
             return None

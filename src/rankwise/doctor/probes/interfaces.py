@@ -148,7 +148,7 @@ def _report_none(interfaces: Sequence[Interface]) -> Reading:
     info = [f"{', '.join(down)} down"] if down else []
     info += [f"{', '.join(local)} with a link-local address only"] if local else []
     others = [describe_interface(one) for one in interfaces if one.is_up and one.reachable]
-    info += [f"there are {', '.join(others)}"] if others else []
+    info += [f"other interfaces: {', '.join(others)}"] if others else []
     return Reading(
         verdict="warn" if others else "fail",
         what="no interface has an address that other hosts reach" + (f": {'; '.join(info)}" if info else ""),

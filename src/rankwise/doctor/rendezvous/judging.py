@@ -122,21 +122,21 @@ def _judge_losses(found: ClusterReport) -> Iterator[Reading]:
 
 
 def _judge_all_reduce(found: ClusterReport) -> Iterator[Reading]:
-    message = found.all_reduce
-    if message is None:
+    reduced = found.all_reduce
+    if reduced is None:
         return
-    if message.why:
-        is_broken = bool(message.backend)
+    if reduced.why:
+        is_broken = bool(reduced.backend)
         yield Reading(
             verdict="fail" if is_broken else "skipped", what="torch's all-reduce over all hosts " + ("failed" if is_broken else "was not done"),
-            why=message.why, class_id=message.class_id, fix="# see the links and the names above" if is_broken else "",
+            why=reduced.why, class_id=reduced.class_id, fix="# see the links and the names above" if is_broken else "",
         )  # fmt: skip
         return
     yield ok(
-        f"torch's all-reduce ({message.backend}, {message.num_ranks} ranks): {format_seconds(message.latency_s)} for 4 bytes, "
-        f"{format_rate(message.bytes_per_s)} for {message.size_bytes >> 20} MiB"
+        f"torch's all-reduce ({reduced.backend}, {reduced.num_ranks} ranks): {format_seconds(reduced.latency_s)} for 4 bytes, "
+        f"{format_rate(reduced.bytes_per_s)} for {reduced.size_bytes >> 20} MiB"
     )
-    for name, late_s in message.waited_s:
+    for name, late_s in reduced.waited_s:
         if late_s > 0.5:
             yield Reading(
                 verdict="warn", what=f"in each round of the all-reduce the others waited {late_s:.1f} s for {name}", hosts=(name,),

@@ -206,20 +206,20 @@ def _find_own_firewalls(blame: Blame, cards: dict[str, HostCard]) -> dict[str, R
     """Return the readings of firewalls that are not well, of hosts at which nothing arrives from another group."""
     targets = {target for _, target in blame.bad}
     return {
-        name: message
+        name: reading
         for name in blame.hosts
         if name in targets
-        for message in cards[name].readings
-        if message.probe == "firewall" and message.verdict in {"warn", "fail"}
+        for reading in cards[name].readings
+        if reading.probe == "firewall" and reading.verdict in {"warn", "fail"}
     }
 
 
 def _suggest_for_split(blame: Blame, guilty: dict[str, Reading], cards: dict[str, HostCard]) -> str:
     source, target = blame.bad[0]
     lines = []
-    for name, message in guilty.items():
+    for name, reading in guilty.items():
         others = [one.address for one in cards.values() if one.name != name]
-        lines += [f"# on {name}:", message.fix or cards[name].opening or _open_plainly(others)]
+        lines += [f"# on {name}:", reading.fix or cards[name].opening or _open_plainly(others)]
     way = [
         f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:",
         f"ip route get {cards[target].address}\ntraceroute {cards[target].address}",

@@ -104,7 +104,7 @@ def judge_addresses(found: ClusterReport) -> Iterator[Reading]:
     for one in found.hosts:
         # The probe of the host's own name may have reported it already, in more detail.
         is_told = any(
-            message.class_id == "I5" and message.verdict in {"warn", "fail"} for message in one.readings
+            reading.class_id == "I5" and reading.verdict in {"warn", "fail"} for reading in one.readings
         )
         if one.lost or is_told or not one.gloo_address or not is_loopback(one.gloo_address):
             continue
@@ -122,24 +122,24 @@ def judge_addresses(found: ClusterReport) -> Iterator[Reading]:
 
 def judge_clocks(found: ClusterReport) -> Iterator[Reading]:
     """Report clocks that differ."""
-    message = {
+    offsets = {
         one.name: (one.clock_ahead_s, one.clock_error_s)
         for one in found.hosts
         if one.clock_ahead_s is not None and not one.lost
     }
-    if len(message) < 2:
+    if len(offsets) < 2:
         return
     # Most hosts are right: the middle one is, if the coordinator's own clock is wrong, too.
-    usual_s = statistics.median_low(ahead for ahead, _ in message.values()) if len(message) > 2 else 0.0
+    usual_s = statistics.median_low(ahead for ahead, _ in offsets.values()) if len(offsets) > 2 else 0.0
     good = True
-    for name, (ahead_s, error_s) in message.items():
+    for name, (ahead_s, error_s) in offsets.items():
         off_s = ahead_s - usual_s
         if abs(off_s) - error_s <= _APART_S:
             continue
         good = False
         first = found.hosts[0].name
-        hosts = (name,) if len(message) > 2 else (first, name)
-        than = "the other hosts'" if len(message) > 2 else f"{first}'s"
+        hosts = (name,) if len(offsets) > 2 else (first, name)
+        than = "the other hosts'" if len(offsets) > 2 else f"{first}'s"
         lines = [
             line
             for host in hosts
@@ -149,8 +149,8 @@ def judge_clocks(found: ClusterReport) -> Iterator[Reading]:
             verdict="fail" if abs(off_s) - error_s > _FAR_APART_S else "warn", class_id="I23", hosts=hosts, fix="\n".join(lines),
             what=f"{name}'s clock is {abs(off_s):.1f} s {'ahead of' if off_s > 0 else 'behind'} {than} (± {error_s * 1000:.0f} ms)",
             why="torchrun's c10d rendezvous considers a node dead whose heartbeat is 15 s old by its "
-            "own clock, and restarts again and again; files and logs are out of order" + ("" if len(message) > 2 else ". With two hosts either clock may be wrong"),
+            "own clock, and restarts again and again; files and logs are out of order" + ("" if len(offsets) > 2 else ". With two hosts either clock may be wrong"),
         )  # fmt: skip
     if good:
-        worst_s = max(abs(ahead_s - usual_s) for ahead_s, _ in message.values())
-        yield ok(f"the clocks of {len(message)} hosts agree within {worst_s * 1000:.0f} ms")
+        worst_s = max(abs(ahead_s - usual_s) for ahead_s, _ in offsets.values())
+        yield ok(f"the clocks of {len(offsets)} hosts agree within {worst_s * 1000:.0f} ms")

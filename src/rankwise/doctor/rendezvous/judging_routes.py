@@ -125,6 +125,6 @@ def _is_told(cards: dict[str, HostCard]) -> bool:
     """Return whether the probe of IPv6 was looked at, and finds that Gloo takes both families."""
     taken = {":" in one.gloo_address for one in cards.values() if one.gloo_address}
     looked = all(
-        any(message.probe == "ipv6" for message in one.readings) for one in cards.values() if not one.lost
+        any(reading.probe == "ipv6" for reading in one.readings) for one in cards.values() if not one.lost
     )
     return len(taken) > 1 and looked

@@ -224,7 +224,7 @@ class Phases:
         self._is_reducing = True
         answers = await self._coordinator.ask(
             {peers[name]: order for name, order in orders.items()}, timeout_s=_ALL_REDUCE_S,
-            doing="reducing over all hosts with torch",
+            doing="running torch's all-reduce",
         )  # fmt: skip
         self._is_reducing = False
         lost = [name for name in orders if not peers[name].is_here]
@@ -280,7 +280,7 @@ class Phases:
 def _trim(found: ClusterReport, name: str) -> ClusterReport:
     """Leave out what is well elsewhere: a large set's links are tens of thousands."""
     hosts = tuple(
-        one if one.name == name else replace(one, readings=tuple(message for message in one.readings if message.verdict in {"warn", "fail"}))
+        one if one.name == name else replace(one, readings=tuple(reading for reading in one.readings if reading.verdict in {"warn", "fail"}))
         for one in found.hosts
     )  # fmt: skip
     links = tuple(one for one in found.links if one.outcome != "ok" or one.source == name)

@@ -86,30 +86,30 @@ def read_told(env: Mapping[str, str]) -> Identity | None:
         return None
 
 
-def _has_several_hosts(message: Identity) -> bool:
-    if message.num_nodes is not None:
-        return message.num_nodes > 1
-    return message.local_world_size is not None and message.local_world_size < message.world_size
+def _has_several_hosts(identity: Identity) -> bool:
+    if identity.num_nodes is not None:
+        return identity.num_nodes > 1
+    return identity.local_world_size is not None and identity.local_world_size < identity.world_size
 
 
-def _plan_by(message: Identity, wish: Wish, env: Mapping[str, str]) -> Plan | Bystander:
+def _plan_by(identity: Identity, wish: Wish, env: Mapping[str, str]) -> Plan | Bystander:
     """Return the plan of a process that a launcher has started: of several on a host the first takes part."""
-    if message.local_rank:
+    if identity.local_rank:
         return Bystander(
-            why=f"rank {message.rank}: the first rank of this host takes part ({message.source})"
+            why=f"rank {identity.rank}: the first rank of this host takes part ({identity.source})"
         )
     wished, port = read_place(wish)
-    host = wished or message.master_addr or ""
+    host = wished or identity.master_addr or ""
     if not host:
         raise UsageError(
-            f"{message.source} shows that there are several hosts, but nothing says where they rendezvous",
+            f"{identity.source} shows that there are several hosts, but nothing says where they rendezvous",
             hint="--master-addr ADDRESS-OF-THE-FIRST-HOST",
         )
-    is_coordinator = None if wish.endpoint else message.rank == 0
+    is_coordinator = None if wish.endpoint else identity.rank == 0
     _refuse_loopback(host, is_coordinator=is_coordinator)
     return Plan(
-        endpoint_host=host, endpoint_port=port or message.master_port or DEFAULT_PORT, num_hosts=message.num_nodes,
-        node_rank=message.node_rank, is_coordinator=is_coordinator, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""),
+        endpoint_host=host, endpoint_port=port or identity.master_port or DEFAULT_PORT, num_hosts=identity.num_nodes,
+        node_rank=identity.node_rank, is_coordinator=is_coordinator, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""),
     )  # fmt: skip
 
 

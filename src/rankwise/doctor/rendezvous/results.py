@@ -126,7 +126,7 @@ class Results:
             resent=number(message, "resent") if isinstance(message.get("resent"), float) else None,
         )  # fmt: skip
         if min(new.latency_s, new.bytes_per_s, new.resent or 0.0) < 0:
-            raise BadMessageError("it has measured less than nothing")
+            raise BadMessageError("a measured value is negative")
         old = self._measures.get((peer.number, target), new)
         lost = [one for one in (old.resent, new.resent) if one is not None]
         self._measures[peer.number, target] = replace(

@@ -62,7 +62,7 @@ class CollectiveRecorder:
         module: torch.distributed.distributed_c10d.
         load: Returns a module of ours by its name.
         writer: Writes into the memory file.
-        sites: Finds the user's lines.
+        call_sites: Finds the user's lines.
         on_meet: Called when a default process group is about to be made.
     """
 

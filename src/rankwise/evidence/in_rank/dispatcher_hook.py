@@ -28,8 +28,8 @@ class DispatcherHook:
         load: Returns a module of ours by its name.
         ring: The module of that name.
         writer: Writes into the memory file.
-        sites: Finds the user's lines.
-        recording: Records what Python calls.
+        call_sites: Finds the user's lines.
+        recorder_of_calls: Records what Python calls.
     """
 
     def __init__(

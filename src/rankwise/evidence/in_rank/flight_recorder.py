@@ -34,7 +34,7 @@ class Flight:
     Args:
         ring: The module of that name.
         writer: Writes into the memory file.
-        sites: Finds the user's lines.
+        call_sites: Finds the user's lines.
         sees_native: Whether what C++ issues is recorded without it.
     """
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 << 10
 #: What it may hold, unpacked.
 _MOST_BYTES = 64 << 20
-#: With fewer operations a reader would think that a rank never had more (``Lane``), so no rank is cut below.
+#: With fewer operations a reader would think that a rank never had more (``GroupSequence``), so no rank is cut below.
 FEWEST_OPS, MOST_OPS = 200, 1024
 #: Of each group, and of each peer's messages, so many are kept beside.
 _LAST_OF_EACH = 8

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import LaunchError, RankwiseError, RendezvousError, UsageError
@@ -97,6 +98,7 @@ class SeveralNodes:
                 backend=spec.meeting.backend,
                 endpoint=spec.meeting.endpoint,
                 run_id=spec.meeting.run_id,
+                job=Path(spec.program.script).name,
                 min_nodes=spec.min_nodes,
                 max_nodes=spec.max_nodes,
                 local_addr=spec.meeting.local_addr,

@@ -271,6 +271,7 @@ class Server:
         while True:
             message = link.receive(timeout_s=self._timeout_s, place=self._find_place)
             if message.kind == BYE:
+                self._take_end(message)
                 return
             try:
                 if self._fault is not None:
@@ -289,6 +290,11 @@ class Server:
                 answer = Message(REFUSED, note={"error": refused})
             if answer is not None:
                 link.send(answer, timeout_s=self._timeout_s)
+
+    def _take_end(self, message: Message) -> None:
+        """Note what a worker says as it ends: that the job is told to stop, it may have heard earlier than this server."""
+        if (message.note or {}).get("stopped") and not self._is_stopping:
+            self._begin_stop()
 
     def _find_place(self, message: Message, size: int) -> Tensor | None:
         """Return the buffer for a gradient that has the shard's own layout; None for any other."""

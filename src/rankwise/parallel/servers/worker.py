@@ -383,11 +383,12 @@ class Worker:
             raise trouble
         return answers
 
-    def close(self, *, has_ended: bool = True) -> None:
+    def close(self, *, has_ended: bool = True, is_stopped: bool = False) -> None:
         """Let go of the servers.
 
         Args:
             has_ended: Tell them, those too that are not there just now, that this worker has ended; else they have lost it.
+            is_stopped: Whether it has ended because the job was told to stop: a server may hear of that later than this.
         """
         if self._links and has_ended:
             with suppress(RuntimeError):
@@ -395,6 +396,6 @@ class Worker:
         for link in self._links.values():
             with suppress(RankwiseError):
                 if has_ended:
-                    link.send(Message(BYE), timeout_s=_BYE_S)
+                    link.send(Message(BYE, note={"stopped": is_stopped}), timeout_s=_BYE_S)
             link.close()
         self._links.clear()

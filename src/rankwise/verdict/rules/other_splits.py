@@ -36,7 +36,7 @@ def _tell(view: SceneView, mismatch: Mismatch) -> JobFinding:
     ops = {rank: known[seq] for rank, known in sequence.ops.items() if seq in known}
     mismatches = sorted(find_split_mismatches(sequence.ranks, ops), key=lambda one: (one.giver, one.getter))
     op = mismatch.sides[0][1]
-    clauses = [_tell_misfit(one, ops[one.giver]) for one in mismatches]
+    clauses = [_describe_split(one, ops[one.giver]) for one in mismatches]
     return explain_mismatch(
         view, mismatch, rule=RULE, class_id="C5", culprits=mismatch.culprits,
         text=f"the ranks disagree about how much goes from one to another ({join_clauses(clauses, most=3)})",
@@ -44,13 +44,13 @@ def _tell(view: SceneView, mismatch: Mismatch) -> JobFinding:
     )  # fmt: skip
 
 
-def _tell_misfit(mismatch: SplitMismatch, op: Op) -> str:
+def _describe_split(split: SplitMismatch, op: Op) -> str:
     # In rows where one tensor was cut, as the script counts them.
     row = math.prod(op.shapes[0][1:]) if len(op.shapes) == 1 and find_family(op) == "all_to_all" else 1
-    is_in_rows = row > 1 and mismatch.given % row == 0 and mismatch.expected % row == 0
+    is_in_rows = row > 1 and split.given % row == 0 and split.expected % row == 0
     unit, size = ("row", row) if is_in_rows else ("element", 1)
-    given = mismatch.given // size
-    whom = "itself" if mismatch.giver == mismatch.getter else f"rank {mismatch.getter}"
+    given = split.given // size
+    whom = "itself" if split.giver == split.getter else f"rank {split.getter}"
     return (
-        f"rank {mismatch.giver} sends {whom} {given} {unit}{'' if given == 1 else 's'}, but {mismatch.expected // size} {'is' if mismatch.expected == size else 'are'} expected"
+        f"rank {split.giver} sends {whom} {given} {unit}{'' if given == 1 else 's'}, but {split.expected // size} {'is' if split.expected == size else 'are'} expected"
     )  # fmt: skip

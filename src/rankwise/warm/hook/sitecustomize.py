@@ -75,19 +75,19 @@ if _orders is not None:
 
         if _warm is None:
             _recording = _load("evidence/in_rank", "recorder")
-        _told = _json.loads(_orders)
-        _places, _keep = _told.pop("evidence", None), _told.pop("keep", None)
+        _settings = _json.loads(_orders)
+        _places, _keep = _settings.pop("evidence", None), _settings.pop("keep", None)
         if _places is not None:
             _places["pid"] = os.getpid()
         _find = lambda _name: _load("evidence/in_rank", _name)  # noqa: E731
         if _keep is not None:  # nobody looks on from outside
-            _find = _find("offline_recorder").install(_keep, _find, _told["stacks"])
-        _recorder = _recording.arm(**_told)
+            _find = _find("offline_recorder").install(_keep, _find, _settings["stacks"])
+        _recorder = _recording.arm(**_settings)
         if _recorder is not None:
             if _places is not None and "passed_at" in _places:
-                _mark = _told["end_mark"].format(0).encode()
+                _mark = _settings["end_mark"].format(0).encode()
                 _load("evidence/in_rank", "output_order").install(
-                    _places, _mark, tuple(_told["identities"][4:6])
+                    _places, _mark, tuple(_settings["identities"][4:6])
                 )
             _load("evidence/in_rank", "group_watch").install(
                 None if _keep is not None else lambda: _load("evidence/in_rank", "rendezvous_registry"),
