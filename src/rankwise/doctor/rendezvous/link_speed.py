@@ -71,7 +71,11 @@ async def measure_link(
             tune(sock)
             if bytes_per_s and sys.platform.startswith("linux"):
                 with suppress(OSError):
-                    sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, int(min(bytes_per_s, 2**32 - 2)))
+                    sock.setsockopt(
+                        socket.SOL_SOCKET,
+                        _SO_MAX_PACING_RATE,
+                        struct.pack("@I", int(min(bytes_per_s, 2**32 - 2))),
+                    )
             await _skip_greeting(sock, clock)
             latency_s = await _ping(sock, clock)
             taken_bytes, took_s = await _stream(sock, clock, seconds)
