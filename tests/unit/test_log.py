@@ -47,3 +47,15 @@ def test_the_user_routes_them(root: logging.Logger, capsys: pytest.CaptureFixtur
     logger.warning("routed")
     assert [(record.name, record.getMessage()) for record in records] == [("rankwise.data.workers", "routed")]
     assert capsys.readouterr().err == ""
+
+
+def test_a_handler_that_comes_later_takes_over(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    """Modules make their loggers when they are imported, before a script can route anything."""
+    records: list[logging.LogRecord] = []
+    logger = get_logger("rankwise.data.workers")
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    root.addHandler(handler)
+    logger.warning("routed")
+    assert [record.getMessage() for record in records] == ["routed"]
+    assert capsys.readouterr().err == ""
