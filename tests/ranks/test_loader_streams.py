@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -282,3 +283,25 @@ def test_hugging_face_streams() -> None:
     for one, other in zip(first[:3], second[:3], strict=True):
         assert sorted(one + other) == list(range(24))
     assert sorted(first[3] + second[3]) == list(range(10, 24))
+
+
+class Stuck(IterableDataset):
+    """Never yields anything."""
+
+    def __iter__(self) -> Any:
+        while True:
+            time.sleep(1)
+
+
+def test_a_rank_that_waits_for_its_worker_shows_where_that_one_is() -> None:
+    """A rank killed by ``try_ranks`` is often innocent; its children's stacks stand beside its own."""
+
+    def body() -> None:
+        next(iter(torch.utils.data.DataLoader(Stuck(), **workers(1))))
+
+    (outcome,) = try_ranks(body, 1, timeout_s=2)
+    assert isinstance(outcome.error, TimeoutError)
+    own, worker = outcome.traceback.split("Its child ")
+    assert "_next_data" in own
+    assert "test_loader_streams.py" in worker
+    assert "in __iter__" in worker

@@ -14,6 +14,7 @@ import io
 import math
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import psutil
 
 from rankwise.base.errors import RankFailedError
 from rankwise.engine.call_process import make_code_pickler_class
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Ranks that lost a peer get so long to say so, before they are killed.
 _GRACE_S = 5.0
+#: Until a process that is told to die of its stack's dump must have done so.
+_STACKS_S = 2.0
 #: Imported once for all ranks of all cases, as far as it is installed; the functions that ranks run come from test modules,
 #: and pytest, once torch is there, takes a rank twenty times as long as all else before its first line.
 _PRELOAD = [
@@ -229,6 +233,8 @@ def _kill(
                 os.kill(process.pid, signal.SIGUSR1)
         if waiting:
             time.sleep(0.2)  # noqa: TID251 - the stacks are being written
+            for rank, (process, _) in waiting.items():
+                _dump_children(process.pid, folder / str(rank))
     for rank, (process, _) in waiting.items():
         process.kill()
         process.join()
@@ -243,6 +249,20 @@ def _kill(
                 outcome.traceback = (folder / str(rank)).read_text(errors="replace")
 
 
+def _dump_children(pid: int, stacks: Path) -> None:
+    """Append the stacks of a rank's children, such as a loader's workers: the rank may do no more than wait for them."""
+    try:
+        rank = psutil.Process(pid)
+        rank.suspend()  # it would take their end for an accident, and print an error
+        for child in rank.children(recursive=True):
+            with stacks.open("a") as file:
+                file.write(f"\nIts child {child.pid} ({child.status()}), {shlex.join(child.cmdline())}:\n")
+            child.send_signal(signal.SIGABRT)  # faulthandler's, as the rank had it when it forked
+            child.wait(_STACKS_S)
+    except psutil.Error:
+        return
+
+
 def _run_rank(payload: bytes, variables: Mapping[str, str | None], pipe: Connection, stacks: str) -> None:
     """In the rank: be who the variables say, call, and send what came of it."""
     for name, value in variables.items():
@@ -250,7 +270,7 @@ def _run_rank(payload: bytes, variables: Mapping[str, str | None], pipe: Connect
             os.environ.pop(name, None)  # noqa: TID251 - this process is a rank being made
         else:
             os.environ[name] = value  # noqa: TID251 - the same
-    with open(stacks, "w") as file:  # noqa: PTH123 - held open as long as we live
+    with open(stacks, "a") as file:  # noqa: PTH123 - held open as long as we live
         faulthandler.enable(file)
         if hasattr(faulthandler, "register"):
             faulthandler.register(signal.SIGUSR1, file)
