@@ -208,22 +208,22 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
-    "base": 2_250,  # aim: base and engine 3,000
+    "base": 2_300,  # aim: base and engine 3,000
     "engine": 3_100,  # aim: base and engine 3,000
     "evidence": 8_600,  # aim: evidence and verdict 11,000
     "verdict": 8_850,  # aim: evidence and verdict 11,000
     "lint": 36_700,  # aim: 18,000
     "doctor": 14_550,  # aim: 9,000
     "warm": 2_200,  # aim: launcher and warm 9,000
-    "launcher": 10_450,  # aim: launcher and warm 9,000
+    "launcher": 10_430,  # aim: launcher and warm 9,000
     "runtime": 6_350,  # aim: 6,000
     "data": 4_850,  # aim: 4,500
     "checkpoint": 4_750,  # aim: 4,500
     "parallel": 14_700,  # aim: parallel and tf 9,000
     "tf": 3_150,  # aim: parallel and tf 9,000
     "train": 6_250,  # aim: 6,500
-    "cli": 3_250,  # aim: cli and testing 3,000
-    "testing": 300,  # aim: cli and testing 3,000
+    "cli": 3_200,  # aim: cli and testing 3,000
+    "testing": 310,  # aim: cli and testing 3,000
     "rankwise": 350,
 }
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from rankwise.base.errors import UsageError
+from rankwise.cli.main import main
 from rankwise.launcher import command
 from rankwise.launcher.checks import check_command
 from rankwise.launcher.command import parse
@@ -288,3 +289,12 @@ def test_any_value_ends_in_a_spec_or_in_our_error(flag: str, value: str) -> None
     argv = [f"{flag}={value}", "t.py"]
     with contextlib.suppress(UsageError):
         check_command(parse(argv, {}), argv)
+
+
+@pytest.mark.parametrize("command", ["check", "checkpoint ls", "env"])
+def test_each_command_guesses_what_a_flag_was_meant_to_be(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also the flags of a command's commands, whose errors the outer parser raises."""
+    assert main([*command.split(), "--fromat", "json", "x"]) == 2
+    assert "did you mean --format?" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.environ import get
 from rankwise.base.errors import UsageError
-from rankwise.cli.parser import Parser
+from rankwise.base.flags import Parser
 from rankwise.lint.registry import all_rules
 from rankwise.lint.reporters import FORMATS
 from rankwise.lint.running.settings import (

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import CheckpointError, UsageError
+from rankwise.base.flags import Parser
 from rankwise.base.terminal import clean_text
 from rankwise.checkpoint.contents import find_checkpoint, list_unfinished
 from rankwise.checkpoint.folder import list_checkpoints, open_checkpoint, verify
 from rankwise.checkpoint.manifest import MANIFEST
 from rankwise.cli.checkpoint_inspect import inspect
 from rankwise.cli.columns import align, format_size
-from rankwise.cli.parser import Parser
 
 if TYPE_CHECKING:
     import argparse

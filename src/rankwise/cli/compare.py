@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import CheckpointError, UsageError
+from rankwise.base.flags import Parser
 from rankwise.cli.compare_text import Pair, render, tell_verdict
-from rankwise.cli.parser import Parser
 from rankwise.train.comparison.parameters import choose_checkpoints
 from rankwise.train.comparison.reasons import explain
 from rankwise.train.comparison.runs import compare

@@ -9,8 +9,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
+from rankwise.base.flags import Parser
 from rankwise.base.host_list import expand_hosts, find_fault
-from rankwise.cli.parser import Given, Parser, read_path
+from rankwise.cli.flag_values import Given, read_path
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.base import terminal
 from rankwise.base.environ import environ
+from rankwise.base.flags import Parser
 from rankwise.cli.columns import align
-from rankwise.cli.parser import Parser
 from rankwise.cli.printing import put
 from rankwise.doctor.host import Host
 from rankwise.doctor.variables.contradictions import find_contradictions

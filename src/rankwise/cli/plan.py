@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import LaunchError, ModelError, UsageError
-from rankwise.cli.parser import Given, Parser
+from rankwise.base.flags import Parser
+from rankwise.cli.flag_values import Given
 from rankwise.cli.plan_text import render
 from rankwise.cli.printing import put
 

@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rankwise.base import terminal
+from rankwise.base.flags import Parser
 from rankwise.cli.columns import align
-from rankwise.cli.parser import Parser
 from rankwise.cli.printing import put
 from rankwise.cli.prose import page_width, write_page
 from rankwise.doctor import registry

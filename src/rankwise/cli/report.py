@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import UsageError
-from rankwise.cli.parser import Parser
+from rankwise.base.flags import Parser
 from rankwise.evidence.reader import external_dumps, offline
 from rankwise.launcher.console import Console
 from rankwise.verdict import evidence_folder

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.base import terminal
 from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.flags import Parser
 from rankwise.cli.columns import align, format_count, format_size
-from rankwise.cli.parser import Parser
 from rankwise.cli.printing import put
 from rankwise.launcher.resident import list_servers, stop_servers
 

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.cli.parser import Parser
+from rankwise.base.flags import Parser
 from rankwise.evidence.reader.live_ranks import find_ranks, take_scene
 from rankwise.launcher.console import Console
 from rankwise.verdict.judge_scene import can_tell, judge_scene, say, say_ranks

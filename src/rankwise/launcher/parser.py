@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import re
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, final
+from typing import TYPE_CHECKING, final
 
 from rankwise.base.environ import environ
 from rankwise.base.errors import UsageError
-from rankwise.base.help_format import HelpFormatter, reword
+from rankwise.base.flags import Parser
 from rankwise.launcher.spec import ON_HANG
 
 if TYPE_CHECKING:
@@ -41,40 +39,6 @@ _ALIASES = {
     **dict.fromkeys(("nodes", "num-nodes", "num-machines"), "--nnodes"),
     "machine-rank": "--node-rank", "main-process-port": "--master-port", "main-process-ip": "--master-addr",
 }  # fmt: skip
-
-
-@final
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises our error instead of ending the process, and guesses what was meant."""
-
-    def _get_option_tuples(self, option_string: str) -> list[tuple[argparse.Action, str, str | None]]:
-        """Leave our own flags, and torchrun's newest, out of what may be abbreviated.
-
-        argparse tries abbreviations on every word, also on those behind the script: a script's ``--re`` must
-        not become ambiguous because we have a ``--report``.
-        """
-        unabbreviated = (*OWN_FLAGS, *LATER_FLAGS)
-        return [found for found in super()._get_option_tuples(option_string) if found[1] not in unabbreviated]
-
-    def error(self, message: str) -> NoReturn:
-        known = [flag for action in self._actions for flag in action.option_strings]
-        hint = "see `rankwise run --help`"
-        # Both spellings of one flag are no ambiguity to whoever types it.
-        if several := re.fullmatch(r"ambiguous option: (\S+) could match (.*)", message):
-            meant = list(dict.fromkeys(flag.replace("_", "-") for flag in several[2].split(", ")))
-            kind = "ambiguous option" if meant[1:] else "unrecognized arguments"
-            message, hint = f"{kind}: {several[1]}", f"did you mean {' or '.join(meant)}?"
-        if unknown := re.search(
-            r"unrecognized arguments: (--?[^\s=]+)|no such option: (--?[^\s=]+)", message
-        ):
-            wrong = (unknown[1] or unknown[2]).replace("_", "-")
-            if wrong.lstrip("-") in _ALIASES:
-                hint = f"did you mean {_ALIASES[wrong.lstrip('-')]}?"
-            elif near := difflib.get_close_matches(wrong, known, n=1, cutoff=0.6):
-                hint = f"did you mean {near[0]}?"
-        if "required: training_script" in message:
-            message, hint = "no script given", "rankwise run [flags] train.py [the script's own arguments]"
-        raise UsageError(reword(message), hint=hint)
 
 
 def _comma_list(value: str) -> list[str]:
@@ -109,10 +73,17 @@ def _seconds(value: str) -> float:
 def build_parser(env: Mapping[str, str] | None = None) -> argparse.ArgumentParser:
     """Return the parser; PET_* variables of ``env`` (default: this process's) stand in for absent flags."""
     env = environ() if env is None else env
-    parser = _Parser(
+    parser = Parser(
         prog="rankwise run",
+        aliases=_ALIASES,
+        unabbreviated=(*OWN_FLAGS, *LATER_FLAGS),
+        missing={
+            "training_script": (
+                "no script given",
+                "rankwise run [flags] train.py [the script's own arguments]",
+            )
+        },
         usage="rankwise run [flags] train.py [the script's own arguments]",
-        formatter_class=HelpFormatter,
         description="Start a training script on many processes. Takes all flags of torchrun, with the same meaning, spelled with hyphens or underscores.",
         epilog="Environment variables, where you can't change the command: RANKWISE_COLD=1 (as --cold), RANKWISE_RESIDENT=1 (as --resident), "
         "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (as --no-watch) or dispatcher (as --watch-dispatcher), RANKWISE_CHECK=0 (as --no-check), RANKWISE_ON_HANG (as --on-hang). "

@@ -1,29 +1,13 @@
-"""The parser of a command's flags, and the words that several flags of it take."""
+"""What the flags of several commands take."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, final
-
-from rankwise.base.errors import UsageError
-from rankwise.base.help_format import HelpFormatter, reword
+from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-@final
-class Parser(argparse.ArgumentParser):
-    """argparse that raises our error instead of ending the process."""
-
-    def __init__(self, prog: str, **settings: Any) -> None:
-        """Make a parser, with argparse's own settings."""
-        super().__init__(prog, formatter_class=HelpFormatter, **settings)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise a UsageError."""
-        raise UsageError(reword(message), hint=f"see `{self.prog} --help`")
 
 
 @final
