@@ -316,6 +316,29 @@ def find_reader() -> Any:
     return frame
 
 
+class ReadVariables:
+    """Which variables are looked up in Python while modules are imported, and in which lines."""
+
+    def __init__(self) -> None:
+        self._reads: dict[tuple[Any, int], set[str]] = {}
+
+    def note(self, name: str) -> None:
+        """Note that a variable is looked up, by a call just below that of ``os.environ.encodekey``."""
+        frame = find_reader()
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:
+            # By the line: where an instruction is depends on how often it was run before.
+            self._reads.setdefault((frame.f_code, frame.f_lineno), set()).add(name)
+
+    def list_by_name(self, there: frozenset[str]) -> frozenset[str]:
+        """Return those that were looked up by name; a loop over all that were there has copied them, for a program to be started.
+
+        Args:
+            there: The variables that were set.
+        """
+        read = (names - there if names >= there else names for names in self._reads.values())
+        return frozenset().union(*read)
+
+
 def is_mended(module: str) -> bool:
     """Whether we know how to give each rank what a module has asked for at its import: Lightning's rank_zero_only."""
     return hasattr(getattr(sys.modules.get(module), "rank_zero_only", None), "rank")

@@ -121,7 +121,7 @@ class Server:
         self._sources: dict[str, int] = {}
         self._rank_readers: dict[str, str] = {}
         self._asked_for: set[str] = set()
-        self._reads: dict[tuple[Any, int], set[str]] = {}
+        self._reads = self._becoming.ReadVariables()
         self._read_by_torch: frozenset[str] = frozenset()
         self._shadowed = ""
         self._begin_env = dict(os.environ)
@@ -152,10 +152,10 @@ class Server:
             raise Cold(watcher)
         before = frozenset(sys.modules)
         there = frozenset(os.environ)
-        with self._noting(self._note_read):
+        with self._noting(self._reads.note):
             for name in self._orders["torch"]:
                 self._import(name, must=name == "torch")
-        self._read_by_torch = self._list_read(there)
+        self._read_by_torch = self._reads.list_by_name(there)
         self._import_asked()
         for module, name in self._rank_readers.items():
             if not self._becoming.is_mended(module):
@@ -232,16 +232,6 @@ class Server:
             yield
         finally:
             environ.encodekey = encodekey
-
-    def _note_read(self, name: str) -> None:
-        frame = self._becoming.find_reader()
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:
-            self._reads.setdefault((frame.f_code, frame.f_lasti), set()).add(name)
-
-    def _list_read(self, there: frozenset[str]) -> frozenset[str]:
-        """Return the variables that torch has read; who has read all that were there has copied them, for a program to be started."""
-        read = (names - there if names >= there else names for names in self._reads.values())
-        return frozenset().union(*read)
 
     def _note_asked(self, name: str) -> None:
         self._asked_for.add(name)
