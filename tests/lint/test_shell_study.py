@@ -19,6 +19,7 @@ from rankwise.lint.piece import Piece
 from rankwise.lint.shell import study
 from rankwise.lint.shell.flags import TABLES
 from rankwise.lint.shell.study import piece_of_command, study_shell
+from support import find_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -201,6 +202,7 @@ def test_what_is_not_told_is_not_guessed(code: str) -> None:
     assert only(code).num_nodes is None
 
 
+@pytest.mark.skipif(find_torch() < (2, 13), reason="torchrun before 2.13 has other flags")
 def test_the_flag_table_is_torchs() -> None:
     """Every flag of torch's own parser is in the table with the same spellings, and no other is but a later torch's."""
     actions = import_module("torch.distributed.run").get_args_parser()._actions
