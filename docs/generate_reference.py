@@ -57,7 +57,7 @@ GROUPS = {
         "CommunicationImplementation", "ClusterResolver", "ClusterSpec", "TFConfigClusterResolver", "SlurmClusterResolver", "KubernetesClusterResolver",
         "SimpleClusterResolver", "BackupAndRestore", "Checkpoint", "CheckpointManager", "PreemptionCheckpointHandler", "TerminationConfig", "latest_checkpoint",
     ],
-    "Launching": ["launch", "RankEnv"],
+    "Launching": ["launch", "RankEnv", "submit", "JobHandle", "JobState"],
     "Errors": [
         "RankwiseError", "UsageError", "LaunchError", "RankFailedError", "RendezvousError", "HandshakeError", "CollectiveError",
         "CollectiveTimeoutError", "ModelError", "DataError", "CheckpointError", "NumericsError",
@@ -70,6 +70,8 @@ GIVEN = {
     "BatchPlan",
     "Mesh",
     "Group",
+    "JobHandle",
+    "JobState",
     "RankOutcome",
     "Saving",
     "Step",

@@ -1,0 +1,149 @@
+"""Submit a job and hold on to it: what the commands and `rankwise.submit` share."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import LaunchError
+from rankwise.cluster import handles, job, registry
+from rankwise.cluster.handles import JobRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rankwise.base.clock import Clock
+    from rankwise.cluster.cluster import Document, JobState
+    from rankwise.cluster.job import JobSpec
+
+_RANK_LINE = re.compile(r"\[[^\]\s]+ rank (\d+)\]:")
+_LOOK_S = 1.0
+
+
+@final
+class JobHandle:
+    """A job that was submitted.
+
+    Args:
+        record: What is kept of it.
+        clock: Where the time comes from.
+    """
+
+    def __init__(self, record: JobRecord, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.record = record
+        self._cluster, self._clock = registry.find(record.on), clock
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.id!r}, on={self.record.on!r})"
+
+    @property
+    def id(self) -> str:
+        """Its id, for `rankwise logs` and `rankwise cancel` too."""
+        return self.record.id
+
+    def state(self) -> JobState:
+        """Return what has become of it, as its scheduler says now."""
+        return self._cluster.state(self.record)
+
+    def wait(self, timeout_s: float | None = None) -> JobState:
+        """Wait for its end.
+
+        Args:
+            timeout_s: Seconds to wait at most; None: for ever.
+
+        Returns:
+            Its last state.
+
+        Raises:
+            LaunchError: It is not over by then.
+        """
+        begin_s = self._clock.monotonic()
+        while not (state := self.state()).is_over:
+            if timeout_s is not None and self._clock.monotonic() - begin_s > timeout_s:
+                raise LaunchError(f"job {self.id} is {state.phase} after {timeout_s:g} s", hint=f"rankwise logs {self.id}")  # fmt: skip
+            self._clock.sleep(_LOOK_S)
+        return state
+
+    def logs(self, *, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+        """Give the lines of all its nodes.
+
+        Args:
+            rank: Only those of this rank; None: of all of them, and of the launchers.
+            follow: Wait for more until the job is over.
+        """
+        return select_rank(self._cluster.logs(self.record, follow=follow), rank)
+
+    def cancel(self) -> None:
+        """End it at once; nothing happens if it is over."""
+        self._cluster.cancel(self.record)
+
+
+def submit(
+    command: str | Sequence[str] | None = None, *, file: str | Path | None = None, attach: bool = False, **words: object
+) -> JobHandle:  # fmt: skip
+    """Submit a training script to a cluster, as `rankwise submit` does.
+
+    Args:
+        command: The script and its arguments, as behind `rankwise run`; None: the file says it.
+        file: job.toml.
+        attach: Whether the job is to end with this process where no scheduler holds it: on this machine and over ssh.
+        words: The words of a job, and those of its cluster; they win over the file: ``on="slurm", nodes=4, partition="gpu"``.
+
+    Returns:
+        A handle: ``wait()``, ``state()``, ``logs()``, ``cancel()``.
+
+    Raises:
+        UsageError: A word is wrong, or this machine has not what the cluster needs.
+        LaunchError: The scheduler refuses the job, by its own words; nothing is left behind.
+    """
+    spec = read_job(None if file is None else Path(file), {"command": command, **words})
+    return submit_spec(spec, attach=attach)
+
+
+def read_job(path: Path | None, flags: Mapping[str, object]) -> JobSpec:
+    """Read a job from its file and from flags, which win.
+
+    Raises:
+        UsageError: A word is unknown, or a value can't be.
+    """
+    on = job.find_on({} if path is None else job.load_file(path), flags)
+    return job.read(path, flags, registry.find(on).WORDS, Path.cwd())
+
+
+def render(spec: JobSpec) -> list[Document]:
+    """Return exactly what would be submitted, but for the end of the id, which is another each time."""
+    return registry.find(spec.on).render(spec, handles.make_id(spec.name))
+
+
+def submit_spec(spec: JobSpec, *, attach: bool = False, clock: Clock = SYSTEM_CLOCK) -> JobHandle:
+    """Submit a job and keep its record; if it is refused, nothing is left behind.
+
+    Args:
+        spec: The job.
+        attach: Whether it is to end with this process, where no scheduler holds it.
+        clock: Where the time comes from.
+
+    Raises:
+        RankwiseError: It is refused.
+    """
+    job_id = handles.make_id(spec.name)
+    folder = handles.open_folder(job_id)
+    record = JobRecord(id=job_id, on=spec.on, name=spec.name, folder=folder, submitted_s=clock.time(), client=os.getpid() if attach else 0)  # fmt: skip
+    try:
+        record = registry.find(spec.on).submit(spec, record)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    handles.keep(record)
+    return JobHandle(record, clock)
+
+
+def select_rank(lines: Iterator[str], rank: int | None) -> Iterator[str]:
+    """Give the lines of one rank, by the prefix that `launch_command.PREFIX` gives them on every cluster."""
+    for line in lines:
+        if rank is None or ((found := _RANK_LINE.match(line)) and int(found[1]) == rank):
+            yield line

@@ -1,0 +1,132 @@
+"""job.toml and the flags: the same words, checked before anything is submitted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankwise.base.errors import UsageError
+from rankwise.cluster import job
+from rankwise.cluster.launch_command import MeetingPlace, ShellText, build_launch, join_words
+from rankwise.cluster.words import Word, parse_duration, parse_size
+from rankwise.launcher.command import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+OWN = {
+    "partition": Word("Where."), "options": Word("More.", "list"), "port": Word("Port.", "number"),
+    "shared": Word("Shared.", "switch"), "labels": Word("Labels.", "table"),
+}  # fmt: skip
+FILE = """
+on = "slurm"
+nodes = "2:4"
+gpus_per_node = 8
+memory = "64G"
+time = "2:00:00"
+command = "train.py --lr '0 1'"
+requeue = "always"
+[env]
+A = 1
+B = true
+[slurm]
+partition = "gpu"
+options = ["--x=1"]
+shared = true
+[ray]
+nonsense = 1
+"""
+
+
+def read(tmp_path: Path, text: str = FILE, **flags: object) -> job.JobSpec:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return job.read(path, flags, OWN, tmp_path / "elsewhere")
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    """All words of the file are read; those that are typed replace them, and tables are joined."""
+    spec = read(tmp_path, nodes="3", env=["A=2", "C=x=y"], partition="big", port="7", time=None)
+    assert (spec.min_nodes, spec.max_nodes, spec.ranks_per_node) == (3, 3, "8")
+    assert (spec.memory_bytes, spec.time_s, spec.requeue) == (64 * 2**30, 7200, job.ALWAYS)
+    assert spec.env == {"A": "2", "B": "true", "C": "x=y"}
+    assert spec.command == ("train.py", "--lr", "0 1")
+    assert (spec.own.text("partition"), spec.own.list("options"), spec.own.number("port")) == ("big", ("--x=1",), 7)  # fmt: skip
+    assert spec.own.is_on("shared")
+    assert (spec.name, spec.workdir) == ("train", str(tmp_path))
+
+
+def test_folders_of_flags_begin_where_one_stands(tmp_path: Path) -> None:
+    """The file's workdir begins beside it, that of a flag in the current folder."""
+    text = 'workdir = "a"\n' + FILE
+    assert read(tmp_path, text).workdir == str(tmp_path / "a")
+    assert read(tmp_path, text, workdir="b").workdir == str(tmp_path / "elsewhere" / "b")
+
+
+BAD: dict[str, tuple[Mapping[str, object], str]] = {
+    "unknown": ({"nods": "4"}, "--nods: there is no such word\n  -> did you mean nodes?"),
+    "kind": ({"gpus_per_node": "many"}, "--gpus-per-node = 'many' is not a whole number"),
+    "nodes": ({"nodes": "4:2"}, "nodes '4:2' is neither a number from 1 nor MIN:MAX"),
+    "time": ({"time": "90"}, "time '90' is not a duration\n  -> as in 2:00:00"),
+    "memory": ({"memory": "much"}, "memory 'much' is not an amount"),
+    "ranks": ({"ranks_per_node": "9"}, "9 ranks on a node of 8 GPUs"),
+    "requeue": ({"requeue": "often"}, "requeue 'often' is neither a number from 0 nor always"),
+    "env": ({"env": ["A"]}, "--env 'A' is not NAME=value"),
+    "name": ({"env": ["1A=2"]}, "env: '1A' is not a variable's name"),
+    "files": ({"files": ["../x"]}, "files: ../x is not below the workdir"),
+    "meeting": ({"command": ["--nnodes=2", "x.py"]}, "--nnodes=2: where the nodes meet"),
+    "cluster": ({"on": "slrum"}, "there is no cluster 'slrum'\n  -> did you mean slurm?"),
+    "quote": ({"command": "x.py '"}, "can't be read: No closing quotation"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_wrong_word_is_named_with_its_value(case: str, tmp_path: Path) -> None:
+    """Each error says which word, what it holds, and what may be meant."""
+    flags, said = BAD[case]
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, **flags)
+    assert said in str(error.value)
+
+
+def test_an_unknown_word_of_the_file_is_named_with_its_place(tmp_path: Path) -> None:
+    """A slip in a table names the file, the table, and the nearest word."""
+    with pytest.raises(UsageError, match=r"job.toml: \[slurm\] partitoin: there is no such word\n  -> did you mean partition"):  # fmt: skip
+        read(tmp_path, FILE.replace("partition", "partitoin"))
+    with pytest.raises(UsageError, match=r"job.toml: slrum: there is no such word\n  -> did you mean slurm"):
+        read(tmp_path, FILE.replace("[slurm]", "[slrum]"))
+    with pytest.raises(UsageError, match="nothing says where the job is to run"):
+        read(tmp_path, FILE.replace('on = "slurm"', ""))
+    with pytest.raises(UsageError, match=r"job.toml: Invalid"):
+        read(tmp_path, "on = ")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("2:00:00", 7200), ("1-00:00:01", 86401), ("1h30m", 5400), ("45s", 45)])  # fmt: skip
+def test_durations(text: str, seconds: int) -> None:
+    """Only what nobody can misread is a duration."""
+    assert parse_duration(text, "time") == seconds
+
+
+@pytest.mark.parametrize(("text", "size"), [("64G", 64 * 2**30), ("512MiB", 2**29), ("1.5T", 3 * 2**39), ("100", 100)])  # fmt: skip
+def test_sizes(text: str, size: int) -> None:
+    """Units are powers of 1024."""
+    assert parse_size(text, "memory") == size
+
+
+def test_what_starts_a_node_is_a_good_command(tmp_path: Path) -> None:
+    """`rankwise run` itself reads it: with a meeting for several nodes, without one for a single node."""
+    place = MeetingPlace(endpoint=ShellText("$head:29500"), run_id="x-1")
+    words = build_launch(read(tmp_path), place, python="/opt/python")
+    assert words[:4] == ["/opt/python", "-m", "rankwise", "run"]
+    spec = parse(words[4:], {})
+    assert (spec.min_nodes, spec.max_nodes, spec.nproc_per_node) == (2, 4, "8")
+    assert (spec.meeting.backend, spec.meeting.endpoint, spec.meeting.run_id) == ("c10d", "$head:29500", "x-1")  # fmt: skip
+    assert (spec.program.script, spec.program.args, spec.shutdown_timeout_s) == ("train.py", ("--lr", "0 1"), 96)  # fmt: skip
+    assert ' "$head:29500" ' in join_words(words)
+    assert join_words(words).endswith("train.py --lr '0 1'")
+    alone = read(tmp_path, nodes="1", command=["--shutdown-timeout", "7", "-m", "pkg.train"])
+    spec = parse(build_launch(alone, None, python="python")[4:], {})
+    assert spec.is_one_node
+    assert (spec.shutdown_timeout_s, spec.program.script, spec.program.how) == (7, "pkg.train", "module")
