@@ -22,6 +22,7 @@ Every command with its flags, as `rankwise COMMAND --help` shows them; this page
 #: Where a command is shown at work.
 _GUIDES = {
     "run": "../tutorial/launching.md",
+    **dict.fromkeys(("submit", "jobs", "logs", "cancel"), "../howto/clusters.md"),
     "check": "../howto/check.md",
     "plan": "../howto/plan-memory.md",
     "why": "../howto/hangs.md#a-job-that-hangs-right-now",

@@ -20,6 +20,10 @@ _USAGE = f"""rankwise {__version__}: run PyTorch training on many processes
 
   rankwise run [flags] train.py [args]   launch a script on many ranks, like
                                          torchrun; `run --help` lists the flags
+  rankwise submit --on ssh|slurm|kubernetes|ray|local -- train.py
+                                         submit it to a cluster, by flags or job.toml
+  rankwise jobs                          what has become of what was submitted;
+                                         also `logs JOB` and `cancel JOB`
   rankwise resident [stop]               warm servers left by `run --resident`
   rankwise why PID                       which rank holds up a running job
   rankwise report FOLDER                 the report on a finished job, again
@@ -47,6 +51,30 @@ def _run(argv: Sequence[str]) -> int:
     from rankwise.cli.run import main  # noqa: PLC0415 - a command pays for itself only
 
     return main(argv)
+
+
+def _submit(argv: Sequence[str]) -> int:
+    from rankwise.cli.submit import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+def _jobs(argv: Sequence[str]) -> int:
+    from rankwise.cli.jobs import main  # noqa: PLC0415 - a command pays for itself only
+
+    return main(argv)
+
+
+def _logs(argv: Sequence[str]) -> int:
+    from rankwise.cli.jobs import main_logs  # noqa: PLC0415 - a command pays for itself only
+
+    return main_logs(argv)
+
+
+def _cancel(argv: Sequence[str]) -> int:
+    from rankwise.cli.jobs import main_cancel  # noqa: PLC0415 - a command pays for itself only
+
+    return main_cancel(argv)
 
 
 def _check(argv: Sequence[str]) -> int:
@@ -123,6 +151,10 @@ def _probe(argv: Sequence[str]) -> int:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
+    "submit": _submit,
+    "jobs": _jobs,
+    "logs": _logs,
+    "cancel": _cancel,
     "check": _check,
     "plan": _plan,
     "why": _why,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import UsageError
+from rankwise.base.host_list import expand_hosts
 from rankwise.cluster.words import Table, Word, parse_duration, parse_size, read_table, suggest
 
 if TYPE_CHECKING:
@@ -184,7 +185,11 @@ def read(
     own_typed = read_table({n: v for n, v in flags.items() if n not in WORDS}, own_words, "--", WORDS)
     env = {**told.table("env"), **typed.table("env")}
     merged = Table({**told.values, **typed.values, **({"env": env} if env else {})})
-    return _build(merged, Table({**own_told.values, **own_typed.values}), on, home)
+    own_all = Table({**own_told.values, **own_typed.values})
+    if "nodes" not in merged.values and (hosts := expand_hosts(own_all.text("hosts"))):
+        # Who names hosts means all of them.
+        merged = Table({**merged.values, "nodes": str(max(1, len(hosts) - merged.number("standby")))})
+    return _build(merged, own_all, on, home)
 
 
 def _build(table: Table, own: Table, on: str, home: Path) -> JobSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from rankwise.cluster.job import JobSpec
 
 #: How lines of a rank begin on every cluster: `rankwise logs --rank` reads them by it.
-PREFIX = "[${hostname} rank ${rank}]:"
+PREFIX = "[${hostname} rank ${rank}]: "
+RANK_LINE = re.compile(r"\[[^\]\s]+ rank (\d+)\]:")
 
 
 class ShellText(str):

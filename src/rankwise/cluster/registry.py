@@ -16,4 +16,12 @@ def find(on: str) -> Cluster:
     Raises:
         UsageError: There is none.
     """
+    if on == "local":
+        from rankwise.cluster import local  # noqa: PLC0415 - only the one that is used
+
+        return local
+    if on == "ssh":
+        from rankwise.cluster import ssh  # noqa: PLC0415 - only the one that is used
+
+        return ssh
     raise UsageError(f"there is no cluster {on!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -12,6 +11,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError
 from rankwise.cluster import handles, job, registry
 from rankwise.cluster.handles import JobRecord
+from rankwise.cluster.launch_command import RANK_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rankwise.cluster.cluster import Document, JobState
     from rankwise.cluster.job import JobSpec
 
-_RANK_LINE = re.compile(r"\[[^\]\s]+ rank (\d+)\]:")
 _LOOK_S = 1.0
 
 
@@ -145,5 +144,5 @@ def submit_spec(spec: JobSpec, *, attach: bool = False, clock: Clock = SYSTEM_CL
 def select_rank(lines: Iterator[str], rank: int | None) -> Iterator[str]:
     """Give the lines of one rank, by the prefix that `launch_command.PREFIX` gives them on every cluster."""
     for line in lines:
-        if rank is None or ((found := _RANK_LINE.match(line)) and int(found[1]) == rank):
+        if rank is None or ((found := RANK_LINE.match(line)) and int(found[1]) == rank):
             yield line

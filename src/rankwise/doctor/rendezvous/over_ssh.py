@@ -13,6 +13,14 @@ from typing import IO, TYPE_CHECKING, final
 
 from rankwise.base.deadline import call_within
 from rankwise.base.errors import UsageError
+from rankwise.base.ssh import (
+    SSH_FAILED,
+    SSH_TRY_S,
+    find_ssh_failure,
+    read_ssh,
+    write_ssh,
+    write_ssh_test,
+)
 from rankwise.doctor.reading import Reading
 
 if TYPE_CHECKING:
@@ -20,13 +28,7 @@ if TYPE_CHECKING:
 
     from rankwise.base.clock import Clock
 
-#: No question that nobody answers, and no wait of minutes for a host that is down; what the user gives stands before these and wins.
-_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-T")
-#: ssh's own exit code, where it did not reach the host or was not let in.
-_SSH_FAILED = 255
 _END_S, _LOOK_S = 5.0, 0.1
-#: So long a host may take to let us in and start a Python; from a busy network disk that takes a while.
-_TRY_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,14 +52,7 @@ class RemoteHosts:
     """
 
     def __init__(self, ssh: str, say: Callable[[str], None]) -> None:
-        try:
-            self._ssh = shlex.split(ssh)
-        except ValueError as error:
-            raise UsageError(
-                f"--ssh {ssh!r} can't be read: {error}", hint="quote it as a shell does"
-            ) from error
-        if not self._ssh:
-            raise UsageError("--ssh is empty", hint="--ssh 'ssh -p 2222'")
+        self._ssh = read_ssh(ssh)
         self._describe = say
         self._remotes: list[_Remote] = []
 
@@ -80,7 +75,7 @@ class RemoteHosts:
         words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         try:
             process = subprocess.Popen(
-                [*self._ssh, *_OPTIONS, host, line], stdin=subprocess.PIPE, stderr=words,
+                write_ssh(self._ssh, host, line), stdin=subprocess.PIPE, stderr=words,
                 stdout=subprocess.PIPE if keeps_output else subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -107,7 +102,7 @@ class RemoteHosts:
         """
         for host in hosts:
             self.start(host, command, folder=Path.cwd())
-        end_s = clock.monotonic() + _TRY_S
+        end_s = clock.monotonic() + SSH_TRY_S
         while any(one.process.poll() is None for one in self._remotes) and clock.monotonic() < end_s:
             clock.sleep(_LOOK_S)
             self.look()
@@ -119,17 +114,12 @@ class RemoteHosts:
         return found
 
     def _report_late(self, remote: _Remote) -> Reading:
-        what = f"ssh to {remote.host} does not end within {_TRY_S:.0f} s"
+        what = f"ssh to {remote.host} does not end within {SSH_TRY_S:.0f} s"
         self._describe(f"rankwise: {what}")
         return Reading(
-            verdict="fail", what=what, why="the host, its login shell or its home folder hangs", fix=self._write_try(remote.host), probe="meeting",
+            verdict="fail", what=what, why="the host, its login shell or its home folder hangs", fix=write_ssh_test(self._ssh, remote.host), probe="meeting",
             hosts=(remote.host,),
         )  # fmt: skip
-
-    def _write_try(self, host: str) -> str:
-        return (
-            f"{shlex.join([*self._ssh, '-o', 'BatchMode=yes', host, 'true'])}  # must work without a prompt"
-        )
 
     def take_output(self, host: str, *, timeout_s: float) -> bytes:
         """Wait for a host's end, and return what it has printed.
@@ -183,11 +173,10 @@ class RemoteHosts:
     def _judge(self, remote: _Remote, code: int) -> Reading:
         remote.words.seek(0)
         lines = [line for line in remote.words.read().decode(errors="replace").splitlines() if line.strip()]
-        if code == _SSH_FAILED:
-            output = lines[-1] if lines else "it prints nothing"
+        if code == SSH_FAILED:
             return Reading(
-                verdict="fail", what=f"ssh does not reach {remote.host}: {output}", why="the host is down, its name is wrong, or it asks for a password",
-                fix=self._write_try(remote.host), probe="meeting", hosts=(remote.host,),
+                verdict="fail", what=find_ssh_failure(remote.host, lines), why="the host is down, its name is wrong, or it asks for a password",
+                fix=write_ssh_test(self._ssh, remote.host), probe="meeting", hosts=(remote.host,),
             )  # fmt: skip
         output = " ".join(lines[-2:]) if lines else f"exit code {code}"
         what = f"the doctor could not be started on {remote.host}: {output}"

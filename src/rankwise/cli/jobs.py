@@ -1,0 +1,104 @@
+"""`rankwise jobs`, `logs` and `cancel`: the jobs that were submitted from here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+from rankwise.base import terminal
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import RankwiseError
+from rankwise.cli.columns import align, format_count
+from rankwise.cli.parser import Parser
+from rankwise.cli.printing import put
+from rankwise.cli.submit import say_state
+from rankwise.cluster import handles
+from rankwise.cluster.cluster import JobState
+from rankwise.cluster.submission import JobHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.cluster.handles import JobRecord
+
+
+def main(argv: Sequence[str]) -> int:
+    """List jobs; return the exit code."""
+    parser = Parser(
+        prog="rankwise jobs",
+        description="The jobs that you have submitted from this machine, and what has become of them, as their schedulers say now.",
+    )
+    parser.add_argument("job", nargs="*", metavar="JOB", help="Only these: an id, its beginning, the scheduler's id, or a name.")  # fmt: skip
+    parser.add_argument("--forget", action="store_true", help="Remove the records, and the logs, of those that are over.")  # fmt: skip
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="How to print them.")
+    args = parser.parse_args(argv)
+    records = [handles.find_record(text) for text in args.job] or handles.list_records()
+    found = [(record, _ask(record)) for record in records]
+    if args.forget:
+        over = [record for record, state in found if state.is_over]
+        for record in over:
+            shutil.rmtree(record.folder, ignore_errors=True)
+        put(f"{format_count(len(over), 'job')} forgotten\n")
+        return 0
+    if args.format == "json":
+        put(json.dumps([_describe(*one) for one in found], indent=1) + "\n")
+        return 0
+    if not found:
+        put("no job has been submitted from here: `rankwise submit --help` says how\n")
+        return 0
+    rows = [("job", "on", "scheduler's id", "age", "state")]
+    rows += [(one.id, one.on, one.native_id or "-", _say_age(SYSTEM_CLOCK.time() - one.submitted_s), say_state(state)) for one, state in found]  # fmt: skip
+    put(terminal.wrap("\n".join([*align(rows), ""]), terminal.width(1)))
+    return 0
+
+
+def main_logs(argv: Sequence[str]) -> int:
+    """Print the log of a job; return the exit code."""
+    parser = Parser(prog="rankwise logs", description="What the ranks of a job have printed, on all nodes, and their launchers' reports.")  # fmt: skip
+    parser.add_argument("job", metavar="JOB", help="An id, its beginning, the scheduler's id, or a name.")
+    parser.add_argument("--rank", type=int, metavar="N", help="Only the lines of this rank.")
+    parser.add_argument("--follow", "-f", action="store_true", help="Wait for more until the job is over.")
+    args = parser.parse_args(argv)
+    for line in JobHandle(handles.find_record(args.job)).logs(rank=args.rank, follow=args.follow):
+        put(line + "\n")
+    return 0
+
+
+def main_cancel(argv: Sequence[str]) -> int:
+    """End jobs; return the exit code."""
+    parser = Parser(
+        prog="rankwise cancel",
+        description="End jobs. Their ranks get SIGTERM first, and time to save: those that call `should_stop()` can be resumed later.",
+    )
+    parser.add_argument("job", nargs="+", metavar="JOB", help="An id, its beginning, the scheduler's id, or a name.")  # fmt: skip
+    for record in [handles.find_record(text) for text in parser.parse_args(argv).job]:
+        handle = JobHandle(record)
+        state = handle.state()
+        if state.is_over:
+            put(f"{record.id} is over already: it {say_state(state)}\n")
+            continue
+        handle.cancel()
+        put(f"{record.id} is told to stop\n")
+    return 0
+
+
+def _ask(record: JobRecord) -> JobState:
+    try:
+        return JobHandle(record).state()
+    except RankwiseError as error:  # a scheduler that does not answer hides no other job
+        return JobState(phase="unknown", reason=error.message)
+
+
+def _describe(record: JobRecord, state: JobState) -> dict[str, object]:
+    return {
+        "id": record.id, "name": record.name, "on": record.on, "native_id": record.native_id, "submitted_s": record.submitted_s,
+        "phase": state.phase, "exit_code": state.exit_code, "reason": state.reason, "starts": state.starts, "folder": str(record.folder),
+    }  # fmt: skip
+
+
+def _say_age(seconds: float) -> str:
+    for unit, size_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size_s:
+            return f"{seconds / size_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,150 @@
+"""What the clusters without a scheduler share: their jobs are held by an attendant, and spoken to by files in the job's folder."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import zlib
+from typing import TYPE_CHECKING
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import LaunchError, UsageError
+from rankwise.base.files import write_atomic
+from rankwise.base.osdoor import try_lock_file
+from rankwise.cluster.attendant import CANCEL, LOCK, LOG, PLAN, STATE
+from rankwise.cluster.cluster import Document, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from rankwise.cluster.attendant import Plan
+    from rankwise.cluster.handles import JobRecord
+    from rankwise.cluster.job import JobSpec
+
+_LOOK_S, _START_S = 0.1, 20.0
+
+
+def write_line(spec: JobSpec, launch: Sequence[str], python: str) -> str:
+    """Return what a shell on a node reads: into the workdir, and there the launcher, under its guard."""
+    guard = [spec.python or python, "-m", "rankwise.cluster.node_process", str(spec.grace_s)]
+    return f"cd {shlex.quote(spec.workdir)} && exec {shlex.join([*guard, *launch])}"
+
+
+def make_plan(spec: JobSpec, nodes: Sequence[tuple[str, list[str]]], client: int = 0) -> Plan:
+    """Return what the attendant will do.
+
+    Args:
+        spec: The job.
+        nodes: The words of each node, beside its name.
+        client: The process that the job is to end with, or 0.
+    """
+    return {
+        "nodes": list(nodes), "env": spec.variables, "min_nodes": spec.min_nodes, "grace_s": spec.grace_s,
+        "time_s": spec.time_s, "requeue": spec.requeue, "client": client,
+    }  # fmt: skip
+
+
+def render_plan(plan: Plan, before: Sequence[Sequence[str]] = ()) -> list[Document]:
+    """Return a plan as the commands that it starts.
+
+    Args:
+        plan: What the attendant will do.
+        before: Commands that are run first.
+    """
+    lines = [shlex.join(words) for words in before]
+    if plan["env"]:
+        # A command line can be read by all users of a host.
+        lines.append(f"# through standard input: {json.dumps(plan['env'])}")
+    lines += [shlex.join(argv) for _, argv in plan["nodes"]]
+    return [Document(name="job.sh", text="\n".join(lines) + "\n")]
+
+
+def pick_port(job_id: str) -> int:
+    """Return a port below those that the kernel gives to connections; other jobs have others, most likely."""
+    return 20000 + zlib.crc32(job_id.encode()) % 10000
+
+
+def refuse_unscheduled(spec: JobSpec) -> None:
+    """Refuse what only a scheduler can do.
+
+    Raises:
+        UsageError: The job asks for it.
+    """
+    if spec.image:
+        raise UsageError(f"image {spec.image!r}: nothing on {spec.on} runs containers", hint="name the Python of an environment by python, or use slurm or kubernetes")  # fmt: skip
+
+
+def start(plan: Plan, record: JobRecord) -> JobRecord:
+    """Start the attendant, and wait until it holds the job.
+
+    Raises:
+        LaunchError: It has ended at once.
+    """
+    write_atomic(record.folder / PLAN, json.dumps(plan), mode=0o600)
+    with (record.folder / "attendant.err").open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rankwise.cluster.attendant", str(record.folder)],
+            stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+    end_s = SYSTEM_CLOCK.monotonic() + _START_S
+    while not (record.folder / STATE).exists():
+        if process.poll() is not None or SYSTEM_CLOCK.monotonic() > end_s:
+            process.kill()
+            process.wait()
+            said = (record.folder / "attendant.err").read_text(encoding="utf-8", errors="replace")
+            raise LaunchError(f"the job could not be started: {said.strip()[-2000:] or 'no answer'}")
+        SYSTEM_CLOCK.sleep(_LOOK_S / 5)
+    _CHILDREN.append(process)
+    return record
+
+
+#: Nobody waits for them, but Python warns of a child that is forgotten.
+_CHILDREN: list[subprocess.Popen[bytes]] = []
+
+
+def state(record: JobRecord) -> JobState:
+    """Return what the attendant has written last; a job whose attendant was killed has failed."""
+    for child in _CHILDREN:
+        child.poll()
+    is_held = _is_held(record.folder)  # asked before: it writes, and goes
+    try:
+        found = JobState(**json.loads((record.folder / STATE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return JobState(phase="unknown", reason=f"{record.folder / STATE} can't be read")
+    if found.is_over or is_held:
+        return found
+    return JobState(phase="failed", reason="the process that held it was killed, and the ranks with it", starts=found.starts)  # fmt: skip
+
+
+def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
+    """Give the lines of the log; with ``follow`` until the job is over."""
+    rest = b""
+    with (record.folder / LOG).open("rb") as file:
+        while True:
+            is_over = not follow or state(record).is_over  # asked before: what is written until then is read
+            while chunk := file.read(1 << 20):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (line.decode("utf-8", "replace") for line in lines)
+            if is_over:
+                break
+            SYSTEM_CLOCK.sleep(_LOOK_S)
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+def cancel(record: JobRecord) -> None:
+    """Have the ranks stop in time; if they have been told so before, kill them."""
+    path = record.folder / CANCEL
+    if not state(record).is_over:
+        write_atomic(path, "kill" if path.exists() else "notice", mode=0o600)
+
+
+def _is_held(folder: Path) -> bool:
+    try:
+        with (folder / LOCK).open("r+") as lock:
+            return try_lock_file(lock.fileno()) is not True
+    except OSError:
+        return False

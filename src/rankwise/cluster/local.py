@@ -1,0 +1,48 @@
+"""This machine as a cluster: to try a job before it is sent away."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rankwise.cluster import attended, host_check
+from rankwise.cluster.launch_command import MeetingPlace, build_launch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.cluster.attendant import Plan
+    from rankwise.cluster.cluster import Document
+    from rankwise.cluster.handles import JobRecord
+    from rankwise.cluster.job import JobSpec
+    from rankwise.cluster.words import Word
+
+WORDS: Mapping[str, Word] = {}
+state, logs, cancel = attended.state, attended.logs, attended.cancel
+
+
+def render(spec: JobSpec, job_id: str) -> list[Document]:
+    """Return the commands, one a node."""
+    return attended.render_plan(_plan(spec, job_id))
+
+
+def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
+    """Start the job; several nodes are several launchers here.
+
+    Raises:
+        UsageError: This machine has not what the job asks for.
+        LaunchError: It could not be started.
+    """
+    plan = _plan(spec, record.id, record.client)
+    host_check.check_hosts(spec, host_check.Look(ways={"this machine": ["sh", "-c"]}, python=sys.executable))
+    return attended.start(plan, record)
+
+
+def _plan(spec: JobSpec, job_id: str, client: int = 0) -> Plan:
+    attended.refuse_unscheduled(spec)
+    place = MeetingPlace(
+        endpoint=f"127.0.0.1:{attended.pick_port(job_id)}", run_id=job_id, local_addr="127.0.0.1"
+    )
+    launch = build_launch(spec, place if spec.num_nodes > 1 else None, python=sys.executable)
+    line = attended.write_line(spec, launch, sys.executable)
+    return attended.make_plan(spec, [(f"node{number}", ["sh", "-c", line]) for number in range(spec.num_nodes)], client)  # fmt: skip

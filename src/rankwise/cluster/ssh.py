@@ -1,0 +1,107 @@
+"""Plain hosts over ssh as a cluster: looked at first, then one launcher on each, which ends with the process that started it here."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from rankwise.base.errors import UsageError
+from rankwise.base.host_list import expand_hosts, find_fault
+from rankwise.base.ssh import read_ssh, write_ssh, write_ssh_test
+from rankwise.cluster import attended, host_check
+from rankwise.cluster.launch_command import MeetingPlace, build_launch
+from rankwise.cluster.tools import run_tool
+from rankwise.cluster.words import Word
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.cluster.attendant import Plan
+    from rankwise.cluster.cluster import Document
+    from rankwise.cluster.handles import JobRecord
+    from rankwise.cluster.job import JobSpec
+
+WORDS: Mapping[str, Word] = {
+    "hosts": Word("Names or addresses, as ssh knows them; short forms as gpu[01-16].", metavar="HOST,…"),
+    "ssh": Word("The ssh command with its options (default: ssh).", metavar="COMMAND"),
+    "master_addr": Word("Address of the first host, as the others know it; by default what ssh connects to."),
+    "port": Word("Where the nodes meet on it; by default one drawn for the job.", "number", "PORT"),
+}
+state, logs, cancel = attended.state, attended.logs, attended.cancel
+_SYNC_S = 3600.0
+
+
+def render(spec: JobSpec, job_id: str) -> list[Document]:
+    """Return the commands that are run here: the copies first, then one a host."""
+    hosts, ssh = _find_hosts(spec)
+    return attended.render_plan(_plan(spec, job_id, hosts, ssh), [_write_copy(spec, host, ssh) for host in hosts if spec.files])  # fmt: skip
+
+
+def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
+    """Copy the files, look at all hosts, and start the job.
+
+    Raises:
+        LaunchError: A host is not reached.
+        UsageError: The hosts differ, or lack something.
+    """
+    hosts, ssh = _find_hosts(spec)
+    plan = _plan(spec, record.id, hosts, ssh, record.client)
+    address, port = _find_address(spec, hosts, ssh), _pick_port(spec, record.id)
+    look = host_check.Look(
+        ways={host: write_ssh(ssh, host, "")[:-1] for host in hosts},
+        python=sys.executable,
+        address=address if len(hosts) > 1 else "",
+        port=port,
+        test=write_ssh_test(ssh, hosts[0]),
+    )
+    if spec.files:
+        host_check.ask_all(spec, look)  # makes the folder
+        for host in hosts:
+            run_tool(_write_copy(spec, host, ssh), doing=f"copy {', '.join(spec.files)} to {host}", timeout_s=_SYNC_S)  # fmt: skip
+    host_check.check_hosts(spec, look)
+    return attended.start(plan, record)
+
+
+def _find_hosts(spec: JobSpec) -> tuple[list[str], list[str]]:
+    """Return the hosts of the job, and the ssh command."""
+    attended.refuse_unscheduled(spec)
+    text = spec.own.text("hosts")
+    if fault := find_fault(text):
+        raise UsageError(f"hosts: {fault}", hint="names with commas between them, or a short form as gpu[01-16]")  # fmt: skip
+    hosts = list(expand_hosts(text))
+    if len(set(hosts)) < len(hosts):
+        twice = next(host for host in hosts if hosts.count(host) > 1)
+        raise UsageError(f"hosts names {twice} twice", hint="raise ranks_per_node for more ranks on a host")
+    if len(hosts) < spec.num_nodes or not hosts:
+        said = f"{spec.num_nodes} nodes are asked for" + (f", {spec.standby} of them to stand by" if spec.standby else "")  # fmt: skip
+        raise UsageError(f"{said}, and hosts names {len(hosts)}", hint="--hosts gpu0,gpu1, or hosts below [ssh] in job.toml")  # fmt: skip
+    return hosts[: spec.num_nodes], read_ssh(spec.own.text("ssh", "ssh"))
+
+
+def _find_address(spec: JobSpec, hosts: list[str], ssh: list[str]) -> str:
+    """Return where the others find the first host: what ssh connects to, by ~/.ssh/config too."""
+    if given := spec.own.text("master_addr"):
+        return given
+    settings = run_tool([*ssh, "-G", hosts[0]], doing=f"read ssh's settings for {hosts[0]}", timeout_s=20)
+    named = [line.split(maxsplit=1)[1] for line in settings.splitlines() if line.startswith("hostname ")]
+    return named[0] if named else hosts[0].rpartition("@")[2]
+
+
+def _pick_port(spec: JobSpec, job_id: str) -> int:
+    return spec.own.number("port") or attended.pick_port(job_id)
+
+
+def _plan(spec: JobSpec, job_id: str, hosts: list[str], ssh: list[str], client: int = 0) -> Plan:
+    place = None
+    if len(hosts) > 1:
+        address = _find_address(spec, hosts, ssh)
+        address = f"[{address}]" if ":" in address else address
+        place = MeetingPlace(endpoint=f"{address}:{_pick_port(spec, job_id)}", run_id=job_id)
+    line = attended.write_line(spec, build_launch(spec, place, python=sys.executable), sys.executable)
+    return attended.make_plan(spec, [(host, write_ssh(ssh, host, line)) for host in hosts], client)
+
+
+def _write_copy(spec: JobSpec, host: str, ssh: list[str]) -> list[str]:
+    paths = [f"{spec.workdir.rstrip('/')}/./{file}" for file in spec.files]
+    return ["rsync", "--archive", "--relative", "--rsh", shlex.join(ssh), "--", *paths, f"{host}:{spec.workdir.rstrip('/')}/"]  # fmt: skip
