@@ -38,12 +38,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SOURCE = Path(__file__).parents[1] / "src" / "rankwise"
-_REAL_PROCESSES = ("gpu", "launch", "nodes", "warm")
+_REAL_PROCESSES = ("cluster", "gpu", "launch", "nodes", "warm")
 #: Not in tests/warm, which is about the import of torch; nor in tests/nodes, where each host is a namespace of its own, which no
 #: server serves from outside.
 _RESIDENT = ("contracts", "examples", "launch")
 #: Folders whose tests last for seconds each, those that last longest first.
-_DEAR = ("nodes", "warm", "contracts", "launch", "examples", "numerics", "ranks")
+_DEAR = ("nodes", "cluster", "warm", "contracts", "launch", "examples", "numerics", "ranks")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
