@@ -33,7 +33,12 @@ def call(
         env: More variables.
         timeout_s: How long it may take.
     """
-    return subprocess.run([*at, *RANKWISE, *args], cwd=folder, env=make_job_env(folder, env), capture_output=True, text=True, timeout=timeout_s, check=False)  # fmt: skip
+    return subprocess.run([*enter(at, folder), *RANKWISE, *args], cwd=folder, env=make_job_env(folder, env), capture_output=True, text=True, timeout=timeout_s, check=False)  # fmt: skip
+
+
+def enter(at: Sequence[str], folder: Path) -> list[str]:
+    """Return the words that run a command on a host, in a folder: who enters a host's mounts stands in /."""
+    return [*at, "env", "-C", str(folder)] if at else []
 
 
 def list_jobs(folder: Path, *args: str) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodes.hosts import open_hosts
+from nodes.ssh_daemons import needs_sshd, serve
 from support import make_env, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
     from nodes.hosts import Host
 
@@ -27,40 +27,7 @@ NAMES = ("host0", "host1", "host2")
 HOSTS = "127.0.0.1 localhost\n" + "".join(
     f"10.77.0.{number + 1} {name}\n" for number, name in enumerate(NAMES)
 )
-SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
-needs_sshd = pytest.mark.skipif(
-    SSHD is None or not shutil.which("ssh") or os.geteuid() != 0,
-    reason="needs root, ssh and sshd (apt-get install openssh-server)",
-)
 FLAGS = ("--only", "shared-memory,hostname", "--no-all-reduce", "--format", "json")
-
-
-@contextlib.contextmanager
-def serve(hosts: Sequence[Host], folder: Path) -> Iterator[str]:
-    """Run an ssh daemon on each host, with keys of their own; give the ssh command that is let in."""
-    Path("/run/sshd").mkdir(exist_ok=True)
-    for name in ("host_key", "key"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=20
-        )
-    shutil.copy(folder / "key.pub", folder / "authorized")
-    (folder / "authorized").chmod(0o600)
-    settings = {
-        "HostKey": folder / "host_key", "AuthorizedKeysFile": folder / "authorized", "PermitRootLogin": "yes", "StrictModes": "no",
-        "PasswordAuthentication": "no", "UsePAM": "no", "PidFile": "none", "PrintMotd": "no",
-    }  # fmt: skip
-    (folder / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
-    daemons = [host.start([str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")]) for host in hosts]
-    try:
-        yield (
-            f"ssh -F none -i {folder / 'key'} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR -o IdentitiesOnly=yes"
-        )
-    finally:
-        for daemon in daemons:
-            daemon.kill()
-            daemon.wait()
-            assert daemon.stdout is not None
-            daemon.stdout.close()
 
 
 def doctor(
