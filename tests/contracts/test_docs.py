@@ -191,6 +191,7 @@ def run_command(command: str, folder: Path) -> tuple[int, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "LC_ALL": "C.UTF-8",
         "COLUMNS": "120",
+        "XDG_STATE_HOME": str(folder.parent / "state"),
         **_resident_env(command, folder),
         **_check_env(command, folder),
     }

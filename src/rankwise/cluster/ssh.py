@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,8 @@ def _find_address(spec: JobSpec, hosts: list[str], ssh: list[str]) -> str:
     """Return where the others find the first host: what ssh connects to, by ~/.ssh/config too."""
     if given := spec.own.text("master_addr"):
         return given
+    if shutil.which(ssh[0]) is None:
+        return hosts[0].rpartition("@")[2]  # to show what would be run, on a machine that can't
     settings = run_tool([*ssh, "-G", hosts[0]], doing=f"read ssh's settings for {hosts[0]}", timeout_s=20)
     named = [line.split(maxsplit=1)[1] for line in settings.splitlines() if line.startswith("hostname ")]
     return named[0] if named else hosts[0].rpartition("@")[2]

@@ -68,11 +68,14 @@ class JobHandle:
         return state
 
     def logs(self, *, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Give the lines of all its nodes.
+        """Give what all its nodes have printed.
 
         Args:
             rank: Only those of this rank; None: of all of them, and of the launchers.
             follow: Wait for more until the job is over.
+
+        Yields:
+            Lines without their ends; those of ranks begin with host and rank.
         """
         return select_rank(self._cluster.logs(self.record, follow=follow), rank)
 
