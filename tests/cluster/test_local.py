@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from typing import TYPE_CHECKING
@@ -74,7 +75,7 @@ def test_a_job_is_started_again_after_exit_code_75(tmp_path: Path) -> None:
     write_script(tmp_path, JOB, "job.toml")
     done = call(tmp_path, "submit", "--requeue", "2", "--env", "STARTS=2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "rankwise: exit code 75: started again (1 of 2)" in done.stdout
+    assert "rankwise: exit code 75: start 2 of the job" in done.stdout
     (job,) = list_jobs(tmp_path)
     assert (job["phase"], job["exit_code"], job["starts"], job["on"]) == ("succeeded", 0, 2, "local")
     lines = call(tmp_path, "logs", job["id"], "--rank", "1").stdout.splitlines()
@@ -91,7 +92,7 @@ def test_a_failure_is_reported_where_the_user_sits(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "ValueError: no such colour" in done.stdout
     assert "first    rank 1: ValueError: no such colour" in done.stdout
-    assert "has failed: exit code 1 on node" in done.stderr
+    assert re.search(r"has failed: exit code 1 on node\d: rank 1: ValueError: no such colour", done.stderr)
 
 
 def start(folder: Path, *args: str) -> subprocess.Popen[str]:

@@ -135,14 +135,13 @@ def test_hosts_are_looked_at_before_anything_starts(tmp_path: Path) -> None:
 
         assert "ssh does not reach host7: ssh: Could not resolve hostname host7" in fail(hosts_="host0,host7")
         assert "3 nodes are asked for, and hosts names 2" in fail("--nodes", "3")
-        assert "host0: sh: 1: /no/python: not found" in fail("--python", "/no/python").replace("bash: line 1:", "sh: 1:").replace("No such file or directory", "not found")  # fmt: skip
+        assert re.search(r"host0: .*/no/python.*-> name the Python of the hosts by python", fail("--python", "/no/python"))  # fmt: skip
         assert "host0 has no folder" in fail("--workdir", "absent")
         assert "it can't resolve 'nowhere'" in fail("--master-addr", "nowhere")
         hosts[1].call("mount", "--bind", str(other), str(tmp_path / "train.py"))
         said = fail()
+        assert re.search(r"on host0, this machine, \w+ on host1", said)
         assert "the hosts differ: train.py is " in said
-        assert " on host0, " in said
-        assert said.count(" on host1") == 1
         hosts[1].call("umount", str(tmp_path / "train.py"))
         work = tmp_path / "work"
         work.mkdir()

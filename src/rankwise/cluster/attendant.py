@@ -29,7 +29,11 @@ LOG, STATE, LOCK, CANCEL, PLAN = "log", "state.json", "lock", "cancel", "plan.js
 _LOOK_S = 0.1
 #: Once a node has failed, the others learn it from each other; those that don't are ended after so long.
 _OTHERS_S = 40.0
+#: What a node's guard may take beyond the time that it gives to the ranks.
+_GUARD_S = 10.0
 _LONGEST_LINE = 1 << 16
+#: How the line of a launcher's report begins that names the rank which failed first.
+_CAUSE = b"  first "
 
 
 class Plan(TypedDict):
@@ -68,19 +72,18 @@ def decide_outcome(ends: Sequence[tuple[str, int]], min_nodes: int) -> tuple[int
 
 @final
 class _Log:
-    """One file for the lines of all nodes."""
+    """One file for the lines of all nodes; ``cause`` is what the first report in it says."""
 
     def __init__(self, path: Path, *, names_nodes: bool) -> None:
-        self._file, self._lock, self._names_nodes = (
-            path.open("ab", buffering=0),
-            threading.Lock(),
-            names_nodes,
-        )
+        self._file = path.open("ab", buffering=0)
+        self._lock, self._names_nodes, self.cause = threading.Lock(), names_nodes, ""
 
     def write(self, line: bytes, node: str = "") -> None:
         """Add a line; one of a launcher says which node it is from, if there are several."""
         text = line.rstrip(b"\r\n")
         is_ours = node and self._names_nodes and not RANK_LINE.match(text.decode("utf-8", "replace"))
+        if text.startswith(_CAUSE) and not self.cause:
+            self.cause = text.removeprefix(_CAUSE).decode("utf-8", "replace").strip()
         with self._lock, suppress(OSError):  # a full disk stops no training
             self._file.write((f"[{node}]: ".encode() if is_ours else b"") + text + b"\n")
 
@@ -121,6 +124,42 @@ class _Node:
 
 
 @final
+class _Start:
+    """One start of all nodes: who lives, how the others have ended, and what was said to them when."""
+
+    def __init__(self, plan: Plan, nodes: list[_Node]) -> None:
+        self.live, self.ends = nodes, list[tuple[str, int]]()
+        self._plan, self._num_nodes = plan, len(nodes)
+        self._failed_s = self._told_s = self._killed_s = float("inf")
+        self._spoken_s = float("-inf")
+
+    def collect(self, now_s: float) -> None:
+        """Take note of the nodes that have ended."""
+        for node in [one for one in self.live if one.process.poll() is not None]:
+            self.live.remove(node)
+            node.close()
+            self.ends.append((node.name, int(node.process.returncode)))
+            if self._num_nodes - sum(code != 0 for _, code in self.ends) < self._plan["min_nodes"]:
+                self._failed_s = min(self._failed_s, now_s)
+
+    def speak(self, now_s: float, *, is_told: bool, is_killed: bool) -> None:
+        """Say to the nodes what is due: that we are here, that they are to stop, or to end now."""
+        words = ALIVE if now_s - self._spoken_s > ALIVE_EVERY_S else b""
+        if self._told_s == float("inf") and (is_told or now_s - self._failed_s > _OTHERS_S):
+            words, self._told_s = NOTICE, now_s
+        is_overdue = now_s - self._told_s > self._plan["grace_s"] + _GUARD_S
+        if self._killed_s == float("inf") and (is_killed or is_overdue):
+            words, self._killed_s = KILL, now_s
+        if words:
+            self._spoken_s = now_s
+        for node in self.live:
+            if words:
+                node.tell(words)
+            if now_s - self._killed_s > _GUARD_S:
+                node.process.kill()  # its host does not answer any more
+
+
+@final
 class Attendant:
     """Holds a job until it is over.
 
@@ -145,7 +184,7 @@ class Attendant:
             code, reason = self._run_once()
             if code != REQUEUE or self._is_told or self._starts > self._plan["requeue"]:
                 break
-            self._say(f"exit code {REQUEUE}: started again ({self._starts} of {self._plan['requeue']})")
+            self._say(f"exit code {REQUEUE}: start {self._starts + 1} of the job")
         phase: Phase = "succeeded" if code == 0 else "stopped" if code == REQUEUE else "failed"
         self._write_state("cancelled" if self._cancelled and code else phase, code, self._cancelled or reason)
         self._log.close()
@@ -166,34 +205,18 @@ class Attendant:
         env = dict(plan["env"])
         if plan["time_s"]:
             env["RANKWISE_DEADLINE"] = str(int(SYSTEM_CLOCK.time()) + plan["time_s"])
-        self._is_late = False
-        nodes = [_Node(name, argv, env, self._log) for name, argv in plan["nodes"]]
-        live, ends = list(nodes), list[tuple[str, int]]()
-        told_s = spoken_s = float("-inf")
-        failed_s = float("inf")
-        while live:
+        self._is_late, self._log.cause = False, ""
+        start = _Start(plan, [_Node(name, argv, env, self._log) for name, argv in plan["nodes"]])
+        while start.live:
             SYSTEM_CLOCK.sleep(_LOOK_S)
             now_s = SYSTEM_CLOCK.monotonic()
-            for node in [one for one in live if one.process.poll() is not None]:
-                live.remove(node)
-                node.close()
-                ends.append((node.name, int(node.process.returncode)))
-                if ends[-1][1] and len(nodes) - len([1 for _, code in ends if code]) < plan["min_nodes"]:
-                    failed_s = min(failed_s, now_s)
+            start.collect(now_s)
             self._look(now_s - begin_s)
-            words = ALIVE if now_s - spoken_s > ALIVE_EVERY_S else b""
-            if (self._is_told or self._is_late or now_s - failed_s > _OTHERS_S) and told_s < 0:
-                words, told_s = NOTICE, now_s
-            if self._killed or (told_s > 0 and now_s - told_s > plan["grace_s"] + _OTHERS_S):
-                words = KILL
-            if words:
-                spoken_s = now_s
-                for node in live:
-                    node.tell(words)
-                    if words == KILL and now_s - told_s > plan["grace_s"] + 2 * _OTHERS_S:
-                        node.process.kill()  # a host that does not answer any more
-        code, reason = decide_outcome(ends, plan["min_nodes"])
-        return code, f"time limit of {plan['time_s']} s" if self._is_late and code else reason
+            start.speak(now_s, is_told=self._is_told or self._is_late, is_killed=self._killed)
+        code, reason = decide_outcome(start.ends, plan["min_nodes"])
+        if self._is_late and code:
+            return code, f"time limit of {plan['time_s']} s"
+        return code, reason + (f": {self._log.cause}" if code and reason and self._log.cause else "")
 
     def _look(self, age_s: float) -> None:
         """See who wants the job to end."""

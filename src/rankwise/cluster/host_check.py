@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rankwise.cluster.job import JobSpec
 
 Facts = dict[str, Any]
+_HERE = "this machine"
 _MOST_AT_ONCE = 64
 
 
@@ -52,7 +54,8 @@ def check_hosts(spec: JobSpec, look: Look) -> None:
     facts = ask_all(spec, look)
     _check_each(spec, facts)
     _check_files(spec, facts)
-    _check_equal(facts)
+    here = {} if _HERE in facts else _list_files_here(spec)
+    _check_equal(facts, here)
 
 
 def ask_all(spec: JobSpec, look: Look) -> dict[str, Facts]:
@@ -83,7 +86,8 @@ def ask_all(spec: JobSpec, look: Look) -> dict[str, Facts]:
         raise UsageError(f"{word} can't be run: {error.strerror}", hint=f"install {word}, or choose another cluster by --on") from error  # fmt: skip
     wrong = [_judge(host, code, err) for host, code, out, err in answers if code or not out.startswith("{")]
     if wrong:
-        raise LaunchError("; ".join(wrong), hint=look.test or None)
+        has_no_python = all(code in {126, 127} for _, code, *_ in answers if code)
+        raise LaunchError("; ".join(wrong), hint="name the Python of the hosts by python" if has_no_python else look.test or None)  # fmt: skip
     return {host: json.loads(out.splitlines()[-1]) for host, _, out, _ in answers}
 
 
@@ -92,6 +96,15 @@ def _judge(host: str, code: int, err: str) -> str:
     if code == SSH_FAILED:
         return find_ssh_failure(host, lines)
     return f"{host}: {lines[-1] if lines else f'exit code {code}'}"
+
+
+def _list_files_here(spec: JobSpec) -> dict[str, str]:
+    """Return digests of the files of the command that are here, too: an edit that has not been copied is no edit there."""
+    if not Path(spec.workdir).is_dir():
+        return {}
+    look = Look(ways={_HERE: ["sh", "-c"]}, python=sys.executable)
+    found = ask_all(replace(spec, python="", gpus_per_node=0), look)[_HERE]["files"]
+    return {name: digest for name, digest in found.items() if digest}
 
 
 def _check_each(spec: JobSpec, facts: Mapping[str, Facts]) -> None:
@@ -114,27 +127,25 @@ def _check_each(spec: JobSpec, facts: Mapping[str, Facts]) -> None:
 
 def _check_files(spec: JobSpec, facts: Mapping[str, Facts]) -> None:
     """See that the script is there, everywhere."""
-    name = next((word for word in spec.command if word.endswith(".py")), "")
-    name = spec.command[spec.command.index("-m") + 1] if "-m" in spec.command[:-1] else name
+    name = host_facts.find_script(spec.command)[0]
     missing = [host for host, found in facts.items() if name and found["files"].get(name) is None]
     if missing:
         raise UsageError(f"{name} is not in {spec.workdir} on {', '.join(missing)}", hint="have it copied by files, or change workdir")  # fmt: skip
 
 
-def _check_equal(facts: Mapping[str, Facts]) -> None:
+def _check_equal(facts: Mapping[str, Facts], here: Mapping[str, str]) -> None:
     shown = {host: {"Python": one["python"], "torch": one["torch"], "rankwise": one["rankwise"], **one["files"]} for host, one in facts.items()}  # fmt: skip
-    names = list(dict.fromkeys(name for one in shown.values() for name in one))
     different = []
-    for name in names:
+    for name in dict.fromkeys(name for one in shown.values() for name in one):
         by_value: dict[str, list[str]] = {}
-        for host, one in shown.items():
+        for host, one in [*shown.items(), *([(_HERE, here)] if name in here else [])]:
             by_value.setdefault(one.get(name) or "missing", []).append(host)
         if len(by_value) > 1:
             different.append(f"{name} is " + ", ".join(f"{value} on {_list(hosts)}" for value, hosts in by_value.items()))  # fmt: skip
     if different:
         raise UsageError(
             "the hosts differ: " + "; ".join(different),
-            hint="install the same versions everywhere; files are copied by --files, and compared by the beginning of their SHA-256",
+            hint="install the same versions everywhere; files, shown by the beginning of their SHA-256, are copied by --files",
         )
 
 

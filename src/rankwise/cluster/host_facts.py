@@ -14,7 +14,10 @@ import platform
 import socket
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def _version(name: str) -> str | None:
@@ -29,26 +32,34 @@ def _digest(path: str) -> str:
         return hashlib.sha256(file.read()).hexdigest()[:12]
 
 
-def _find_files(words: list[str]) -> dict[str, str | None]:
-    """Return digests of the script, of what lies beside it, and of all other files that the command names."""
-    found: dict[str, str | None] = {}
+def find_script(words: Sequence[str]) -> tuple[str, bool]:
+    """Return the script of a command, or its module, and whether it is a module; empty if it is a program."""
     for number, word in enumerate(words):
-        if number and words[number - 1] == "-m":
-            sys.path.insert(0, os.getcwd())
-            try:
-                spec = importlib.util.find_spec(word)
-            except (ImportError, ValueError):
-                spec = None
-            found[word] = (
-                _digest(spec.origin) if spec and spec.origin and os.path.isfile(spec.origin) else None
-            )
-        elif os.path.isfile(word) and os.path.getsize(word) < 1 << 24:
-            found[word] = _digest(word)
-            folder = os.path.dirname(word)
-            if word.endswith(".py"):
-                for name in sorted(os.listdir(folder or "."))[:1000]:
-                    if name.endswith(".py"):
-                        found[os.path.join(folder, name)] = _digest(os.path.join(folder, name))
+        if word in ("-m", "--module") and number + 1 < len(words):
+            return words[number + 1], True
+        if word.endswith(".py"):
+            return word, False
+    return "", False
+
+
+def _find_files(words: list[str]) -> dict[str, str | None]:
+    """Return digests of the script, of the Python files beside it, and of all other files that the command names."""
+    found: dict[str, str | None] = {}
+    script, is_module = find_script(words)
+    if is_module:
+        sys.path.insert(0, os.getcwd())
+        try:
+            spec = importlib.util.find_spec(script)
+        except (ImportError, ValueError):
+            spec = None
+        found[script] = _digest(spec.origin) if spec and spec.origin and os.path.isfile(spec.origin) else None
+    elif os.path.isfile(script):
+        folder = os.path.dirname(script)
+        names = [name for name in sorted(os.listdir(folder or "."))[:1000] if name.endswith(".py")]
+        found.update((path, _digest(path)) for path in [os.path.join(folder, name) for name in names])
+    found.update(
+        (word, _digest(word)) for word in words if os.path.isfile(word) and os.path.getsize(word) < 1 << 24
+    )
     return found
 
 
