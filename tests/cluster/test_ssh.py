@@ -52,7 +52,14 @@ JOB = """
     OMP_NUM_THREADS = 1
     RANKWISE_CHECK = 0
     [ssh]
-    hosts = "host[0-1]"
+    hosts = "gpu[0-1]"
+"""
+#: What only ssh knows: the hosts themselves call each other by address.
+CONFIG = """
+    Host gpu0
+        HostName 10.77.0.1
+    Host gpu1
+        HostName 10.77.0.2
 """
 SLEEPER = """
     import time
@@ -94,13 +101,15 @@ def read_losses(folder: Path) -> dict[int, float]:
 
 
 def test_the_digits_train_alike_over_ssh_and_here(tmp_path: Path) -> None:
-    """One job.toml: stopped by a notice on two hosts with exit code 75, resumed here by one process, the losses are those of a run that nobody stopped."""
+    """One job.toml, and hosts by the names of ~/.ssh/config: stopped by a notice on two hosts with exit code 75, resumed here by one process, the losses are those of a run that nobody stopped."""
     shutil.copytree(DIGITS, tmp_path / "digits", ignore=shutil.ignore_patterns("__pycache__"))
     write_script(tmp_path, TRAIN, "train64.py")
     write_script(tmp_path, JOB, "job.toml")
+    config = write_script(tmp_path, CONFIG, "ssh_config")
     with open_cluster(tmp_path) as (hosts, ssh):
+        aliases = ssh.replace("-F none", f"-F {config}")
         done = call(
-            tmp_path, "submit", "--on", "ssh", "--ssh", ssh, "--env", "STOP_AFTER=12", at=at(hosts[0])
+            tmp_path, "submit", "--on", "ssh", "--ssh", aliases, "--env", "STOP_AFTER=12", at=at(hosts[0])
         )
         assert done.returncode == 75, done.stdout + done.stderr
         assert "has stopped, and can be resumed" in done.stderr

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 _HERE = "this machine"
-_MOST_AT_ONCE = 64
+#: So many hosts are spoken to at a time.
+MOST_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def ask_all(spec: JobSpec, look: Look) -> dict[str, Facts]:
         return host, done.returncode, done.stdout, done.stderr
 
     try:
-        with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(look.ways))) as pool:
+        with ThreadPoolExecutor(min(MOST_AT_ONCE, len(look.ways))) as pool:
             answers = list(pool.map(ask, look.ways))
     except OSError as error:
         word = look.ways[first][0]

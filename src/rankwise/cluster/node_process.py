@@ -20,6 +20,8 @@ from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, die_with_parent, wait_re
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankwise.base.clock import Clock
+
 #: The words: go on; stop in time, then; end now.
 ALIVE, NOTICE, KILL = b"a", b"t", b"k"
 #: How often a word comes; and the silence that means a cut network.
@@ -28,23 +30,29 @@ _LOOK_S = 0.1
 
 
 @final
-class _Orders:
-    """What is said on standard input."""
+class Orders:
+    """What is said to a node.
 
-    def __init__(self) -> None:
-        self._heard_s, self.is_gone = SYSTEM_CLOCK.monotonic(), False
+    Args:
+        fd: Where; whoever speaks there is gone once it ends, or is silent for too long.
+        clock: Where the time comes from.
+    """
+
+    def __init__(self, fd: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._fd, self._clock = fd, clock
+        self._heard_s, self.is_gone = clock.monotonic(), False
 
     def read(self) -> bytes:
         """Wait a moment for words, and return them."""
         if self.is_gone:
-            SYSTEM_CLOCK.sleep(_LOOK_S)
+            self._clock.sleep(_LOOK_S)
             return b""
-        now_s = SYSTEM_CLOCK.monotonic()
-        if not wait_ready([0], _LOOK_S):
-            self.is_gone = now_s - self._heard_s > _SILENT_S
-            return b""
-        words = os.read(0, 4096)
-        self._heard_s, self.is_gone = now_s, not words
+        ready = wait_ready([self._fd], _LOOK_S)
+        now_s = self._clock.monotonic()
+        words = os.read(self._fd, 4096) if ready else b""
+        if words:
+            self._heard_s = now_s
+        self.is_gone = not words and (bool(ready) or now_s - self._heard_s > _SILENT_S)
         return words
 
 
@@ -61,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
             return 1  # gone before it has said anything
         line += byte
     env = {**environ(), **json.loads(line)}
-    orders, grace_s, end_s = _Orders(), float(argv[0]), float("inf")
+    orders, grace_s, end_s = Orders(0), float(argv[0]), float("inf")
     launcher = subprocess.Popen(
         argv[1:], env=env, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent if IS_LINUX else None,  # noqa: PLW1509 - no threads here
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
@@ -58,8 +59,8 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
     )
     if spec.files:
         host_check.ask_all(spec, look)  # makes the folder
-        for host in hosts:
-            run_tool(_write_copy(spec, host, ssh), doing=f"copy {', '.join(spec.files)} to {host}", timeout_s=_SYNC_S)  # fmt: skip
+        with ThreadPoolExecutor(host_check.MOST_AT_ONCE) as pool:
+            list(pool.map(lambda host: _copy(spec, host, ssh), hosts))
     host_check.check_hosts(spec, look)
     return attended.start(plan, record)
 
@@ -103,6 +104,10 @@ def _plan(spec: JobSpec, job_id: str, hosts: list[str], ssh: list[str], client: 
         place = MeetingPlace(endpoint=f"{address}:{_pick_port(spec, job_id)}", run_id=job_id)
     line = attended.write_line(spec, build_launch(spec, place, python=sys.executable), sys.executable)
     return attended.make_plan(spec, [(host, write_ssh(ssh, host, line)) for host in hosts], client)
+
+
+def _copy(spec: JobSpec, host: str, ssh: list[str]) -> None:
+    run_tool(_write_copy(spec, host, ssh), doing=f"copy {', '.join(spec.files)} to {host}", timeout_s=_SYNC_S)
 
 
 def _write_copy(spec: JobSpec, host: str, ssh: list[str]) -> list[str]:
