@@ -169,6 +169,15 @@ def test_a_program_submits_as_the_command_does(tmp_path: Path, monkeypatch: pyte
     )  # nothing of those that were refused
 
 
+def test_the_launchers_flags_are_read_before_the_job_is_submitted(tmp_path: Path) -> None:
+    """A slip behind -- is the launcher's own error, here; what the job says is not said there once more."""
+    said = {"--max-restartz=1": "--max-restartz=1\n  -> did you mean --max-restarts?", "--nproc-per-node=2": "how many ranks they have, is up to the job"}  # fmt: skip
+    for flag, text in said.items():
+        done = call(tmp_path, "submit", "--on", "local", "--", "--max-restarts", "3", flag, "x.py")
+        assert done.returncode == 2
+        assert text in done.stderr
+
+
 def test_a_wrong_flag_is_named(tmp_path: Path) -> None:
     """A slip is corrected; a flag of the script's that stands before -- is told where it belongs."""
     said = {"--nods=2": "no flag --nods=2 on ssh\n  -> did you mean --nodes?", "--lr=1": "no flag --lr=1 on ssh\n  -> flags of the script"}  # fmt: skip

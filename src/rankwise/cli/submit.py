@@ -15,6 +15,7 @@ from rankwise.base.requeue import REQUEUE
 from rankwise.cli.parser import Parser
 from rankwise.cli.printing import put
 from rankwise.cluster import job, registry, submission
+from rankwise.launcher.command import parse
 
 if TYPE_CHECKING:
     import argparse
@@ -42,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
     flags = {name: value for name, value in vars(args).items() if name not in {"file", "attach", "dry_run"}}
     flags["command"] = [*args.command, *after]
     spec = submission.read_job(path, flags)
+    _check_launch(spec.command)
     if args.dry_run:
         for document in submission.render(spec):
             put(f"# {document.name}\n{document.text}")
@@ -53,6 +55,12 @@ def main(argv: Sequence[str]) -> int:
         return follow(handle)
     put(f"{handle.id}\n")
     return 0
+
+
+def _check_launch(command: Sequence[str]) -> None:
+    """Have the launcher read its flags here: on the nodes, each of them would refuse a slip after the wait for it."""
+    num_args = len(parse(command, {}).program.args)
+    job.refuse_meeting(command[: len(command) - num_args - 1])
 
 
 def _explain(flag: str, on: object) -> UsageError:

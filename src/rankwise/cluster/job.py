@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from rankwise.base.host_list import expand_hosts
 from rankwise.cluster.words import Table, Word, parse_duration, parse_size, read_table, suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 #: Where a job can run; each has a module, and a table of its own words in job.toml.
 CLUSTERS = ("local", "ssh", "slurm", "kubernetes", "ray")
@@ -232,13 +233,22 @@ def _build(table: Table, own: Table, on: str, home: Path) -> JobSpec:
 def _check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     if not command:
         raise UsageError("no script is given", hint="rankwise submit --on … -- train.py [its arguments]")
-    for word in command:
-        if not word.startswith("-"):
-            break  # of the script, or the value of a flag: those of ours have been refused or follow
-        flag = word.lstrip("-").partition("=")[0].replace("_", "-")
-        if word.startswith("--") and flag in _OURS:
-            raise UsageError(f"{word}: where the nodes meet, and how many ranks they have, is up to the job", hint="use nodes and ranks_per_node")  # fmt: skip
+    refuse_meeting(itertools.takewhile(lambda word: word.startswith("-"), command))
     return command
+
+
+def refuse_meeting(flags: Iterable[str]) -> None:
+    """Refuse flags of `rankwise run` that say what the job itself does.
+
+    Args:
+        flags: Those that stand before the script, or the first of them.
+
+    Raises:
+        UsageError: One of them says where the nodes meet, or how many ranks they have.
+    """
+    for word in flags:
+        if word.startswith("--") and word[2:].partition("=")[0].replace("_", "-") in _OURS:
+            raise UsageError(f"{word}: where the nodes meet, and how many ranks they have, is up to the job", hint="use nodes and ranks_per_node")  # fmt: skip
 
 
 def _parse_nodes(text: str) -> tuple[int, int]:
