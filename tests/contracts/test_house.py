@@ -208,7 +208,7 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
-    "base": 2_300,  # aim: base and engine 3,000
+    "base": 2_360,  # aim: base and engine 3,000
     "engine": 3_100,  # aim: base and engine 3,000
     "evidence": 8_600,  # aim: evidence and verdict 11,000
     "verdict": 8_850,  # aim: evidence and verdict 11,000
@@ -223,7 +223,7 @@ BUDGETS = {
     "parallel": 14_700,  # aim: parallel and tf 9,000
     "tf": 3_150,  # aim: parallel and tf 9,000
     "train": 6_250,  # aim: 6,500
-    "cli": 3_450,  # aim: cli and testing 3,000
+    "cli": 3_500,  # aim: cli and testing 3,000
     "testing": 310,  # aim: cli and testing 3,000
     "rankwise": 350,
 }

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rankwise.base import terminal
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import RankwiseError
+from rankwise.base.flags import Parser
 from rankwise.cli.columns import align, format_count
-from rankwise.cli.parser import Parser
 from rankwise.cli.printing import put
 from rankwise.cli.submit import say_state
 from rankwise.cluster import handles

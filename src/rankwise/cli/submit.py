@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import signal
 import sys
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rankwise.base import terminal
 from rankwise.base.errors import UsageError
+from rankwise.base.flags import Parser
 from rankwise.base.requeue import REQUEUE
-from rankwise.cli.parser import Parser
 from rankwise.cli.printing import put
 from rankwise.cluster import job, registry, submission
 from rankwise.launcher.command import parse
@@ -28,6 +27,14 @@ if TYPE_CHECKING:
 #: Where nobody else holds the job, the command stays with it, unless it is told to go.
 _STAYS = {"local", "ssh"}
 _DEFAULT = Path("job.toml")
+#: What `rankwise run` and schedulers call it.
+_ALIASES = {
+    **dict.fromkeys(("nnodes", "num-nodes", "num-machines"), "--nodes"),
+    **dict.fromkeys(("nproc-per-node", "nproc", "ntasks-per-node", "num-processes"), "--ranks-per-node"),
+    **dict.fromkeys(("gpus", "num-gpus", "gres"), "--gpus-per-node"),
+    **dict.fromkeys(("cpus-per-task", "cpus"), "--cpus-per-node"),
+    "mem": "--memory", "time-limit": "--time", "job-name": "--name", "chdir": "--workdir", "container-image": "--image",
+}  # fmt: skip
 _WITH = "Its words, where they stand below [{0}] in the file, or as flags with --on {0}."
 
 
@@ -37,9 +44,7 @@ def main(argv: Sequence[str]) -> int:
     first = build_parser(None).parse_known_args(before)[0]
     path = first.file or (_DEFAULT if _DEFAULT.is_file() else None)
     on = first.on or (job.load_file(path).get("on") if path else None)
-    args, unknown = build_parser(on if on in job.CLUSTERS else None).parse_known_args(before)
-    if unknown:
-        raise _explain(unknown[0], on)
+    args = _parse(build_parser(on if on in job.CLUSTERS else None), before)
     flags = {name: value for name, value in vars(args).items() if name not in {"file", "attach", "dry_run"}}
     flags["command"] = [*args.command, *after]
     spec = submission.read_job(path, flags)
@@ -63,13 +68,13 @@ def _check_launch(command: Sequence[str]) -> None:
     job.refuse_meeting(command[: len(command) - num_args - 1])
 
 
-def _explain(flag: str, on: object) -> UsageError:
-    known = [f"--{name.replace('_', '-')}" for name in {**job.WORDS, **(_find_words(str(on)))}]
-    near = difflib.get_close_matches(flag, known, n=1)
-    hint = (
-        f"did you mean {near[0]}?" if near else "flags of the script, and of `rankwise run`, stand behind --"
-    )
-    return UsageError(f"there is no flag {flag}" + (f" on {on}" if on else ""), hint=hint)
+def _parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
+    try:
+        return parser.parse_args(words)
+    except UsageError as error:
+        if "unrecognized" in error.message and "did you mean" not in str(error.hint):
+            error.hint = "flags of the script, and of `rankwise run`, stand behind --"
+        raise
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -85,6 +90,7 @@ def build_parser(on: str | None) -> Parser:
         prog="rankwise submit",
         usage="rankwise submit --on local|ssh|slurm|kubernetes|ray [flags] -- train.py [the script's own arguments]",
         allow_abbrev=False,
+        aliases=_ALIASES,
         description="Submit a training script to a cluster. What is said here can stand in job.toml, too, with the same words; flags win.",
         epilog="What stands behind -- is what `rankwise run` gets on each node, its flags included: -- --max-restarts 3 train.py",
     )
