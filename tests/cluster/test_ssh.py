@@ -173,6 +173,35 @@ def start(folder: Path, host: Host, ssh: str) -> subprocess.Popen[str]:
     return client
 
 
+def test_a_job_that_may_shrink_outlives_a_host(tmp_path: Path) -> None:
+    """All processes of one of two hosts are killed: the other one goes on alone, and the state says without whom."""
+    script = """
+        import os, pathlib, time
+        print("is one of", os.environ["WORLD_SIZE"], flush=True)
+        while not pathlib.Path("over").exists():
+            time.sleep(0.1)
+    """
+    write_script(tmp_path, script)
+    with open_cluster(tmp_path) as (hosts, ssh):
+        command = [*enter(at(hosts[0]), tmp_path), *RANKWISE, "submit", "--on", "ssh", "--ssh", ssh, "--hosts", "host0,host1", "--nodes", "1:2", "--", "--cold", "train.py"]  # fmt: skip
+        client = subprocess.Popen(command, cwd=tmp_path, env=make_job_env(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+        try:
+
+            def count(text: str) -> int:
+                return sum(one.read_text().count(text) for one in tmp_path.glob("state/rankwise/jobs/*/log"))
+
+            wait_until(lambda: count("is one of 2") == 2, 90)
+            subprocess.run(["pkill", "-9", "--ns", str(hosts[1].pid), "--nslist", "net", "-f", "python"], check=True, timeout=10)  # fmt: skip
+            wait_until(lambda: count("is one of 1"), 90)
+            (tmp_path / "over").touch()
+            assert client.wait(60) == 0
+        finally:
+            client.kill()
+            print(client.communicate()[0])
+        (job,) = list_jobs(tmp_path)
+        assert (job["phase"], job["reason"]) == ("succeeded", "without host1")
+
+
 def test_no_host_keeps_a_job_whose_command_is_gone(tmp_path: Path) -> None:
     """One Ctrl-C ends all; kill -9 of the command, or of the process that holds the job, ends both hosts' ranks and launchers."""
     write_script(tmp_path, SLEEPER)

@@ -62,8 +62,9 @@ def decide_outcome(ends: Sequence[tuple[str, int]], min_nodes: int) -> tuple[int
         return REQUEUE, ""
     bad = [(name, code) for name, code in ends if code]
     lost = ", ".join(name for name, code in bad if code == SSH_FAILED)
-    if len(ends) - len(bad) >= min_nodes and all(code == SSH_FAILED for _, code in bad):
-        return 0, f"without {lost}, which was lost" if lost else ""
+    if len(ends) - len(bad) >= min_nodes:
+        # A failure that concerned all of them would have ended all of them.
+        return 0, f"without {', '.join(name for name, _ in bad)}" if bad else ""
     name, code = next(((name, code) for name, code in bad if code != SSH_FAILED), bad[0])
     if code == SSH_FAILED:
         return 1, f"the connection to {lost} was lost"
