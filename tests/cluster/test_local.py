@@ -13,7 +13,7 @@ import pytest
 import rankwise
 from cluster.commands import RANKWISE, call, list_jobs, make_job_env
 from rankwise.base.errors import UsageError
-from rankwise.cluster.attendant import decide_outcome
+from rankwise.cluster.job_process import decide_outcome
 from support import leftovers, list_marked, wait_until, write_script
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def attached(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_nothing_outlives_the_command_that_stays(attached: subprocess.Popen[str], tmp_path: Path) -> None:
-    """SIGKILL to the command ends attendant, launcher and ranks; the record says why."""
+    """SIGKILL to the command ends job process, launcher and ranks; the record says why."""
     attached.kill()
     attached.wait()
     assert leftovers(wait_s=30) == []
@@ -135,13 +135,13 @@ def test_ctrl_c_ends_all(attached: subprocess.Popen[str], tmp_path: Path) -> Non
     assert attached.returncode == 143
 
 
-def test_a_job_whose_attendant_is_killed_has_failed(tmp_path: Path) -> None:
-    """A detached job goes on without its command; once its attendant is killed no rank is left, and the state says so."""
+def test_a_job_whose_process_is_killed_has_failed(tmp_path: Path) -> None:
+    """A detached job goes on without its command; once its job process is killed no rank is left, and the state says so."""
     client = start(tmp_path, "--detach", "--name", "sleeper")
     assert client.wait(20) == 0
     assert list_jobs(tmp_path, "sleeper")[0]["phase"] == "running"
-    attendant = next(int(line.split()[0]) for line in list_marked() if "cluster.attendant" in line)
-    os.kill(attendant, signal.SIGKILL)
+    holder = next(int(line.split()[0]) for line in list_marked() if "cluster.job_process" in line)
+    os.kill(holder, signal.SIGKILL)
     assert leftovers(wait_s=30) == []
     assert list_jobs(tmp_path)[0]["reason"] == "the process that held it was killed, and the ranks with it"
     client.communicate()

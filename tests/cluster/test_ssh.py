@@ -220,7 +220,7 @@ def test_no_host_keeps_a_job_whose_command_is_gone(tmp_path: Path) -> None:
         client.communicate()
         wait_until(is_empty, 30, "an empty cluster after kill -9 of the command")
         client = start(tmp_path, hosts[0], ssh)
-        subprocess.run(["pkill", "-9", "--ns", str(hosts[0].pid), "--nslist", "net", "-f", "cluster.attendant"], check=True, timeout=10)  # fmt: skip
-        wait_until(is_empty, 30, "an empty cluster after kill -9 of the attendant")
+        subprocess.run(["pkill", "-9", "--ns", str(hosts[0].pid), "--nslist", "net", "-f", "cluster.job_process"], check=True, timeout=10)  # fmt: skip
+        wait_until(is_empty, 30, "an empty cluster after kill -9 of the job's process")
         client.communicate()
         assert [job["phase"] for job in list_jobs(tmp_path)] == ["cancelled", "cancelled", "failed"]

@@ -5,25 +5,25 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rankwise.cluster import attended, host_check
+from rankwise.cluster import host_check, unscheduled
 from rankwise.cluster.launch_command import MeetingPlace, build_launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankwise.cluster.attendant import Plan
     from rankwise.cluster.cluster import Document
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
+    from rankwise.cluster.job_process import Plan
     from rankwise.cluster.words import Word
 
 WORDS: Mapping[str, Word] = {}
-state, logs, cancel = attended.state, attended.logs, attended.cancel
+state, logs, cancel = unscheduled.state, unscheduled.logs, unscheduled.cancel
 
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:
     """Return the commands, one a node."""
-    return attended.render_plan(_plan(spec, job_id))
+    return unscheduled.render_plan(_plan(spec, job_id))
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
@@ -35,14 +35,14 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
     """
     plan = _plan(spec, record.id, record.client)
     host_check.check_hosts(spec, host_check.Look(ways={"this machine": ["sh", "-c"]}, python=sys.executable))
-    return attended.start(plan, record)
+    return unscheduled.start(plan, record)
 
 
 def _plan(spec: JobSpec, job_id: str, client: int = 0) -> Plan:
-    attended.refuse_unscheduled(spec)
+    unscheduled.refuse_unscheduled(spec)
     place = MeetingPlace(
-        endpoint=f"127.0.0.1:{attended.pick_port(job_id)}", run_id=job_id, local_addr="127.0.0.1"
+        endpoint=f"127.0.0.1:{unscheduled.pick_port(job_id)}", run_id=job_id, local_addr="127.0.0.1"
     )
     launch = build_launch(spec, place if spec.num_nodes > 1 else None, python=sys.executable)
-    line = attended.write_line(spec, launch, sys.executable)
-    return attended.make_plan(spec, [(f"node{number}", ["sh", "-c", line]) for number in range(spec.num_nodes)], client)  # fmt: skip
+    line = unscheduled.write_line(spec, launch, sys.executable)
+    return unscheduled.make_plan(spec, [(f"node{number}", ["sh", "-c", line]) for number in range(spec.num_nodes)], client)  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts, find_fault
 from rankwise.base.ssh import read_ssh, write_ssh, write_ssh_test
-from rankwise.cluster import attended, host_check
+from rankwise.cluster import host_check, unscheduled
 from rankwise.cluster.launch_command import MeetingPlace, build_launch
 from rankwise.cluster.tools import run_tool
 from rankwise.cluster.words import Word
@@ -19,10 +19,10 @@ from rankwise.cluster.words import Word
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankwise.cluster.attendant import Plan
     from rankwise.cluster.cluster import Document
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
+    from rankwise.cluster.job_process import Plan
 
 WORDS: Mapping[str, Word] = {
     "hosts": Word("Names or addresses, as ssh knows them; short forms as gpu[01-16].", metavar="HOST,…"),
@@ -30,14 +30,14 @@ WORDS: Mapping[str, Word] = {
     "master_addr": Word("Address of the first host, as the others know it; by default what ssh connects to."),
     "port": Word("Where the nodes meet on it; by default one drawn for the job.", "number", "PORT"),
 }
-state, logs, cancel = attended.state, attended.logs, attended.cancel
+state, logs, cancel = unscheduled.state, unscheduled.logs, unscheduled.cancel
 _SYNC_S = 3600.0
 
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:
     """Return the commands that are run here: the copies first, then one a host."""
     hosts, ssh = _find_hosts(spec)
-    return attended.render_plan(_plan(spec, job_id, hosts, ssh), [_write_copy(spec, host, ssh) for host in hosts if spec.files])  # fmt: skip
+    return unscheduled.render_plan(_plan(spec, job_id, hosts, ssh), [_write_copy(spec, host, ssh) for host in hosts if spec.files])  # fmt: skip
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
@@ -62,12 +62,12 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
         with ThreadPoolExecutor(host_check.MOST_AT_ONCE) as pool:
             list(pool.map(lambda host: _copy(spec, host, ssh), hosts))
     host_check.check_hosts(spec, look)
-    return attended.start(plan, record)
+    return unscheduled.start(plan, record)
 
 
 def _find_hosts(spec: JobSpec) -> tuple[list[str], list[str]]:
     """Return the hosts of the job, and the ssh command."""
-    attended.refuse_unscheduled(spec)
+    unscheduled.refuse_unscheduled(spec)
     text = spec.own.text("hosts")
     if fault := find_fault(text):
         raise UsageError(f"hosts: {fault}", hint="names with commas between them, or a short form as gpu[01-16]")  # fmt: skip
@@ -93,7 +93,7 @@ def _find_address(spec: JobSpec, hosts: list[str], ssh: list[str]) -> str:
 
 
 def _pick_port(spec: JobSpec, job_id: str) -> int:
-    return spec.own.number("port") or attended.pick_port(job_id)
+    return spec.own.number("port") or unscheduled.pick_port(job_id)
 
 
 def _plan(spec: JobSpec, job_id: str, hosts: list[str], ssh: list[str], client: int = 0) -> Plan:
@@ -102,8 +102,8 @@ def _plan(spec: JobSpec, job_id: str, hosts: list[str], ssh: list[str], client: 
         address = _find_address(spec, hosts, ssh)
         address = f"[{address}]" if ":" in address else address
         place = MeetingPlace(endpoint=f"{address}:{_pick_port(spec, job_id)}", run_id=job_id)
-    line = attended.write_line(spec, build_launch(spec, place, python=sys.executable), sys.executable)
-    return attended.make_plan(spec, [(host, write_ssh(ssh, host, line)) for host in hosts], client)
+    line = unscheduled.write_line(spec, build_launch(spec, place, python=sys.executable), sys.executable)
+    return unscheduled.make_plan(spec, [(host, write_ssh(ssh, host, line)) for host in hosts], client)
 
 
 def _copy(spec: JobSpec, host: str, ssh: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the clusters without a scheduler share: their jobs are held by an attendant, and spoken to by files in the job's folder."""
+"""What the clusters without a scheduler share: their jobs are held by a process of ours, and spoken to by files in the job's folder."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.files import write_atomic
 from rankwise.base.osdoor import try_lock_file
-from rankwise.cluster.attendant import CANCEL, LOCK, LOG, PLAN, STATE
 from rankwise.cluster.cluster import Document, JobState
+from rankwise.cluster.job_process import CANCEL, LOCK, LOG, PLAN, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from rankwise.cluster.attendant import Plan
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
+    from rankwise.cluster.job_process import Plan
 
 _LOOK_S, _START_S = 0.1, 20.0
 
@@ -34,7 +34,7 @@ def write_line(spec: JobSpec, launch: Sequence[str], python: str) -> str:
 
 
 def make_plan(spec: JobSpec, nodes: Sequence[tuple[str, list[str]]], client: int = 0) -> Plan:
-    """Return what the attendant will do.
+    """Return what the job's process will do.
 
     Args:
         spec: The job.
@@ -51,7 +51,7 @@ def render_plan(plan: Plan, before: Sequence[Sequence[str]] = ()) -> list[Docume
     """Return a plan as the commands that it starts.
 
     Args:
-        plan: What the attendant will do.
+        plan: What the job's process will do.
         before: Commands that are run first.
     """
     lines = [shlex.join(words) for words in before]
@@ -78,15 +78,15 @@ def refuse_unscheduled(spec: JobSpec) -> None:
 
 
 def start(plan: Plan, record: JobRecord) -> JobRecord:
-    """Start the attendant, and wait until it holds the job.
+    """Start the job's process, and wait until it holds the job.
 
     Raises:
         LaunchError: It has ended at once.
     """
     write_atomic(record.folder / PLAN, json.dumps(plan), mode=0o600)
-    with (record.folder / "attendant.err").open("wb") as errors:
+    with (record.folder / "errors.txt").open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rankwise.cluster.attendant", str(record.folder)],
+            [sys.executable, "-m", "rankwise.cluster.job_process", str(record.folder)],
             stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True,
         )  # fmt: skip
     end_s = SYSTEM_CLOCK.monotonic() + _START_S
@@ -94,7 +94,7 @@ def start(plan: Plan, record: JobRecord) -> JobRecord:
         if process.poll() is not None or SYSTEM_CLOCK.monotonic() > end_s:
             process.kill()
             process.wait()
-            said = (record.folder / "attendant.err").read_text(encoding="utf-8", errors="replace")
+            said = (record.folder / "errors.txt").read_text(encoding="utf-8", errors="replace")
             raise LaunchError(f"the job could not be started: {said.strip()[-2000:] or 'no answer'}")
         SYSTEM_CLOCK.sleep(_LOOK_S / 5)
     _CHILDREN.append(process)
@@ -106,7 +106,7 @@ _CHILDREN: list[subprocess.Popen[bytes]] = []
 
 
 def state(record: JobRecord) -> JobState:
-    """Return what the attendant has written last; a job whose attendant was killed has failed."""
+    """Return what the job's process has written last; a job whose process was killed has failed."""
     for child in _CHILDREN:
         child.poll()
     is_held = _is_held(record.folder)  # asked before: it writes, and goes

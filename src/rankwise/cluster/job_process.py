@@ -37,7 +37,7 @@ _CAUSE = b"  first "
 
 
 class Plan(TypedDict):
-    """What an attendant does, as its file says it.
+    """What is to be done for a job, as its file says it.
 
     The words of each node stand beside its name. ``client`` is the process that the job is to end with, or 0.
     """
@@ -161,7 +161,7 @@ class _Start:
 
 
 @final
-class Attendant:
+class JobProcess:
     """Holds a job until it is over.
 
     Args:
@@ -239,7 +239,7 @@ def main(argv: Sequence[str]) -> None:
     folder = Path(argv[0])
     with (folder / LOCK).open("w") as lock:
         try_lock_file(lock.fileno())
-        Attendant(folder).run()
+        JobProcess(folder).run()
 
 
 if __name__ == "__main__":
