@@ -13,7 +13,7 @@ import pytest
 import rankwise
 from cluster.commands import RANKWISE, call, list_jobs, make_job_env
 from rankwise.base.errors import UsageError
-from rankwise.cluster.job_process import decide_outcome
+from rankwise.cluster.job_process import Log, decide_outcome
 from support import leftovers, list_marked, wait_until, write_script
 
 if TYPE_CHECKING:
@@ -68,6 +68,21 @@ OUTCOMES = [
 def test_the_nodes_ends_make_the_jobs(ends: list[tuple[str, int]], min_nodes: int, outcome: tuple[int, str]) -> None:  # fmt: skip
     """Exit code 75 of any node counts; then whether enough nodes were through; then the first failure, but for a lost connection, which may be the consequence."""
     assert decide_outcome(ends, min_nodes) == outcome
+
+
+def test_the_cause_is_that_of_the_node_where_it_was(tmp_path: Path) -> None:
+    """Whichever node's report comes first: one that names a cause elsewhere is none. Lines of ranks are not taken for a report's."""
+    log = Log(tmp_path / "log", names_nodes=True)
+    log.write(b"[a rank 0]:   first    in the list\n", "a")
+    log.write(b"  first    rank 1 lost a peer; the first cause is on another node: RuntimeError\n", "b")
+    log.write(b"  first    rank 3: ValueError: no such colour\n", "a")
+    log.write(b"  first    rank 0 lost a peer\n", "c")
+    log.close()
+    assert log.cause == "rank 3: ValueError: no such colour"
+    assert (tmp_path / "log").read_text().splitlines()[:2] == [
+        "[a rank 0]:   first    in the list",
+        "[b]:   first    rank 1 lost a peer; the first cause is on another node: RuntimeError",
+    ]
 
 
 def test_a_job_is_started_again_after_exit_code_75(tmp_path: Path) -> None:

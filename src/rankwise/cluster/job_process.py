@@ -34,6 +34,8 @@ _GUARD_S = 10.0
 _LONGEST_LINE = 1 << 16
 #: How the line of a launcher's report begins that names the rank which failed first.
 _CAUSE = b"  first "
+#: What it says on the nodes where no rank failed first.
+_ELSEWHERE = "the first cause is on another node"
 
 
 class Plan(TypedDict):
@@ -72,8 +74,8 @@ def decide_outcome(ends: Sequence[tuple[str, int]], min_nodes: int) -> tuple[int
 
 
 @final
-class _Log:
-    """One file for the lines of all nodes; ``cause`` is what the first report in it says."""
+class Log:
+    """One file for the lines of all nodes; ``cause`` is which rank failed first, as the reports in it say."""
 
     def __init__(self, path: Path, *, names_nodes: bool) -> None:
         self._file = path.open("ab", buffering=0)
@@ -83,7 +85,7 @@ class _Log:
         """Add a line; one of a launcher says which node it is from, if there are several."""
         text = line.rstrip(b"\r\n")
         is_ours = node and self._names_nodes and not RANK_LINE.match(text.decode("utf-8", "replace"))
-        if text.startswith(_CAUSE) and not self.cause:
+        if text.startswith(_CAUSE) and (not self.cause or _ELSEWHERE in self.cause):
             self.cause = text.removeprefix(_CAUSE).decode("utf-8", "replace").strip()
         with self._lock, suppress(OSError):  # a full disk stops no training
             self._file.write((f"[{node}]: ".encode() if is_ours else b"") + text + b"\n")
@@ -97,7 +99,7 @@ class _Log:
 class _Node:
     """One node: the process that leads to its launcher, and a thread that reads what comes from there."""
 
-    def __init__(self, name: str, argv: list[str], env: dict[str, str], log: _Log) -> None:
+    def __init__(self, name: str, argv: list[str], env: dict[str, str], log: Log) -> None:
         self.name, self._log = name, log
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -171,7 +173,7 @@ class JobProcess:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._plan: Plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-        self._log = _Log(folder / LOG, names_nodes=len(self._plan["nodes"]) > 1)
+        self._log = Log(folder / LOG, names_nodes=len(self._plan["nodes"]) > 1)
         self._starts, self._cancelled, self._noticed, self._killed = 0, "", False, False
         self._is_late = False
 
