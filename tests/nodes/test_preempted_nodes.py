@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support import RANKWISE, Running, free_port, wait_until, write_script
+from support import RANKWISE, Running, free_port, list_marked, wait_until, write_script
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,10 +31,18 @@ TRAIN = """
 
 @pytest.mark.parametrize(
     ("meeting", "preempted", "name"),
-    [("static", 0, "SIGINT"), ("static", 1, "SIGTERM"), ("c10d", 0, "SIGTERM"), ("c10d", 1, "SIGINT")],
-)
-def test_a_notice_to_one_node_stops_all(meeting: str, preempted: int, name: str, tmp_path: Path) -> None:
-    """SIGTERM, or a SIGINT that ranks listen to, for one agent of two: both exit with 75, without a restart, after one step for all three ranks."""
+    [
+        ("static", 0, "SIGINT"), ("static", 1, "SIGTERM"), ("c10d", 0, "SIGTERM"), ("c10d", 1, "SIGINT"),
+        ("c10d", None, "SIGTERM"),
+    ],
+)  # fmt: skip
+def test_a_notice_to_one_node_stops_all(
+    meeting: str, preempted: int | None, name: str, tmp_path: Path
+) -> None:
+    """SIGTERM, or a SIGINT that ranks listen to, for one agent of two: both exit with 75, without a restart, after one step for all three ranks.
+
+    So do they if every process of both nodes gets it, as from Slurm: none of those that the ranks still need ends by it.
+    """
     write_script(tmp_path, TRAIN)
     place = f"127.0.0.1:{free_port()}"
     host, port = place.split(":")
@@ -53,7 +61,13 @@ def test_a_notice_to_one_node_stops_all(meeting: str, preempted: int, name: str,
         )
     try:
         wait_until(lambda: len(list(tmp_path.glob("up.*"))) == 3, 40, "ranks")
-        os.kill(agents[preempted].process.pid, getattr(signal, name))
+        pids = (
+            [int(line.split()[0]) for line in list_marked()]
+            if preempted is None
+            else [agents[preempted].process.pid]
+        )
+        for pid in pids:
+            os.kill(pid, getattr(signal, name))
         results = [agent.finish(40) for agent in agents]
     finally:
         for agent in agents:
@@ -67,8 +81,9 @@ def test_a_notice_to_one_node_stops_all(meeting: str, preempted: int, name: str,
     assert [report["kind"] for report in reports] == ["requeue", "requeue"]
     assert [report["attempts"] for report in reports] == [1, 1]
     assert [report["stopped_by"] for report in reports] == [
-        name if node == preempted else None for node in range(2)
+        name if preempted in {node, None} else None for node in range(2)
     ]
+    assert not [result.err for result in results if "the helper process" in result.err]
 
 
 def test_a_joining_node_is_a_notice_too(tmp_path: Path) -> None:

@@ -9,12 +9,19 @@ nodes started by us meet in one job.
 import importlib.util
 import json
 import os
+import signal
 import sys
 import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    # Only the parent decides when it goes. Slurm, which sends its notice to all processes of a job, would take the rendezvous
+    # away while ranks still save.
+    for _name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, _name):
+            signal.signal(getattr(signal, _name), signal.SIG_IGN)
 del sys.path[0]  # our own folder: its names must not shadow anybody's
 
 # Answers leave through a private descriptor: whatever a library prints goes to standard error.
