@@ -45,14 +45,14 @@ class Host:
 
     def call(self, *command: str) -> None:
         """Run a command there, to its end."""
-        subprocess.run([*self._enter(), *command], check=True, timeout=20, env=make_env())
+        subprocess.run([*self.enter(), *command], check=True, timeout=20, env=make_env())
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str | None] | None = None
     ) -> subprocess.Popen[str]:
         """Start a command there; both its streams come in one pipe."""
         return subprocess.Popen(
-            [*self._enter(), *command],
+            [*self.enter(), *command],
             env=make_env(env),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -72,7 +72,8 @@ class Host:
         self._first.kill()
         self._first.wait()
 
-    def _enter(self) -> list[str]:
+    def enter(self) -> list[str]:
+        """Return what to put in front of a command that is to run there."""
         return ["nsenter", "--target", str(self.pid), "--net", "--uts", "--mount"]
 
 

@@ -51,7 +51,9 @@ def main(argv: Sequence[str]) -> int:
     _check_launch(spec.command)
     if args.dry_run:
         for document in submission.render(spec):
-            put(f"# {document.name}\n{document.text}")
+            # A script's first line must stay the first, for sbatch.
+            title = "" if document.text.startswith("#!") else f"# {document.name}\n"
+            put(title + document.text)
         return 0
     stays = spec.on in _STAYS if args.attach is None else args.attach
     handle = submission.submit_spec(spec, attach=stays)

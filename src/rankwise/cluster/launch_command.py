@@ -31,11 +31,13 @@ class MeetingPlace:
         endpoint: ``host:port`` of the first one.
         run_id: What only this job has.
         local_addr: Address of this node, if its name does not lead the others to it.
+        nodes: How many train, as for ``--nnodes``, where the cluster has decided that; empty: as many as the job says.
     """
 
     endpoint: str
     run_id: str
     local_addr: str = ""
+    nodes: str = ""
 
 
 def build_launch(spec: JobSpec, place: MeetingPlace | None, *, python: str) -> list[str]:
@@ -51,7 +53,7 @@ def build_launch(spec: JobSpec, place: MeetingPlace | None, *, python: str) -> l
     if place is None:
         words.append("--standalone")
     else:
-        words += ["--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", place.endpoint, "--rdzv-id", place.run_id]  # fmt: skip
+        words += ["--nnodes", place.nodes or nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", place.endpoint, "--rdzv-id", place.run_id]  # fmt: skip
         words += ["--local-addr", place.local_addr] if place.local_addr else []
     words += ["--nproc-per-node", spec.ranks_per_node, "--tee", "3", "--log-line-prefix-template", PREFIX]
     # The ranks are killed before the launcher is, which has to say why.

@@ -24,4 +24,8 @@ def find(on: str) -> Cluster:
         from rankwise.cluster import ssh  # noqa: PLC0415 - only the one that is used
 
         return ssh
+    if on == "slurm":
+        from rankwise.cluster import slurm  # noqa: PLC0415 - only the one that is used
+
+        return slurm
     raise UsageError(f"there is no cluster {on!r}")

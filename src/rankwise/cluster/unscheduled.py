@@ -14,6 +14,7 @@ from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.files import write_atomic
 from rankwise.base.osdoor import try_lock_file
 from rankwise.cluster.cluster import Document, JobState
+from rankwise.cluster.following import follow_files
 from rankwise.cluster.job_process import CANCEL, LOCK, LOG, PLAN, STATE
 
 if TYPE_CHECKING:
@@ -121,18 +122,7 @@ def state(record: JobRecord) -> JobState:
 
 def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
     """Give the lines of the log; with ``follow`` until the job is over."""
-    rest = b""
-    with (record.folder / LOG).open("rb") as file:
-        while True:
-            is_over = not follow or state(record).is_over  # asked before: what is written until then is read
-            while chunk := file.read(1 << 20):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from (line.decode("utf-8", "replace") for line in lines)
-            if is_over:
-                break
-            SYSTEM_CLOCK.sleep(_LOOK_S)
-    if rest:
-        yield rest.decode("utf-8", "replace")
+    return follow_files(record.folder / LOG, (lambda: state(record).is_over) if follow else None, _LOOK_S)
 
 
 def cancel(record: JobRecord) -> None:

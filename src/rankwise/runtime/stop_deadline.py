@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _LOGGER = get_logger(__name__)
 
-#: Seconds since the epoch. Slurm tells the first one since its release 22.05; the other is for all who start jobs otherwise.
+#: Seconds since the epoch. Newer releases of Slurm tell the first one; the other is for all who start jobs otherwise.
 _VARIABLES = ("SLURM_JOB_END_TIME", "RANKWISE_DEADLINE")
 
 

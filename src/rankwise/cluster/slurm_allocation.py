@@ -1,0 +1,74 @@
+"""A job inside an allocation that the user already has, from `salloc` or in a batch script of his own: one step on each of its nodes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import UsageError
+from rankwise.base.host_list import expand_hosts
+from rankwise.cluster import unscheduled
+from rankwise.cluster.launch_command import MeetingPlace, build_launch
+from rankwise.cluster.tools import run_tool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.cluster.handles import JobRecord
+    from rankwise.cluster.job import JobSpec
+
+
+def is_inside(env: Mapping[str, str]) -> bool:
+    """Tell whether we are in an allocation, but not in a step of it with several tasks: each of them would submit the job."""
+    return bool(env.get("SLURM_JOB_ID") and env.get("SLURM_JOB_NODELIST")) and env.get("SLURM_STEP_NUM_TASKS", "1") == "1"  # fmt: skip
+
+
+def start(spec: JobSpec, record: JobRecord, env: Mapping[str, str]) -> JobRecord:
+    """Start the job in our allocation.
+
+    Args:
+        spec: The job. Its queue, nodes' size and account have been settled by the allocation.
+        record: Ours of it.
+        env: Ours.
+
+    Raises:
+        UsageError: It can't be a part of the allocation.
+        LaunchError: It could not be started.
+    """
+    allocation, hosts = env["SLURM_JOB_ID"], expand_hosts(env["SLURM_JOB_NODELIST"])
+    if spec.own.text("array") or spec.own.list("components"):
+        raise UsageError(f"an array or a heterogeneous job can't be a part of allocation {allocation}", hint="submit it outside of salloc")  # fmt: skip
+    if len(hosts) < spec.min_nodes + spec.standby:
+        raise UsageError(
+            f"the job needs {spec.min_nodes + spec.standby} nodes, and allocation {allocation} has {len(hosts)}: {env['SLURM_JOB_NODELIST']}",
+            hint="ask salloc for more, or submit it outside of the allocation",
+        )
+    hosts = hosts[: spec.num_nodes]
+    spec = replace(spec, max_nodes=len(hosts) - spec.standby, time_s=_find_time(spec, allocation))
+    place = MeetingPlace(endpoint=f"{hosts[0]}:{unscheduled.pick_port(record.id)}", run_id=record.id)
+    launch = build_launch(spec, place if len(hosts) > 1 else None, python=sys.executable)
+    line = unscheduled.write_line(spec, launch, sys.executable)
+    # A shell of salloc may be a step itself, and so may be another job.
+    step = [
+        "srun",
+        f"--jobid={allocation}",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        "--cpu-bind=none",
+        "--unbuffered",
+    ]
+    nodes = [(host, [*step, f"--nodelist={host}", "sh", "-c", line]) for host in hosts]
+    return unscheduled.start(unscheduled.make_plan(spec, nodes, record.client), record)
+
+
+def _find_time(spec: JobSpec, allocation: str) -> int:
+    """Return how long the job may run: until the allocation ends, or as long as it says itself; 0: without limit."""
+    words = ["squeue", "--noheader", "--jobs", allocation, "--format", "%e"]
+    end = run_tool(words, doing=f"ask for allocation {allocation}").strip()
+    if not end or end in {"NONE", "N/A"}:
+        return spec.time_s
+    left_s = int(run_tool(["date", "--date", end, "+%s"], doing=f"read the time {end}")) - int(SYSTEM_CLOCK.time())  # fmt: skip
+    return max(1, min(left_s, spec.time_s or left_s))

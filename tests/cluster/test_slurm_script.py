@@ -1,0 +1,101 @@
+"""The script that is given to sbatch, as a text: no Slurm is needed."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankwise.cluster.job import JobSpec
+from rankwise.cluster.slurm import name_nodes
+from rankwise.cluster.slurm_script import build_script, log_path
+from rankwise.cluster.slurm_state import find_own_words
+from rankwise.cluster.words import Table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def build(**words: object) -> str:
+    """Return the script of a job, which bash can read at least."""
+    own = Table(words.pop("own", {}))  # type: ignore[arg-type]
+    spec = JobSpec(
+        **{"name": "line", "on": "slurm", "command": ("train.py",), "workdir": "/jobs", "own": own, **words}
+    )  # type: ignore[arg-type]
+    text = build_script(spec)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"min_nodes": 3, "max_nodes": 3}, "#SBATCH --nodes=3\n"),
+        ({"min_nodes": 2, "max_nodes": 3, "standby": 1}, "#SBATCH --nodes=3-4\n"),
+        ({"standby": 1}, '--nnodes "1:$((SLURM_JOB_NUM_NODES - 1))"'),
+        ({"standby": 1}, "--label --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 --no-kill"),
+        ({"time_s": 90061}, "#SBATCH --time=25:01:01\n#SBATCH --signal=USR1@120\n"),
+        ({"time_s": 60}, "#SBATCH --signal=USR1@30\n"),
+        ({"memory_bytes": 2**20 + 1}, "#SBATCH --mem=2M\n"),
+        ({"workdir": "/my jobs/50%"}, "#SBATCH --output='/my jobs/50%%/line-%j.out' --open-mode=append\n"),
+        ({"env": {"A": "it's $HOME"}}, "export A='it'\"'\"'s $HOME'\n"),
+        ({"requeue": 2, "own": {"array": "0-3"}}, 'scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"'),
+        ({"own": {"array": "0-3"}}, "/jobs/line-%A_%a.out"),
+        ({"own": {"components": ("--nodes=4 --partition=small",)}}, "#SBATCH hetjob\n#SBATCH --nodes=4 --partition=small\n"),
+        ({"own": {"components": ("--nodes=4",)}}, '--nnodes "$nodes"'),
+        ({"image": "torch.sif", "gpus_per_node": 1, "ranks_per_node": "1"}, "apptainer exec --nv --bind /jobs --pwd /jobs torch.sif python3 -m rankwise run --standalone"),
+        ({"image": "a/b", "checkpoint": "/kept"}, "--container-image=a/b --container-mounts=/jobs:/jobs,/kept:/kept --container-workdir=/jobs"),
+        ({"own": {"setup": ("module load cuda",), "options": ("--exclusive",)}}, "#SBATCH --exclusive\n\nmodule load cuda\n"),
+    ],
+)  # fmt: skip
+def test_words_become_options(words: dict[str, object], expected: str) -> None:
+    """Each word of a job is where sbatch, srun or the launcher reads it."""
+    assert expected in build(**words)
+
+
+def test_a_job_that_is_not_to_come_back_does_not() -> None:
+    """Without a requeue neither Slurm nor the script starts it again."""
+    text = build()
+    assert "#SBATCH --no-requeue\n" in text
+    assert "scontrol requeue" not in text
+
+
+def test_the_log_is_where_the_script_writes_it() -> None:
+    """The parts of an array have files of their own, which a pattern finds."""
+    spec = JobSpec(name="line", on="slurm", command=("x",), workdir="/jobs", own=Table({"array": "0-3"}))
+    assert str(log_path(spec, "12")) == "/jobs/line-12_*.out"
+
+
+def test_the_causes_that_slurm_prints_are_found(tmp_path: Path) -> None:
+    """Lines in which its daemons say why they killed are quoted once; those of ranks, of a plain end, and of an earlier run are not."""
+    causes = [
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=9.0. Some of the step tasks have been OOM Killed.",
+        "srun: error: gpu1: task 1: Out Of Memory",
+        "slurmstepd-gpu1: error: StepId=1.0 exceeded memory limit (223473664 > 62914560), being killed",
+    ]
+    others = ["[gpu1 rank 0]: error: out of memory", "srun: error: gpu1: task 1: Exited with exit code 1"]
+    (tmp_path / "log").write_text("\n".join([*others, *causes, *causes]))
+    assert find_own_words(tmp_path / "log") == causes
+    ended = "slurmstepd-gpu1: error: *** JOB 9 ON gpu1 CANCELLED AT 2026-11-26T09:29:04 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
+    (tmp_path / "log").write_text("\n".join([*causes, ended, *others]))
+    assert find_own_words(tmp_path / "log", starts=2) == []
+
+
+def test_each_line_says_its_node() -> None:
+    """What a launcher prints gets the host of its ranks, in each run anew; Slurm's own lines stay as they are."""
+    ended = "0: slurmstepd-gpu1: error: *** STEP 9.0 ON gpu1 CANCELLED AT 2026-11-26T09:29:04 DUE TO JOB REQUEUE ***"
+    lines = [
+        "0: rankwise: early",
+        "0: [gpu1 rank 0]: a",
+        "1: [gpu2 rank 8]: 7: b",
+        "1: rankwise: late",
+        ended,
+        " 1: [gpu3 rank 8]: c",
+        " 1: rankwise: again",
+        "srun: error: x",
+    ]
+    assert list(name_nodes(iter(lines))) == [
+        "[node 0]: rankwise: early", "[gpu1 rank 0]: a", "[gpu2 rank 8]: 7: b", "[gpu2]: rankwise: late", f"[node 0]: {ended[3:]}",
+        "[gpu3 rank 8]: c", "[gpu3]: rankwise: again", "srun: error: x",
+    ]  # fmt: skip
