@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankwise.cluster import slurm_state
+from rankwise.cluster.handles import JobRecord
 from rankwise.cluster.job import JobSpec
 from rankwise.cluster.slurm import name_nodes
 from rankwise.cluster.slurm_script import build_script, log_path
@@ -99,3 +101,28 @@ def test_each_line_says_its_node() -> None:
         "[node 0]: rankwise: early", "[gpu1 rank 0]: a", "[gpu2 rank 8]: 7: b", "[gpu2]: rankwise: late", f"[node 0]: {ended[3:]}",
         "[gpu3 rank 8]: c", "[gpu3]: rankwise: again", "srun: error: x",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "phase", "exit_code", "reason"),
+    [
+        ("JobState=COMPLETED Reason=None Restarts=0 ExitCode=0:0 NodeList=gpu1", "succeeded", 0, ""),
+        ("JobState=FAILED Reason=NonZeroExitCode Restarts=0 ExitCode=1:0 NodeList=gpu1", "failed", 1, "FAILED (NonZeroExitCode) on gpu1"),
+        ("JobState=FAILED Reason=NonZeroExitCode Restarts=2 ExitCode=75:0 NodeList=gpu1", "stopped", 75, "FAILED (NonZeroExitCode) on gpu1"),
+        ("JobState=TIMEOUT Reason=TimeLimit Restarts=0 ExitCode=0:15 NodeList=gpu1", "failed", 143, "TIMEOUT (TimeLimit) on gpu1"),
+        ("JobState=OUT_OF_MEMORY Reason=OutOfMemory Restarts=0 ExitCode=0:125 NodeList=gpu1", "failed", None, "OUT_OF_MEMORY (OutOfMemory) on gpu1"),
+        ("JobState=CANCELLED Reason=None Restarts=0 ExitCode=0:15 NodeList=gpu1", "cancelled", None, "CANCELLED on gpu1"),
+        ("JobState=PENDING Reason=QOSMaxGRESPerUser Restarts=0 ExitCode=0:0 NodeList=", "waiting", None, "PENDING (QOSMaxGRESPerUser)"),
+        ("JobState=COMPLETED Restarts=0 ExitCode=0:0 NodeList=a\nJobId=2 JobState=RUNNING Restarts=1 ExitCode=0:0 NodeList=b", "running", None, "RUNNING on b"),
+    ],
+)  # fmt: skip
+def test_slurms_states_are_understood(
+    said: str, phase: str, exit_code: int | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that has not succeeded never has exit code 0; parts of an array or of a heterogeneous job count as one."""
+    monkeypatch.setattr(slurm_state, "run_tool", lambda *_, **__: f"JobId=1 JobName=a=b c {said}\n")
+    record = JobRecord(
+        id="x", on="slurm", name="x", folder=tmp_path, native_id="1", facts={"log": str(tmp_path / "log")}
+    )
+    state = slurm_state.find_state(record)
+    assert (state.phase, state.exit_code, state.reason) == (phase, exit_code, reason)

@@ -55,9 +55,10 @@ class _Part:
 
     @property
     def exit_code(self) -> int:
-        """As a shell has it."""
+        """As a shell has it; 0 also where Slurm has none, as of a job whose node it has lost."""
         code, _, number = self.exit.partition(":")
-        return 128 + int(number) if number.isdecimal() and number != "0" else int(code or 0)
+        # Some of Slurm's own reasons have numbers there that no signal has.
+        return 128 + int(number) if number.isdecimal() and 0 < int(number) < 65 else int(code or 0)
 
     @property
     def phase(self) -> Phase:
@@ -86,7 +87,7 @@ def find_state(record: JobRecord) -> JobState:
         before = _ask_earlier_end(record.native_id) if part.starts else ""
         reason = f"{part.state} ({part.reason})" + (f", after {before}" if before else "")
         return JobState(phase="waiting", reason=reason, starts=part.starts)
-    exit_code = None if part.phase == "cancelled" else part.exit_code
+    exit_code = {"succeeded": 0, "cancelled": None}.get(part.phase, part.exit_code or None)
     return JobState(phase=part.phase, exit_code=exit_code, reason=_explain(part, record), starts=part.starts)
 
 
