@@ -191,6 +191,7 @@ def test_a_preempted_job_comes_back_smaller_and_one_with_a_lost_node_comes_back(
     assert any("stop at step 3: SIGUSR1 on rank 0" in line for line in late.logs())
 
 
+@pytest.mark.timeout(300)
 def test_the_digits_go_on_here(slurm: SlurmCluster, submit: Callable[..., JobHandle], tmp_path: Path) -> None:
     """One job.toml: stopped by a notice on two nodes of Slurm and resumed on this machine, the losses are those of a run that nobody stopped."""
     shutil.copytree(DIGITS, tmp_path / "digits", ignore=shutil.ignore_patterns("__pycache__"))
@@ -285,6 +286,7 @@ def test_what_slurm_refuses_leaves_nothing_behind(
     assert slurm.call("squeue", "--noheader") == ""
 
 
+@pytest.mark.timeout(300)
 def test_an_allocation_is_used(slurm: SlurmCluster, submit: Callable[..., JobHandle], tmp_path: Path) -> None:
     """Within salloc a job is submitted to the nodes that one has, which may be too few; srun alone starts ranks that know each other."""
     write_script(
