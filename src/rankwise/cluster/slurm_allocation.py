@@ -43,7 +43,7 @@ def start(spec: JobSpec, record: JobRecord, env: Mapping[str, str]) -> JobRecord
     if len(hosts) < spec.min_nodes + spec.standby:
         raise UsageError(
             f"the job needs {spec.min_nodes + spec.standby} nodes, and allocation {allocation} has {len(hosts)}: {env['SLURM_JOB_NODELIST']}",
-            hint="ask salloc for more, or submit it outside of the allocation",
+            hint="ask salloc for more, or submit it to the queue: env -u SLURM_JOB_ID rankwise submit …",
         )
     hosts = hosts[: spec.num_nodes]
     spec = replace(spec, max_nodes=len(hosts) - spec.standby, time_s=_find_time(spec, allocation))
