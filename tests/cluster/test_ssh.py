@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from nodes.hosts import Host
 
-pytestmark = [pytest.mark.linux, needs_sshd]
+pytestmark = [pytest.mark.linux, pytest.mark.timeout(300), needs_sshd]
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 #: The digits example in float64, where other numbers of ranks change the last digits only; rank 0 gets a notice at a step.
@@ -79,15 +80,24 @@ def at(host: Host) -> list[str]:
     return ["nsenter", "--target", str(host.pid), "--net", "--uts", "--mount"]
 
 
-def list_processes(host: Host) -> list[str]:
-    """Return what runs on a host, beside what the test has put there."""
+def list_processes(host: Host) -> list[tuple[int, str]]:
+    """Return what runs on a host, beside what the test has put there: numbers and command lines."""
     found, network = [], Path(f"/proc/{host.pid}/ns/net").readlink()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if (path / "ns/net").readlink() == network and command and not command.startswith(("sleep ", "sshd", "/usr/sbin/sshd")):  # fmt: skip
-                found.append(command)
+                found.append((int(path.name), command))
     return found
+
+
+def kill(host: Host, word: str) -> None:
+    """Kill what runs on a host with a word in its command line."""
+    pids = [pid for pid, command in list_processes(host) if word in command]
+    assert pids
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def read_losses(folder: Path) -> dict[int, float]:
@@ -191,7 +201,7 @@ def test_a_job_that_may_shrink_outlives_a_host(tmp_path: Path) -> None:
                 return sum(one.read_text().count(text) for one in tmp_path.glob("state/rankwise/jobs/*/log"))
 
             wait_until(lambda: count("is one of 2") == 2, 90)
-            subprocess.run(["pkill", "-9", "--ns", str(hosts[1].pid), "--nslist", "net", "-f", "python"], check=True, timeout=10)  # fmt: skip
+            kill(hosts[1], "python")
             wait_until(lambda: count("is one of 1"), 90)
             (tmp_path / "over").touch()
             assert client.wait(60) == 0
@@ -220,7 +230,7 @@ def test_no_host_keeps_a_job_whose_command_is_gone(tmp_path: Path) -> None:
         client.communicate()
         wait_until(is_empty, 30, "an empty cluster after kill -9 of the command")
         client = start(tmp_path, hosts[0], ssh)
-        subprocess.run(["pkill", "-9", "--ns", str(hosts[0].pid), "--nslist", "net", "-f", "cluster.job_process"], check=True, timeout=10)  # fmt: skip
+        kill(hosts[0], "cluster.job_process")
         wait_until(is_empty, 30, "an empty cluster after kill -9 of the job's process")
         client.communicate()
         assert [job["phase"] for job in list_jobs(tmp_path)] == ["cancelled", "cancelled", "failed"]
