@@ -24,6 +24,14 @@ def find(on: str) -> Cluster:
         from rankwise.cluster import ssh  # noqa: PLC0415 - only the one that is used
 
         return ssh
+    if on == "kubernetes":
+        from rankwise.cluster import kubernetes  # noqa: PLC0415 - only the one that is used
+
+        return kubernetes
+    if on == "ray":
+        from rankwise.cluster import ray_jobs  # noqa: PLC0415 - only the one that is used
+
+        return ray_jobs
     if on == "slurm":
         from rankwise.cluster import slurm  # noqa: PLC0415 - only the one that is used
 

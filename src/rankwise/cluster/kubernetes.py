@@ -1,0 +1,184 @@
+"""Jobs on Kubernetes, by kubectl: its contexts, its credentials, and its words where something is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import queue
+import re
+import subprocess
+import threading
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import LaunchError
+from rankwise.cluster.cluster import Document, JobState
+from rankwise.cluster.kubernetes_causes import find_state, read_index
+from rankwise.cluster.kubernetes_manifests import CONTAINER, WORDS, build_manifests
+from rankwise.cluster.tools import run_tool
+from rankwise.cluster.yaml_text import to_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rankwise.cluster.handles import JobRecord
+    from rankwise.cluster.job import JobSpec
+
+__all__ = ["WORDS", "cancel", "logs", "render", "state", "submit"]
+
+_RESOURCES = {"job": "jobs.batch", "jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kubeflow.org"}  # fmt: skip
+_MISSING_KIND = {"JobSet": "JobSet's controller is not installed there", "TrainJob": "Kubeflow's Trainer 2 is not installed there"}  # fmt: skip
+_LOOK_S = 2.0
+
+
+def render(spec: JobSpec, job_id: str) -> list[Document]:
+    """Return what `kubectl create` is given, one text for each object."""
+    return [Document(name=f"{one['kind'].lower()}.yaml", text=to_yaml(one)) for one in build_manifests(spec, job_id)]  # fmt: skip
+
+
+def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
+    """Create the objects; the job then owns the others, so that they are deleted with it.
+
+    Raises:
+        UsageError: kubectl is not here, or the job can't be on Kubernetes.
+        LaunchError: The API refuses it; what had been created is deleted again.
+    """
+    manifests = build_manifests(spec, record.id)
+    kind, name = spec.own.text("kind", "job"), f"{_RESOURCES[spec.own.text('kind', 'job')]}/{record.id}"
+    place = {"context": spec.own.text("context"), "namespace": spec.own.text("namespace")}
+    created: list[str] = []
+    made: dict[str, Any] = {}
+    try:
+        for manifest in manifests:
+            text = _kubectl(place, "create", "-f", "-", "-o", "json", doing="submit the job", stdin=to_yaml(manifest), hint=_find_hint(manifest))  # fmt: skip
+            made = json.loads(text)
+            created.append(f"{made['kind']}.{made['apiVersion'].partition('/')[0]}/{record.id}" if "/" in made["apiVersion"] else f"{made['kind']}/{record.id}")  # fmt: skip
+            # Later commands may run under another context, whose namespace is another one.
+            place["namespace"] = made["metadata"]["namespace"]
+        owner = {"apiVersion": made["apiVersion"], "kind": made["kind"], "name": record.id, "uid": made["metadata"]["uid"]}  # fmt: skip
+        for other in created[:-1]:
+            patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
+            _kubectl(place, "patch", other, "--type=merge", "-p", patch, doing="let the job own what belongs to it")  # fmt: skip
+        place["context"] = place["context"] or _find_context()
+    except BaseException:
+        if created:
+            _kubectl(place, "delete", *reversed(created), "--wait=false", "--ignore-not-found", doing="delete what had been created")  # fmt: skip
+        raise
+    return dataclasses.replace(record, native_id=name, facts={**place, "kind": kind})
+
+
+def state(record: JobRecord) -> JobState:
+    """Ask the API for the job, its pods and, if nothing runs, for warnings."""
+    text = _kubectl(record.facts, "get", record.native_id, "--ignore-not-found", "-o", "json", doing="ask for the job")  # fmt: skip
+    if not text.strip():
+        return find_state(None, [], [])
+    job, pods = json.loads(text), _list_pods(record)
+    events: list[dict[str, Any]] = []
+    if not any(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} for pod in pods):
+        events = [one for one in _list(record, "events", "--field-selector=type=Warning") if one["involvedObject"].get("name", "").startswith(record.id)]  # fmt: skip
+    return find_state(job, pods, events)
+
+
+def cancel(record: JobRecord) -> None:
+    """Delete the job, and with it all that it owns."""
+    _kubectl(
+        record.facts, "delete", record.native_id, "--wait=false", "--ignore-not-found", doing="cancel the job"
+    )
+
+
+def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
+    """Give the lines of all pods: by their time or, while the job runs, as they come."""
+    if follow:
+        return _follow(record)
+    lines: list[tuple[str, str]] = []
+    for pod in _list_pods(record):
+        if _has_begun(pod):
+            text = _kubectl(record.facts, "logs", pod["metadata"]["name"], "-c", CONTAINER, "--timestamps", doing="read the logs")  # fmt: skip
+            lines += [(time, _mark(line, pod)) for time, _, line in (one.partition(" ") for one in text.splitlines())]  # fmt: skip
+    return iter([line for _, line in sorted(lines, key=lambda one: one[0])])
+
+
+def _follow(record: JobRecord) -> Iterator[str]:
+    """Give lines as they come, from each pod from its first line on; a job that starts again has new pods."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    readers: dict[str, threading.Thread] = {}
+    programs: list[subprocess.Popen[str]] = []
+    try:
+        while True:
+            is_over = state(
+                record
+            ).is_over  # before the pods are listed: what ends later is seen in the next round
+            for pod in _list_pods(record):
+                if pod["metadata"]["uid"] not in readers and _has_begun(pod):
+                    argv = _argv(record.facts, "logs", pod["metadata"]["name"], "-c", CONTAINER, "--follow")
+                    program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")  # fmt: skip
+                    programs.append(program)
+                    readers[pod["metadata"]["uid"]] = reader = threading.Thread(target=_read, args=(program, pod, lines), daemon=True)  # fmt: skip
+                    reader.start()
+            end_s = SYSTEM_CLOCK.monotonic() + _LOOK_S
+            while (left_s := end_s - SYSTEM_CLOCK.monotonic()) > 0:
+                try:
+                    yield lines.get(timeout=left_s)
+                except queue.Empty:
+                    break
+            if is_over and lines.empty() and not any(reader.is_alive() for reader in readers.values()):
+                return
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def _read(program: subprocess.Popen[str], pod: Mapping[str, Any], lines: queue.SimpleQueue[str]) -> None:
+    assert program.stdout is not None  # noqa: S101 - it is a pipe
+    for line in program.stdout:
+        lines.put(_mark(line.rstrip("\n"), pod))
+
+
+def _mark(line: str, pod: Mapping[str, Any]) -> str:
+    """Return a line that says where it comes from: those of ranks do so already."""
+    host = pod.get("spec", {}).get("hostname") or pod["metadata"]["name"]
+    return line if re.match(r"\[\S+ rank \d+\]:", line) else f"[{host}]: {line}"
+
+
+def _has_begun(pod: Mapping[str, Any]) -> bool:
+    """Tell whether a pod's container has run, so that it has a log."""
+    states = [one.get("state", {}) for one in pod.get("status", {}).get("containerStatuses", [])]
+    return any("running" in one or "terminated" in one for one in states)
+
+
+def _list_pods(record: JobRecord) -> list[dict[str, Any]]:
+    label = (
+        "batch.kubernetes.io/job-name" if record.facts["kind"] == "job" else "jobset.sigs.k8s.io/jobset-name"
+    )
+    pods = _list(record, "pods", "-l", f"{label}={record.id}")
+    return sorted(pods, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), int(read_index(pod))))
+
+
+def _list(record: JobRecord, *words: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(_kubectl(record.facts, "get", *words, "-o", "json", doing="ask for the job"))["items"]  # fmt: skip
+    return found
+
+
+def _find_context() -> str:
+    try:
+        return run_tool(["kubectl", "config", "current-context"], doing="find the context").strip()
+    except LaunchError:
+        return ""  # in a pod there is none, and none is needed
+
+
+def _find_hint(manifest: Mapping[str, Any]) -> str:
+    kind = str(manifest["kind"])
+    missing = _MISSING_KIND.get("TrainJob" if kind == "TrainingRuntime" else kind)
+    return f"if {missing}: --kind job works on every cluster" if missing else "`kubectl auth can-i create jobs` tells whether you may"  # fmt: skip
+
+
+def _argv(place: Mapping[str, str], *words: str) -> list[str]:
+    where = [f"--{name}={place[name]}" for name in ("context", "namespace") if place.get(name)]
+    return ["kubectl", *words, *where]
+
+
+def _kubectl(
+    place: Mapping[str, str], *words: str, doing: str, stdin: str | None = None, hint: str = ""
+) -> str:
+    return run_tool(_argv(place, *words), doing=doing, stdin=stdin, hint=hint)
