@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,10 +48,15 @@ def find_pod(manifests: list[dict[str, Any]]) -> dict[str, Any]:
     raise AssertionError("no pods")
 
 
-def find_command(manifests: list[dict[str, Any]]) -> list[str]:
-    """Return the command of the pods, as Kubernetes would give it to the program."""
+def find_command(manifests: list[dict[str, Any]], index: int = 0) -> list[str]:
+    """Return the words that a pod's program gets: as Kubernetes, and then the shell, would fill them in."""
     trainer = manifests[-1]["spec"].get("trainer") or find_pod(manifests)["containers"][0]
-    return [word.replace("$$(", "$(").replace("$(POD_IP)", "10.0.0.1") for word in trainer["command"]]
+    command = [word.replace("$$(", "$(") for word in trainer["command"]]
+    if command[0] != "sh":
+        return command
+    script = command[2].replace("exec ", "printf '%s\\0' ")
+    env = {"JOB_COMPLETION_INDEX": str(index), "POD_IP": "10.0.0.1"}
+    return subprocess.run([*command[:2], script], env=env, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,6 +121,9 @@ def test_every_pod_starts_a_launcher_that_finds_the_others(kind: str, tmp_path: 
     assert (launch.min_nodes, launch.max_nodes) == (2, 4)
     host = "train-0a1b2c-0" if kind == "job" else "train-0a1b2c-node-0-0"
     assert command[command.index("--rdzv-endpoint") + 1] == f"{host}.train-0a1b2c:29400"
+    assert command[command.index("--local-addr") + 1] == "10.0.0.1"
+    confs = [words[words.index("--rdzv-conf") + 1] for words in (command, find_command(manifests, index=2))]
+    assert [conf.partition(",")[0] for conf in confs] == ["is_host=1", "is_host=0"]
     pod = find_pod(manifests)
     assert pod["containers"][0]["env"][0] == {"name": "RANKWISE_CHECKPOINT", "value": "/mnt/ckpt"}
     assert {"name": "A", "value": "$$(B)"} in pod["containers"][0]["env"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.errors import UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.job import ALWAYS
-from rankwise.cluster.launch_command import MeetingPlace, build_launch
+from rankwise.cluster.launch_command import MeetingPlace, ShellText, build_launch, join_words
 from rankwise.cluster.words import Word, parse_size
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ WORDS: dict[str, Word] = {
 #: The container's name is Kubeflow's, and so is that of the replicated job.
 CONTAINER = "node"
 _PORT = 29400
+#: How long the first pods wait for the last ones.
+_MEET_S = 3600
 #: By SIGTERM before the script listened for it: see docs/howto/preemption.md.
 _REQUEUE_CODES = [REQUEUE, 143]
 #: Kubernetes refuses larger objects; the rest of the object needs some room.
@@ -96,15 +98,8 @@ def _build_train_job(spec: JobSpec, job_id: str, meta: Manifest, set_spec: Manif
 
 def _build_job_spec(spec: JobSpec, job_id: str, kind: str) -> Manifest:
     host = f"{job_id}-0" if kind == "job" else f"{job_id}-{CONTAINER}-0-0"
-    place = None
-    if spec.num_nodes > 1:
-        place = MeetingPlace(endpoint=f"{host}.{job_id}:{_PORT}", run_id=job_id, local_addr="$(POD_IP)")
-    words = build_launch(spec, place, python="python3")
-    # Kubernetes fills in $(NAME) in a command; what the user has written is to arrive as it is.
-    ours = len(words) - len(spec.command)
-    command = [*words[:ours], *(word.replace("$(", "$$(") for word in words[ours:])]
-    pod = _build_pod(spec, job_id, command)
-    pod["subdomain"] = job_id if kind == "job" and place else ""
+    pod = _build_pod(spec, job_id, _build_command(spec, job_id, f"{host}.{job_id}"))
+    pod["subdomain"] = job_id if kind == "job" and spec.num_nodes > 1 else ""
     return {
         "completions": spec.num_nodes,
         "parallelism": spec.num_nodes,
@@ -112,6 +107,38 @@ def _build_job_spec(spec: JobSpec, job_id: str, kind: str) -> Manifest:
         **(_build_job_policy(spec) if kind == "job" else _build_policy_in_set(spec)),
         "template": {"spec": pod},
     }
+
+
+def _build_command(spec: JobSpec, job_id: str, host: str) -> list[str]:
+    """Return what the containers run; the launcher is their first process, so that it gets their SIGTERM."""
+    if spec.num_nodes == 1:
+        words = build_launch(spec, None, python="python3")
+    else:
+        place = MeetingPlace(endpoint=f"{host}:{_PORT}", run_id=job_id, local_addr=ShellText("$POD_IP"))
+        launch = build_launch(spec, place, python="python3")
+        # torch would ask the DNS whether this is the first pod, and the DNS may not know it yet; the pods start minutes apart,
+        # where the image has to be pulled or a machine to be made.
+        conf = ShellText(f"is_host=$is_host,read_timeout={_MEET_S},join_timeout={_MEET_S}")
+        at = len(launch) - len(spec.command)
+        launch[at:at] = ["--rdzv-conf", conf]
+        words = [
+            "sh",
+            "-c",
+            f'[ "$JOB_COMPLETION_INDEX" = 0 ] && is_host=1 || is_host=0\nexec {_wrap(launch)}\n',
+        ]
+    # Kubernetes fills in $(NAME) in a command; what the user has written is to arrive as it is.
+    return [word.replace("$(", "$$(") for word in words]
+
+
+def _wrap(words: list[str]) -> str:
+    """Return words as a shell reads them, in lines that a person can read."""
+    lines = [""]
+    for word in words:
+        text = join_words([word])
+        if len(lines[-1]) + len(text) > 90:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + text
+    return " \\\n  ".join(lines)
 
 
 def _build_job_policy(spec: JobSpec) -> Manifest:

@@ -25,23 +25,33 @@ def _write_mapping(value: Mapping[str, object], depth: int) -> Iterator[str]:
         if isinstance(one, dict) and one:
             yield start
             yield from _write_mapping(one, depth + 1)
-        elif isinstance(one, list) and any(isinstance(part, dict) for part in one):
+        elif isinstance(one, list) and any(isinstance(part, dict) or _is_block(part) for part in one):
             yield start
             yield from _write_list(one, depth)
         elif isinstance(one, list):
             yield from _write_words(start, one, depth)
-        elif isinstance(one, str) and _is_block(one):
-            yield f"{start} |"
-            yield from ("  " * (depth + 1) + line if line else "" for line in one.splitlines())
+        elif _is_block(one):
+            yield from _write_block(start, str(one), depth)
         else:
             yield f"{start} {_scalar(one)}"
 
 
-def _write_list(values: Sequence[Mapping[str, object]], depth: int) -> Iterator[str]:
+def _write_list(values: Sequence[object], depth: int) -> Iterator[str]:
+    pad = "  " * depth
     for one in values:
-        first, *rest = _write_mapping(one, depth + 1)
-        yield f"{'  ' * depth}- {first.lstrip()}"
-        yield from rest
+        if isinstance(one, dict) and one:
+            first, *rest = _write_mapping(one, depth + 1)
+            yield f"{pad}- {first.lstrip()}"
+            yield from rest
+        elif _is_block(one):
+            yield from _write_block(f"{pad}-", str(one), depth)
+        else:
+            yield f"{pad}- {_scalar(one)}"
+
+
+def _write_block(start: str, text: str, depth: int) -> Iterator[str]:
+    yield f"{start} |"
+    yield from ("  " * (depth + 1) + line if line else "" for line in text.splitlines())
 
 
 def _write_words(start: str, values: Sequence[object], depth: int) -> Iterator[str]:
@@ -55,10 +65,11 @@ def _write_words(start: str, values: Sequence[object], depth: int) -> Iterator[s
     yield line.rstrip() if values else f"{start} []"
 
 
-def _is_block(text: str) -> bool:
-    """Tell whether a text of several lines can stand as it is."""
-    lines = text.split("\n")
-    return len(lines) > 2 and not lines[-1] and not lines[0][:1].isspace() and lines[-2] != "" and all(line.isprintable() for line in lines)  # fmt: skip
+def _is_block(value: object) -> bool:
+    """Tell whether a value is a text of several lines that can stand as it is."""
+    lines = value.split("\n") if isinstance(value, str) else []
+    has_form = len(lines) > 2 and not lines[-1] and bool(lines[-2]) and not lines[0][:1].isspace()
+    return has_form and bool(lines[0]) and all(line.isprintable() for line in lines)
 
 
 def _scalar(value: object) -> str:

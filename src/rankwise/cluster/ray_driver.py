@@ -1,0 +1,268 @@
+"""The driver of a job on Ray: one actor for each node in a placement group, started again after exit code 75 and after a loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import queue
+import signal
+import sys
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, final
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import LaunchError
+from rankwise.base.requeue import REQUEUE
+from rankwise.cluster.job import JobSpec
+from rankwise.cluster.launch_command import RANK_LINE, MeetingPlace, build_launch
+from rankwise.cluster.node_process import KILL, NOTICE
+from rankwise.cluster.ray_node import NodeLauncher
+from rankwise.cluster.words import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: How the driver's last line begins: `state` reads the reason from there.
+OVER = "rankwise: the job is over: "
+AGAIN = "rankwise: started again "
+_LOOK_S, _SAY_S = 0.5, 15.0
+#: Once a node is lost, the others learn it from each other; those that don't are ended after so long.
+_OTHERS_S = 40.0
+
+
+def to_text(spec: JobSpec, job_id: str) -> str:
+    """Return a job as the driver's argument."""
+    return json.dumps({**dataclasses.asdict(spec), "own": dict(spec.own.values), "job_id": job_id})
+
+
+def from_text(text: str) -> tuple[JobSpec, str]:
+    """Return a job, and its id, from the driver's argument."""
+    values = json.loads(text)
+    job_id = values.pop("job_id")
+    lists = {name: tuple(values[name]) for name in ("command", "files")}
+    return JobSpec(**{**values, **lists, "own": Table(values["own"])}), job_id
+
+
+def to_bundle(spec: JobSpec) -> dict[str, float]:
+    """Return what Ray is to hold for a node."""
+    asked = {"CPU": spec.cpus_per_node or 1, "GPU": spec.gpus_per_node, "memory": spec.memory_bytes}
+    return {name: float(amount) for name, amount in asked.items() if amount}
+
+
+def first_words(error: BaseException) -> str:
+    """Return what Ray says of a death, without its lists of ids."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(("\t", " "))]  # fmt: skip
+    text = " ".join(lines)
+    return text if len(text) <= 400 else text[:400].rpartition(" ")[0] + " …"
+
+
+def decide_outcome(ends: Sequence[tuple[str, int | None]], min_nodes: int) -> tuple[int, str]:
+    """Return a job's exit code, and the reason for it.
+
+    Args:
+        ends: Names and exit codes of the nodes, in the order in which they ended; None: the actor has died.
+        min_nodes: With how many nodes the job could go on.
+    """
+    if any(code == REQUEUE for _, code in ends):
+        return REQUEUE, ""
+    lost = [name for name, code in ends if code is None]
+    bad = [(name, code) for name, code in ends if code]
+    if lost and (bad or len(ends) - len(lost) < min_nodes):
+        # What the others say is only that they have lost a peer.
+        return REQUEUE, f"{', '.join(lost)} was lost"
+    if not bad:
+        return 0, f"without {', '.join(lost)}, which was lost" if lost else ""
+    name, code = bad[0]
+    return int(code or 1), f"exit code {code}" + (f" on {name}" if len(ends) > 1 else "")
+
+
+@final
+class Driver:
+    """Holds a job until it is over.
+
+    Args:
+        spec: The job.
+        job_id: Its id.
+    """
+
+    def __init__(self, spec: JobSpec, job_id: str) -> None:
+        self._spec, self._job_id = spec, job_id
+        self._ray: Any = import_module("ray")
+        self._exceptions: Any = import_module("ray.exceptions")
+        self._wait_s = float(spec.own.number("wait_s", 300))
+        self._news: queue.SimpleQueue[tuple[int, str | int | BaseException]] = queue.SimpleQueue()
+        self._is_told = False
+        self._starts = 0
+
+    def run(self) -> int:
+        """Start the job as often as it may be; return its exit code."""
+        signal.signal(signal.SIGTERM, self._take_notice)
+        self._ray.init(address="auto", logging_level="WARNING", log_to_driver=False)
+        code, reason = 1, ""
+        try:
+            group, number = self._find_group()
+            while True:
+                self._starts += 1
+                code, reason = self._run_once(group, number)
+                if code != REQUEUE or self._is_told or self._starts > self._spec.requeue:
+                    break
+                _say(f"{AGAIN}({self._starts} of {self._spec.requeue}): {reason or f'exit code {REQUEUE}'}")
+        except LaunchError as error:
+            reason = str(error)
+        if code == REQUEUE and reason:
+            code = 1  # a node was lost, and nobody has saved anything
+        if code:
+            _say(f"{OVER}{reason or f'exit code {code}'}")
+        return code
+
+    def _take_notice(self, _number: int, _frame: object) -> None:
+        self._is_told = True
+
+    def _find_group(self) -> tuple[Any, int]:
+        """Wait for a placement group of as many nodes as are wanted, or of as few as are enough.
+
+        Raises:
+            LaunchError: There is none within the time.
+        """
+        spec, bundle = self._spec, to_bundle(self._spec)
+        strategy = spec.own.text("strategy", "STRICT_SPREAD")
+        place = import_module("ray.util.placement_group")
+        for number in dict.fromkeys((spec.num_nodes, spec.min_nodes)):
+            group = place.placement_group([bundle] * number, strategy=strategy, name=self._job_id)
+            end_s = SYSTEM_CLOCK.monotonic() + self._wait_s
+            while (left_s := end_s - SYSTEM_CLOCK.monotonic()) > 0 and not self._is_told:
+                if group.wait(min(_SAY_S, left_s)):
+                    return group, number
+                _say(f"rankwise: waits for {self._describe(number, bundle, strategy)}")
+            place.remove_placement_group(group)
+        raise LaunchError(f"Ray has no place for {self._describe(number, bundle, strategy)}, after {self._wait_s:g} s")  # fmt: skip
+
+    def _describe(self, number: int, bundle: dict[str, float], strategy: str) -> str:
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        fitting = sum(all(node.get(name, 0) >= amount for name, amount in bundle.items()) for node in nodes)
+        return f"{number} nodes with {_amounts(bundle)} each ({strategy}): of the cluster's {len(nodes)} nodes {fitting} have that much, {_amounts(self._ray.available_resources())} are free"  # fmt: skip
+
+    def _run_once(self, group: Any, number: int) -> tuple[int, str]:
+        """Start a launcher on each node, show their lines, and wait for all of them."""
+        spec = self._spec
+        while not self._news.empty():
+            self._news.get()
+        actors = [self._make_actor(group, index) for index in range(number)]
+        try:
+            places = self._find_places(actors)
+            names = _name_nodes([host for host, _, _ in places])
+            env = dict(spec.variables)
+            if spec.time_s:
+                env["RANKWISE_DEADLINE"] = str(int(SYSTEM_CLOCK.time()) + spec.time_s)
+            _, first, port = places[0]
+            for index, (actor, (_, address, _)) in enumerate(zip(actors, places, strict=True)):
+                place = None if number == 1 else MeetingPlace(endpoint=f"{_bracket(first)}:{port}", run_id=f"{self._job_id}-{self._starts}", local_addr=address)  # fmt: skip
+                words = build_launch(spec, place, python=spec.python or sys.executable)
+                if place is not None:
+                    # By its address alone torch may not see which node is meant: a host's name can lead to its loopback.
+                    at = len(words) - len(spec.command)
+                    words[at:at] = ["--rdzv-conf", f"is_host={int(index == 0)}"]
+                lines = actor.run.options(num_returns="streaming").remote(words, env, "" if spec.files else spec.workdir, spec.grace_s)  # fmt: skip
+                threading.Thread(target=self._read, args=(index, lines), daemon=True).start()
+            return self._watch(actors, names)
+        finally:
+            for actor in actors:
+                self._ray.kill(actor)
+
+    def _make_actor(self, group: Any, index: int) -> Any:
+        bundle = to_bundle(self._spec)
+        strategies = import_module("ray.util.scheduling_strategies")
+        where = strategies.PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=index
+        )
+        # Two calls at once: one that runs, and one that is told something.
+        options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "memory": bundle.get("memory", 0), "max_concurrency": 2, "scheduling_strategy": where}  # fmt: skip
+        return self._ray.remote(NodeLauncher).options(**options).remote()
+
+    def _find_places(self, actors: Sequence[Any]) -> list[tuple[str, str, int]]:
+        """Return name, address and a free port of each node.
+
+        Raises:
+            LaunchError: Some can't be reached.
+        """
+        try:
+            found: list[tuple[str, str, int]] = self._ray.get([actor.find_place.remote() for actor in actors], timeout=self._wait_s)  # fmt: skip
+        except self._exceptions.GetTimeoutError:
+            raise LaunchError(f"Ray has started no actor on some of the {len(actors)} nodes within {self._wait_s:g} s") from None  # fmt: skip
+        except self._exceptions.RayError as error:
+            raise LaunchError(f"a node can't start a launcher: {first_words(error)}", hint="rankwise must be installed on every node, as Ray's runtime_env or in its image") from None  # fmt: skip
+        return found
+
+    def _read(self, index: int, lines: Any) -> None:
+        """Pass on what an actor says: text, its exit code, or how it has died."""
+        try:
+            for one in lines:
+                self._news.put((index, self._ray.get(one)))
+        except Exception as error:  # noqa: BLE001 - Ray raises what the actor's process died of, in its own classes
+            self._news.put((index, error))
+
+    def _watch(self, actors: Sequence[Any], names: Sequence[str]) -> tuple[int, str]:
+        ends: list[tuple[str, int | None]] = []
+        causes: list[str] = []
+        live = set(range(len(actors)))
+        begin_s, told_s, failed_s = SYSTEM_CLOCK.monotonic(), 0.0, float("inf")
+        while live:
+            try:
+                index, said = self._news.get(timeout=_LOOK_S)
+            except queue.Empty:
+                index, said = -1, ""
+            if isinstance(said, str):
+                _show(said, names[index] if len(names) > 1 else "")
+            else:
+                live.discard(index)
+                code = said if isinstance(said, int) else None
+                ends.append((names[index], code))
+                if not isinstance(said, int):
+                    causes.append(f"the actor on {names[index]} has died: {first_words(said)}")
+                    _say(f"rankwise: {causes[-1]}")
+                if code != 0 and len(names) - sum(one != 0 for _, one in ends) < self._spec.min_nodes:
+                    failed_s = min(failed_s, SYSTEM_CLOCK.monotonic())
+            now_s = SYSTEM_CLOCK.monotonic()
+            is_late = bool(self._spec.time_s) and now_s - begin_s > self._spec.time_s
+            if not told_s and (self._is_told or is_late or now_s - failed_s > _OTHERS_S):
+                told_s = now_s
+                _tell(actors, live, NOTICE)
+            if told_s and now_s - told_s > self._spec.grace_s + _OTHERS_S:
+                _tell(actors, live, KILL)
+        code, reason = decide_outcome(ends, self._spec.min_nodes)
+        return code, "; ".join(causes) if causes and code else reason
+
+
+def _tell(actors: Sequence[Any], live: set[int], words: bytes) -> None:
+    for index in live:
+        actors[index].tell.remote(words)
+
+
+def _show(text: str, name: str) -> None:
+    """Write lines; those of launchers say which node they are from, if there are several."""
+    for line in text.splitlines():
+        _say(f"[{name}]: {line}" if name and not RANK_LINE.match(line) else line)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _amounts(bundle: dict[str, float]) -> str:
+    shown = {name: f"{bundle[name] / 2**30:.3g} GiB of memory" if name == "memory" else f"{bundle[name]:g} {name}s" for name in ("CPU", "GPU", "memory") if bundle.get(name)}  # fmt: skip
+    return ", ".join(shown.values()) or "nothing"
+
+
+def _name_nodes(hosts: Sequence[str]) -> list[str]:
+    """Return a name for each node: its host's, unless several have that."""
+    return [host if hosts.count(host) == 1 else f"{host}-{index}" for index, host in enumerate(hosts)]
+
+
+def _bracket(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+if __name__ == "__main__":
+    sys.exit(Driver(*from_text(sys.argv[1])).run())

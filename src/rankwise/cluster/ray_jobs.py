@@ -1,0 +1,142 @@
+"""Jobs on Ray: a driver is submitted by Ray's own Job SDK, and starts the launchers from inside the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shlex
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankwise.base.errors import LaunchError, UsageError
+from rankwise.base.requeue import REQUEUE
+from rankwise.cluster.cluster import Document, JobState
+from rankwise.cluster.ray_driver import AGAIN, OVER, to_text
+from rankwise.cluster.words import Word
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.cluster.cluster import Phase
+    from rankwise.cluster.handles import JobRecord
+    from rankwise.cluster.job import JobSpec
+
+__all__ = ["WORDS", "cancel", "logs", "render", "state", "submit"]
+
+WORDS: dict[str, Word] = {
+    "address": Word("Address of the cluster's dashboard, as in http://head:8265; by default that of RAY_API_SERVER_ADDRESS, or of a cluster on this host.", metavar="URL"),
+    "strategy": Word("How the nodes are spread over Ray's (default: STRICT_SPREAD, each on a host of its own).", choices=("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")),
+    "wait_s": Word("Seconds to wait for the nodes (default: 300).", "number", "N"),
+}  # fmt: skip
+_PHASES: dict[str, Phase] = {"PENDING": "waiting", "RUNNING": "running", "STOPPED": "cancelled", "SUCCEEDED": "succeeded", "FAILED": "failed"}  # fmt: skip
+
+
+def render(spec: JobSpec, job_id: str) -> list[Document]:
+    """Return the submission as Ray's own command."""
+    address = spec.own.text("address")
+    words = ["ray", "job", "submit", *(["--address", address] if address else []), "--submission-id", job_id]
+    words += ["--working-dir", spec.workdir] if spec.files else []
+    words += ["--no-wait", "--", *_build_entrypoint(spec, job_id)]
+    return [Document(name="ray-job.sh", text=shlex.join(words) + "\n")]
+
+
+def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
+    """Submit the driver.
+
+    Raises:
+        UsageError: Ray is not installed here, or the job can't be on Ray.
+        LaunchError: No cluster answers, or it refuses the job.
+    """
+    entrypoint = shlex.join(_build_entrypoint(spec, record.id))
+    address = spec.own.text("address")
+    client = _connect(address)
+    runtime_env = {"working_dir": str(_copy_files(spec, record.folder / "files"))} if spec.files else {}
+    _ask(lambda: client.submit_job(entrypoint=entrypoint, submission_id=record.id, runtime_env=runtime_env), "submit the job")  # fmt: skip
+    return dataclasses.replace(
+        record, native_id=record.id, facts={"address": address or client.get_address()}
+    )
+
+
+def state(record: JobRecord) -> JobState:
+    """Ask Ray what has become of the driver; the driver's last line says why it has ended."""
+    client = _connect(record.facts["address"])
+    info = _ask(lambda: client.get_job_info(record.id), "ask for the job")
+    phase: Phase = _PHASES.get(str(info.status.value), "unknown")
+    if phase in {"waiting", "cancelled"}:
+        return JobState(phase=phase, reason="" if phase == "cancelled" else str(info.message or ""), starts=0)
+    lines = str(_ask(lambda: client.get_job_logs(record.id), "read the logs")).splitlines()
+    starts = 1 + sum(line.startswith(AGAIN) for line in lines)
+    code = info.driver_exit_code if phase == "failed" else 0 if phase == "succeeded" else None
+    said = next((line.removeprefix(OVER) for line in reversed(lines) if line.startswith(OVER)), "")
+    reason = said or (str(info.message or "").partition(", last available logs")[0] if phase == "failed" else "")  # fmt: skip
+    return JobState(phase="stopped" if code == REQUEUE else phase, exit_code=code, reason=reason, starts=starts)  # fmt: skip
+
+
+def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
+    """Give the lines of all nodes, which the driver shows."""
+    client = _connect(record.facts["address"])
+    if follow:
+        return _follow(client, record.id)
+    return iter(str(_ask(lambda: client.get_job_logs(record.id), "read the logs")).splitlines())
+
+
+def cancel(record: JobRecord) -> None:
+    """Stop the driver; the launchers see that, and give the ranks their grace."""
+    client = _connect(record.facts["address"])
+    _ask(lambda: client.stop_job(record.id), "cancel the job")
+
+
+def _follow(client: Any, job_id: str) -> Iterator[str]:
+    loop = asyncio.new_event_loop()
+    rest = ""
+    try:
+        chunks = client.tail_job_logs(job_id)
+        while True:
+            try:
+                chunk = loop.run_until_complete(anext(chunks))
+            except StopAsyncIteration:
+                break
+            *lines, rest = (rest + chunk).split("\n")
+            yield from lines
+    finally:
+        loop.close()
+    if rest:
+        yield rest
+
+
+def _build_entrypoint(spec: JobSpec, job_id: str) -> list[str]:
+    if spec.image:
+        raise UsageError(f"image {spec.image!r}: the containers of Ray's nodes are those that it was started in", hint="drop image, and install what the script needs there")  # fmt: skip
+    return [spec.python or "python3", "-m", "rankwise.cluster.ray_driver", to_text(spec, job_id)]
+
+
+def _copy_files(spec: JobSpec, folder: Path) -> Path:
+    """Copy the files into a folder of their own: Ray uploads all that is in one."""
+    for name in spec.files:
+        source, target = Path(spec.workdir) / name, folder / name
+        if not source.exists():
+            raise UsageError(f"files: there is no {source}", hint="name them relative to the workdir")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        else:
+            shutil.copy2(source, target)
+    return folder
+
+
+def _connect(address: str) -> Any:
+    try:
+        sdk = import_module("ray.job_submission")
+    except ImportError as error:
+        raise UsageError(f"Ray's Job SDK is not installed here: {error}", hint="pip install 'ray[default]', of the cluster's version") from None  # fmt: skip
+    return _ask(lambda: sdk.JobSubmissionClient(address or None), "reach the cluster")
+
+
+def _ask(call: Any, doing: str) -> Any:
+    """Call Ray; its errors are passed on in its own words."""
+    try:
+        return call()
+    except (RuntimeError, ConnectionError, ValueError) as error:
+        raise LaunchError(f"can't {doing}: Ray: {error}", hint="`ray status` on the head node tells whether the cluster is there; --address names it") from error  # fmt: skip

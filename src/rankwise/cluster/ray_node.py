@@ -1,0 +1,76 @@
+"""One node of a job on Ray: an actor that runs the launcher there, and hands its lines to the driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, final
+
+from rankwise.cluster.node_process import ALIVE, ALIVE_EVERY_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_CHUNK = 1 << 16
+
+
+@final
+class NodeLauncher:
+    """Runs a launcher; however this actor ends, the launcher's guard notices, and ends it, too."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_over = threading.Event()
+
+    def find_place(self) -> tuple[str, str, int]:
+        """Return this host's name, its address as Ray knows it, and a port that is free here."""
+        address = str(import_module("ray.util").get_node_ip_address())
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.bind((address, 0))
+            return socket.gethostname(), address, int(probe.getsockname()[1])
+
+    def run(
+        self, words: Sequence[str], env: Mapping[str, str], folder: str, grace_s: int
+    ) -> Iterator[str | int]:
+        """Run the launcher to its end.
+
+        Args:
+            words: Its command.
+            env: What it finds in its environment beside the actor's.
+            folder: Where it is run; empty: where the actor is, which is Ray's working_dir.
+            grace_s: From the notice to the kill.
+
+        Yields:
+            Text, as it comes, in whole lines; at last the exit code.
+        """
+        guard = [sys.executable, "-m", "rankwise.cluster.node_process", str(grace_s), *words]
+        process = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder or None)  # fmt: skip
+        self._process = process
+        self.tell(json.dumps(dict(env)).encode() + b"\n")
+        threading.Thread(target=self._assure, daemon=True).start()
+        rest = b""
+        while process.stdout is not None and (chunk := os.read(process.stdout.fileno(), _CHUNK)):
+            whole, newline, rest = (rest + chunk).rpartition(b"\n")
+            if newline:
+                yield whole.decode("utf-8", "replace")
+        if rest:
+            yield rest.decode("utf-8", "replace")
+        code = process.wait()
+        self._is_over.set()
+        yield code
+
+    def tell(self, words: bytes) -> None:
+        """Say something to the launcher's guard."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):  # it has ended: `run` sees it
+                os.write(self._process.stdin.fileno(), words)
+
+    def _assure(self) -> None:
+        while not self._is_over.wait(ALIVE_EVERY_S):
+            self.tell(ALIVE)
