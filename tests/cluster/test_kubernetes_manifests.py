@@ -7,32 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kubernetes_api import KINDS, RICH, read
 from rankwise.base.errors import UsageError
-from rankwise.cluster import job, kubernetes
-from rankwise.cluster.kubernetes_manifests import WORDS, build_manifests
+from rankwise.cluster import kubernetes
+from rankwise.cluster.kubernetes_manifests import build_manifests
 from rankwise.cluster.yaml_text import to_yaml
 from rankwise.launcher.command import parse
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from rankwise.cluster.job import JobSpec
-
-KINDS = ("job", "jobset", "trainjob")
-RICH = {
-    "nodes": "2:4", "standby": 1, "gpus_per_node": 8, "cpus_per_node": 16, "memory": "1.5G", "time": "2:00:00", "requeue": "3", "files": ["train.py", "conf"],
-    "volumes": ["ckpt:/mnt/ckpt"], "checkpoint": "/mnt/ckpt", "queue": "team", "protect": True, "shm": "16G", "tolerate": ["nvidia.com/gpu"], "priority": "high",
-    "env": ["A=$(B)"], "namespace": "ml", "service_account": "trainer", "pull_secrets": ["key"], "node_selector": {"gpu": "h100"},
-}  # fmt: skip
-
-
-def read(folder: Path, **words: object) -> JobSpec:
-    """Read a job of a script with two more files."""
-    (folder / "conf").mkdir(exist_ok=True)
-    (folder / "conf" / "a b.bin").write_bytes(b"\xff\x00")
-    (folder / "conf" / "empty").write_text("")
-    (folder / "train.py").write_text("import torch\n\nif True:\n    print('é: #')\n")
-    return job.read(None, {"on": "kubernetes", "command": ["train.py", "--lr", "$(X)"], "image": "reg:5000/a/b:1", **words}, WORDS, folder)  # fmt: skip
 
 
 def find_pod(manifests: list[dict[str, Any]]) -> dict[str, Any]:

@@ -28,6 +28,8 @@ __all__ = ["WORDS", "cancel", "logs", "render", "state", "submit"]
 
 _RESOURCES = {"job": "jobs.batch", "jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kubeflow.org"}  # fmt: skip
 _MISSING_KIND = {"JobSet": "JobSet's controller is not installed there", "TrainJob": "Kubeflow's Trainer 2 is not installed there"}  # fmt: skip
+#: What is left here of a job that was cancelled: the API keeps nothing.
+_CANCELLED = "cancelled"
 _LOOK_S = 2.0
 
 
@@ -71,7 +73,9 @@ def state(record: JobRecord) -> JobState:
     """Ask the API for the job, its pods and, if nothing runs, for warnings."""
     text = _kubectl(record.facts, "get", record.native_id, "--ignore-not-found", "-o", "json", doing="ask for the job")  # fmt: skip
     if not text.strip():
-        return find_state(None, [], [])
+        return (
+            JobState(phase="cancelled") if (record.folder / _CANCELLED).exists() else find_state(None, [], [])
+        )
     job, pods = json.loads(text), _list_pods(record)
     events: list[dict[str, Any]] = []
     if not any(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} for pod in pods):
@@ -80,10 +84,10 @@ def state(record: JobRecord) -> JobState:
 
 
 def cancel(record: JobRecord) -> None:
-    """Delete the job, and with it all that it owns."""
-    _kubectl(
-        record.facts, "delete", record.native_id, "--wait=false", "--ignore-not-found", doing="cancel the job"
-    )
+    """Delete the job, and with it all that it owns; its pods get their SIGTERM and their grace."""
+    words = ("delete", record.native_id, "--wait=false", "--ignore-not-found")
+    _kubectl(record.facts, *words, doing="cancel the job")
+    (record.folder / _CANCELLED).touch()
 
 
 def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
@@ -127,12 +131,15 @@ def _follow(record: JobRecord) -> Iterator[str]:
         for program in programs:
             program.kill()
             program.wait()
+        for reader in readers.values():
+            reader.join()
 
 
 def _read(program: subprocess.Popen[str], pod: Mapping[str, Any], lines: queue.SimpleQueue[str]) -> None:
     assert program.stdout is not None  # noqa: S101 - it is a pipe
-    for line in program.stdout:
-        lines.put(_mark(line.rstrip("\n"), pod))
+    with program.stdout as stream:
+        for line in stream:
+            lines.put(_mark(line.rstrip("\n"), pod))
 
 
 def _mark(line: str, pod: Mapping[str, Any]) -> str:

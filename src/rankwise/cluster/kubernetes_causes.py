@@ -44,12 +44,14 @@ class _Cause:
         text: In words.
         code: The container's exit code; None: it has none.
         blocks: Whether the pod can't run because of it.
+        is_outside: Whether it came from outside: it is the reason even if the ranks have stopped in time.
     """
 
     when: str
     text: str
     code: int | None = None
     blocks: bool = False
+    is_outside: bool = False
 
 
 def find_state(job: Fields | None, pods: Sequence[Fields], events: Sequence[Fields]) -> JobState:
@@ -88,7 +90,7 @@ def find_state(job: Fields | None, pods: Sequence[Fields], events: Sequence[Fiel
 def _find_end(condition: Fields, happened: Sequence[_Cause], starts: int) -> JobState:
     codes = [cause.code for cause in happened if cause.code is not None]
     said = f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
-    errors = [cause for cause in happened if cause.code != REQUEUE] or list(happened)
+    errors = [cause for cause in happened if cause.is_outside or cause.code != REQUEUE] or list(happened)
     words = [*_without_repeats(cause.text for cause in errors[:3]), said]
     if codes and all(code == REQUEUE for code in codes):
         return JobState(phase="stopped", exit_code=REQUEUE, reason="; ".join(words), starts=starts)
@@ -109,7 +111,7 @@ def _find_causes(pod: Fields) -> Iterator[_Cause]:
         reason, message = taken.get("reason", ""), taken.get("message", "") or status.get("message", "")
         means = _DISRUPTIONS.get(reason, "taken away")
         code = next((ended.get("exitCode") for _, ended in _terminated(status)), None)
-        yield _Cause(taken.get("lastTransitionTime", created), f"pod {name}{_node(pod)} was {means} ({reason}: {message})".replace(": )", ")"), code=code)  # fmt: skip
+        yield _Cause(taken.get("lastTransitionTime", created), f"pod {name}{_node(pod)} was {means} ({reason}: {message})".replace(": )", ")"), code=code, is_outside=True)  # fmt: skip
         return
     if status.get("phase") == "Failed" and status.get("reason"):
         # Evicted, DeadlineExceeded, NodeLost, UnexpectedAdmissionError …: the pod's own words are the whole cause.
