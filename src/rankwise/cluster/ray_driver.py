@@ -29,6 +29,8 @@ AGAIN = "rankwise: started again "
 _LOOK_S, _SAY_S = 0.5, 15.0
 #: Once a node is lost, the others learn it from each other; those that don't are ended after so long.
 _OTHERS_S = 40.0
+#: What actors say, each by its index: text, its exit code, or how it has died.
+_News = queue.SimpleQueue[tuple[int, "str | int | BaseException"]]
 
 
 def to_text(spec: JobSpec, job_id: str) -> str:
@@ -91,7 +93,7 @@ class Driver:
         self._ray: Any = import_module("ray")
         self._exceptions: Any = import_module("ray.exceptions")
         self._wait_s = float(spec.own.number("wait_s", 300))
-        self._news: queue.SimpleQueue[tuple[int, str | int | BaseException]] = queue.SimpleQueue()
+        self._news = _News()
         self._is_told = False
         self._starts = 0
 
@@ -146,8 +148,7 @@ class Driver:
     def _run_once(self, group: Any, number: int) -> tuple[int, str]:
         """Start a launcher on each node, show their lines, and wait for all of them."""
         spec = self._spec
-        while not self._news.empty():
-            self._news.get()
+        self._news = _News()  # the readers of the last start may still say how its actors have died
         actors = [self._make_actor(group, index) for index in range(number)]
         try:
             places = self._find_places(actors)
@@ -164,7 +165,7 @@ class Driver:
                     at = len(words) - len(spec.command)
                     words[at:at] = ["--rdzv-conf", f"is_host={int(index == 0)}"]
                 lines = actor.run.options(num_returns="streaming").remote(words, env, "" if spec.files else spec.workdir, spec.grace_s)  # fmt: skip
-                threading.Thread(target=self._read, args=(index, lines), daemon=True).start()
+                threading.Thread(target=self._read, args=(index, lines, self._news), daemon=True).start()
             return self._watch(actors, names)
         finally:
             for actor in actors:
@@ -194,13 +195,13 @@ class Driver:
             raise LaunchError(f"a node can't start a launcher: {first_words(error)}", hint="rankwise must be installed on every node, as Ray's runtime_env or in its image") from None  # fmt: skip
         return found
 
-    def _read(self, index: int, lines: Any) -> None:
+    def _read(self, index: int, lines: Any, news: _News) -> None:
         """Pass on what an actor says: text, its exit code, or how it has died."""
         try:
             for one in lines:
-                self._news.put((index, self._ray.get(one)))
+                news.put((index, self._ray.get(one)))
         except Exception as error:  # noqa: BLE001 - Ray raises what the actor's process died of, in its own classes
-            self._news.put((index, error))
+            news.put((index, error))
 
     def _watch(self, actors: Sequence[Any], names: Sequence[str]) -> tuple[int, str]:
         ends: list[tuple[str, int | None]] = []

@@ -1,0 +1,192 @@
+"""Jobs on a real Ray with several raylets on this host, through the commands; and the driver's decisions alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankwise.base.errors import UsageError
+from rankwise.base.requeue import REQUEUE
+from rankwise.cluster import job, ray_jobs
+from rankwise.cluster.ray_driver import decide_outcome, first_words, from_text, to_bundle, to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.cluster.job import JobSpec
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray[default]")
+_TESTS = Path(__file__).parents[1]
+#: Leaves by 75 when it is started first, and adds up over all ranks when it is started again.
+TWICE = """
+import pathlib, sys, torch, rankwise
+with rankwise.init() as ctx:
+    marks = pathlib.Path(sys.argv[1])
+    is_first = not (marks / "once").exists()
+    rankwise.barrier()
+    if is_first:
+        (marks / "once").touch()
+        ctx.leave_for_requeue()
+    total = rankwise.all_reduce(torch.tensor(float(ctx.rank + 1)))
+    print("total", total.item(), "of", ctx.world_size, pathlib.Path("train.py").exists(), flush=True)
+"""
+#: On the second node, kills the actor that its launcher belongs to; on the first one, it waits.
+DEATH = """
+import os, pathlib, psutil, signal, sys, time
+pathlib.Path(sys.argv[1], f"launcher-{os.environ['RANK']}").write_text(str(os.getppid()))
+while len(list(pathlib.Path(sys.argv[1]).glob("launcher-*"))) < 2:
+    time.sleep(0.1)
+if os.environ["RANK"] == "1":
+    one = next(one for one in psutil.Process().parents() if "ray::NodeLauncher" in " ".join(one.cmdline()))
+    one.kill()
+time.sleep(600)
+"""
+ERROR = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('no such data')\nimport time\ntime.sleep(600)\n"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The dashboard of a cluster of two raylets and a head."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, str(_TESTS / "ray_cluster.py"), str(port), "2"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as cluster:  # fmt: skip
+        assert cluster.stdout is not None
+        said = []
+        for line in cluster.stdout:
+            said.append(line)
+            if line == "up\n":
+                break
+        else:
+            pytest.fail("".join(said))
+        yield f"http://127.0.0.1:{port}"
+
+
+def run(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command of rankwise, with records of its own."""
+    env = {**os.environ, "XDG_STATE_HOME": str(home / "state")}
+    return subprocess.run([sys.executable, "-m", "rankwise", *words], env=env, cwd=home, capture_output=True, text=True, timeout=400, check=False)  # fmt: skip
+
+
+def submit(address: str, home: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Submit a script to two nodes of one rank each, and wait for its end."""
+    (home / "train.py").write_text(script)
+    return run("submit", "--on", "ray", "--address", address, "--python", sys.executable, "--nodes", "2", "--attach", "--grace", "5s", *words, "--", "train.py", str(home), home=home)  # fmt: skip
+
+
+def find_state(home: Path) -> dict[str, Any]:
+    """Return what `rankwise jobs` says of the only job."""
+    done = run("jobs", "--format", "json", home=home)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)[0]
+    return found
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_a_job_starts_again_after_exit_code_75(address: str, tmp_path: Path) -> None:
+    """One launcher on each raylet; ranks meet, lines of all come to the client, the second start ends the job, and files are there."""
+    done = submit(address, tmp_path, TWICE, "--requeue", "1", "--files", "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    host = socket.gethostname()
+    for rank in range(2):
+        assert f"[{host} rank {rank}]: total 3.0 of 2 True" in done.stdout
+    assert "started again (1 of 1)" in done.stdout
+    state = find_state(tmp_path)
+    assert (state["phase"], state["starts"], state["exit_code"]) == ("succeeded", 2, 0)
+    assert "total 3.0" in run("logs", state["id"], "--rank", "1", home=tmp_path).stdout
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_the_death_of_an_actor_is_the_cause(address: str, tmp_path: Path) -> None:
+    """Ray's own words are the reason, not what the other node says of its lost peer; and no launcher is left."""
+    done = submit(address, tmp_path, DEATH)
+    assert done.returncode == 1, done.stdout + done.stderr
+    state = find_state(tmp_path)
+    assert state["phase"] == "failed"
+    assert "-1 has died: The actor died unexpectedly" in state["reason"], done.stdout
+    import psutil
+
+    launchers = [int(path.read_text()) for path in tmp_path.glob("launcher-*")]
+    assert len(launchers) == 2
+    gone, alive = psutil.wait_procs([psutil.Process(pid) for pid in launchers if psutil.pid_exists(pid)], timeout=60)  # fmt: skip
+    assert not alive, gone
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_an_error_is_reported_and_nothing_starts_again(address: str, tmp_path: Path) -> None:
+    """The failure report of the node comes to the client, and the exit code is the script's, though a requeue is left."""
+    done = submit(address, tmp_path, ERROR, "--requeue", "always")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "ValueError: no such data" in done.stdout
+    state = find_state(tmp_path)
+    assert (state["phase"], state["starts"]) == ("failed", 1)
+    assert state["reason"].startswith("exit code 1 on ")
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_what_no_node_has_is_said(address: str, tmp_path: Path) -> None:
+    """A placement group that can't be is one error: what was asked for, what there is."""
+    done = submit(address, tmp_path, "", "--gpus-per-node", "8", "--wait-s", "2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Ray has no place for 2 nodes with 1 CPUs, 8 GPUs each (STRICT_SPREAD): of the cluster's 3 nodes 0 have that much" in find_state(tmp_path)["reason"]  # fmt: skip
+
+
+def read(folder: Path, **words: object) -> JobSpec:
+    """Read a job."""
+    return job.read(None, {"on": "ray", "command": "train.py --lr '1 2'", **words}, ray_jobs.WORDS, folder)
+
+
+def test_the_driver_reads_the_job_that_was_written(tmp_path: Path) -> None:
+    """Nothing of a job is lost on its way; what Ray holds for a node is what was asked for."""
+    spec = read(tmp_path, nodes="2:4", gpus_per_node=8, memory="64G", env=["A=1"], files=["a"], strategy="PACK", wait_s=5)  # fmt: skip
+    assert from_text(to_text(spec, "x-1")) == (spec, "x-1")
+    assert to_bundle(spec) == {"CPU": 1.0, "GPU": 8.0, "memory": 64 * 2**30}
+
+
+def test_dry_run_shows_rays_own_command(tmp_path: Path) -> None:
+    """What would be submitted can be typed: `ray job submit`, with the driver behind it."""
+    (document,) = ray_jobs.render(read(tmp_path, address="http://head:8265", files=["train.py"]), "x-1")
+    assert document.text.startswith(f"ray job submit --address http://head:8265 --submission-id x-1 --working-dir {tmp_path} --no-wait -- python3 -m rankwise.cluster.ray_driver '{{")  # fmt: skip
+    with pytest.raises(UsageError, match="image 'a': the containers of Ray's nodes"):
+        ray_jobs.render(read(tmp_path, image="a"), "x-1")
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="ray is installed")
+def test_without_ray_the_error_says_so(tmp_path: Path) -> None:
+    """The package that is missing is named."""
+    done = submit("http://127.0.0.1:9", tmp_path, "")
+    assert done.returncode != 0
+    assert "pip install 'ray[default]'" in done.stderr
+
+
+@pytest.mark.parametrize(("ends", "min_nodes", "outcome"), [
+    ([("a", 0), ("b", 0)], 2, (0, "")),
+    ([("a", REQUEUE), ("b", 0)], 2, (REQUEUE, "")),
+    ([("b", 3), ("a", 1)], 2, (3, "exit code 3 on b")),
+    ([("b", None), ("a", 1)], 2, (REQUEUE, "b was lost")),
+    ([("b", None), ("a", 0)], 1, (0, "without b, which was lost")),
+    ([("b", None), ("a", 0)], 2, (REQUEUE, "b was lost")),
+    ([("a", 1)], 1, (1, "exit code 1")),
+])  # fmt: skip
+def test_how_a_job_ends(ends: list[tuple[str, int | None]], min_nodes: int, outcome: tuple[int, str]) -> None:
+    """A lost node is no error of the script: the job may start again; what only follows from the loss counts for nothing."""
+    assert decide_outcome(ends, min_nodes) == outcome
+
+
+def test_rays_words_are_told_without_its_ids() -> None:
+    """Of an actor's death, the sentences stay, not the lists."""
+    said = "The actor died unexpectedly before finishing this task.\n\tclass_name: NodeLauncher\n\tpid: 7\nThe actor is dead because its node has died."
+    assert first_words(RuntimeError(said)) == "The actor died unexpectedly before finishing this task. The actor is dead because its node has died."  # fmt: skip
