@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,6 @@ from rankwise.cluster.kubernetes_causes import find_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from rankwise.cluster.submission import JobHandle
 
@@ -170,6 +171,26 @@ def test_why_a_job_has_failed(status: dict[str, Any], text: str) -> None:
     assert state.phase == "failed"
     assert state.reason.startswith(text)
     assert state.reason.endswith("PodFailurePolicy: it said so")
+
+
+RECORDED = {
+    "done": ("succeeded", 0, 1, ""),
+    "error": ("failed", 1, 1, "pod train-error-1-5gch6: exit code 1; PodFailurePolicy: Container node for pod ml/train-error-1-5gch6 failed with exit code 1"),
+    "evicted": ("running", None, 2, "was evicted on request, as by `kubectl drain` (EvictionByEvictionAPI: Eviction API: evicting)"),
+    "oom": ("failed", 137, 1, "OOMKilled: the kernel has killed it because its memory ran out (limit 1Gi); PodFailurePolicy"),
+    "preempted": ("failed", 143, 1, "was preempted by a pod of higher priority (PreemptionByScheduler: default-scheduler: preempting"),
+    "stopped": ("stopped", 75, 2, "MaxFailedIndexesExceeded: Job has exceeded the specified maximal number of failed indexes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_kubernetes_itself_made_of_our_jobs(name: str) -> None:
+    """Jobs and pods as an API server and a Job controller of Kubernetes 1.36 left them; only the machines were played."""
+    recorded = json.loads((Path(__file__).parent / "kubernetes_recordings.json").read_text(encoding="utf-8"))[name]  # fmt: skip
+    phase, code, starts, reason = RECORDED[name]
+    state = find_state(recorded["job"], recorded["pods"], [])
+    assert (state.phase, state.exit_code, state.starts) == (phase, code, starts)
+    assert reason in state.reason
 
 
 def test_a_job_that_stops_in_time_has_not_failed() -> None:
