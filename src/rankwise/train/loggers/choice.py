@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.base import environ
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -24,6 +26,10 @@ def choose_loggers(folder: Path | None, others: Iterable[Logger], *, progress: b
         from rankwise.train.loggers.progress import Progress  # noqa: PLC0415 - the other ranks do without
 
         chosen.append(Progress())
+    if environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
+        from rankwise.train.loggers.kubeflow import KubeflowStatus  # noqa: PLC0415 - as above
+
+        chosen.append(KubeflowStatus())
     if folder is not None:
         from rankwise.train.loggers.csv_lines import CsvLines  # noqa: PLC0415 - as above
         from rankwise.train.loggers.curves import Curves  # noqa: PLC0415 - as above
