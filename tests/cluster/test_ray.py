@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -142,6 +143,23 @@ def test_what_no_node_has_is_said(address: str, tmp_path: Path) -> None:
     done = submit(address, tmp_path, "", "--gpus-per-node", "8", "--wait-s", "2")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Ray has no place for 2 nodes with 1 CPUs, 8 GPUs each (STRICT_SPREAD): of the cluster's 3 nodes 0 have that much" in find_state(tmp_path)["reason"]  # fmt: skip
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_rays_own_command_does_the_same(address: str, tmp_path: Path) -> None:
+    """What --dry-run prints can be run: `ray job submit`, here with its wait for the end."""
+    (tmp_path / "train.py").write_text(
+        "import os\nprint('rank', os.environ['RANK'], 'is here', flush=True)\n"
+    )
+    shown = run("submit", "--on", "ray", "--address", address, "--python", sys.executable, "--nodes", "2", "--files", "train.py", "--dry-run", "--", "train.py", home=tmp_path)  # fmt: skip
+    words = shlex.split(shown.stdout.partition("\n")[2])
+    words.remove("--no-wait")
+    ray = str(Path(sys.executable).parent / words[0])
+    done = subprocess.run([ray, *words[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 0 is here" in done.stdout
+    assert "rank 1 is here" in done.stdout
 
 
 def read(folder: Path, **words: object) -> JobSpec:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import shlex
 import shutil
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,9 +91,8 @@ def cancel(record: JobRecord) -> None:
 
 def _follow(client: Any, job_id: str) -> Iterator[str]:
     loop = asyncio.new_event_loop()
-    rest = ""
+    chunks, rest = client.tail_job_logs(job_id), ""
     try:
-        chunks = client.tail_job_logs(job_id)
         while True:
             try:
                 chunk = loop.run_until_complete(anext(chunks))
@@ -101,6 +101,8 @@ def _follow(client: Any, job_id: str) -> Iterator[str]:
             *lines, rest = (rest + chunk).split("\n")
             yield from lines
     finally:
+        with suppress(RuntimeError):  # it waits once more while it closes, which asyncio does not like
+            loop.run_until_complete(chunks.aclose())
         loop.close()
     if rest:
         yield rest
