@@ -109,6 +109,23 @@ def test_a_job_starts_again_after_exit_code_75(address: str, tmp_path: Path) -> 
 
 @needs_ray
 @pytest.mark.timeout(900)
+def test_a_job_stopped_here_is_resumed_on_ray(address: str, tmp_path: Path) -> None:
+    """The job of the how-to, by the same job.toml: half of it in one process here, the rest on two raylets, ends with the loss of the whole."""
+    page = (_TESTS.parent / "docs" / "howto" / "clusters.md").read_text(encoding="utf-8")
+    (tmp_path / "train.py").write_text(page.partition("```python\n# train.py")[2].partition("```")[0])
+    (tmp_path / "job.toml").write_text(f'command = "train.py"\npython = "{sys.executable}"\n[ray]\naddress = "{address}"\n')  # fmt: skip
+    here = ("submit", "--on", "local", "--checkpoint")
+    whole = run(*here, str(tmp_path / "whole"), home=tmp_path)
+    half = run(*here, str(tmp_path / "half"), "--env", "HALF=1", home=tmp_path)
+    assert (whole.returncode, half.returncode) == (0, REQUEUE), whole.stderr + half.stderr
+    rest = run("submit", "--on", "ray", "--nodes", "2", "--attach", "--checkpoint", str(tmp_path / "half"), home=tmp_path)  # fmt: skip
+    assert rest.returncode == 0, rest.stdout + rest.stderr
+    losses = [float(done.stdout.partition("through after step 96, loss ")[2].split()[0]) for done in (whole, rest)]  # fmt: skip
+    assert losses[1] == pytest.approx(losses[0], abs=1.1e-12)
+
+
+@needs_ray
+@pytest.mark.timeout(900)
 def test_the_death_of_an_actor_is_the_cause(address: str, tmp_path: Path) -> None:
     """Ray's own words are the reason, not what the other node says of its lost peer; and no launcher is left."""
     done = submit(address, tmp_path, DEATH)
