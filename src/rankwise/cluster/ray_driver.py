@@ -103,10 +103,9 @@ class Driver:
         self._ray.init(address="auto", logging_level="WARNING", log_to_driver=False)
         code, reason = 1, ""
         try:
-            group, number = self._find_group()
             while True:
                 self._starts += 1
-                code, reason = self._run_once(group, number)
+                code, reason = self._start()
                 if code != REQUEUE or self._is_told or self._starts > self._spec.requeue:
                     break
                 _say(f"{AGAIN}({self._starts} of {self._spec.requeue}): {reason or f'exit code {REQUEUE}'}")
@@ -117,6 +116,18 @@ class Driver:
         if code:
             _say(f"{OVER}{reason or f'exit code {code}'}")
         return code
+
+    def _start(self) -> tuple[int, str]:
+        """Start the job once, in a placement group of its own: Ray mends one that has lost a node, but only after a while."""
+        group, number = self._find_group()
+        try:
+            return self._run_once(group, number)
+        except LaunchError as error:
+            if self._starts == 1:
+                raise
+            return REQUEUE, error.message  # on a node that was lost, and Ray did not know it yet
+        finally:
+            import_module("ray.util.placement_group").remove_placement_group(group)
 
     def _take_notice(self, _number: int, _frame: object) -> None:
         self._is_told = True
