@@ -1,4 +1,7 @@
-"""A real Ray cluster on this host, for tests: a head without CPUs, and some raylets; it lasts until standard input ends."""
+"""A real Ray cluster on this host, for tests: a head without CPUs, and some raylets; it lasts until standard input ends.
+
+A line there replaces a node on which a launcher runs: another one is added, and that one is killed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+from importlib import import_module
 from typing import Any
 
 # Where several tests run at once, a raylet takes its time.
@@ -14,7 +18,9 @@ os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DISABLE_IMPORT_WARNING="1", R
 
 def main(port: int, num_nodes: int) -> None:
     """Start it, say so, and wait."""
-    from ray.cluster_utils import Cluster
+    # By name: type checkers run where Ray is not installed.
+    Cluster = import_module("ray.cluster_utils").Cluster
+    list_actors = import_module("ray.util.state").list_actors
 
     # Short: sockets lie there, whose names may have 107 bytes.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
@@ -23,11 +29,15 @@ def main(port: int, num_nodes: int) -> None:
     cluster: Any = None
     try:
         cluster = Cluster(initialize_head=True, head_node_args={**head, **memory})
-        for _ in range(num_nodes):
-            cluster.add_node(num_cpus=2, **memory)
+        nodes = [cluster.add_node(num_cpus=2, **memory) for _ in range(num_nodes)]
         cluster.wait_for_nodes(timeout=120)
         print("up", flush=True)
-        sys.stdin.read()
+        for _ in sys.stdin:
+            nodes.append(cluster.add_node(num_cpus=2, **memory))
+            actors = list_actors(address=f"http://127.0.0.1:{port}", filters=[("state", "=", "ALIVE")])
+            hosts = {actor.node_id for actor in actors if actor.class_name == "NodeLauncher"}
+            cluster.remove_node(next(node for node in nodes if node.node_id in hosts), allow_graceful=False)
+            print("lost", flush=True)
     finally:
         if cluster is not None:
             cluster.shutdown()

@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,26 +51,62 @@ if os.environ["RANK"] == "1":
     one.kill()
 time.sleep(600)
 """
+#: Waits for its node's end when it is started first.
+LOST = """
+import os, pathlib, sys, time
+marks = pathlib.Path(sys.argv[1])
+if not (marks / "lost").exists():
+    (marks / f"first-{os.environ['RANK']}").touch()
+    time.sleep(600)
+print("rank", os.environ["RANK"], "again", flush=True)
+"""
 ERROR = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('no such data')\nimport time\ntime.sleep(600)\n"
 
 
+class RayCluster:
+    """A head and two raylets.
+
+    Args:
+        process: Holds them.
+        address: The dashboard's.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self._process, self.address = process, address
+        self.wait_for("up\n")
+
+    def lose_node(self) -> None:
+        """Kill a raylet on which a launcher runs, once another one is there."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("lose\n")
+        self._process.stdin.flush()
+        self.wait_for("lost\n")
+
+    def wait_for(self, line: str) -> None:
+        """Wait until it says so."""
+        assert self._process.stdout is not None
+        said = []
+        while (one := self._process.stdout.readline()) != line:
+            said.append(one)
+            if not one:
+                pytest.fail("".join(said))
+
+
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """The dashboard of a cluster of two raylets and a head."""
+def cluster() -> Iterator[RayCluster]:
+    """A cluster of two raylets and a head."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = [sys.executable, str(_TESTS / "ray_cluster.py"), str(port), "2"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as cluster:  # fmt: skip
-        assert cluster.stdout is not None
-        said = []
-        for line in cluster.stdout:
-            said.append(line)
-            if line == "up\n":
-                break
-        else:
-            pytest.fail("".join(said))
-        yield f"http://127.0.0.1:{port}"
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:  # fmt: skip
+        yield RayCluster(process, f"http://127.0.0.1:{port}")
+
+
+@pytest.fixture
+def address(cluster: RayCluster) -> str:
+    """The dashboard of the cluster."""
+    return cluster.address
 
 
 def run(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
@@ -139,6 +176,28 @@ def test_the_death_of_an_actor_is_the_cause(address: str, tmp_path: Path) -> Non
     assert len(launchers) == 2
     gone, alive = psutil.wait_procs([psutil.Process(pid) for pid in launchers if psutil.pid_exists(pid)], timeout=60)  # fmt: skip
     assert not alive, gone
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_a_lost_node_is_replaced(cluster: RayCluster, tmp_path: Path) -> None:
+    """The job starts again on the nodes that are there, and the reason is in its log."""
+    found: list[subprocess.CompletedProcess[str]] = []
+    thread = threading.Thread(
+        target=lambda: found.append(submit(cluster.address, tmp_path, LOST, "--requeue", "1"))
+    )
+    thread.start()
+    waiting = threading.Event()
+    while len(list(tmp_path.glob("first-*"))) < 2 and thread.is_alive():
+        waiting.wait(0.1)
+    (tmp_path / "lost").touch()
+    cluster.lose_node()
+    thread.join()
+    (done,) = found
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "started again (1 of 1): the actor on " in done.stdout
+    assert "]: rank 0 again" in done.stdout
+    assert "]: rank 1 again" in done.stdout
 
 
 @needs_ray
