@@ -9,7 +9,7 @@ import pytest
 
 from clocks import FakeClock
 from rankwise.base.errors import RendezvousError
-from rankwise.engine.node_meeting import Meeting
+from rankwise.engine.node_meeting import Meeting, _UnnumberedError
 from rankwise.launcher.command import parse
 from rankwise.launcher.rendezvous.assignment import NotNeeded
 from rankwise.launcher.rendezvous.several import SeveralNodes
@@ -170,13 +170,26 @@ def test_a_node_knows_that_it_was_cut_off_itself(again: list[str], *, has_come_a
     assert nodes.join(0).has_come_anew is has_come_anew
 
 
-def test_who_took_part_before_is_watched_no_more_in_a_static_rendezvous_either() -> None:
-    """The launchers' connections of the last round end when the nodes meet for the next one."""
+@pytest.mark.parametrize("error", [None, _UnnumberedError("one was lost")])
+def test_who_took_part_before_is_heard_until_the_next_round_has_begun(error: Exception | None) -> None:
+    """The launchers' connections of the last round end then, in a static rendezvous as well; if one is lost before all ranks are numbered, those that are left meet by them again."""
     meeting = Meeting.__new__(Meeting)
     ended: list[str] = []
+    before = SimpleNamespace(restore=lambda: ended.append("restore"), end=lambda: ended.append("end"))
     meeting.static, meeting.handler = True, SimpleNamespace(next_rendezvous=lambda: "a round")
-    meeting.members = SimpleNamespace(
-        restore=lambda: ended.append("restore"), end=lambda: ended.append("end")
-    )
-    assert meeting._meet() == "a round"
-    assert ended == ["restore", "end"]
+    meeting.members, meeting.exchange, meeting.num_joined = before, None, 0
+
+    def join(before: object, *_args: object) -> dict[str, object]:
+        met = meeting._meet(None, before)
+        meeting.members = SimpleNamespace(end=lambda: ended.append("end of the new"))
+        if error is not None:
+            raise error
+        return {"met": met}
+
+    vars(meeting)["_join"] = join
+    result = meeting.join(0, "", num_roles=0)
+    if error is None:
+        assert (result, ended) == ({"met": "a round"}, ["restore", "end"])
+    else:
+        assert (result, ended) == ({"again": "one was lost"}, ["restore", "end of the new"])
+        assert meeting.members is before

@@ -6,11 +6,20 @@ import socket
 from pathlib import Path
 from typing import Any
 
+#: torch's, where the endpoint names none.
+_DEFAULT_PORT = 29400
+
 
 def split(endpoint: str) -> tuple[str, str]:
     """Return a host and its port; ``[fe80::1]:29500`` is one of IPv6, and the port may be left out."""
     host, separator, port = endpoint.rpartition(":")
     return (host.strip("[]"), port) if separator and port.isdecimal() else (endpoint.strip("[]"), "")
+
+
+def locate(endpoint: str) -> tuple[str, int]:
+    """Return the host and port of a rendezvous; torch's port where the endpoint names none."""
+    host, port = split(endpoint)
+    return host, int(port or _DEFAULT_PORT)
 
 
 def look_up(host: str, port: str = "") -> list[Any]:

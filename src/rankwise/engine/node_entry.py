@@ -94,6 +94,8 @@ class Entry:
             load("node_standby"),
             load("node_rendezvous"),
         )
+        #: Why this node is not to meet the others where it was to; empty if it goes elsewhere.
+        self.why = ""
         #: Of which rendezvous it was asked last whether the job has moved, when, and what came of it.
         self._asked: tuple[Any, float, Any] = (None, 0.0, None)
 
@@ -113,8 +115,14 @@ class Entry:
         call = Call(self._meeting.handler.next_rendezvous)
         restore = self._wait(call, lambda: search.found is not None)
         is_lost = restore is None and type(call.error).__name__ in _LOST_STORE
-        if not call.is_over.is_set() or (is_lost and self._meeting.orders.get("places")):
-            return self._leave(search)  # where it is unknown, it looks for it as who stands by does
+        orders = self._meeting.orders
+        if not call.is_over.is_set():
+            return self._leave(search)
+        if is_lost and self._standby.can_stand_by(self._meeting.handler, orders):
+            # It looks for the others as who stands by does; before they have ever met, where the user has said.
+            if not orders.get("places"):
+                self.why = f"the store at {orders['endpoint']} was lost before the nodes had met"
+            return self._leave(search)
         return _take(call, restore)
 
     def _meet_without_lost(self, before: Any, search: _Search) -> Any:
@@ -172,7 +180,7 @@ class Entry:
         asked, at_s, call = self._asked
         if asked is not handler or (call.is_over.is_set() and time.monotonic() - at_s > _SEARCH_S):
             is_known = asked is handler and bool(call.value)
-            call = Call(partial(self._standby.has_moved, handler, self._meeting.orders["run_id"]))
+            call = Call(partial(self._standby.has_moved, handler, self._meeting.orders))
             self._asked = (handler, time.monotonic(), call)
             return is_known
         return bool(call.value)

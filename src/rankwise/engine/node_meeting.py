@@ -24,6 +24,10 @@ _STANDBY_TURNS = 4
 _SECRET_S = 60
 
 
+class _UnnumberedError(RuntimeError):
+    """The nodes have met, and one of them was lost before all knew their ranks."""
+
+
 class Meeting:
     """One job's rendezvous as this node sees it, over all its restarts.
 
@@ -61,8 +65,15 @@ class Meeting:
         """Wait until this node may meet the others; say why not, if the job is over."""
         if self.static or self.members is not None:  # who has taken part meets the others first
             return {"over": ""}
-        reach = partial(self._load("node_rendezvous").reach, self.orders)
-        handler, over = self._load("node_standby").Standby(self.orders, self._say, reach).wait(self.handler)
+        rendezvous, orders = self._load("node_rendezvous"), self.orders
+        standby = self._load("node_standby").Standby(
+            orders,
+            self._say,
+            partial(rendezvous.reach, orders),
+            partial(rendezvous.open_again, orders),
+            self._load("node_addresses").locate(orders["origin"]),
+        )
+        handler, over = standby.wait(self.handler)
         self.go_to(handler)
         return {"over": over}
 
@@ -78,11 +89,27 @@ class Meeting:
         self.watching = False
         self._end_exchange()
         self.num_joined += 1
+        before, self.members = self.members, None
+        try:
+            return self._join(before, restart, host, num_roles)
+        except _UnnumberedError as error:
+            # Those that took part in the last round hear each other until the next one has begun.
+            self._end_exchange()
+            if self.members is not None:
+                self.members.end()
+            self.members = before
+            return {"again": str(error)}
+        finally:
+            if before is not None and before is not self.members:
+                before.end()
+
+    def _join(self, before: Any, restart: int, host: str, num_roles: int) -> dict[str, Any]:
         self.is_joining = True
-        info = self._meet()
+        entry = self._load("node_entry").Entry(self, self._load)
+        info = self._meet(entry, before)
         self.is_joining = False
         if info is None:
-            return {"again": ""}
+            return {"again": entry.why}
         node_rank, self.world, self.store = info.rank, info.world_size, info.store
         store, meeting_place = info.store, info.bootstrap_store_info
         served = self.static
@@ -95,21 +122,14 @@ class Meeting:
             address = meeting_place.master_addr
             meeting_place, served = RendezvousStoreInfo.build(node_rank, store, local_addr=address), False
         self.store = store
-        if host:
-            self._open_exchange(restart, node_rank, host)
-        ranks = self._load("node_entry").Call(partial(self._agree_on_ranks, store, node_rank))
-        # Nodes of a static rendezvous come one after the other; else all are here, and one that is not any more was lost in this very second.
-        if not ranks.is_over.wait(None if self.static else _AGREE_S):
-            return {
-                "again": f"a node that had met the others did not number its ranks within {_AGREE_S:.0f} s"
-            }
-        if ranks.error is not None:
-            raise ranks.error
-        base, world, role_base, role_world = ranks.value
-        if self.exchange is not None:
-            self.exchange.begin(self.world, (base, self.orders["local_world_size"]))
-        if self.members is not None:
-            self.members.begin(self.world, (host, base, self.orders["local_world_size"]))
+        try:
+            base, world, role_base, role_world = self._number_ranks(store, node_rank, restart, host)
+        except Exception as error:
+            if self.static or isinstance(error, _UnnumberedError):
+                raise
+            raise _UnnumberedError(
+                f"a node that had met the others was lost before all ranks were numbered ({type(error).__name__})"
+            ) from error
         self.watching = not self.static
         secret = self._share_secret(store, node_rank) if num_roles == world else ""
         return {
@@ -128,17 +148,32 @@ class Meeting:
             "judge": None if self.exchange is None else self.exchange.judge,
         }
 
-    def _meet(self) -> Any:
+    def _meet(self, entry: Any, before: Any) -> Any:
         """Meet in torch's rendezvous; nodes that were lost are taken out of it first, so that nobody waits for them."""
-        before, self.members = self.members, None
         try:
-            if self.static:
-                return self.handler.next_rendezvous()
-            return self._load("node_entry").Entry(self, self._load).meet(before)
+            return self.handler.next_rendezvous() if self.static else entry.meet(before)
         finally:
             if before is not None:
                 before.restore()
-                before.end()
+
+    def _number_ranks(self, store: Any, node_rank: int, restart: int, host: str) -> list[Any]:
+        """Number the ranks over all nodes, and hear the others from now on."""
+        if host:
+            self._open_exchange(restart, node_rank, host)
+        ranks = self._load("node_entry").Call(partial(self._agree_on_ranks, store, node_rank))
+        # Nodes of a static rendezvous come one after the other; else all are here, and one that is not any more was lost in this very second.
+        if not ranks.is_over.wait(None if self.static else _AGREE_S):
+            raise _UnnumberedError(
+                f"a node that had met the others did not number its ranks within {_AGREE_S:.0f} s"
+            )
+        if ranks.error is not None:
+            raise ranks.error
+        own = self.orders["local_world_size"]
+        if self.exchange is not None:
+            self.exchange.begin(self.world, (ranks.value[0], own))
+        if self.members is not None:
+            self.members.begin(self.world, (host, ranks.value[0], own))
+        return list(ranks.value)
 
     def go_to(self, handler: Any) -> None:
         """Meet the others there from now on."""

@@ -20,8 +20,6 @@ _SOON_S, _MORE_S = 0.2, 2.0
 _KEY_S = timedelta(seconds=10)
 #: So many nodes have a store in reserve.
 _NUM_RESERVES = 4
-#: torch's, where the endpoint names none.
-_DEFAULT_PORT = 29400
 
 
 class LostMajorityError(RuntimeError):
@@ -89,7 +87,7 @@ class Members:
         self._serving_at: list[list[Any]] = []
         self._lost_nodes: dict[str, Any] = {}
         names = load("node_addresses")
-        self._split = names.split
+        self._locate = names.locate
         addresses = _list_addresses(orders, names)
         reserve = None if self._reserve is None else self._reserve.port
         about = {"at": [[one, self._beats.port] for one in addresses], "reserve": [addresses, reserve]}  # fmt: skip
@@ -113,8 +111,8 @@ class Members:
             about_one = json.loads(self._store.get(keys[one]))
             self._reserves[one], self._at[one] = about_one["reserve"], about_one["at"]
         # Where the job may be if this node loses it: where it first met, where it is now, and where it may go.
-        known = [self._split(self._orders[name]) for name in ("origin", "endpoint")]
-        served = [(host, int(port or _DEFAULT_PORT)) for host, port in known if host]
+        known = [self._locate(self._orders[name]) for name in ("origin", "endpoint")]
+        served = [(host, port) for host, port in known if host]
         reserves = [(host, port) for hosts, port in self._reserves.values() if port for host in hosts]
         former, self._orders["places"] = self._orders.get("places", []), list(dict.fromkeys([*served, *reserves]))  # fmt: skip
         if self._store.check(["beats/serves"]):
@@ -301,5 +299,4 @@ def _is_served_here(orders: dict[str, Any], names: Any) -> bool:
     """Tell whether this process serves the store of the rendezvous: of several launchers on one host one does."""
     if "serving_node" in orders:
         return bool(orders["serving_node"])
-    _, port = names.split(orders["endpoint"])
-    return bool(names.listens_at(int(port) if port else _DEFAULT_PORT))
+    return bool(names.listens_at(names.locate(orders["endpoint"])[1]))

@@ -26,6 +26,9 @@ _SECOND_SIGN_S = 7.0
 _WAITING_S = 2.0
 #: torch looks at the state once a second; up to 100 nodes look more often than that.
 _LOOK_S, _LOOK_OF_EACH_S, _MOST_LOOK_S = 0.1, 0.01, 1.0
+#: Who tries to reach a host and port.
+_reaching: dict[tuple[str, int], threading.Thread] = {}
+_reaching_lock = threading.Lock()
 
 
 def open_rendezvous(orders: dict[str, Any]) -> Any:
@@ -77,22 +80,53 @@ def open_elsewhere(orders: dict[str, Any], host: str, port: int) -> Any:
 
 def reach(orders: dict[str, Any], host: str, port: int) -> Any:
     """Open it where this node does not serve it; None if nothing is there, or nothing answers: the store of a frozen host never does."""
-    found: list[tuple[Any, dict[str, Any]]] = []
+    own = dict(orders)
+    handler = _try(lambda: open_elsewhere(own, host, port) if is_open(host, port) else None, host, port)
+    if handler is not None:
+        orders.update(endpoint=own["endpoint"], serving_node=False)
+    return handler
+
+
+def open_again(orders: dict[str, Any], host: str, port: int) -> Any:
+    """Open it where the user has said, as at first; None if it is not served there, and not by this node."""
+    own = {**orders, "endpoint": orders["origin"]}
+    may_serve = _may_serve(own, host)
+    handler = _try(lambda: open_rendezvous(own) if may_serve or is_open(host, port) else None, host, port)
+    if handler is not None:
+        orders["endpoint"] = own["endpoint"]
+        orders.pop("serving_node", None)
+    return handler
+
+
+def _may_serve(orders: dict[str, Any], host: str) -> bool:
+    """Tell whether torch has this node serve it, if nobody does."""
+    from torch.distributed.elastic.rendezvous import utils
+
+    matches: Any = getattr(utils, "_matches_machine_hostname", None)
+    said = orders["conf"].get("is_host")
+    return bool(matches and matches(host)) if said is None else str(said).lower() in {"1", "true", "t", "yes", "y"}  # fmt: skip
+
+
+def _try(opening: Callable[[], Any], host: str, port: int) -> Any:
+    """Return what it opens; None if it fails, or takes too long. A frozen host holds up one thread, however often it is tried."""
+    found: list[Any] = []
 
     def run() -> None:
-        own = dict(orders)
         with contextlib.suppress(Exception):  # it was lost meanwhile, too
-            if is_open(host, port):
-                found.append((open_elsewhere(own, host, port), own))
+            found.append(opening())
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_REACH_S)
-    if not found:
-        return None
-    handler, own = found[0]
-    orders.update(endpoint=own["endpoint"], serving_node=False)
-    return handler
+    until_s = time.monotonic() + _REACH_S
+    while True:
+        with _reaching_lock:
+            thread = _reaching.get((host, port))
+            is_own = thread is None or not thread.is_alive()
+            if is_own:
+                thread = _reaching[host, port] = threading.Thread(target=run, daemon=True)
+                thread.start()
+        assert thread is not None  # noqa: S101 - for the type checker
+        thread.join(max(0.0, until_s - time.monotonic()))
+        if is_own or thread.is_alive():
+            return found[0] if found else None
 
 
 def is_open(host: str, port: int) -> bool:

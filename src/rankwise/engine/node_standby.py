@@ -146,13 +146,29 @@ class Forwarder:
                 store = None
 
 
-def has_moved(handler: Any, run_id: str) -> bool:
-    """Tell whether the job goes on elsewhere, says one of its nodes."""
+def can_stand_by(handler: Any, orders: dict[str, Any]) -> bool:
+    """Tell whether it is torch's own store, at which a node can look before it enters; another kind of rendezvous has its own way."""
+    return orders["backend"] == "c10d" and getattr(handler, "_state_holder", None) is not None and getattr(handler, "_store", None) is not None  # fmt: skip
+
+
+def has_moved(handler: Any, orders: dict[str, Any]) -> bool:
+    """Tell whether the job goes on elsewhere, says one of its nodes; note where it will be if this store is lost."""
     store = getattr(handler, "_store", None) if hasattr(handler, "_state_holder") else None
+    if store is None:
+        return False
     try:
-        return store is not None and bool(store.check([f"rankwise/{run_id}/moved"]))
+        # The others may have met after this node had looked, and without it.
+        reserves = [] if orders.get("places") else _read_reserves(store, orders["run_id"])
+        if reserves and not orders.get("places"):
+            orders["places"] = reserves
+        return bool(store.check([f"rankwise/{orders['run_id']}/moved"]))
     except Exception:  # noqa: BLE001 - a store without it, or none any more
         return False
+
+
+def _read_reserves(store: Any, run_id: str) -> list[tuple[str, int]]:
+    key = f"rankwise/{run_id}/reserves"
+    return [(host, port) for host, port in json.loads(store.get(key))] if store.check([key]) else []
 
 
 class Standby:
@@ -162,6 +178,8 @@ class Standby:
         orders: How the rendezvous was opened.
         say: Tells the parent.
         reach: Opens the rendezvous at another host and port; None if nothing is there.
+        open_again: The same where the user has said, and this node may serve it.
+        origin: Where that is.
     """
 
     def __init__(
@@ -169,8 +187,11 @@ class Standby:
         orders: dict[str, Any],
         say: Callable[[dict[str, Any]], None],
         reach: Callable[[str, int], Any],
+        open_again: Callable[[str, int], Any],
+        origin: tuple[str, int],
     ) -> None:
         self._orders, self._say, self._reach = orders, say, reach
+        self._open_again, self._origin = open_again, origin
 
     def wait(self, handler: Any) -> tuple[Any, str]:
         """Return the rendezvous at which to enter, and why not, if the job is over.
@@ -179,9 +200,8 @@ class Standby:
             ConnectionError: No node of the job is reached any more.
             TimeoutError: The others do not meet again.
         """
-        is_torchs = getattr(handler, "_state_holder", None) is not None and getattr(handler, "_store", None) is not None  # fmt: skip
-        if self._orders["backend"] != "c10d" or not is_torchs:
-            return handler, ""  # another kind of rendezvous, or another torch: it has its own way
+        if not can_stand_by(handler, self._orders):
+            return handler, ""
         look, begun_s, found_s = _Look(handler, self._orders, is_moved=False), time.monotonic(), time.monotonic()  # fmt: skip
         places: list[tuple[str, int]] = list(self._orders.get("places", ()))
         while True:
@@ -202,13 +222,18 @@ class Standby:
             elif now_s - begun_s > self._join_s:
                 raise TimeoutError(f"the other nodes have not met again for {now_s - begun_s:.0f} s")
             if look.is_lost(now_s):
-                look.end()
-                if now_s - found_s > _LOST_S:
-                    raise ConnectionError(f"no node of this job is reached any more, neither where it met nor at {places}")  # fmt: skip
-                # Where nothing is found it looks here again: that may be an answer of the past, or the store is new.
-                look = self._look_elsewhere(places) or _Look(
-                    look.handler, self._orders, is_moved=look.is_moved
-                )
+                look = self._replace(look, places, now_s - found_s)
+
+    def _replace(self, look: _Look, places: list[tuple[str, int]], lost_s: float) -> _Look:
+        """Look elsewhere; where nothing is found, here again: that may have been an answer of the past, or the store is new."""
+        if lost_s > _LOST_S:
+            shown = ", ".join(f"{host}:{port}" for host, port in places or [self._origin])
+            raise ConnectionError(f"no node of this job is reached any more, neither where it met nor at {shown}" if places else f"nothing serves the rendezvous at {shown} any more")  # fmt: skip
+        found = self._look_elsewhere(places)
+        if found is None and look.is_silent(time.monotonic()):
+            return look
+        look.end()
+        return found or _Look(look.handler, self._orders, is_moved=look.is_moved)
 
     @property
     def _join_s(self) -> float:
@@ -221,6 +246,10 @@ class Standby:
             handler = self._reach(host, port)
             if handler is not None:
                 return _Look(handler, self._orders, is_moved=True)
+        # Before the nodes have met for the first time there is no other place, and nobody who has moved.
+        handler = None if places else self._open_again(*self._origin)
+        if handler is not None:
+            return _Look(handler, self._orders, is_moved=False)
         time.sleep(_LOOK_S)
         return None
 
@@ -263,7 +292,11 @@ class _Look:
             return True
         if self._failed_s is not None:  # if the job has ended, that is about to be known
             return now_s - self._failed_s > _LOOK_S
-        return now_s - self._seen_s > _SILENT_S or (self.is_moved and not self.is_there and now_s - self._begun_s > _STAY_S)  # fmt: skip
+        return self.is_silent(now_s) or (self.is_moved and not self.is_there and now_s - self._begun_s > _STAY_S)  # fmt: skip
+
+    def is_silent(self, now_s: float) -> bool:
+        """Tell whether a call does not return: it may, once the host runs again, and another would only wait beside it."""
+        return self._failed_s is None and self.moved_to is None and now_s - self._seen_s > _SILENT_S
 
     def _run(self) -> None:
         try:
@@ -276,7 +309,7 @@ class _Look:
             self._changed.set()
 
     def _look(self) -> None:
-        if has_moved(self.handler, self._orders["run_id"]):
+        if has_moved(self.handler, self._orders):
             host, port = json.loads(self.handler._store.get(self._key("moved")))
             self.moved_to = (host, port)
             return
@@ -285,8 +318,7 @@ class _Look:
         holder.sync()
         state, most = holder.state, self._orders["max_nodes"]
         self._seen_s, store = time.monotonic(), self.handler._store
-        if store.check([self._key("reserves")]):
-            self.reserves = [(host, port) for host, port in json.loads(store.get(self._key("reserves")))]
+        self.reserves = _read_reserves(store, self._orders["run_id"]) or self.reserves
         self.is_there = self.is_there or bool(state.complete)
         node = self.handler._this_node
         free = most - len(_list_inside(state) - {node})

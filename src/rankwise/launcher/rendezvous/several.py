@@ -168,7 +168,7 @@ class SeveralNodes:
                 )
             elif not has_said and round(waited_s) in {10, 60, 300}:
                 self._console.say(
-                    f"rankwise: waiting at {spec.meeting.endpoint}, {waited_s:.0f} s so far: the other nodes have lost one, and meet again before this one joins"
+                    f"rankwise: waiting at {spec.meeting.endpoint}, {waited_s:.0f} s so far: a node was lost, and this one joins when the others have met again"
                 )
 
         over = str(self._ask("stand_by", on_wait=say)["over"])

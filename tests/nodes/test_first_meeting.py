@@ -1,0 +1,105 @@
+"""The node that serves the rendezvous is lost, and started again, before the nodes have met for the first time."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from torch.distributed import TCPStore
+
+from rankwise.base.clock import SystemClock
+from rankwise.launcher.command import parse
+from rankwise.launcher.helper import Helper
+from rankwise.launcher.rendezvous.several import SeveralNodes
+from support import free_port, make_env, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankwise.launcher.console import Console
+    from rankwise.launcher.rendezvous.assignment import Assignment
+    from rankwise.launcher.signals import Signals
+
+pytestmark = [pytest.mark.linux, pytest.mark.slow]
+
+#: Serves the rendezvous, meets the others, and is gone before ranks are numbered.
+MEETS_AND_DIES = """
+import os, sys
+from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+registry.get_rendezvous_handler(
+    RendezvousParameters("c10d", f"localhost:{sys.argv[1]}", "first", 2, 2, is_host="1")
+).next_rendezvous()
+os._exit(0)
+"""
+
+
+class Node:
+    """One launcher's way into the rendezvous, up to the numbers of its ranks.
+
+    Args:
+        port: Where the nodes meet.
+        script: What they run.
+        serves: Whether this node's host is the one that serves.
+
+    Attributes:
+        lines: What it has said.
+        assignment: What it has got.
+    """
+
+    def __init__(self, port: int, script: Path, *, serves: bool) -> None:
+        words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "first"]  # fmt: skip
+        self._spec = parse([*words, "--rdzv-conf", f"is_host={int(serves)}", str(script)])
+        self.helper = Helper(sys.executable, cast("Signals", SimpleNamespace(has_pending=False)), SystemClock())  # fmt: skip
+        self.lines: list[str] = []
+        self.assignment: Assignment | None = None
+        self.error: Exception | None = None
+        threading.Thread(target=self._join, daemon=True).start()
+
+    def _join(self) -> None:
+        try:
+            console = cast("Console", SimpleNamespace(say=self.lines.append))
+            self.assignment = SeveralNodes(self._spec, 1, self.helper, console, lambda: ()).join(0)
+        except Exception as error:  # noqa: BLE001 - shown by the test
+            self.error = error
+
+    def has_said(self, text: str) -> bool:
+        """Tell whether a line says so; its error is the test's."""
+        if self.error is not None:
+            raise self.error
+        return any(text in line for line in self.lines)
+
+
+def _list_assignments(nodes: list[Node]) -> list[Assignment]:
+    """Return those of all; nothing before each has one."""
+    found = [node.assignment for node in nodes if not node.has_said("never") and node.assignment is not None]
+    return found if len(found) == len(nodes) else []
+
+
+def test_the_others_wait_until_it_is_there_again(tmp_path: Path) -> None:
+    """It goes while they wait for more nodes, then when all have met and no rank has its number: they meet where it serves anew, each of them once."""
+    script, port = tmp_path / "train.py", free_port()
+    script.touch()
+    nodes: list[Node] = []
+    store: Any = TCPStore("localhost", port, is_master=True, wait_for_workers=False)
+    try:
+        nodes.append(Node(port, script, serves=False))
+        key = "torch.rendezvous.first"
+        wait_until(lambda: store.num_keys() > 2 and store.check([key]) and len(store.get(key)) > 100, 30, "a node that waits")  # fmt: skip
+        store = None
+        wait_until(lambda: nodes[0].has_said("was lost before the nodes had met"), 30, "it sees the loss")
+        subprocess.run([sys.executable, "-c", MEETS_AND_DIES, str(port)], env=make_env(), timeout=60, check=True)  # fmt: skip
+        wait_until(lambda: nodes[0].has_said("was lost before all ranks were numbered"), 30, "it sees the next")  # fmt: skip
+        nodes.append(Node(port, script, serves=True))
+        assignments = wait_until(lambda: _list_assignments(nodes), 60, "both have met")
+        assert sorted((one.base_rank, one.world_size) for one in assignments) == [(0, 2), (1, 2)]
+    finally:
+        for node in nodes:
+            with contextlib.suppress(OSError):
+                node.helper.close()
+            if node.assignment is not None and node.assignment.listener is not None:
+                node.assignment.listener.close()
