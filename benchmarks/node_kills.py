@@ -40,10 +40,11 @@ SCRIPT = """
     dist.init_process_group("gloo")
     group = os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"]
     with open(os.environ["OUT"], "a", buffering=1) as out, open(os.environ["OUT"] + ".groups", "a", buffering=1) as groups:
-        while not os.path.exists(os.environ["ENOUGH"]):
-            total = torch.ones(2)
-            total[1] = 0.0
+        is_enough = False
+        while not is_enough:
+            total = torch.tensor([1.0, os.path.exists(os.environ["ENOUGH"])])
             dist.all_reduce(total)
+            is_enough = bool(total[1])  # all leave after the same step
             out.write(f"{int(total[0])}\\n")
             groups.write(f"{time.monotonic()} {group}\\n")
             time.sleep(0.05)

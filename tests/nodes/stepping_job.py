@@ -20,10 +20,11 @@ STEP = """
     import os, time, torch, torch.distributed as dist
     dist.init_process_group("gloo")
     with open(os.environ["OUT"], "a", buffering=1) as out:
-        while not os.path.exists(os.environ["ENOUGH"]):
-            total = torch.ones(2)
-            total[1] = 0.0
+        is_enough = False
+        while not is_enough:
+            total = torch.tensor([1.0, os.path.exists(os.environ["ENOUGH"])])
             dist.all_reduce(total)
+            is_enough = bool(total[1])  # all leave after the same step
             out.write(f"{int(total[0])}\\n")
             time.sleep(0.05)
     os._exit(0)

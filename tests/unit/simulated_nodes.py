@@ -72,13 +72,13 @@ class Node:
         return self._network.reaches(self, peer.link.there)
 
     def probe(self, peer: Peer, conclude: Callable[[str], None]) -> None:
-        """Look what is at the port."""
-        there = peer.link.there
-        state = "open" if there.is_alive else "refused"
-        if not self._network.reaches(self, there):
-            self._network.after(_PROBE_S, self, conclude, "silent")
+        """Look what is at the port: the kernel of a frozen process takes the connection, and nobody answers."""
+        there, network = peer.link.there, self._network
+        delay_s = network.find_answer(self, there)
+        if delay_s > _PROBE_S:
+            network.after(_PROBE_S, self, conclude, "silent")
         else:
-            self._network.after(2 * _LATENCY_S, self, conclude, state)
+            network.after(delay_s, self, conclude, "open" if there.is_alive else "refused")
 
     def reach_parent(self) -> None:
         """Connect again."""
@@ -163,6 +163,14 @@ class Network:
     def reaches(self, here: Node, there: Node) -> bool:
         """Whether packets pass, and the host answers."""
         return there.is_up and here.side == there.side
+
+    def find_answer(self, here: Node, there: Node) -> float:
+        """Return the seconds until a new connection is answered; TCP repeats its first packets after a second, which is never soon enough."""
+        is_lost = self._random.random() < 1 - (1 - self._loss) ** 2
+        if is_lost or not self.reaches(here, there) or there.is_frozen:
+            return float("inf")
+        pause_s = self._slow.get(there.number, 0.0) if there.is_alive else 0.0
+        return 2 * _LATENCY_S + self._random.random() * pause_s
 
     def connect(self, child: Node, parent: Node) -> None:
         """Make a connection, and have each side admit the other."""

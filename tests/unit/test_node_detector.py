@@ -125,6 +125,34 @@ def test_loss_of_packets_and_slow_processes_are_no_losses_of_nodes() -> None:
     assert not any(node.detector.losses or node.expelled for node in network.nodes)
 
 
+@pytest.mark.usefixtures("settled")
+def test_a_connection_that_stands_still_is_no_loss_of_a_node_that_answers() -> None:
+    """Four packets in a row are lost, and what was sent behind them comes 0.9 s late: a new connection finds the launcher at work. Frozen, it does not answer."""
+    network = Network(20)
+    network.run(2.0)
+    (parent,) = (peer for peer in network.nodes[1].detector.peers if peer.is_parent)
+    parent.link.arrived_s = network.now_s + 0.9
+    network.run(3.0)
+    assert not any(node.detector.losses or node.expelled for node in network.nodes)
+    network.freeze(2)
+    network.run(1.0)
+    assert set(network.nodes[0].detector.losses) == {2}
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_connection_that_never_moves_again_is_made_anew() -> None:
+    """A firewall has forgotten it: nobody is lost for that, and news passes by the next one."""
+    network = Network(40)
+    network.run(2.0)
+    (parent,) = (peer for peer in network.nodes[1].detector.peers if peer.is_parent)
+    parent.link.arrived_s = float("inf")
+    network.run(30.0)
+    assert not any(node.detector.losses or node.expelled for node in network.nodes)
+    network.kill(20)
+    network.run(1.0)
+    assert all(set(node.detector.losses) == {20} for node in network.nodes if node.number != 20)
+
+
 def _list_near(number: int) -> dict[int, set[int]]:
     near: dict[int, set[int]] = {}
     for place in range(number):

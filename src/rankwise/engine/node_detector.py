@@ -46,6 +46,10 @@ _LEAST_S, _MOST_S, _START_S, _FIRST_S = 0.8, 10.0, 5.0, 15.0
 _FACTOR, _FORGET = 4.0, 0.001
 #: Who did not get to run for so long forgives the others their silence.
 _STALL_S = 0.4
+#: Before a silence is too long, the peer is asked by new connections: packets may have been lost, and TCP waits longer each time before it repeats one.
+_ASK_S = 0.4
+#: A connection over which nothing has come between so many answers is made anew: news would not pass.
+_MOST_ANSWERS = 3
 #: And what ends so soon after that may have ended meanwhile.
 _MEANWHILE_S = 3.0
 
@@ -72,11 +76,18 @@ class Silence:
     def __init__(self, now_s: float) -> None:
         self.begun_s = self.heard_s = now_s
         self._longest_s, self._forgiven_s = BEAT_S, 0.0
+        self.num_answers = 0
 
     def hear(self, now_s: float) -> None:
         """Note that something came."""
         self._longest_s = max(now_s - self.heard_s, self._longest_s * (1 - _FORGET))
-        self.heard_s, self._forgiven_s = now_s, 0.0
+        self.heard_s, self._forgiven_s, self.num_answers = now_s, 0.0, 0
+
+    def answer(self, now_s: float) -> None:
+        """Note that another connection was answered."""
+        num_answers = self.num_answers + 1
+        self.hear(now_s)
+        self.num_answers = num_answers
 
     def forgive(self, stalled_s: float) -> None:
         """Take from the silence what this process could not have heard: the longest stall, since one that stalls again and again would never judge."""
@@ -194,14 +205,17 @@ class Detector:
 
     def judge(self, now_s: float) -> float:
         """Be heard by the others, judge their silence, and return when to do so again; called after what has come was read."""
-        if now_s >= self._next_s:
+        if is_turn := now_s >= self._next_s:
             self._next_s = now_s + BEAT_S
             for peer in list(self.peers):
                 self._links.send(peer, None)
         for peer in list(self.peers):
             silent_s = now_s - peer.silence.heard_s
-            if silent_s > peer.silence.bound_s(now_s):
+            bound_s = peer.silence.bound_s(now_s)
+            if silent_s > bound_s:
                 self._give_up(peer, silent_s)
+            elif is_turn and silent_s > bound_s - _ASK_S:
+                self._ask(peer, now_s)
         return self._next_s
 
     # ------------------------------------------------------------- messages
@@ -253,6 +267,22 @@ class Detector:
         self._on_lost(loss)
 
     # ---------------------------------------------------------- conclusions
+
+    def _ask(self, peer: Peer, asked_s: float) -> None:
+        """Take it for a sign of life if a launcher answers at the peer's port; the same loop does that as sends beats."""
+        heard_s = peer.silence.heard_s
+
+        def conclude(state: str) -> None:
+            # Several answers to one silence are one; and something may have come meanwhile.
+            if state != "open" or peer not in self.peers or peer.silence.heard_s != heard_s:
+                return
+            peer.silence.answer(asked_s)
+            if peer.silence.num_answers > _MOST_ANSWERS:
+                self._drop(peer)
+                if peer.is_parent and not self._is_over:
+                    self._links.reach_parent()
+
+        self._links.probe(peer, conclude)
 
     def _give_up(self, peer: Peer, silent_s: float) -> None:
         state = "its host acknowledges nothing: it is down, or cut off"
