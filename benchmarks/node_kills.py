@@ -3,8 +3,8 @@
 Four network namespaces of this host have a rank each, under `--nnodes 1:4` or `1:8`, joined by a switch that can lose frames. The parent draws a fault, sees how long the
 ranks that are left stand still, mends the fault, and waits until all four take steps together: a launcher or a whole node is killed (and its command started
 again), two nodes are killed, one or two are frozen, a node is cut off, heard but deaf, or dumb but hearing, for some seconds; it loses 30 % of all frames, gets a tenth of its
-CPU time, its clock jumps by up to a day, or the disk of its logs is full while another node dies. Each rank writes down every step, with the group in which it took it: where steps of two groups overlap in time, one job has
-become two. After some faults the job is ended, and another one started: a host that is lost again and again is taken for broken.
+CPU time, its clock jumps by up to a day, or the disk of its logs is full while another node dies. Each rank writes down when it begins every step that it takes, and in which group: where those of two groups overlap in time, one job has
+become two. (A step may end late: for one that is thawed, or whose network is whole again.) After some faults the job is ended, and another one started: a host that is lost again and again is taken for broken.
 
 Run it as root, with iproute2 and util-linux: `python benchmarks/node_kills.py [--faults N] [--each N] [--seed N]`, or with `--soak MINUTES` for no faults at all. It exits with 1 if one job was not as it should.
 """
@@ -42,11 +42,12 @@ SCRIPT = """
     with open(os.environ["OUT"], "a", buffering=1) as out, open(os.environ["OUT"] + ".groups", "a", buffering=1) as groups:
         is_enough = False
         while not is_enough:
+            begin_s = time.monotonic()
             total = torch.tensor([1.0, os.path.exists(os.environ["ENOUGH"])])
             dist.all_reduce(total)
             is_enough = bool(total[1])  # all leave after the same step
             out.write(f"{int(total[0])}\\n")
-            groups.write(f"{time.monotonic()} {group}\\n")
+            groups.write(f"{begin_s} {group}\\n")
             time.sleep(0.05)
     os._exit(0)
 """
@@ -69,7 +70,7 @@ FAULTS = (
 #: During these nobody has to go on without the node.
 HARMLESS = {"loss", "slow", "freeze two nodes"}
 LOSS = 0.3
-#: A step of a group that has just lost a peer may be written down so late.
+#: A rank may be so late to begin a step that the others have taken with it, when they have lost each other already.
 _LATE_S = 0.5
 
 
