@@ -31,10 +31,12 @@ STEP = """
     import os, time, torch, torch.distributed as dist
     dist.init_process_group("gloo")
     with open(f"steps{os.environ['NODE']}", "a", buffering=1) as out:
-        while not os.path.exists("enough"):
-            total = torch.ones(1)
+        is_enough = False
+        while not is_enough:
+            total = torch.tensor([1.0, os.path.exists("enough")])
             dist.all_reduce(total)
-            out.write(f"{int(total)}\\n")
+            is_enough = bool(total[1])  # all leave after the same step
+            out.write(f"{int(total[0])}\\n")
             time.sleep(0.05)
     os._exit(0)
 """
@@ -55,31 +57,44 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 
 
 def test_nodes_that_met_at_etcd_go_on_when_one_of_them_is_lost(endpoint: str, tmp_path: Path) -> None:
-    """Three nodes meet; one is killed with all its processes: the others name it at once, and go on without it."""
+    """Three nodes meet, and two more stand by. One is killed with all its processes: the others name it at once, and go on with one that stood by. The last one ends well with the job."""
     write_script(tmp_path, STEP)
     args = ["--nnodes", "1:3", "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", endpoint, "--rdzv-id", "lost", "--rdzv-conf", "last_call_timeout=3", "train.py"]  # fmt: skip
-    jobs = [
-        Running([*RANKWISE, *args], tmp_path, env={"NODE": str(node), "GLOO_SOCKET_IFNAME": "lo"})
-        for node in range(3)
-    ]
+    jobs: list[Running] = []
 
-    def has_stepped(node: int, world: int) -> bool:
-        path = tmp_path / f"steps{node}"
-        return path.exists() and path.read_text().split()[-1:] == [str(world)]
+    def start(node: int) -> None:
+        out = (tmp_path / f"log{node}").open("w")
+        env = {"NODE": str(node), "GLOO_SOCKET_IFNAME": "lo"}
+        jobs.append(Running(["sh", "-c", 'exec "$@" 2> "$0"', out.name, *RANKWISE, *args], tmp_path, env=env))
+        out.close()
+
+    def read(node: int) -> str:
+        return (tmp_path / f"log{node}").read_text()
+
+    def wait_steps(world: int, nodes: list[int]) -> None:
+        def has_stepped(node: int) -> bool:
+            path = tmp_path / f"steps{node}"
+            return path.exists() and path.read_text().split()[-1:] == [str(world)]
+
+        wait_until(lambda: all(map(has_stepped, nodes)), 60, f"steps of {world}")
 
     try:
-        wait_until(lambda: all(has_stepped(node, 3) for node in range(3)), 60, "steps of three")
+        for node in range(3):
+            start(node)
+        wait_steps(3, [0, 1, 2])
+        for node in (3, 4):
+            start(node)
+            wait_until(lambda node=node: "this node stands by" in read(node), 30, "a node that stands by")
         os.killpg(jobs[1].process.pid, signal.SIGKILL)
-        wait_until(lambda: all(has_stepped(node, 2) for node in (0, 2)), 60, "steps of two")
+        wait_steps(3, [0, 2, 3])
+        assert "is lost: its launcher has ended: " in read(0)
+        assert "all ranks restart on the 2 remaining nodes" in read(0)
         (tmp_path / "enough").touch()
-        results = [jobs[node].finish(30) for node in (0, 1, 2)]
+        codes = [job.finish(30).code for job in jobs]
     finally:
         for job in jobs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(job.process.pid, signal.SIGKILL)
             job.process.wait()
-    del results[1]
-    assert [result.code for result in results] == [0, 0], "\n".join(result.err for result in results)
-    for result in results:
-        assert "is lost: its launcher has ended: " in result.err
-        assert "all ranks restart on the 2 remaining nodes" in result.err
+    assert codes == [0, -signal.SIGKILL, 0, 0, 0], [read(node) for node in range(5)]
+    assert "the job has ended; this node stood by" in read(4)

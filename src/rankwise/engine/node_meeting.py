@@ -288,8 +288,8 @@ class Meeting:
                         told_standby = standby
 
     def _open_tickets(self, handler: Any) -> Any:
-        store = getattr(handler, "_store", None) if hasattr(handler, "_state_holder") else None
-        return None if store is None or self.orders["backend"] != "c10d" else self._load("node_standby").Tickets(_open_own(store), self.orders["run_id"])  # fmt: skip
+        standby = self._load("node_standby")
+        return standby.Tickets(_open_own(handler._store), self.orders["run_id"]) if standby.can_stand_by(handler, self.orders) else None  # fmt: skip
 
     def _tell_joined(self) -> None:
         """Tell the parent how many nodes have come, and in how many seconds torch starts without more; private, and not with each backend."""

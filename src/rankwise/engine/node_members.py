@@ -121,10 +121,11 @@ class Members:
         node = None if parent is None else self._members[parent]
         at = None if node is None else (node, json.loads(self._store.get(keys[node]))["at"])
         self._beats.begin(about, at, [self._members[one] for one in children])
+        if place == 0:
+            self._standby.announce_needed(self._handler, self._orders["run_id"], 0)
         if place == 0 and self._can_move:
             # Looked up by who stands by, and may find the store gone.
             elsewhere = [(host, port) for one, (hosts, port) in self._reserves.items() if port and one != self._serving for host in hosts]  # fmt: skip
-            self._standby.announce_needed(self._handler, self._orders["run_id"], 0)
             self._standby.announce_reserves(self._handler, self._orders["run_id"], elsewhere)
             if served:
                 # Nodes that were left behind wait at one of those.
@@ -216,8 +217,7 @@ class Members:
             self._change(handler, len(self._members) // 2 + 1)
         elif lost := dict(self._detector.losses):
             _, needed = self._count()
-            if self._can_move:
-                self._standby.announce_needed(handler, self._orders["run_id"], needed)
+            self._standby.announce_needed(handler, self._orders["run_id"], needed)
             self._change(handler, needed)
             nodes = [self._descriptions[node] for node in lost if node in self._descriptions]
             self._rendezvous.take_out(handler, nodes, None if self._has_moved else self._round)

@@ -90,8 +90,9 @@ def reach(orders: dict[str, Any], host: str, port: int) -> Any:
 def open_again(orders: dict[str, Any], host: str, port: int) -> Any:
     """Open it where the user has said, as at first; None if it is not served there, and not by this node."""
     own = {**orders, "endpoint": orders["origin"]}
-    may_serve = _may_serve(own, host)
-    handler = _try(lambda: open_rendezvous(own) if may_serve or is_open(host, port) else None, host, port)
+    # A connection to a store that is not served is tried for a minute.
+    may_open = own["backend"] != "c10d" or _may_serve(own, host)
+    handler = _try(lambda: open_rendezvous(own) if may_open or is_open(host, port) else None, host, port)
     if handler is not None:
         orders["endpoint"] = own["endpoint"]
         orders.pop("serving_node", None)

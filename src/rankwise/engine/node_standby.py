@@ -147,8 +147,8 @@ class Forwarder:
 
 
 def can_stand_by(handler: Any, orders: dict[str, Any]) -> bool:
-    """Tell whether it is torch's own store, at which a node can look before it enters; another kind of rendezvous has its own way."""
-    return orders["backend"] == "c10d" and getattr(handler, "_state_holder", None) is not None and getattr(handler, "_store", None) is not None  # fmt: skip
+    """Tell whether a node can look at the state before it enters; torch's older rendezvous at etcd, and others, have their own way."""
+    return orders["backend"] in {"c10d", "etcd-v2"} and getattr(handler, "_state_holder", None) is not None and getattr(handler, "_store", None) is not None  # fmt: skip
 
 
 def has_moved(handler: Any, orders: dict[str, Any]) -> bool:
