@@ -78,6 +78,21 @@ def test_a_launcher_that_ends_is_known_to_all_and_one_that_says_good_bye_is_not_
         assert not node.expelled
 
 
+def test_a_launcher_that_has_left_the_round_without_a_word_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Its port of this round is closed, and the one that is open for as long as it lives is not."""
+    monkeypatch.setattr(node_detector, "_FIRST_S", 0.0)
+    made = [_Node(number) for number in range(2)]
+    with socket.create_server(("127.0.0.1", 0)) as life:
+        made[1].beats._life_port = life.getsockname()[1]
+        _begin(made)
+        _die(made[1])
+        wait_until(lambda: made[0].losses, 20)
+    (loss,) = made[0].losses
+    assert (loss.is_ended, loss.is_gone) == (False, False)
+    assert "has left this round" in loss.why
+    made[0].beats.end()
+
+
 def test_a_frozen_launcher_is_given_up_and_finds_that_out_itself(nodes: list[_Node]) -> None:
     """Its host still acknowledges what is sent: that is told; awake, it hears that the others went on, and counts none of them as lost."""
     frozen, awake = nodes[3], threading.Event()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rankwise.engine import node_detector
-from rankwise.engine.node_detector import BEAT_S, Silence, list_neighbours
+from rankwise.engine.node_detector import BEAT_S, Detector, Silence, list_neighbours
 from unit.simulated_nodes import Network
 
 if TYPE_CHECKING:
@@ -42,6 +42,17 @@ def test_a_silence_counts_by_a_peers_own_habits() -> None:
     for _ in range(10):
         stalled.forgive(0.6)
     assert 6.0 - stalled.heard_s > stalled.bound_s(100.0)
+
+
+def test_an_end_proves_less_to_one_that_did_not_run() -> None:
+    """Who did not run for a second may have been given up, and the launcher that has ended may have met others before; in some seconds these may have let more nodes in."""
+    detector = Detector(0, on_lost=lambda _: None, on_expelled=lambda _: None)
+    proofs = []
+    for now_s in (0.0, 1.0, 4.0, *(4.0 + 0.3 * turn for turn in range(1, 12))):
+        detector.wake(now_s)
+        proofs.append(detector.judge_end(now_s))
+    assert proofs[:4] == [(True, True), (False, True), (False, False), (False, False)]
+    assert proofs[-1] == (True, True)
 
 
 @pytest.fixture(scope="module")

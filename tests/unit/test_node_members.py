@@ -15,17 +15,20 @@ from rankwise.engine.node_members import Members, count_needed
 
 @given(st.lists(st.sampled_from(["here", "there", "ended"]), min_size=1, max_size=12), st.data())
 def test_no_two_sides_of_a_cut_go_on(nodes: list[str], data: st.DataObject) -> None:
-    """Whoever is where, and whatever each side knows of those that have ended: not both sides have enough nodes; and if nothing is cut, those that are left have."""
+    """Whoever is where, and whatever each side knows of those that have ended: not both sides have enough nodes; and if nothing is cut, those that are left have, even if they know only that the others have ended by now."""
     ended = [number for number, side in enumerate(nodes) if side == "ended"]
     known = data.draw(st.lists(st.sampled_from(ended), unique=True)) if ended else []
     with_store = data.draw(st.sampled_from(["here", "there", "ended"]))
     enough = [
-        nodes.count(side) >= count_needed(len(nodes), num_ended, keeps_store=side == with_store) > 0
-        for side, num_ended in (("here", len(known)), ("there", len(ended)))
+        nodes.count(side) >= count_needed(len(nodes), num_ended, num_gone, keeps_store=side == with_store) > 0
+        for side, num_ended, num_gone in (
+            ("here", len(known), len(ended)),
+            ("there", len(ended), len(ended)),
+        )
     ]
     assert not all(enough)
     if "there" not in nodes and "here" in nodes:
-        assert nodes.count("here") >= count_needed(len(nodes), len(ended), keeps_store=False)
+        assert nodes.count("here") >= count_needed(len(nodes), 0, len(ended), keeps_store=False)
 
 
 def test_torch_waits_for_enough_nodes_at_each_store_and_for_as_few_as_before_afterwards() -> None:
@@ -51,7 +54,7 @@ def test_who_serves_the_store_is_probed_when_it_fails() -> None:
     noted: list[node_detector.Loss] = []
     members = Members.__new__(Members)
     members._orders, members._serving, members._node = {"backend": "c10d"}, 1, 0
-    members._detector = SimpleNamespace(losses={}, is_expelled=False)
+    members._detector = SimpleNamespace(losses={}, is_expelled=False, judge_end=lambda _: (False, True))
     members._beats, members._detecting = SimpleNamespace(note=noted.append), node_detector
     members._reach = node_beats.try_to_reach
     with socket.create_server(("127.0.0.1", 0)) as launcher:
@@ -70,4 +73,4 @@ def test_who_serves_the_store_is_probed_when_it_fails() -> None:
     assert not noted
     members.probe_serving()
     (loss,) = noted
-    assert (loss.node, loss.is_ended) == (1, True)
+    assert (loss.node, loss.is_ended, loss.is_gone) == (1, False, True)

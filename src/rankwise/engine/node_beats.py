@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class _Connection:
     #: What the other side wants to have proved, and where it listens.
     asked: str = ""
     port: int = 0
+    life_port: int = 0
     received: bytearray = field(default_factory=bytearray)
 
 
@@ -55,14 +56,15 @@ class Beats:
         detector: Concludes who is lost.
         key: Known to the launchers of this job only; who has it not is refused.
         tell: Says something to the user.
+        life_port: Where this process listens for as long as it lives; 0 if nowhere.
     """
 
-    def __init__(self, detector: Any, key: str, *, tell: Callable[[str], None]) -> None:
+    def __init__(self, detector: Any, key: str, *, tell: Callable[[str], None], life_port: int = 0) -> None:
         self.detector = detector
         detector.use(self)
         self._node, self._key, self._tell = detector.node, key.encode(), tell
         self._selector = selectors.DefaultSelector()
-        self._listener = _listen()
+        self._listener, self._life_port = _listen(), life_port
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._connections: list[_Connection] = []
         self._about: Sequence[Any] = ()
@@ -160,8 +162,15 @@ class Beats:
 
     def probe(self, peer: Any, conclude: Callable[[str], None]) -> None:
         """Look, in a thread of its own, what is at the peer's port."""
-        at = (peer.link.host, peer.link.port)
-        _start(lambda: self._found.put(partial(conclude, try_to_reach(*at))))
+        host, port, life_port = peer.link.host, peer.link.port, peer.link.life_port
+
+        def look() -> None:
+            state = try_to_reach(host, port)
+            if state == "refused" and life_port and try_to_reach(host, life_port) != "refused":
+                state = "left"
+            self._found.put(partial(conclude, state))
+
+        _start(look)
 
     def reach_parent(self, pause_s: float = 0.0) -> None:
         """Connect to the parent, in a thread of its own, as often as it takes."""
@@ -273,14 +282,14 @@ class Beats:
             return
         if not connection.is_parent:
             self._prove_to(connection, node)
-        connection.port = int(message["port"])
+        connection.port, connection.life_port = int(message["port"]), int(message.get("life_port", 0))
         connection.peer = self.detector.admit(connection, node, message["about"], is_parent=connection.is_parent, now_s=now_s)  # fmt: skip
         if connection.is_parent:
             self._has_parent.set()
 
     def _prove_to(self, connection: _Connection, node: int) -> None:
         proof = self._prove("child" if connection.is_parent else "parent", connection.asked, self._node, node)
-        self._send(connection, _pack({"node": self._node, "about": list(self._about), "port": self.port, "proof": proof}))  # fmt: skip
+        self._send(connection, _pack({"node": self._node, "about": list(self._about), "port": self.port, "life_port": self._life_port, "proof": proof}))  # fmt: skip
 
     def _prove(self, side: str, nonce: str, node: int, to: int) -> str:
         return hmac.new(self._key, f"{side} {nonce} {node} {to}".encode(), hashlib.sha256).hexdigest()
@@ -309,6 +318,20 @@ def try_to_reach(host: str, port: int) -> str:
             break
         time.sleep(_REACH_PAUSE_S)  # a process that was killed loses its sockets one after the other
     return "silent"
+
+
+@cache
+def listen_for_life() -> int:
+    """Answer at a port for as long as this process lives, whatever round it is in; return which."""
+    listener = _listen()
+
+    def answer() -> None:
+        while True:
+            with contextlib.suppress(OSError), listener.accept()[0] as connection:
+                connection.sendall(b"\n")
+
+    _start(answer)
+    return int(listener.getsockname()[1])
 
 
 def _listen() -> socket.socket:

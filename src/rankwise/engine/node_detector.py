@@ -32,7 +32,7 @@ if TYPE_CHECKING:
             """Tell whether the peer's host still acknowledges what is sent, though nothing has come for so long."""
 
         def probe(self, peer: Peer, conclude: Callable[[str], None]) -> None:
-            """Find out what is at the peer's port, and call back with "open", "refused" or "silent"."""
+            """Find out what is at the peer's port, and call back with "open", "silent", "refused" if its launcher has ended, or "left" if that has left the round."""
 
         def reach_parent(self) -> None:
             """Connect to the parent again."""
@@ -52,6 +52,8 @@ _ASK_S = 0.4
 _MOST_ANSWERS = 3
 #: And what ends so soon after that may have ended meanwhile.
 _MEANWHILE_S = 3.0
+#: In less than this no other node joins those that went on without this one.
+_JOIN_S = 2.0
 
 
 def list_neighbours(place: int, number: int) -> tuple[int | None, list[int]]:
@@ -109,18 +111,20 @@ class Loss:
         node: Its rank among the nodes.
         about: Its host, first rank and number of ranks.
         why: How it is known.
-        is_ended: Whether its launcher is known to have ended; else it is silent, and may be alive behind a cut.
+        is_ended: Whether its launcher is known to have ended as a member of this round; else it is silent, and may be alive behind a cut.
+        is_gone: Whether it is known to have ended by now: it may have met others before, without the node that tells.
     """
 
     node: int
     about: Sequence[Any]
     why: str
     is_ended: bool
+    is_gone: bool = False
 
     @property
     def message(self) -> dict[str, Any]:
         """What the others are sent."""
-        return {"lost": [self.node, list(self.about), self.why, self.is_ended]}
+        return {"lost": [self.node, list(self.about), self.why, self.is_ended, self.is_gone]}
 
 
 @dataclass(eq=False)
@@ -166,7 +170,7 @@ class Detector:
         self.is_expelled = self._is_over = False
         self._links: Links
         self._woken_s: float | None = None
-        self._next_s, self._stalled_at_s = float("-inf"), float("-inf")
+        self._next_s = self._stalled_at_s = self._stalled_long_at_s = float("-inf")
 
     def use(self, links: Links) -> None:
         """Speak with the neighbours by these."""
@@ -200,6 +204,8 @@ class Detector:
             return
         if stalled_s > _LEAST_S:
             self._stalled_at_s = now_s
+        if stalled_s > _JOIN_S:
+            self._stalled_long_at_s = now_s
         for peer in self.peers:
             peer.silence.forgive(stalled_s)
 
@@ -223,11 +229,11 @@ class Detector:
     def read(self, peer: Peer, message: Mapping[str, Any]) -> None:
         """Take a message of a neighbour."""
         if "lost" in message:
-            node, about, why, is_ended = message["lost"]
+            node, about, why, is_ended, is_gone = message["lost"]
             if node == self.node:
                 self._expel(str(why))
             else:
-                self.note(Loss(int(node), about, str(why), bool(is_ended)))
+                self.note(Loss(int(node), about, str(why), bool(is_ended), bool(is_gone)))
         elif "expelled" in message:
             self._expel(str(message["expelled"]))
         elif "bye" in message:
@@ -244,18 +250,23 @@ class Detector:
         self._drop(peer)
         if self.is_expelled:
             return
-        # Who did not run for a while may have been given up meanwhile, and the other one may long be in another round.
-        has_stalled = now_s - self._stalled_at_s < _MEANWHILE_S
+        is_ended, is_gone = self.judge_end(now_s)
 
         def conclude(state: str) -> None:
             if state == "refused":
-                self.note(Loss(peer.node, peer.about, f"its launcher has ended: {why}", is_ended=not has_stalled))  # fmt: skip
+                self.note(Loss(peer.node, peer.about, f"its launcher has ended: {why}", is_ended, is_gone))
+            elif state == "left":
+                self.note(Loss(peer.node, peer.about, f"{why}, and its launcher has left this round", is_ended=False))  # fmt: skip
             elif state == "silent":
                 self.note(Loss(peer.node, peer.about, f"{why}, and its host can't be reached any more", is_ended=False))  # fmt: skip
             elif peer.is_parent and not self._is_over:
                 self._links.reach_parent()
 
         self._links.probe(peer, conclude)
+
+    def judge_end(self, now_s: float) -> tuple[bool, bool]:
+        """Return what the end of a launcher that is seen now proves, as in :class:`Loss`: who did not run for a while may have been given up meanwhile."""
+        return now_s - self._stalled_at_s >= _MEANWHILE_S, now_s - self._stalled_long_at_s >= _MEANWHILE_S
 
     def note(self, loss: Loss) -> None:
         """Report a loss, and tell the others."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import secrets
 import socket
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,17 @@ class LostMajorityError(RuntimeError):
     """This node is cut off with the smaller part of the job."""
 
 
-def count_needed(num_members: int, num_ended: int, *, keeps_store: bool) -> int:
+def count_needed(num_members: int, num_ended: int, num_gone: int, *, keeps_store: bool) -> int:
     """Return how many nodes must meet after a loss, so that no two sides of a cut network do.
 
     Args:
         num_members: How many took part.
-        num_ended: How many of them are proved to have ended: these meet nowhere.
+        num_ended: How many of them are proved to have ended as members: these meet nowhere.
+        num_gone: How many are proved to have ended by now: if all others meet, there is no other side.
         keeps_store: Whether they meet at the store where all had met, of which there is one: then half of the rest is enough.
     """
     voters = num_members - num_ended
-    return (voters + 1) // 2 if keeps_store else voters // 2 + 1
+    return min((voters + 1) // 2 if keeps_store else voters // 2 + 1, num_members - num_gone)
 
 
 class Members:
@@ -82,15 +84,16 @@ class Members:
         self._detector = self._detecting.Detector(
             node_rank, on_lost=self._report_lost, on_expelled=self._report_expelled
         )
-        self._reach = load("node_beats").try_to_reach
-        self._beats = load("node_beats").Beats(self._detector, key, tell=self._tell)
+        beats = load("node_beats")
+        self._reach, life_port = beats.try_to_reach, beats.listen_for_life()
+        self._beats = beats.Beats(self._detector, key, tell=self._tell, life_port=life_port)
         self._serving_at: list[list[Any]] = []
         self._lost_nodes: dict[str, Any] = {}
         names = load("node_addresses")
         self._locate = names.locate
         addresses = _list_addresses(orders, names)
         reserve = None if self._reserve is None else self._reserve.port
-        about = {"at": [[one, self._beats.port] for one in addresses], "reserve": [addresses, reserve]}  # fmt: skip
+        about = {"at": [[one, self._beats.port] for one in addresses], "life": [[one, life_port] for one in addresses], "reserve": [addresses, reserve]}  # fmt: skip
         if _is_served_here(orders, names):
             store.set("beats/serves", str(node_rank))
         store.set(f"beats/{node_rank}", json.dumps(about))
@@ -109,7 +112,7 @@ class Members:
         parent, children = self._detecting.list_neighbours(place, len(self._members))
         for one in self._members[:_NUM_RESERVES]:
             about_one = json.loads(self._store.get(keys[one]))
-            self._reserves[one], self._at[one] = about_one["reserve"], about_one["at"]
+            self._reserves[one], self._at[one] = about_one["reserve"], about_one["life"]
         # Where the job may be if this node loses it: where it first met, where it is now, and where it may go.
         known = [self._locate(self._orders[name]) for name in ("origin", "endpoint")]
         served = [(host, port) for host, port in known if host]
@@ -117,7 +120,7 @@ class Members:
         former, self._orders["places"] = self._orders.get("places", []), list(dict.fromkeys([*served, *reserves]))  # fmt: skip
         if self._store.check(["beats/serves"]):
             self._serving = int(self._store.get("beats/serves"))
-            self._serving_at = json.loads(self._store.get(keys[self._serving]))["at"]
+            self._serving_at = json.loads(self._store.get(keys[self._serving]))["life"]
         node = None if parent is None else self._members[parent]
         at = None if node is None else (node, json.loads(self._store.get(keys[node]))["at"])
         self._beats.begin(about, at, [self._members[one] for one in children])
@@ -197,10 +200,9 @@ class Members:
             return
         states = [self._reach(host, port) for host, port in self._serving_at]
         if "open" not in states and states:
-            why, is_ended = "its store does not answer", "refused" in states
-            self._beats.note(
-                self._detecting.Loss(self._serving, [self._serving_at[0][0], 0, 0], why, is_ended)
-            )
+            why = "its store does not answer"
+            is_ended, is_gone = self._detector.judge_end(time.monotonic()) if "refused" in states else (False, False)  # fmt: skip
+            self._beats.note(self._detecting.Loss(self._serving, [self._serving_at[0][0], 0, 0], why, is_ended, is_gone))  # fmt: skip
 
     @property
     def num_lost(self) -> int:
@@ -226,9 +228,9 @@ class Members:
         """Return the members that are left, and how many have to meet."""
         lost = dict(self._detector.losses)
         left = [node for node in self._members if node not in lost]
-        num_ended = sum(loss.is_ended for loss in lost.values())
+        num_ended, num_gone = sum(loss.is_ended for loss in lost.values()), sum(loss.is_gone for loss in lost.values())  # fmt: skip
         keeps_store = self._serving is not None and not self.has_to_move and not self._has_moved
-        needed = count_needed(len(self._members), num_ended, keeps_store=keeps_store)
+        needed = count_needed(len(self._members), num_ended, num_gone, keeps_store=keeps_store)
         if self._serving == self._node and not self._has_moved and len(left) < needed:
             raise LostMajorityError(
                 f"this node can't reach {len(lost) - num_ended} of the {len(self._members)} nodes, which may continue without it: it ends, so that one job does not become two"
