@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankwise.launcher.console import Console
-    from rankwise.launcher.rendezvous.assignment import Assignment
     from rankwise.launcher.signals import Signals
 
 pytestmark = [pytest.mark.linux, pytest.mark.slow]
@@ -42,6 +41,7 @@ class Node:
     """One launcher's way into the rendezvous, up to the numbers of its ranks.
 
     Args:
+        backend: torch's rendezvous.
         port: Where the nodes meet.
         script: What they run.
         serves: Whether this node's host is the one that serves.
@@ -51,12 +51,12 @@ class Node:
         assignment: What it has got.
     """
 
-    def __init__(self, port: int, script: Path, *, serves: bool) -> None:
-        words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "first"]  # fmt: skip
+    def __init__(self, backend: str, port: int, script: Path, *, serves: bool) -> None:
+        words = ["--nnodes", "2", "--node-rank", str(1 - serves), "--rdzv-backend", backend, "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "first"]  # fmt: skip
         self._spec = parse([*words, "--rdzv-conf", f"is_host={int(serves)}", str(script)])
         self.helper = Helper(sys.executable, cast("Signals", SimpleNamespace(has_pending=False)), SystemClock())  # fmt: skip
         self.lines: list[str] = []
-        self.assignment: Assignment | None = None
+        self.assignment: Any = None
         self.error: Exception | None = None
         threading.Thread(target=self._join, daemon=True).start()
 
@@ -69,32 +69,47 @@ class Node:
 
     def has_said(self, text: str) -> bool:
         """Tell whether a line says so; its error is the test's."""
+        return any(text in line for line in self.check().lines)
+
+    def check(self) -> Node:
+        """Raise its error, if it has one."""
         if self.error is not None:
             raise self.error
-        return any(text in line for line in self.lines)
+        return self
 
 
-def _list_assignments(nodes: list[Node]) -> list[Assignment]:
+def _is_waiting(store: TCPStore, backend: str) -> bool:
+    if backend == "static":
+        return store.check(["first/torchelastic/role_info/1"])
+    key = "torch.rendezvous.first"
+    return store.check([key]) and len(store.get(key)) > 100
+
+
+def _list_assignments(nodes: list[Node]) -> list[Any]:
     """Return those of all; nothing before each has one."""
-    found = [node.assignment for node in nodes if not node.has_said("never") and node.assignment is not None]
+    found = [node.assignment for node in nodes if node.check().assignment is not None]
     return found if len(found) == len(nodes) else []
 
 
-def test_the_others_wait_until_it_is_there_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_the_others_wait_until_it_is_there_again(backend: str, tmp_path: Path) -> None:
     """It goes while they wait for more nodes, then when all have met and no rank has its number: they meet where it serves anew, each of them once."""
     script, port = tmp_path / "train.py", free_port()
     script.touch()
+    # Nodes of a static rendezvous go on to their numbers as soon as the store is there.
+    was_lost = "before the nodes had met" if backend == "c10d" else "before all ranks were numbered"
     nodes: list[Node] = []
-    store: Any = TCPStore("localhost", port, is_master=True, wait_for_workers=False)
+    store: Any = TCPStore("localhost", port, 2, is_master=True, wait_for_workers=False)
     try:
-        nodes.append(Node(port, script, serves=False))
-        key = "torch.rendezvous.first"
-        wait_until(lambda: store.num_keys() > 2 and store.check([key]) and len(store.get(key)) > 100, 30, "a node that waits")  # fmt: skip
+        nodes.append(Node(backend, port, script, serves=False))
+        wait_until(lambda: _is_waiting(store, backend), 30, "a node that waits")
         store = None
-        wait_until(lambda: nodes[0].has_said("was lost before the nodes had met"), 30, "it sees the loss")
-        subprocess.run([sys.executable, "-c", MEETS_AND_DIES, str(port)], env=make_env(), timeout=60, check=True)  # fmt: skip
-        wait_until(lambda: nodes[0].has_said("was lost before all ranks were numbered"), 30, "it sees the next")  # fmt: skip
-        nodes.append(Node(port, script, serves=True))
+        wait_until(lambda: nodes[0].has_said(was_lost), 30, "it sees the loss")
+        if backend == "c10d":
+            subprocess.run([sys.executable, "-c", MEETS_AND_DIES, str(port)], env=make_env(), timeout=60, check=True)  # fmt: skip
+            # Or once more before it had met, if that was a moment sooner.
+            wait_until(lambda: str(nodes[0].lines).count("was lost before") == 2, 60, "it sees the next")
+        nodes.append(Node(backend, port, script, serves=True))
         assignments = wait_until(lambda: _list_assignments(nodes), 60, "both have met")
         assert sorted((one.base_rank, one.world_size) for one in assignments) == [(0, 2), (1, 2)]
     finally:

@@ -178,6 +178,7 @@ def test_who_took_part_before_is_heard_until_the_next_round_has_begun(error: Exc
     before = SimpleNamespace(restore=lambda: ended.append("restore"), end=lambda: ended.append("end"))
     meeting.static, meeting.handler = True, SimpleNamespace(next_rendezvous=lambda: "a round")
     meeting.members, meeting.exchange, meeting.num_joined = before, None, 0
+    meeting.orders = {"conf": {}}
 
     def join(before: object, *_args: object) -> dict[str, object]:
         met = meeting._meet(None, before)

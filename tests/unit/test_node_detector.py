@@ -45,7 +45,7 @@ def test_a_silence_counts_by_a_peers_own_habits() -> None:
 
 
 def test_an_end_proves_less_to_one_that_did_not_run() -> None:
-    """Who did not run for a second may have been given up, and the launcher that has ended may have met others before; in some seconds these may have let more nodes in."""
+    """Who did not run for a second may have been given up, and the launcher that has ended may have met others before; in some seconds these may have let more nodes in. Not if it was heard after that."""
     detector = Detector(0, on_lost=lambda _: None, on_expelled=lambda _: None)
     proofs = []
     for now_s in (0.0, 1.0, 4.0, *(4.0 + 0.3 * turn for turn in range(1, 12))):
@@ -53,6 +53,9 @@ def test_an_end_proves_less_to_one_that_did_not_run() -> None:
         proofs.append(detector.judge_end(now_s))
     assert proofs[:4] == [(True, True), (False, True), (False, False), (False, False)]
     assert proofs[-1] == (True, True)
+    detector.wake(20.0)
+    assert detector.judge_end(20.2, heard_s=20.0) == (False, False)  # read with all that had come meanwhile
+    assert detector.judge_end(20.2, heard_s=20.1) == (True, True)
 
 
 @pytest.fixture(scope="module")

@@ -250,7 +250,7 @@ class Detector:
         self._drop(peer)
         if self.is_expelled:
             return
-        is_ended, is_gone = self.judge_end(now_s)
+        is_ended, is_gone = self.judge_end(now_s, peer.silence.heard_s)
 
         def conclude(state: str) -> None:
             if state == "refused":
@@ -264,9 +264,14 @@ class Detector:
 
         self._links.probe(peer, conclude)
 
-    def judge_end(self, now_s: float) -> tuple[bool, bool]:
-        """Return what the end of a launcher that is seen now proves, as in :class:`Loss`: who did not run for a while may have been given up meanwhile."""
-        return now_s - self._stalled_at_s >= _MEANWHILE_S, now_s - self._stalled_long_at_s >= _MEANWHILE_S
+    def judge_end(self, now_s: float, heard_s: float = float("-inf")) -> tuple[bool, bool]:
+        """Return what the end of a launcher that is seen now proves, as in :class:`Loss`: who did not run for a while may have been given up meanwhile.
+
+        Args:
+            now_s: When, monotonic.
+            heard_s: When it was last heard as a member: what had come during a stall was read at its end, and what comes later was sent later.
+        """
+        return tuple(now_s - at_s >= _MEANWHILE_S or heard_s > at_s for at_s in (self._stalled_at_s, self._stalled_long_at_s))  # type: ignore[return-value]  # fmt: skip
 
     def note(self, loss: Loss) -> None:
         """Report a loss, and tell the others."""

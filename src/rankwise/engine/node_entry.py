@@ -19,7 +19,7 @@ _SEARCH_S, _USUAL_S = 1.0, 3.0
 _FIND_S = 60.0
 _TICK_S = 0.05
 #: What torch raises when the store has gone.
-_LOST_STORE = {"RendezvousConnectionError", "DistNetworkError"}
+LOST_STORE = {"RendezvousConnectionError", "DistNetworkError"}
 
 
 class Call:
@@ -114,7 +114,7 @@ class Entry:
     def _meet_first(self, search: _Search) -> Any:
         call = Call(self._meeting.handler.next_rendezvous)
         restore = self._wait(call, lambda: search.found is not None)
-        is_lost = restore is None and type(call.error).__name__ in _LOST_STORE
+        is_lost = restore is None and type(call.error).__name__ in LOST_STORE
         orders = self._meeting.orders
         if not call.is_over.is_set():
             return self._leave(search)

@@ -125,8 +125,12 @@ class Meeting:
         try:
             base, world, role_base, role_world = self._number_ranks(store, node_rank, restart, host)
         except Exception as error:
-            if self.static or isinstance(error, _UnnumberedError):
+            if isinstance(error, _UnnumberedError):
                 raise
+            if self.static:
+                if restart or not self._may_be_served_again(error):
+                    raise
+                self.handler._store = None  # torch keeps it
             raise _UnnumberedError(
                 f"a node that had met the others was lost before all ranks were numbered ({type(error).__name__})"
             ) from error
@@ -151,10 +155,28 @@ class Meeting:
     def _meet(self, entry: Any, before: Any) -> Any:
         """Meet in torch's rendezvous; nodes that were lost are taken out of it first, so that nobody waits for them."""
         try:
-            return self.handler.next_rendezvous() if self.static else entry.meet(before)
+            return self._meet_static() if self.static else entry.meet(before)
         finally:
             if before is not None:
                 before.restore()
+
+    def _meet_static(self) -> Any:
+        """Meet at the first node's store, which may be lost, and served again, until all have come."""
+        until_s = time.monotonic() + float(str(self.orders["conf"].get("timeout", 600)))  # torch's
+        while True:
+            try:
+                return self.handler.next_rendezvous()
+            except Exception as error:
+                if not self._may_be_served_again(error) or time.monotonic() > until_s:
+                    raise
+                self._say(
+                    {"said": f"the store at {self.orders['endpoint']} was lost before the nodes had met"}
+                )
+            time.sleep(_MOVE_S)
+
+    def _may_be_served_again(self, error: Exception) -> bool:
+        lost = self._load("node_entry").LOST_STORE
+        return type(error).__name__ in lost and int(self.orders["conf"]["rank"]) != 0
 
     def _number_ranks(self, store: Any, node_rank: int, restart: int, host: str) -> list[Any]:
         """Number the ranks over all nodes, and hear the others from now on."""
