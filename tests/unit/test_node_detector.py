@@ -140,6 +140,23 @@ def test_loss_of_packets_and_slow_processes_are_no_losses_of_nodes() -> None:
 
 
 @pytest.mark.usefixtures("settled")
+def test_who_waits_longer_than_others_for_a_silent_node_is_not_sure_meanwhile() -> None:
+    """A node has often paused, as one of its neighbours has seen: the others give it up sooner, and end their ranks."""
+    network = Network(4)
+    network.run(2.0)
+    patient = network.nodes[1].detector
+    assert patient.is_sure(network.now_s)
+    patient.peers[0].silence._longest_s = 1.0
+    network.lose(0)
+    network.run(1.5)
+    assert network.nodes[2].detector.is_sure(network.now_s)
+    assert not patient.is_sure(network.now_s)
+    network.run(3.0)
+    assert set(patient.losses) == {0}
+    assert patient.is_sure(network.now_s)
+
+
+@pytest.mark.usefixtures("settled")
 def test_a_connection_that_stands_still_is_no_loss_of_a_node_that_answers() -> None:
     """Four packets in a row are lost, and what was sent behind them comes 0.9 s late: a new connection finds the launcher at work. Frozen, it does not answer."""
     network = Network(20)

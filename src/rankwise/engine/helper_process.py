@@ -141,6 +141,11 @@ class Desk:
     def hear(self, bound_s: float) -> dict[str, Any]:
         return {"num": self._exchange().hear(bound_s)}
 
+    def settle(self, bound_s: float) -> dict[str, Any]:
+        if (members := self._met().members) is not None:
+            members.settle(bound_s)
+        return {}
+
     def collect(self) -> dict[str, Any]:
         self._exchange().collect()
         return {}

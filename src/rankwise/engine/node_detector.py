@@ -273,6 +273,10 @@ class Detector:
         """
         return tuple(now_s - at_s >= _MEANWHILE_S or heard_s > at_s for at_s in (self._stalled_at_s, self._stalled_long_at_s))  # type: ignore[return-value]  # fmt: skip
 
+    def is_sure(self, now_s: float) -> bool:
+        """Tell whether all neighbours were heard of late: those that have often paused are given up later than by others."""
+        return bool(self.losses) or all(now_s - peer.silence.heard_s <= _LEAST_S for peer in list(self.peers))
+
     def note(self, loss: Loss) -> None:
         """Report a loss, and tell the others."""
         if loss.node in self.losses or self._is_over or self.is_expelled:

@@ -19,6 +19,7 @@ _LAST_CALL = timedelta(seconds=5)
 _SOON_S, _MORE_S = 0.2, 2.0
 #: So long the first node may take to make the key.
 _KEY_S = timedelta(seconds=10)
+_TICK_S = 0.05
 #: So many nodes have a store in reserve.
 _NUM_RESERVES = 4
 
@@ -157,6 +158,12 @@ class Members:
 
     def _tell(self, text: str) -> None:
         self._say({"said": text})
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until no neighbour is about to be given up."""
+        until_s = time.monotonic() + timeout_s
+        while not self._detector.is_sure(time.monotonic()) and time.monotonic() < until_s:
+            time.sleep(_TICK_S)
 
     # --------------------------------------------------------- how to go on
 

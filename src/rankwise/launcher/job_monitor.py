@@ -257,6 +257,7 @@ class JobMonitor:
             )
         if self._is_on and not self._link.lost_nodes:
             case = self._try(lambda: self._find_early_exits(case)) or case
+        self._link.settle()
         return replace(case, lost_nodes=self._link.lost_nodes, given_up=self._link.given_up)
 
     def _find_early_exits(self, case: Case) -> Case:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _DECIDE_S = 3.0
 #: So long a node that ends waits until the others have heard why, or what the judge says of all.
 _HEAR_S, _WORD_S, _COLLECT_S = 3.0, 10.0, 10.0
+#: A node that has often paused is given up after such a silence.
+_SETTLE_S = 11.0
 
 
 @final
@@ -193,6 +195,11 @@ class NodeLink:
     def wait_heard(self) -> None:
         """Wait, before we take the store away, until all others have heard the last word."""
         self._try("hear", timeout_s=_HEAR_S + 1, bound_s=_HEAR_S)
+
+    def settle(self) -> None:
+        """Wait, when our ranks have lost a peer, until it is known whether its node is lost: others may have given that up sooner."""
+        if not self.lost_nodes:
+            self._try("settle", timeout_s=_SETTLE_S + 1, bound_s=_SETTLE_S)
 
     def collect(self) -> bool:
         """Have what all nodes have published by now, when our ranks have ended; False if the store has gone."""
