@@ -169,7 +169,7 @@ def test_the_death_of_an_actor_is_the_cause(address: str, tmp_path: Path) -> Non
     assert done.returncode == 1, done.stdout + done.stderr
     state = find_state(tmp_path)
     assert state["phase"] == "failed"
-    assert "-1 has died: The actor died unexpectedly" in state["reason"], done.stdout
+    assert " has died: The actor died unexpectedly" in state["reason"], done.stdout
     import psutil
 
     launchers = [int(path.read_text()) for path in tmp_path.glob("launcher-*")]
