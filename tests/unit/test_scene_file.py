@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from rankwise.evidence.reader import scene_file
 from rankwise.evidence.reader.notes import Frame, Stack
 from rankwise.evidence.reader.scene import Child, Evidence, Group, Op, RankFacts, Scene
 from rankwise.verdict import case_file, evidence_folder
-from rankwise.verdict.case import Case, RankEnd, Waiting
+from rankwise.verdict.case import Case, LostNode, RankEnd, Waiting
 from rankwise.verdict.finding import JobFinding
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ def test_a_scene_survives_a_file() -> None:
 def test_a_case_survives_a_file() -> None:
     """Ends, findings and who waited come back equal; the scene is a file of its own."""
     assert case_file.from_json(json.loads(json.dumps(case_file.to_json(CASE)))) == CASE
+
+
+def test_a_case_with_lost_nodes_survives_a_file() -> None:
+    """A node whose loss is known only after the ranks have failed is saved with their evidence."""
+    case = replace(CASE, lost_nodes=(LostNode(node=1, host="b", base_rank=2, num_ranks=2, why="silent"),))
+    assert case_file.from_json(json.loads(json.dumps(case_file.to_json(case)))) == case
 
 
 def test_what_is_unknown_here_is_left_out_and_what_is_new_there_has_its_default() -> None:

@@ -15,7 +15,7 @@ from rankwise.evidence.reader.scene_file import (
     spread_fault,
     spread_stack,
 )
-from rankwise.verdict.case import Case, RankEnd, Waiting
+from rankwise.verdict.case import Case, LostNode, RankEnd, Waiting
 from rankwise.verdict.finding import JobFinding
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def to_json(case: Case) -> Plain:
         "version": VERSION,
         **{name: getattr(case, name) for name in _OTHERS},
         "ranks": [_spread_end(end) for end in case.ranks],
+        "lost_nodes": [asdict(one) for one in case.lost_nodes],
         "sights": [_spread_finding(finding) for finding in case.findings],
         "decided": [_spread_finding(finding) for finding in case.decided],
     }
@@ -56,6 +57,7 @@ def from_json(body: Plain) -> Case:
             findings=tuple(map(_fill_finding, body["sights"])),
             decided=tuple(map(_fill_finding, body.get("decided", ()))),
             scene=None,
+            lost_nodes=tuple(fill(LostNode, one) for one in body.get("lost_nodes", ())),
             supervisor_lost=bool(body.get("supervisor_lost", body.get("keeper_lost"))),  # as 0.2 called it
         )
     except (TypeError, KeyError, AttributeError) as error:
