@@ -54,8 +54,21 @@ def test_an_end_proves_less_to_one_that_did_not_run() -> None:
     assert proofs[:4] == [(True, True), (False, True), (False, False), (False, False)]
     assert proofs[-1] == (True, True)
     detector.wake(20.0)
-    assert detector.judge_end(20.2, heard_s=20.0) == (False, False)  # read with all that had come meanwhile
-    assert detector.judge_end(20.2, heard_s=20.1) == (True, True)
+    assert detector.judge_end(20.2, told_s=20.0) == (False, False)  # read with all that had come meanwhile
+    assert detector.judge_end(20.2, told_s=20.1) == (True, True)
+
+
+def test_an_end_proves_less_of_one_that_was_silent_before() -> None:
+    """Others may have given it up sooner than this node, and it may have met them before it ended; an answer at its port says no more than that it lived."""
+    detector = Detector(0, on_lost=lambda _: None, on_expelled=lambda _: None)
+    assert [detector.judge_end(10.0, told_s=at_s) for at_s in (9.5, 9.0, 7.0)] == [
+        (True, True),
+        (False, True),
+        (False, False),
+    ]
+    silence = Silence(0.0)
+    silence.answer(5.0)
+    assert (silence.heard_s, silence.told_s) == (5.0, 0.0)
 
 
 @pytest.fixture(scope="module")

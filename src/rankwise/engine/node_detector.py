@@ -76,20 +76,21 @@ class Silence:
     """
 
     def __init__(self, now_s: float) -> None:
-        self.begun_s = self.heard_s = now_s
+        self.begun_s = self.heard_s = self.told_s = now_s
         self._longest_s, self._forgiven_s = BEAT_S, 0.0
         self.num_answers = 0
 
     def hear(self, now_s: float) -> None:
         """Note that something came."""
+        self.told_s = now_s
         self._longest_s = max(now_s - self.heard_s, self._longest_s * (1 - _FORGET))
         self.heard_s, self._forgiven_s, self.num_answers = now_s, 0.0, 0
 
     def answer(self, now_s: float) -> None:
-        """Note that another connection was answered."""
-        num_answers = self.num_answers + 1
+        """Note that another connection was answered: that it lives, not that it still takes part."""
+        num_answers, told_s = self.num_answers + 1, self.told_s
         self.hear(now_s)
-        self.num_answers = num_answers
+        self.num_answers, self.told_s = num_answers, told_s
 
     def forgive(self, stalled_s: float) -> None:
         """Take from the silence what this process could not have heard: the longest stall, since one that stalls again and again would never judge."""
@@ -170,6 +171,7 @@ class Detector:
         self.is_expelled = self._is_over = False
         self._links: Links
         self._woken_s: float | None = None
+        self._num_probing = 0
         self._next_s = self._stalled_at_s = self._stalled_long_at_s = float("-inf")
 
     def use(self, links: Links) -> None:
@@ -250,9 +252,11 @@ class Detector:
         self._drop(peer)
         if self.is_expelled:
             return
-        is_ended, is_gone = self.judge_end(now_s, peer.silence.heard_s)
+        is_ended, is_gone = self.judge_end(now_s, peer.silence.told_s)
+        self._num_probing += 1
 
         def conclude(state: str) -> None:
+            self._num_probing -= 1
             if state == "refused":
                 self.note(Loss(peer.node, peer.about, f"its launcher has ended: {why}", is_ended, is_gone))
             elif state == "left":
@@ -264,17 +268,29 @@ class Detector:
 
         self._links.probe(peer, conclude)
 
-    def judge_end(self, now_s: float, heard_s: float = float("-inf")) -> tuple[bool, bool]:
-        """Return what the end of a launcher that is seen now proves, as in :class:`Loss`: who did not run for a while may have been given up meanwhile.
+    def judge_end(self, now_s: float, told_s: float | None = None) -> tuple[bool, bool]:
+        """Return what the end of a launcher that is seen now proves, as in :class:`Loss`.
+
+        Who did not run for a while may have been given up meanwhile, and so may a node that was silent: it may have met others before it ended.
 
         Args:
             now_s: When, monotonic.
-            heard_s: When it was last heard as a member: what had come during a stall was read at its end, and what comes later was sent later.
+            told_s: When it last said itself that it is a member: what had come during a stall was read at its end, and what comes later was sent
+                later; None: it is no neighbour, and nobody knows.
         """
-        return tuple(now_s - at_s >= _MEANWHILE_S or heard_s > at_s for at_s in (self._stalled_at_s, self._stalled_long_at_s))  # type: ignore[return-value]  # fmt: skip
+        proofs = []
+        for stalled_s, most_s in ((self._stalled_at_s, _LEAST_S), (self._stalled_long_at_s, _JOIN_S)):
+            is_fresh = told_s is None or now_s - told_s <= most_s
+            proofs.append(
+                is_fresh
+                and (now_s - stalled_s >= _MEANWHILE_S or (told_s is not None and told_s > stalled_s))
+            )
+        return proofs[0], proofs[1]
 
     def is_sure(self, now_s: float) -> bool:
         """Tell whether all neighbours were heard of late: those that have often paused are given up later than by others."""
+        if self._num_probing:
+            return False
         return bool(self.losses) or all(now_s - peer.silence.heard_s <= _LEAST_S for peer in list(self.peers))
 
     def note(self, loss: Loss) -> None:

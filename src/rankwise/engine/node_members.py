@@ -185,7 +185,9 @@ class Members:
         """
         if self._detector.is_expelled and self.has_to_move:
             # Where this node served the store, the others had to take it that it went with it, and have moved.
-            return self._move(handler, [one for one in self._members if one != self._node], 2)
+            return self._move(
+                handler, [one for one in self._members if one != self._node], len(self._members) // 2 + 1
+            )
         if self.has_to_move:
             left, needed = self._count()
             return self._move(handler, left, needed)
@@ -208,7 +210,7 @@ class Members:
         states = [self._reach(host, port) for host, port in self._serving_at]
         if "open" not in states and states:
             why = "its store does not answer"
-            is_ended, is_gone = self._detector.judge_end(time.monotonic()) if "refused" in states else (False, False)  # fmt: skip
+            is_ended, is_gone = self._detector.judge_end(time.monotonic()) if set(states) == {"refused"} else (False, False)  # fmt: skip
             self._beats.note(self._detecting.Loss(self._serving, [self._serving_at[0][0], 0, 0], why, is_ended, is_gone))  # fmt: skip
 
     @property
@@ -275,7 +277,8 @@ class Members:
             raise ConnectionError("the node that served the rendezvous was lost, and none that has a store in reserve is reached")  # fmt: skip
         orders["serving_node"] = node == self._node
         self._rendezvous.abandon(former)
-        self._standby.announce_needed(handler, orders["run_id"], needed)
+        if not self._detector.is_expelled:  # else the others have said it, by what they know
+            self._standby.announce_needed(handler, orders["run_id"], needed)
         # The reserve serves from now on; and what torch does when a former rendezvous is collected fails in the thread of its heartbeats.
         orders["kept"] = [*orders.get("kept", []), self._reserve, former]
         self._change(handler, needed)
