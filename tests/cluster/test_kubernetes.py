@@ -11,7 +11,7 @@ import pytest
 
 from kubernetes_api import KINDS, KubernetesApi, read
 from rankwise.base.errors import LaunchError, UsageError
-from rankwise.cluster import handles, submission
+from rankwise.cluster import handles, kubernetes, submission
 from rankwise.cluster.kubernetes_causes import find_state
 
 if TYPE_CHECKING:
@@ -77,6 +77,23 @@ def test_what_is_refused_leaves_nothing_behind(api: KubernetesApi, tmp_path: Pat
         submit(tmp_path)
     assert api.names() == set()
     assert handles.list_records() == []
+
+
+def test_a_failed_clean_up_stands_behind_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the connection is lost while a job is submitted, the error says that first, then what is left and how to delete it."""
+
+    def answer(argv: list[str], **words: Any) -> str:
+        if argv[1] == "create" and "kind: ConfigMap" in words["stdin"]:
+            return json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "ml", "uid": "u"}})  # fmt: skip
+        raise LaunchError(f"can't {words['doing']}: connection lost")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(kubernetes, "run_tool", answer)
+    with pytest.raises(LaunchError) as caught:
+        submit(tmp_path)
+    assert str(caught.value).startswith("can't submit the job: connection lost\ncan't delete what had been created")  # fmt: skip
+    assert "deleted by: kubectl delete ConfigMap/train-" in str(caught.value)
+    assert "--namespace=ml" in str(caught.value)
 
 
 @needs_kubectl

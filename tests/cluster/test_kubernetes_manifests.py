@@ -9,6 +9,7 @@ import pytest
 
 from kubernetes_api import KINDS, RICH, read
 from rankwise.base.errors import UsageError
+from rankwise.cli import submit as cli_submit
 from rankwise.cluster import kubernetes
 from rankwise.cluster.kubernetes_manifests import build_manifests
 from rankwise.cluster.yaml_text import to_yaml
@@ -82,6 +83,17 @@ def test_yaml_says_what_the_manifests_say(kind: str, tmp_path: Path) -> None:
     spec = read(tmp_path, kind=kind, **RICH)
     for one, document in zip(build_manifests(spec, "train-0a1b2c"), kubernetes.render(spec, "train-0a1b2c"), strict=True):  # fmt: skip
         assert yaml.safe_load(document.text) == one
+
+
+def test_the_whole_dry_run_is_one_yaml_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    """What the command prints can be given to `kubectl create -f -`: all objects are found in it."""
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("pass\n")
+    words = ["--on", "kubernetes", "--image", "a:1", "--nodes", "2", "--files", "train.py", "--dry-run", "--", "train.py"]  # fmt: skip
+    assert cli_submit.main(words) == 0
+    found = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert [one["kind"] for one in found] == ["ConfigMap", "Service", "Job"]
 
 
 @pytest.mark.parametrize("text", ["yes", "NO", "1e3", "0x1", "1:30", "-", "--x", "a: b", "a #b", "*x", " a", "", "é", "2026-01-01", "a\nb", "a\n b\n", "a\n\nb\n", "\ta\nb\n", "x\n\n", "~", "=", "-1", "-x-"])  # fmt: skip
@@ -160,6 +172,8 @@ def test_what_can_not_be_on_kubernetes_is_refused(tmp_path: Path) -> None:
         build_manifests(read(tmp_path, volumes=["ckpt"]), "a")
     with pytest.raises(UsageError, match=r"there is no .*lost\.py"):
         build_manifests(read(tmp_path, files=["lost.py"]), "a")
-    (tmp_path / "large").write_bytes(bytes(1_000_001))
-    with pytest.raises(UsageError, match="1,000,001 bytes, and Kubernetes takes 1,000,000"):
+    # A terabyte without content: it is measured, not read.
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(10**12)
+    with pytest.raises(UsageError, match="1,000,000,000,000 bytes, and Kubernetes takes 1,000,000"):
         build_manifests(read(tmp_path, files=["large"]), "a")

@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import queue
-import re
+import shlex
 import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.errors import LaunchError
+from rankwise.base.errors import LaunchError, RankwiseError
 from rankwise.cluster.cluster import Document, JobState
 from rankwise.cluster.kubernetes_causes import find_state, read_index
 from rankwise.cluster.kubernetes_manifests import CONTAINER, WORDS, build_manifests
+from rankwise.cluster.launch_command import RANK_LINE
 from rankwise.cluster.tools import run_tool
 from rankwise.cluster.yaml_text import to_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
@@ -34,8 +35,8 @@ _LOOK_S = 2.0
 
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:
-    """Return what `kubectl create` is given, one text for each object."""
-    return [Document(name=f"{one['kind'].lower()}.yaml", text=to_yaml(one)) for one in build_manifests(spec, job_id)]  # fmt: skip
+    """Return what `kubectl create` is given, one YAML document for each object; all of them together are one file."""
+    return [Document(name=f"{one['kind'].lower()}.yaml", text=f"---\n{to_yaml(one)}") for one in build_manifests(spec, job_id)]  # fmt: skip
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
@@ -62,11 +63,22 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
             patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
             _kubectl(place, "patch", other, "--type=merge", "-p", patch, doing="let the job own what belongs to it")  # fmt: skip
         place["context"] = place["context"] or _find_context()
-    except BaseException:
-        if created:
-            _kubectl(place, "delete", *reversed(created), "--wait=false", "--ignore-not-found", doing="delete what had been created")  # fmt: skip
+    except BaseException as error:
+        _delete_again(place, created, error)
         raise
     return dataclasses.replace(record, native_id=name, facts={**place, "kind": kind})
+
+
+def _delete_again(place: Mapping[str, str], created: Sequence[str], cause: BaseException) -> None:
+    """Delete what had been created; if that fails, too, it is said beside the cause, not in its place."""
+    words = ("delete", *reversed(created), "--wait=false", "--ignore-not-found")
+    try:
+        if created:
+            _kubectl(place, *words, doing="delete what had been created")
+    except RankwiseError as error:
+        if isinstance(cause, RankwiseError):
+            cause.message += f"\n{error.message}"
+            cause.hint = f"what is left is deleted by: {shlex.join(_argv(place, *words))}"
 
 
 def state(record: JobRecord) -> JobState:
@@ -145,7 +157,7 @@ def _read(program: subprocess.Popen[str], pod: Mapping[str, Any], lines: queue.S
 def _mark(line: str, pod: Mapping[str, Any]) -> str:
     """Return a line that says where it comes from: those of ranks do so already."""
     host = pod.get("spec", {}).get("hostname") or pod["metadata"]["name"]
-    return line if re.match(r"\[\S+ rank \d+\]:", line) else f"[{host}]: {line}"
+    return line if RANK_LINE.match(line) else f"[{host}]: {line}"
 
 
 def _has_begun(pod: Mapping[str, Any]) -> bool:

@@ -178,7 +178,8 @@ def _fail_rule() -> Manifest:
 
 
 def _build_pod(spec: JobSpec, job_id: str, command: list[str]) -> Manifest:
-    volumes: list[Manifest] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _quantity(spec.own.text("shm"))}}]  # fmt: skip
+    shm = parse_size(spec.own.text("shm"), "shm") if spec.own.text("shm") else 0
+    volumes: list[Manifest] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _quantity(shm)}}]  # fmt: skip
     mounts: list[Manifest] = [{"name": "shm", "mountPath": "/dev/shm"}]
     for number, volume in enumerate(spec.own.list("volumes")):
         claim, colon, path = volume.partition(":")
@@ -224,7 +225,7 @@ def _build_pod(spec: JobSpec, job_id: str, command: list[str]) -> Manifest:
 def _build_resources(spec: JobSpec) -> Manifest:
     asked = {
         "cpu": str(spec.cpus_per_node) if spec.cpus_per_node else "",
-        "memory": _quantity(str(spec.memory_bytes or "")),
+        "memory": _quantity(spec.memory_bytes),
         spec.own.text("gpu_resource", "nvidia.com/gpu"): str(spec.gpus_per_node or ""),
     }
     asked = {name: amount for name, amount in asked.items() if amount}
@@ -232,15 +233,12 @@ def _build_resources(spec: JobSpec) -> Manifest:
     return {"requests": dict(asked), "limits": {name: amount for name, amount in asked.items() if name != "cpu"}}  # fmt: skip
 
 
-def _quantity(text: str) -> str:
-    """Return an amount of memory as Kubernetes writes it."""
-    if not text:
-        return ""
-    size = parse_size(text, "shm")
+def _quantity(size: int) -> str:
+    """Return an amount of memory as Kubernetes writes it; 0: none is asked for."""
     for unit, factor in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
-        if size % factor == 0:
+        if size and size % factor == 0:
             return f"{size // factor}{unit}"
-    return str(size)
+    return str(size or "")
 
 
 def _build_service(spec: JobSpec, job_id: str) -> Manifest:
@@ -261,16 +259,17 @@ def _build_files(spec: JobSpec, job_id: str) -> list[Manifest]:
         return []
     texts: dict[str, str] = {}
     others: dict[str, str] = {}
-    size = 0
-    for path, key in _find_keys(spec).items():
+    keys = _find_keys(spec)
+    # Before any is read: a folder of data may be larger than the memory.
+    size = sum((Path(spec.workdir) / path).stat().st_size for path in keys)
+    if size > _MOST_FILE_BYTES:
+        raise UsageError(f"the files have {size:,} bytes, and Kubernetes takes {_MOST_FILE_BYTES:,} with a job", hint="put them into the image, or on a volume (volumes = [\"CLAIM:PATH\"])")  # fmt: skip
+    for path, key in keys.items():
         content = (Path(spec.workdir) / path).read_bytes()
-        size += len(content)
         try:
             texts[key] = content.decode()
         except UnicodeDecodeError:
             others[key] = base64.b64encode(content).decode()
-    if size > _MOST_FILE_BYTES:
-        raise UsageError(f"the files have {size:,} bytes, and Kubernetes takes {_MOST_FILE_BYTES:,} with a job", hint="put them into the image, or on a volume (volumes = [\"CLAIM:PATH\"])")  # fmt: skip
     return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(spec, job_id), "data": texts, "binaryData": others}]  # fmt: skip
 
 
