@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,12 +11,11 @@ import pytest
 from rankwise.base.errors import UsageError
 from rankwise.cluster import job
 from rankwise.cluster.launch_command import MeetingPlace, ShellText, build_launch, join_words
-from rankwise.cluster.words import Word, parse_duration, parse_size
+from rankwise.cluster.words import Word, parse_duration, parse_size, read_table
 from rankwise.launcher.command import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 OWN = {
     "partition": Word("Where."), "options": Word("More.", "list"), "port": Word("Port.", "number"),
@@ -70,6 +71,12 @@ BAD: dict[str, tuple[Mapping[str, object], str]] = {
     "kind": ({"gpus_per_node": "many"}, "--gpus-per-node = 'many' is not a whole number"),
     "nodes": ({"nodes": "4:2"}, "nodes '4:2' is neither a number from 1 nor MIN:MAX"),
     "time": ({"time": "90"}, "time '90' is not a duration\n  -> as in 2:00:00"),
+    "unit": ({"memory": "64"}, "memory '64' has no unit: 64G or 64 bytes?\n  -> write 64G, or 64B for bytes"),
+    "fraction": ({"nodes": 2.5}, "--nodes = 2.5 is not N|MIN:MAX"),
+    "clock": (
+        {"time": datetime.time(2, 0)},
+        '--time = 02:00:00 is a date or a time of day to TOML\n  -> put it in quotes: "02:00:00"',
+    ),
     "memory": ({"memory": "much"}, "memory 'much' is not an amount"),
     "ranks": ({"ranks_per_node": "9"}, "9 ranks on a node of 8 GPUs"),
     "requeue": ({"requeue": "often"}, "requeue 'often' is neither a number from 0 nor always"),
@@ -103,13 +110,28 @@ def test_an_unknown_word_of_the_file_is_named_with_its_place(tmp_path: Path) -> 
         read(tmp_path, "on = ")
 
 
+def test_only_names_are_split_at_commas(tmp_path: Path) -> None:
+    """A text for a list is one item, as a line of shell may have commas; names are several; paths need not be texts."""
+    own = {"setup": Word("Line.", "list"), "hosts": Word("Hosts.", is_names=True), "keys": Word("Keys.", "list", is_names=True)}  # fmt: skip
+    given = {"setup": "export A=eth0,eth1", "hosts": "a, b[1-2,4]", "keys": "a, b"}
+    table = read_table(given, own, "")
+    assert table.values == {"setup": ("export A=eth0,eth1",), "hosts": "a,b[1-2,4]", "keys": ("a", "b")}
+    assert read_table({"hosts": ["a", " b"], "keys": ["a,b"]}, own, "").values == {"hosts": "a,b", "keys": ("a,b",)}  # fmt: skip
+    spec = read(
+        tmp_path, checkpoint=tmp_path / "c", files=[Path("a")], env={"HOME": tmp_path}, python=Path("/p")
+    )
+    assert (spec.checkpoint, spec.files, spec.env["HOME"], spec.python) == (str(tmp_path / "c"), ("a",), str(tmp_path), "/p")  # fmt: skip
+    with pytest.raises(UsageError, match=r"job.toml: workdir = 5 is not the name of a folder"):
+        read(tmp_path, "workdir = 5\n" + FILE)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("2:00:00", 7200), ("1-00:00:01", 86401), ("1h30m", 5400), ("45s", 45)])  # fmt: skip
 def test_durations(text: str, seconds: int) -> None:
     """Only what nobody can misread is a duration."""
     assert parse_duration(text, "time") == seconds
 
 
-@pytest.mark.parametrize(("text", "size"), [("64G", 64 * 2**30), ("512MiB", 2**29), ("1.5T", 3 * 2**39), ("100", 100)])  # fmt: skip
+@pytest.mark.parametrize(("text", "size"), [("64G", 64 * 2**30), ("512MiB", 2**29), ("1.5T", 3 * 2**39), ("100B", 100), ("2 mb", 2**21)])  # fmt: skip
 def test_sizes(text: str, size: int) -> None:
     """Units are powers of 1024."""
     assert parse_size(text, "memory") == size

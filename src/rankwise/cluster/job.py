@@ -43,7 +43,10 @@ WORDS: dict[str, Word] = {
     "python": Word("The Python on the nodes.", metavar="PATH"),
     "env": Word("A variable of the job's environment.", "table", "NAME=VALUE"),
     "files": Word(
-        "A file or folder that is copied to the nodes first, relative to the workdir.", "list", "PATH"
+        "A file or folder that is copied to the nodes first, relative to the workdir.",
+        "list",
+        "PATH",
+        is_names=True,
     ),
     "requeue": Word(
         "How often the job is started again after it was preempted or stopped in time (exit code 75): a number, or always.",
@@ -176,6 +179,8 @@ def read(
         raise UsageError(f"{path}: {on} is to be a table", hint=f"its words stand below a line [{on}]")
     home = Path(folder if path is None else path.parent).absolute()
     if path is not None:
+        if not isinstance(common.get("workdir", ""), str):
+            raise UsageError(f"{path}: workdir = {common['workdir']!r} is not the name of a folder", hint="put it in quotes")  # fmt: skip
         common["workdir"] = str(home / str(common.get("workdir", "")))
     if flags.get("workdir"):
         flags = {**flags, "workdir": str(Path(folder).absolute() / str(flags["workdir"]))}

@@ -25,13 +25,13 @@ WORDS: dict[str, Word] = {
     "queue": Word("Queue of Kueue (a LocalQueue) that admits the job."),
     "priority": Word("PriorityClass of the pods."),
     "service_account": Word("ServiceAccount of the pods."),
-    "pull_secrets": Word("Secrets with which the image is pulled.", "list", "NAME"),
-    "volumes": Word("A PersistentVolumeClaim, and where the containers see it.", "list", "CLAIM:PATH"),
+    "pull_secrets": Word("Secrets with which the image is pulled.", "list", "NAME", is_names=True),
+    "volumes": Word("A PersistentVolumeClaim, and where the containers see it.", "list", "CLAIM:PATH", is_names=True),
     "folder": Word("Folder of the container that the command is run in: the image's by default, /job if files are copied.", metavar="PATH"),
     "shm": Word("Most of /dev/shm, as in 16G; by default only the pod's memory limits it.", metavar="SIZE"),
     "gpu_resource": Word("How the cluster calls its GPUs (default: nvidia.com/gpu).", metavar="NAME"),
     "node_selector": Word("A label that the pods' machines must have.", "table", "LABEL=VALUE"),
-    "tolerate": Word("A taint, by its key, that the pods tolerate on a machine.", "list", "KEY"),
+    "tolerate": Word("A taint, by its key, that the pods tolerate on a machine.", "list", "KEY", is_names=True),
     "protect": Word("Let `kubectl drain` and other voluntary evictions wait for the end of the job (a PodDisruptionBudget).", "switch"),
 }  # fmt: skip
 

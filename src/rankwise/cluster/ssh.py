@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from rankwise.cluster.job_process import Plan
 
 WORDS: Mapping[str, Word] = {
-    "hosts": Word("Names or addresses, as ssh knows them; short forms as gpu[01-16].", metavar="HOST,…"),
+    "hosts": Word(
+        "Names or addresses, as ssh knows them; short forms as gpu[01-16].", metavar="HOST,…", is_names=True
+    ),
     "ssh": Word("The ssh command with its options (default: ssh).", metavar="COMMAND"),
     "master_addr": Word("Address of the first host, as the others know it; by default what ssh connects to."),
     "port": Word("Where the nodes meet on it; by default one drawn for the job.", "number", "PORT"),

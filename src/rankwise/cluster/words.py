@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
+import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 Kind = Literal["text", "number", "list", "command", "table", "switch"]
 Value = str | int | bool | tuple[str, ...] | dict[str, str]
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])?i?B?", re.IGNORECASE)
-_FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT](?=i?B?$))i?B?", re.IGNORECASE)
+_FACTORS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -32,12 +34,14 @@ class Word:
         kind: What its value is.
         metavar: How the value is called in the help.
         choices: What it may be; empty: anything.
+        is_names: Whether commas stand between its parts: a text for a list is several then, and a list for a text is one.
     """
 
     help: str
     kind: Kind = "text"
     metavar: str = ""
     choices: tuple[str, ...] = ()
+    is_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +108,24 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 def _convert(word: Word, value: object, where: str) -> Value:
     kinds = {"text": "a text", "number": "a whole number from 0", "list": "a list of texts", "command": "a list of words", "table": 'a table of NAME = "value"', "switch": "true or false"}  # fmt: skip
-    found = _read(word.kind, value, where)
+    if isinstance(value, (datetime.date, datetime.time)):
+        raise UsageError(f"{where} = {value} is a date or a time of day to TOML", hint=f'put it in quotes: "{value}"')  # fmt: skip
+    value = _to_plain(value)
+    if word.is_names and word.kind == "text" and isinstance(value, (str, list)):
+        value = ",".join(_split_names(value if isinstance(value, str) else ",".join(map(str, value))))
+    found = _read(word, value, where)
     if found is None:
-        raise UsageError(f"{where} = {value!r} is not {kinds[word.kind]}")
+        meant = f"{word.metavar}, {kinds['text']}" if word.kind == "text" and word.metavar else kinds[word.kind]  # fmt: skip
+        raise UsageError(f"{where} = {value!r} is not {meant}")
     if word.choices and found not in word.choices:
         raise UsageError(f"{where} {found!r} is none of {', '.join(word.choices)}")
     return found
 
 
-def _read(kind: Kind, value: object, where: str) -> Value | None:
-    """Return a value in the form of its kind; None if it is of another."""
+def _read(word: Word, value: object, where: str) -> Value | None:
+    """Return a value in the form of its word's kind; None if it is of another."""
     found: Value | None = None
-    match kind, value:
+    match word.kind, value:
         case "switch", bool():
             found = value
         case _, bool():
@@ -125,7 +135,7 @@ def _read(kind: Kind, value: object, where: str) -> Value | None:
         case "text", int() | str() if str(value).strip():
             found = str(value)
         case "list", str():
-            found = tuple(part.strip() for part in value.split(",") if part.strip())
+            found = _split_names(value) if word.is_names else (value,) if value.strip() else ()
         case "command", str():
             found = _split_command(value, where)
         case "list" | "command", list() | tuple() if all(isinstance(one, (str, int)) for one in value):
@@ -137,6 +147,19 @@ def _read(kind: Kind, value: object, where: str) -> Value | None:
         case _:
             pass
     return found
+
+
+def _to_plain(value: object) -> object:
+    """Return a value with its paths as texts."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(one) for one in value]
+    return {name: _to_plain(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+def _split_names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _split_command(text: str, where: str) -> tuple[str, ...]:
@@ -181,15 +204,17 @@ def parse_duration(text: str, where: str) -> int:
 
 
 def parse_size(text: str, where: str) -> int:
-    """Return bytes, from ``64G``, ``512MiB`` or a plain number of them.
+    """Return bytes, from ``64G``, ``512MiB`` or ``1000B``.
 
     Args:
         text: The number, and its unit in powers of 1024, as Slurm and torch count.
         where: What it is, for the error.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is none, or has no unit: programs differ in what they take it for.
     """
+    if re.fullmatch(r"[0-9.]+", text.strip()):
+        raise UsageError(f"{where} {text!r} has no unit: {text.strip()}G or {text.strip()} bytes?", hint=f"write {text.strip()}G, or {text.strip()}B for bytes")  # fmt: skip
     found = _SIZE.fullmatch(text.strip())
     size = int(float(found[1]) * _FACTORS[(found[2] or "").upper()]) if found else 0
     if size <= 0:
