@@ -12,9 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.job import JobSpec
+from rankwise.cluster.job_process import decide_outcome
 from rankwise.cluster.launch_command import RANK_LINE, MeetingPlace, build_launch
 from rankwise.cluster.node_process import KILL, NOTICE
 from rankwise.cluster.ray_node import NodeLauncher
@@ -34,16 +36,19 @@ _News = queue.SimpleQueue[tuple[int, "str | int | BaseException"]]
 
 
 def to_text(spec: JobSpec, job_id: str) -> str:
-    """Return a job as the driver's argument."""
-    return json.dumps({**dataclasses.asdict(spec), "own": dict(spec.own.values), "job_id": job_id})
+    """Return a job as the driver's argument; of its variables only the names, as all users of a host can read command lines."""
+    return json.dumps({**dataclasses.asdict(spec), "own": dict(spec.own.values), "env": sorted(spec.env), "job_id": job_id})  # fmt: skip
 
 
 def from_text(text: str) -> tuple[JobSpec, str]:
-    """Return a job, and its id, from the driver's argument."""
+    """Return a job, and its id, from the driver's argument, and from the environment that Ray has given it."""
     values = json.loads(text)
     job_id = values.pop("job_id")
     lists = {name: tuple(values[name]) for name in ("command", "files")}
-    return JobSpec(**{**values, **lists, "own": Table(values["own"])}), job_id
+    # To be given to the launchers by the driver: Ray sets some itself in actors, as OMP_NUM_THREADS.
+    given = environ()
+    env = {name: given[name] for name in values["env"]}
+    return JobSpec(**{**values, **lists, "env": env, "own": Table(values["own"])}), job_id
 
 
 def to_bundle(spec: JobSpec) -> dict[str, float]:
@@ -59,24 +64,19 @@ def first_words(error: BaseException) -> str:
     return text if len(text) <= 400 else text[:400].rpartition(" ")[0] + " …"
 
 
-def decide_outcome(ends: Sequence[tuple[str, int | None]], min_nodes: int) -> tuple[int, str]:
-    """Return a job's exit code, and the reason for it.
+def decide_with_losses(ends: Sequence[tuple[str, int | None]], min_nodes: int) -> tuple[int, str]:
+    """Return a job's exit code, and the reason for it: as `decide_outcome`, but after a loss the job may start again.
 
     Args:
         ends: Names and exit codes of the nodes, in the order in which they ended; None: the actor has died.
         min_nodes: With how many nodes the job could go on.
     """
-    if any(code == REQUEUE for _, code in ends):
-        return REQUEUE, ""
     lost = [name for name, code in ends if code is None]
-    bad = [(name, code) for name, code in ends if code]
-    if lost and (bad or len(ends) - len(lost) < min_nodes):
+    code, reason = decide_outcome([(name, 1 if code is None else code) for name, code in ends], min_nodes)
+    if lost and code and code != REQUEUE:
         # What the others say is only that they have lost a peer.
         return REQUEUE, f"{', '.join(lost)} was lost"
-    if not bad:
-        return 0, f"without {', '.join(lost)}, which was lost" if lost else ""
-    name, code = bad[0]
-    return int(code or 1), f"exit code {code}" + (f" on {name}" if len(ends) > 1 else "")
+    return code, reason
 
 
 @final
@@ -242,7 +242,7 @@ class Driver:
                 _tell(actors, live, NOTICE)
             if told_s and now_s - told_s > self._spec.grace_s + _OTHERS_S:
                 _tell(actors, live, KILL)
-        code, reason = decide_outcome(ends, self._spec.min_nodes)
+        code, reason = decide_with_losses(ends, self._spec.min_nodes)
         return code, "; ".join(causes) if causes and code else reason
 
 

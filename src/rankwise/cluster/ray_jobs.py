@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import shlex
 import shutil
+import tempfile
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.cluster import Document, JobState
+from rankwise.cluster.launch_command import ShellText, join_words
 from rankwise.cluster.ray_driver import AGAIN, OVER, to_text
 from rankwise.cluster.words import Word
 
@@ -35,12 +38,16 @@ _PHASES: dict[str, Phase] = {"PENDING": "waiting", "RUNNING": "running", "STOPPE
 
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:
-    """Return the submission as Ray's own command."""
-    address = spec.own.text("address")
+    """Return the submission as Ray's own command; Ray uploads a whole folder, so that the named files are copied into one first."""
+    entrypoint, address = _build_entrypoint(spec, job_id), spec.own.text("address")
     words = ["ray", "job", "submit", *(["--address", address] if address else []), "--submission-id", job_id]
-    words += ["--working-dir", spec.workdir] if spec.files else []
-    words += ["--no-wait", "--", *_build_entrypoint(spec, job_id)]
-    return [Document(name="ray-job.sh", text=shlex.join(words) + "\n")]
+    words += ["--runtime-env-json", json.dumps({"env_vars": dict(spec.env)})] if spec.env else []
+    folder = ["--working-dir", ShellText("$files")] if spec.files else []
+    lines = [join_words([*words, *folder, "--no-wait", "--", *entrypoint])]
+    if spec.files:
+        copy = ["tar", "-C", spec.workdir, "--exclude=__pycache__", "-c", "--", *spec.files]
+        lines = ["files=$(mktemp -d)", f'{join_words(copy)} | tar -C "$files" -x', *lines, 'rm -r "$files"']
+    return [Document(name="ray-job.sh", text="\n".join(lines) + "\n")]
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
@@ -53,8 +60,11 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
     entrypoint = shlex.join(_build_entrypoint(spec, record.id))
     address = spec.own.text("address")
     client = _connect(address)
-    runtime_env = {"working_dir": str(_copy_files(spec, record.folder / "files"))} if spec.files else {}
-    _ask(lambda: client.submit_job(entrypoint=entrypoint, submission_id=record.id, runtime_env=runtime_env), "submit the job")  # fmt: skip
+    runtime_env: dict[str, Any] = {"env_vars": dict(spec.env)} if spec.env else {}
+    with tempfile.TemporaryDirectory(dir=record.folder) as folder:
+        if spec.files:
+            runtime_env["working_dir"] = str(_copy_files(spec, Path(folder)))
+        _ask(lambda: client.submit_job(entrypoint=entrypoint, submission_id=record.id, runtime_env=runtime_env), "submit the job")  # fmt: skip
     return dataclasses.replace(
         record, native_id=record.id, facts={"address": address or client.get_address()}
     )
@@ -67,6 +77,8 @@ def state(record: JobRecord) -> JobState:
     phase: Phase = _PHASES.get(str(info.status.value), "unknown")
     if phase in {"waiting", "cancelled"}:
         return JobState(phase=phase, reason="" if phase == "cancelled" else str(info.message or ""), starts=0)
+    if phase == "running":
+        return JobState(phase=phase)  # the log, which says more, may be large
     lines = str(_ask(lambda: client.get_job_logs(record.id), "read the logs")).splitlines()
     starts = 1 + sum(line.startswith(AGAIN) for line in lines)
     code = info.driver_exit_code if phase == "failed" else 0 if phase == "succeeded" else None
@@ -122,7 +134,7 @@ def _copy_files(spec: JobSpec, folder: Path) -> Path:
             raise UsageError(f"files: there is no {source}", hint="name them relative to the workdir")
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, dirs_exist_ok=True)
+            shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(source, target)
     return folder
