@@ -123,7 +123,7 @@ class KubernetesApi:
     def _serve(self, verb: str, namespace: str, plural: str, rest: list[str], query: dict[str, str], body: bytes) -> tuple[int, dict[str, Any] | str]:  # fmt: skip
         key = (namespace, plural, rest[0] if rest else "")
         if rest[1:] == ["log"]:
-            return 200, self.logs[rest[0]]
+            return (200, self.logs[rest[0]]) if rest[0] in self.logs else _fail(400, "BadRequest", f"pod {rest[0]} has no log")  # fmt: skip
         if verb == "POST":
             value = json.loads(body)
             if plural in self.refused:
@@ -134,7 +134,7 @@ class KubernetesApi:
         if not rest:
             wanted = dict(one.split("=") for one in query.get("labelSelector", "").split(",") if one)
             items = [one for (_, kind, _), one in self.objects.items() if kind == plural and wanted.items() <= one["metadata"].get("labels", {}).items()]  # fmt: skip
-            return 200, {"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}
+            return 200, {**_list_kind(plural), "metadata": {}, "items": items}
         if key not in self.objects:
             return _fail(404, "NotFound", f'{plural} "{rest[0]}" not found')
         if verb == "PATCH":
@@ -179,3 +179,8 @@ class KubernetesApi:
 
 def _fail(code: int, reason: str, message: str) -> tuple[int, dict[str, Any]]:
     return code, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message}  # fmt: skip
+
+
+def _list_kind(plural: str) -> dict[str, str]:
+    """Return how a list of a resource is called: `kubectl logs -l` takes a PodList alone."""
+    return next({"kind": f"{kind}List", "apiVersion": group} for group, kinds in RESOURCES.items() for name, kind in kinds if name == plural)  # fmt: skip

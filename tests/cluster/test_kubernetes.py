@@ -126,6 +126,15 @@ def test_logs_of_all_pods_come_by_their_time(api: KubernetesApi, tmp_path: Path)
     lines = list(handle.logs())
     assert lines == [f"[{handle.id}-1 rank 1]: hello", f"[{handle.id}-0 rank 0]: hello", f"[{handle.id}-0]: rankwise: over", f"[{handle.id}-1]: rankwise: over"]  # fmt: skip
     assert list(handle.logs(rank=1)) == lines[:1]
+    assert sum("/log" in one for one in api.asked) == 6  # of three pods, twice
+    api.logs[f"{handle.id}-1-x"] = "2026-01-01T00:00:01Z 10%\r20%\n"
+    kept = api.logs.pop(f"{handle.id}-0-x")
+    assert list(handle.logs()) == [
+        f"[{handle.id}-1]: 10%",
+        f"[{handle.id}-1]: 20%",
+        f"error: pod {handle.id}-0-x has no log",
+    ]
+    api.logs = {f"{handle.id}-0-x": kept, f"{handle.id}-1-x": f"2026-01-01T00:00:02.5Z {lines[0]}\n2026-01-01T00:00:05.1Z rankwise: over\n"}  # fmt: skip
     job = api.objects["ml", "jobs", handle.id]
     job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
     api.logs = {name: "".join(line.partition(" ")[2] for line in text.splitlines(keepends=True)) for name, text in api.logs.items()}  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import queue
+import re
 import shlex
 import subprocess
 import threading
@@ -32,6 +33,10 @@ _MISSING_KIND = {"JobSet": "JobSet's controller is not installed there", "TrainJ
 #: What is left here of a job that was cancelled: the API keeps nothing.
 _CANCELLED = "cancelled"
 _LOOK_S = 2.0
+#: How long the logs of all pods may take, one after the other.
+_LOGS_S = 600.0
+#: A line of `kubectl logs --prefix --timestamps`: pod, time, and what the container has written.
+_POD_LINE = re.compile(r"\[pod/([^/]+)/[^\]]+\] (\S+) ?(.*)")
 
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:
@@ -106,12 +111,22 @@ def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
     """Give the lines of all pods: by their time or, while the job runs, as they come."""
     if follow:
         return _follow(record)
-    lines: list[tuple[str, str]] = []
-    for pod in _list_pods(record):
-        if _has_begun(pod):
-            text = _kubectl(record.facts, "logs", pod["metadata"]["name"], "-c", CONTAINER, "--timestamps", doing="read the logs")  # fmt: skip
-            lines += [(time, _mark(line, pod)) for time, _, line in (one.partition(" ") for one in text.splitlines())]  # fmt: skip
-    return iter([line for _, line in sorted(lines, key=lambda one: one[0])])
+    pods = {pod["metadata"]["name"]: pod for pod in _list_pods(record) if _has_begun(pod)}
+    # One program for all pods; of those that have not begun, it would say that they have no log.
+    words = ("logs", "-l", _select(record), "-c", CONTAINER, "--tail=-1", "--prefix", "--timestamps", "--ignore-errors")  # fmt: skip
+    text = _kubectl(record.facts, *words, doing="read the logs", timeout_s=_LOGS_S) if pods else ""
+    lines, errors = list[tuple[str, str]](), list[str]()
+    name = time = ""
+    for line in text.splitlines():
+        if found := _POD_LINE.fullmatch(line):
+            name, time = found[1], found[2]
+        elif line.startswith("error: "):
+            errors += [line] if any(one in line for one in pods) else []
+            continue
+        # What has no prefix follows a carriage return, as in a progress bar.
+        if name in pods:
+            lines.append((time, _mark(found[3] if found else line, pods[name])))
+    return iter([*(line for _, line in sorted(lines, key=lambda one: one[0])), *errors])
 
 
 def _follow(record: JobRecord) -> Iterator[str]:
@@ -167,11 +182,14 @@ def _has_begun(pod: Mapping[str, Any]) -> bool:
 
 
 def _list_pods(record: JobRecord) -> list[dict[str, Any]]:
-    label = (
-        "batch.kubernetes.io/job-name" if record.facts["kind"] == "job" else "jobset.sigs.k8s.io/jobset-name"
-    )
-    pods = _list(record, "pods", "-l", f"{label}={record.id}")
+    pods = _list(record, "pods", "-l", _select(record))
     return sorted(pods, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), int(read_index(pod))))
+
+
+def _select(record: JobRecord) -> str:
+    """Return what selects the job's pods by their label."""
+    label = "batch.kubernetes.io/job-name" if record.facts["kind"] == "job" else "jobset.sigs.k8s.io/jobset-name"  # fmt: skip
+    return f"{label}={record.id}"
 
 
 def _list(record: JobRecord, *words: str) -> list[dict[str, Any]]:
@@ -198,6 +216,11 @@ def _argv(place: Mapping[str, str], *words: str) -> list[str]:
 
 
 def _kubectl(
-    place: Mapping[str, str], *words: str, doing: str, stdin: str | None = None, hint: str = ""
+    place: Mapping[str, str],
+    *words: str,
+    doing: str,
+    stdin: str | None = None,
+    hint: str = "",
+    timeout_s: float = 60.0,
 ) -> str:
-    return run_tool(_argv(place, *words), doing=doing, stdin=stdin, hint=hint)
+    return run_tool(_argv(place, *words), doing=doing, stdin=stdin, hint=hint, timeout_s=timeout_s)
