@@ -136,9 +136,7 @@ def _follow(record: JobRecord) -> Iterator[str]:
     programs: list[subprocess.Popen[str]] = []
     try:
         while True:
-            is_over = state(
-                record
-            ).is_over  # before the pods are listed: what ends later is seen in the next round
+            is_over = state(record).is_over  # first: of what ends later, the next round sees the pods
             for pod in _list_pods(record):
                 if pod["metadata"]["uid"] not in readers and _has_begun(pod):
                     argv = _argv(record.facts, "logs", pod["metadata"]["name"], "-c", CONTAINER, "--follow")
@@ -215,12 +213,5 @@ def _argv(place: Mapping[str, str], *words: str) -> list[str]:
     return ["kubectl", *words, *where]
 
 
-def _kubectl(
-    place: Mapping[str, str],
-    *words: str,
-    doing: str,
-    stdin: str | None = None,
-    hint: str = "",
-    timeout_s: float = 60.0,
-) -> str:
+def _kubectl(place: Mapping[str, str], *words: str, doing: str, stdin: str | None = None, hint: str = "", timeout_s: float = 60.0) -> str:  # fmt: skip
     return run_tool(_argv(place, *words), doing=doing, stdin=stdin, hint=hint, timeout_s=timeout_s)
