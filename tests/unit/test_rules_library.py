@@ -43,6 +43,7 @@ _OTHER_WAITS = {
     ): "in a thread of its own; names who is silent",
     ("data/workers.py", "_follow"): "a worker's, for its parent",
     ("parallel/pipeline_engine.py", "infer _pass_on"): "a Work: recorded",
+    ("train/loggers/kubeflow.py", "_speak"): "in a thread of its own",
     (
         "parallel/servers/coordinator.py",
         "_drive _wait",

@@ -25,7 +25,7 @@ IS_WINDOWS = os.name == "nt"
 _SIOCGIFADDR = 0x8915
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 #: What ends a process that does not listen; Windows knows one way only.
 KILL_SIGNAL = int(getattr(signal, "SIGKILL", signal.SIGTERM))
@@ -66,9 +66,19 @@ def die_with_peer(fd: int, group: int) -> None:
         os.killpg(group, signal.SIGKILL)  # it was closed before
 
 
-def adopt_orphans() -> bool:
-    """Become the parent of all descendants that lose theirs; False where the system can't do it."""
-    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans(adopts: bool = True) -> bool:  # noqa: FBT001 - a setting and its value
+    """Become the parent of all descendants that lose theirs, or no longer; False where the system can't do it."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, int(adopts))
+
+
+def adopts_orphans() -> bool:
+    """Tell whether this process becomes the parent of descendants that lose theirs."""
+    adopts = ctypes.c_int(0)
+    return (
+        _LIBC is not None
+        and _LIBC.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0) == 0
+        and adopts.value == 1
+    )
 
 
 def close_from(first: int) -> None:

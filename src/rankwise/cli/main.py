@@ -20,8 +20,8 @@ _USAGE = f"""rankwise {__version__}: run PyTorch training on many processes
 
   rankwise run [flags] train.py [args]   launch a script on many ranks, like
                                          torchrun; `run --help` lists the flags
-  rankwise submit --on ssh|slurm|kubernetes|ray|local -- train.py
-                                         submit it to a cluster, by flags or job.toml
+  rankwise submit --on slurm -- train.py submit it to a cluster: ssh, slurm,
+                                         kubernetes, ray; by flags or job.toml
   rankwise jobs                          what has become of what was submitted;
                                          also `logs JOB` and `cancel JOB`
   rankwise resident [stop]               warm servers left by `run --resident`

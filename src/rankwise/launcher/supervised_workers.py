@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal, TypedDict, final
 
 from rankwise.base.errors import LaunchError
-from rankwise.base.osdoor import SERVER_FD, adopt_orphans, make_memory_file, wait_ready
+from rankwise.base.osdoor import SERVER_FD, adopt_orphans, adopts_orphans, make_memory_file, wait_ready
 from rankwise.launcher.processes import end_descendants
 from rankwise.launcher.supervisor import fork_supervisor
 from rankwise.launcher.supervisor_protocol import DATAGRAM_BYTES, Request
@@ -71,6 +71,7 @@ class SupervisedWorkers:
         self, signals: Signals, clock: Clock, supervisor: tuple[int, socket.socket] | None = None
     ) -> None:
         # If the supervisor dies, what it had adopted comes to us; below a resident server, to that one.
+        self._adopted_before = adopts_orphans()
         adopt_orphans()
         self._signals, self._clock = signals, clock
         self._pid, self._sock = supervisor or fork_supervisor()
@@ -104,12 +105,15 @@ class SupervisedWorkers:
         self._send(Request(op="leave"))
         left = self._wait_answer("left", 5)
         self._end_supervisor()
+        adopt_orphans(self._adopted_before)
         return max(0, left)
 
     def close(self) -> None:
         # Closing the socket is the request to end everything; the supervisor ends when all below it has ended.
         self._sock.close()
         self._end_supervisor()
+        # The process may be a user's, who has called launch(): what that leaves behind is reaped by init.
+        adopt_orphans(self._adopted_before)
 
     def wait_change(self, timeout_s: float) -> list[Change]:
         if not self._waiting and not self._lost:
