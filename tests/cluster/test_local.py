@@ -171,7 +171,7 @@ def test_a_program_submits_as_the_command_does(tmp_path: Path, monkeypatch: pyte
     handle = rankwise.submit("--cold train.py", on="local", name="sleeper", time="6s")
     assert next(line for line in handle.logs(rank=0, follow=True)).endswith("]: sleeps")
     assert handle.state().phase == "running"
-    with pytest.raises(rankwise.LaunchError, match=r"job sleeper-\w+ is running after 0 s"):
+    with pytest.raises(rankwise.LaunchError, match=r"job sleeper-\w+ is not over after 0 s"):
         handle.wait(timeout_s=0)
     state = handle.wait(60)
     assert (state.phase, state.exit_code, state.reason) == ("failed", 143, "time limit of 6 s")

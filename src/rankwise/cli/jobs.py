@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from rankwise.cluster.handles import JobRecord
 
 
+#: How the reason begins where a scheduler has not answered: the job may be running.
+_NOT_ASKED = "not known now: "
+
+
 def main(argv: Sequence[str]) -> int:
     """List jobs; return the exit code."""
     parser = Parser(
@@ -36,7 +40,9 @@ def main(argv: Sequence[str]) -> int:
     records = [handles.find_record(text) for text in args.job] or handles.list_records()
     found = [(record, _ask(record)) for record in records]
     if args.forget:
-        over = [record for record, state in found if state.is_over]
+        over = [
+            record for record, state in found if state.is_over and not state.reason.startswith(_NOT_ASKED)
+        ]
         for record in over:
             shutil.rmtree(record.folder, ignore_errors=True)
         put(f"{format_count(len(over), 'job')} forgotten\n")
@@ -61,7 +67,8 @@ def main_logs(argv: Sequence[str]) -> int:
     parser.add_argument("--follow", "-f", action="store_true", help="Wait for more until the job is over.")
     args = parser.parse_args(argv)
     for line in JobHandle(handles.find_record(args.job)).logs(rank=args.rank, follow=args.follow):
-        put(line + "\n")
+        if not put(line + "\n"):
+            break  # whoever has read it has ended, as head does
     return 0
 
 
@@ -73,9 +80,8 @@ def main_cancel(argv: Sequence[str]) -> int:
     )
     parser.add_argument("job", nargs="+", metavar="JOB", help="An id, its beginning, the scheduler's id, or a name.")  # fmt: skip
     for record in [handles.find_record(text) for text in parser.parse_args(argv).job]:
-        handle = JobHandle(record)
-        state = handle.state()
-        if state.is_over:
+        handle, state = JobHandle(record), _ask(record)
+        if state.is_over and state.phase != "unknown":
             put(f"{record.id} is over already: it {say_state(state)}\n")
             continue
         handle.cancel()
@@ -87,7 +93,7 @@ def _ask(record: JobRecord) -> JobState:
     try:
         return JobHandle(record).state()
     except RankwiseError as error:  # a scheduler that does not answer hides no other job
-        return JobState(phase="unknown", reason=error.message)
+        return JobState(phase="unknown", reason=f"{_NOT_ASKED}{error.message}")
 
 
 def _describe(record: JobRecord, state: JobState) -> dict[str, object]:

@@ -8,13 +8,16 @@ import sys
 from rankwise.base.errors import LaunchError
 
 
-def put(text: str) -> None:
+def put(text: str) -> bool:
     """Print a text.
 
     A console of another alphabet must not hide what was found, and `| head`, which closes early, is no error.
 
     Args:
         text: Lines; a break at the end is not added.
+
+    Returns:
+        Whether anybody still reads it.
 
     Raises:
         LaunchError: It can't be written: the disk is full, or standard output is closed.
@@ -29,12 +32,14 @@ def put(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         _forget_output()
+        return False
     except (OSError, ValueError, AttributeError) as error:
         _forget_output()
         raise LaunchError(
             f"the report can't be written to standard output: {error}",
             hint="write it to a file with space: > report.txt",
         ) from error
+    return True
 
 
 def _forget_output() -> None:

@@ -120,5 +120,5 @@ def _read(path: Path) -> JobRecord | None:
         values = json.loads(path.read_text(encoding="utf-8"))
         known = {one.name for one in dataclasses.fields(JobRecord)}
         return JobRecord(**{**{n: v for n, v in values.items() if n in known}, "folder": path.parent})
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.base.environ import environ
-from rankwise.base.errors import LaunchError, UsageError
+from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.cluster import slurm_allocation, slurm_script, slurm_state, unscheduled
 from rankwise.cluster.cluster import Document, JobState
 from rankwise.cluster.following import follow_files
@@ -71,7 +72,12 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
     said = run_tool(["sbatch", "--parsable", str(path)], doing="submit the job", hint=_hint(spec))
     native = said.strip().splitlines()[-1].partition(";")[0]
     record = replace(record, native_id=native, facts={"log": str(slurm_script.log_path(spec, native))})
-    _refuse_hopeless(native, spec)
+    try:
+        _refuse_hopeless(native, spec)
+    except BaseException:  # Ctrl-C, too
+        with suppress(RankwiseError):
+            cancel(record)
+        raise
     return record
 
 
@@ -107,7 +113,7 @@ def cancel(record: JobRecord) -> None:
     """End it at once."""
     if not record.native_id:
         unscheduled.cancel(record)
-    elif not state(record).is_over:
+    else:  # nothing happens if it is over
         run_tool(["scancel", record.native_id], doing=f"cancel job {record.native_id}")
 
 
@@ -131,10 +137,9 @@ def _refuse_hopeless(native: str, spec: JobSpec) -> None:
     """Take a job back that Slurm has taken, but will never start."""
     try:
         lines = run_tool(["squeue", "--noheader", "--jobs", native, "--format", "%T|%r"], doing="look at the job").splitlines()  # fmt: skip
-    except LaunchError:
+    except RankwiseError:
         return  # it has been taken: what it waits for, its state says later
     for line in lines:
         phase, _, reason = line.strip().partition("|")
         if phase == "PENDING" and _NEVER.search(reason):
-            run_tool(["scancel", native], doing=f"cancel job {native}")
             raise LaunchError(f"can't submit the job: Slurm would never start it: {reason}; it has been taken back", hint=_hint(spec))  # fmt: skip

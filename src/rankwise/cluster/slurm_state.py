@@ -94,8 +94,10 @@ def find_state(record: JobRecord) -> JobState:
 def _ask_controller(native_id: str) -> list[_Part]:
     try:
         said = run_tool(["scontrol", "--oneliner", "show", "job", native_id], doing=f"ask for job {native_id}")  # fmt: skip
-    except LaunchError:
-        return []  # it is forgotten some minutes after its end
+    except LaunchError as error:
+        if "Invalid job id" in error.message:
+            return []  # it is forgotten some minutes after its end
+        raise
     found = []
     for line in said.splitlines():
         facts = dict(_FIELD.findall(line))

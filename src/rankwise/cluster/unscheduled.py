@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rankwise.cluster.job import JobSpec
     from rankwise.cluster.job_process import Plan
 
-_LOOK_S, _START_S = 0.1, 20.0
+_LOOK_S, _START_S, _LEAVE_S = 0.1, 20.0, 10.0
 
 
 def write_line(spec: JobSpec, launch: Sequence[str], python: str) -> str:
@@ -90,16 +91,26 @@ def start(plan: Plan, record: JobRecord) -> JobRecord:
             [sys.executable, "-m", "rankwise.cluster.job_process", str(record.folder)],
             stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True,
         )  # fmt: skip
+    try:
+        _wait_started(process, record)
+    except BaseException:  # Ctrl-C, too
+        with suppress(OSError, subprocess.TimeoutExpired):
+            write_atomic(record.folder / CANCEL, "kill", mode=0o600)
+            process.wait(_LEAVE_S)
+        process.kill()  # the guards of the nodes end what is left
+        process.wait()
+        raise
+    _CHILDREN.append(process)
+    return record
+
+
+def _wait_started(process: subprocess.Popen[bytes], record: JobRecord) -> None:
     end_s = SYSTEM_CLOCK.monotonic() + _START_S
     while not (record.folder / STATE).exists():
         if process.poll() is not None or SYSTEM_CLOCK.monotonic() > end_s:
-            process.kill()
-            process.wait()
             said = (record.folder / "errors.txt").read_text(encoding="utf-8", errors="replace")
             raise LaunchError(f"the job could not be started: {said.strip()[-2000:] or 'no answer'}")
         SYSTEM_CLOCK.sleep(_LOOK_S / 5)
-    _CHILDREN.append(process)
-    return record
 
 
 #: Nobody waits for them, but Python warns of a child that is forgotten.
