@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from clocks import FakeClock
 from rankwise.base.errors import LaunchError
 from rankwise.cli import jobs
 from rankwise.cluster import handles, submission
+from rankwise.cluster.cluster import JobState
+from rankwise.cluster.following import PatientAsker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,3 +75,30 @@ def test_a_job_whose_record_can_not_be_kept_is_taken_back(
         submit()
     assert (tmp_path / "cancelled").read_text() == "42\n"
     assert handles.list_records() == []
+    kept.clear()
+    (programs / "scancel").write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(LaunchError, match="job 42 is submitted, and can't be taken back"):
+        submit()
+    assert [one.name for one in handles.list_records()] == ["train"]
+
+
+def test_who_follows_a_job_bears_a_scheduler_that_is_silent_for_minutes() -> None:
+    """It is asked again; after five minutes its error is passed on, counted from its last answer."""
+    clock, running = FakeClock(), JobState(phase="running")
+    answers: list[JobState | None] = [None, running, None, None]
+
+    def answer() -> JobState:
+        found = answers.pop(0)
+        if found is None:
+            raise LaunchError("no answer")
+        return found
+
+    ask = PatientAsker(answer, clock)
+    found = []
+    for _ in range(3):
+        clock.sleep(200)
+        found.append(ask())
+    assert found == [None, running, None]
+    clock.sleep(200)
+    with pytest.raises(LaunchError, match="no answer"):
+        ask()

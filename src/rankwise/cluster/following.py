@@ -1,14 +1,50 @@
-"""The lines of files that a job writes, as they come."""
+"""What follows a job: the lines of the files that it writes, as they come, and its state."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from rankwise.base.clock import Clock
+    from rankwise.cluster.cluster import JobState
+
+#: A scheduler that is started again, or a network that fails, need not answer for so long.
+_SILENT_S = 300.0
+
+
+@final
+class PatientAsker:
+    """Asks for a job's state, of a scheduler that need not answer each time.
+
+    Args:
+        ask: Asks once.
+        clock: Where the time comes from.
+    """
+
+    def __init__(self, ask: Callable[[], JobState], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._ask, self._clock = ask, clock
+        self._answered_s = clock.monotonic()
+
+    def __call__(self) -> JobState | None:
+        """Return the state; None if there is no answer now.
+
+        Raises:
+            LaunchError: There has been none for five minutes.
+        """
+        try:
+            found = self._ask()
+        except LaunchError:
+            if self._clock.monotonic() - self._answered_s > _SILENT_S:
+                raise
+            return None
+        self._answered_s = self._clock.monotonic()
+        return found
 
 
 def follow_files(path: Path, is_over: Callable[[], bool] | None, look_s: float) -> Iterator[str]:

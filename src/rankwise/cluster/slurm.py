@@ -12,7 +12,7 @@ from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.cluster import slurm_allocation, slurm_script, slurm_state, unscheduled
 from rankwise.cluster.cluster import Document, JobState
-from rankwise.cluster.following import follow_files
+from rankwise.cluster.following import PatientAsker, follow_files
 from rankwise.cluster.launch_command import RANK_LINE
 from rankwise.cluster.slurm_state import RUN_ENDS
 from rankwise.cluster.tools import run_tool
@@ -90,8 +90,13 @@ def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
     """Give the lines of all nodes, which srun brings together in one file; those of an array are one after the other."""
     if not record.native_id:
         return unscheduled.logs(record, follow=follow)
-    is_over = (lambda: state(record).is_over) if follow else None
-    return name_nodes(follow_files(Path(record.facts["log"]), is_over, _LOOK_S))
+    ask = PatientAsker(lambda: state(record))
+
+    def is_over() -> bool:
+        found = ask()
+        return found is not None and found.is_over
+
+    return name_nodes(follow_files(Path(record.facts["log"]), is_over if follow else None, _LOOK_S))
 
 
 def name_nodes(lines: Iterator[str]) -> Iterator[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, RankwiseError
 from rankwise.cluster import handles, job, registry
+from rankwise.cluster.following import PatientAsker
 from rankwise.cluster.handles import JobRecord
 from rankwise.cluster.launch_command import RANK_LINE
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rankwise.cluster.cluster import Document, JobState
     from rankwise.cluster.job import JobSpec
 
-#: How often a scheduler is asked: less often the longer it takes; and for how long it need not answer.
-_LOOK_S, _MOST_LOOK_S, _SILENT_S = 1.0, 15.0, 300.0
+#: How often a scheduler is asked: less often the longer it takes.
+_LOOK_S, _MOST_LOOK_S = 1.0, 15.0
 
 
 @final
@@ -63,18 +63,11 @@ class JobHandle:
             LaunchError: It is not over by then.
         """
         begin_s = self._clock.monotonic()
-        look_s, answered_s = _LOOK_S, begin_s
+        look_s, ask = _LOOK_S, PatientAsker(self.state, self._clock)
         while True:
-            try:
-                state, answered_s = self.state(), self._clock.monotonic()
-            except (
-                LaunchError
-            ):  # a scheduler that is started again, or a network that fails, for some minutes
-                if self._clock.monotonic() - answered_s > _SILENT_S:
-                    raise
-            else:
-                if state.is_over:
-                    return state
+            state = ask()
+            if state is not None and state.is_over:
+                return state
             if timeout_s is not None and self._clock.monotonic() - begin_s > timeout_s:
                 raise LaunchError(f"job {self.id} is not over after {timeout_s:g} s", hint=f"rankwise logs {self.id}")  # fmt: skip
             self._clock.sleep(look_s)
@@ -148,16 +141,21 @@ def submit_spec(spec: JobSpec, *, attach: bool = False, clock: Clock = SYSTEM_CL
     job_id = handles.make_id(spec.name)
     folder = handles.open_folder(job_id)
     record = JobRecord(id=job_id, on=spec.on, name=spec.name, folder=folder, submitted_s=clock.time(), client=os.getpid() if attach else 0)  # fmt: skip
-    cluster = registry.find(spec.on)
+    cluster, is_submitted = registry.find(spec.on), False
     try:
         handles.keep(record)  # where that is impossible, nothing is submitted that nobody would find again
         record = cluster.submit(spec, record)
-        handles.keep(record)
-    except BaseException as error:
+        is_submitted = True
         if record.native_id:
-            with suppress(RankwiseError):
+            handles.keep(record)
+    except BaseException as error:
+        if is_submitted:
+            try:
                 cluster.cancel(record)
-        shutil.rmtree(folder, ignore_errors=True)
+            except RankwiseError as failed:
+                raise LaunchError(f"job {record.native_id or record.id} is submitted, and can't be taken back: {failed.message}") from error  # fmt: skip
+        if not is_submitted or record.native_id:  # else it is told to end, and has its files there
+            shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise LaunchError(f"the job can't be submitted: {error.filename or folder}: {error.strerror}", hint="free some space, or set XDG_STATE_HOME to another folder") from error  # fmt: skip
         raise
