@@ -50,6 +50,7 @@ def test_a_controller_that_does_not_answer_ends_no_job(
     assert jobs.main([]) == 0
     assert "not known now: can't ask for job 42" in " ".join(capsys.readouterr().out.split())
     assert jobs.main(["--forget"]) == 0
+    assert f"{handle.id} is kept: it is unknown" in capsys.readouterr().out
     assert [one.id for one in handles.list_records()] == [handle.id]
     assert jobs.main_cancel(["42"]) == 0
     assert (tmp_path / "cancelled").read_text() == "42\n"

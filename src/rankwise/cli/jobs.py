@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from rankwise.cluster.handles import JobRecord
 
 
-#: How the reason begins where a scheduler has not answered: the job may be running.
-_NOT_ASKED = "not known now: "
-
-
 def main(argv: Sequence[str]) -> int:
     """List jobs; return the exit code."""
     parser = Parser(
@@ -40,12 +36,14 @@ def main(argv: Sequence[str]) -> int:
     records = [handles.find_record(text) for text in args.job] or handles.list_records()
     found = [(record, _ask(record)) for record in records]
     if args.forget:
-        over = [
-            record for record, state in found if state.is_over and not state.reason.startswith(_NOT_ASKED)
-        ]
+        # Nobody knows that a job is over which nobody knows now; who names it knows better.
+        over = [record for record, state in found if state.is_over and (state.phase != "unknown" or args.job)]
         for record in over:
             shutil.rmtree(record.folder, ignore_errors=True)
-        put(f"{format_count(len(over), 'job')} forgotten\n")
+        kept = [
+            f"{record.id} is kept: it {say_state(state)}\n" for record, state in found if record not in over
+        ]
+        put("".join([*kept, f"{format_count(len(over), 'job')} forgotten\n"]))
         return 0
     if args.format == "json":
         put(json.dumps([_describe(*one) for one in found], indent=1) + "\n")
@@ -66,6 +64,8 @@ def main_logs(argv: Sequence[str]) -> int:
     parser.add_argument("--rank", type=int, metavar="N", help="Only the lines of this rank.")
     parser.add_argument("--follow", "-f", action="store_true", help="Wait for more until the job is over.")
     args = parser.parse_args(argv)
+    if args.rank is not None and args.rank < 0:
+        parser.error(f"--rank {args.rank}: ranks are counted from 0")
     for line in JobHandle(handles.find_record(args.job)).logs(rank=args.rank, follow=args.follow):
         if not put(line + "\n"):
             break  # whoever has read it has ended, as head does
@@ -93,7 +93,7 @@ def _ask(record: JobRecord) -> JobState:
     try:
         return JobHandle(record).state()
     except RankwiseError as error:  # a scheduler that does not answer hides no other job
-        return JobState(phase="unknown", reason=f"{_NOT_ASKED}{error.message}")
+        return JobState(phase="unknown", reason=f"not known now: {error.message}")
 
 
 def _describe(record: JobRecord, state: JobState) -> dict[str, object]:

@@ -185,13 +185,13 @@ def read(
     if flags.get("workdir"):
         flags = {**flags, "workdir": str(Path(folder).absolute() / str(flags["workdir"]))}
     before = f"{path}: " if path else ""
-    told = read_table(common, WORDS, before, CLUSTERS)
-    own_told = read_table(own, own_words, f"{before}[{on}] ")
+    written = read_table(common, WORDS, before, CLUSTERS)
+    own_written = read_table(own, own_words, f"{before}[{on}] ")
     typed = read_table({n: v for n, v in flags.items() if n in WORDS}, WORDS, "--")
     own_typed = read_table({n: v for n, v in flags.items() if n not in WORDS}, own_words, "--", WORDS)
-    env = {**told.table("env"), **typed.table("env")}
-    merged = Table({**told.values, **typed.values, **({"env": env} if env else {})})
-    own_all = Table({**own_told.values, **own_typed.values})
+    env = {**written.table("env"), **typed.table("env")}
+    merged = Table({**written.values, **typed.values, **({"env": env} if env else {})})
+    own_all = Table({**own_written.values, **own_typed.values})
     if "nodes" not in merged.values and (hosts := expand_hosts(own_all.text("hosts"))):
         # Who names hosts means all of them.
         merged = Table({**merged.values, "nodes": str(max(1, len(hosts) - merged.number("standby")))})

@@ -133,7 +133,7 @@ class _Start:
     def __init__(self, plan: Plan, nodes: list[_Node]) -> None:
         self.live, self.ends = nodes, list[tuple[str, int]]()
         self._plan, self._num_nodes = plan, len(nodes)
-        self._failed_s = self._told_s = self._killed_s = float("inf")
+        self._failed_s = self._noticed_s = self._killed_s = float("inf")
         self._spoken_s = float("-inf")
 
     def collect(self, now_s: float) -> None:
@@ -145,12 +145,12 @@ class _Start:
             if self._num_nodes - sum(code != 0 for _, code in self.ends) < self._plan["min_nodes"]:
                 self._failed_s = min(self._failed_s, now_s)
 
-    def speak(self, now_s: float, *, is_told: bool, is_killed: bool) -> None:
+    def speak(self, now_s: float, *, is_stopping: bool, is_killed: bool) -> None:
         """Say to the nodes what is due: that we are here, that they are to stop, or to end now."""
         words = ALIVE if now_s - self._spoken_s > ALIVE_EVERY_S else b""
-        if self._told_s == float("inf") and (is_told or now_s - self._failed_s > _OTHERS_S):
-            words, self._told_s = NOTICE, now_s
-        is_overdue = now_s - self._told_s > self._plan["grace_s"] + _GUARD_S
+        if self._noticed_s == float("inf") and (is_stopping or now_s - self._failed_s > _OTHERS_S):
+            words, self._noticed_s = NOTICE, now_s
+        is_overdue = now_s - self._noticed_s > self._plan["grace_s"] + _GUARD_S
         if self._killed_s == float("inf") and (is_killed or is_overdue):
             words, self._killed_s = KILL, now_s
         if words:
@@ -185,7 +185,7 @@ class JobProcess:
             self._starts += 1
             self._write_state("running")
             code, reason = self._run_once()
-            if code != REQUEUE or self._is_told or self._starts > self._plan["requeue"]:
+            if code != REQUEUE or self._is_stopping or self._starts > self._plan["requeue"]:
                 break
             self._say(f"exit code {REQUEUE}: start {self._starts + 1} of the job")
         phase: Phase = "succeeded" if code == 0 else "stopped" if code == REQUEUE else "failed"
@@ -193,7 +193,7 @@ class JobProcess:
         self._log.close()
 
     @property
-    def _is_told(self) -> bool:
+    def _is_stopping(self) -> bool:
         """Whether somebody wants it to end."""
         return bool(self._cancelled or self._noticed)
 
@@ -215,7 +215,7 @@ class JobProcess:
             now_s = SYSTEM_CLOCK.monotonic()
             start.collect(now_s)
             self._look(now_s - begin_s)
-            start.speak(now_s, is_told=self._is_told or self._is_late, is_killed=self._killed)
+            start.speak(now_s, is_stopping=self._is_stopping or self._is_late, is_killed=self._killed)
         code, reason = decide_outcome(start.ends, plan["min_nodes"])
         if self._is_late and code:
             return code, f"time limit of {plan['time_s']} s"

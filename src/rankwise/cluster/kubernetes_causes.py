@@ -83,8 +83,8 @@ def find_state(job: Fields | None, pods: Sequence[Fields], events: Sequence[Fiel
     else:
         # Of a job that is on its way again, the last thing that happened; the API's warnings only if nothing else says why it waits.
         why = [cause for cause in happened if cause.is_outside] or happened
-        told = [*blocked, *(cause.text for cause in why[-1:])]
-        reasons = _without_repeats(told if told or is_running else map(_tell_event, events))
+        found = [*blocked, *(cause.text for cause in why[-1:])]
+        reasons = _without_repeats(found if found or is_running else map(_tell_event, events))
     return JobState(phase="running" if is_running else "waiting", reason="; ".join(reasons), starts=starts)
 
 

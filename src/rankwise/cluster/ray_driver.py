@@ -94,7 +94,7 @@ class Driver:
         self._exceptions: Any = import_module("ray.exceptions")
         self._wait_s = float(spec.own.number("wait_s", 300))
         self._news = _News()
-        self._is_told = False
+        self._is_stopping = False
         self._starts = 0
 
     def run(self) -> int:
@@ -106,7 +106,7 @@ class Driver:
             while True:
                 self._starts += 1
                 code, reason = self._start()
-                if code != REQUEUE or self._is_told or self._starts > self._spec.requeue:
+                if code != REQUEUE or self._is_stopping or self._starts > self._spec.requeue:
                     break
                 _say(f"{AGAIN}({self._starts} of {self._spec.requeue}): {reason or f'exit code {REQUEUE}'}")
         except LaunchError as error:
@@ -130,7 +130,7 @@ class Driver:
             import_module("ray.util.placement_group").remove_placement_group(group)
 
     def _take_notice(self, _number: int, _frame: object) -> None:
-        self._is_told = True
+        self._is_stopping = True
 
     def _find_group(self) -> tuple[Any, int]:
         """Wait for a placement group of as many nodes as are wanted, or of as few as are enough.
@@ -144,7 +144,7 @@ class Driver:
         for number in dict.fromkeys((spec.num_nodes, spec.min_nodes)):
             group = place.placement_group([bundle] * number, strategy=strategy, name=self._job_id)
             end_s = SYSTEM_CLOCK.monotonic() + self._wait_s
-            while (left_s := end_s - SYSTEM_CLOCK.monotonic()) > 0 and not self._is_told:
+            while (left_s := end_s - SYSTEM_CLOCK.monotonic()) > 0 and not self._is_stopping:
                 if group.wait(min(_SAY_S, left_s)):
                     return group, number
                 _say(f"rankwise: waits for {self._describe(number, bundle, strategy)}")
@@ -218,7 +218,7 @@ class Driver:
         ends: list[tuple[str, int | None]] = []
         causes: list[str] = []
         live = set(range(len(actors)))
-        begin_s, told_s, failed_s = SYSTEM_CLOCK.monotonic(), 0.0, float("inf")
+        begin_s, noticed_s, failed_s = SYSTEM_CLOCK.monotonic(), 0.0, float("inf")
         while live:
             try:
                 index, said = self._news.get(timeout=_LOOK_S)
@@ -237,10 +237,10 @@ class Driver:
                     failed_s = min(failed_s, SYSTEM_CLOCK.monotonic())
             now_s = SYSTEM_CLOCK.monotonic()
             is_late = bool(self._spec.time_s) and now_s - begin_s > self._spec.time_s
-            if not told_s and (self._is_told or is_late or now_s - failed_s > _OTHERS_S):
-                told_s = now_s
+            if not noticed_s and (self._is_stopping or is_late or now_s - failed_s > _OTHERS_S):
+                noticed_s = now_s
                 _tell(actors, live, NOTICE)
-            if told_s and now_s - told_s > self._spec.grace_s + _OTHERS_S:
+            if noticed_s and now_s - noticed_s > self._spec.grace_s + _OTHERS_S:
                 _tell(actors, live, KILL)
         code, reason = decide_with_losses(ends, self._spec.min_nodes)
         return code, "; ".join(causes) if causes and code else reason

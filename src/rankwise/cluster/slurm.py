@@ -130,8 +130,8 @@ def _hint(spec: JobSpec) -> str:
 
 def _check_image(spec: JobSpec) -> None:
     if spec.image and not slurm_script.is_apptainer(spec.image):
-        told = run_tool(["srun", "--help"], doing="ask srun for its options")
-        if "--container-image" not in told:
+        options = run_tool(["srun", "--help"], doing="ask srun for its options")
+        if "--container-image" not in options:
             raise UsageError(
                 f"image {spec.image}: this cluster's srun has no --container-image, which the plugin Pyxis brings",
                 hint="name a file IMAGE.sif, which Apptainer runs, or leave the image out",
