@@ -211,3 +211,16 @@ def _find_heard(near: dict[int, set[int]], place: int, lost: set[int]) -> set[in
     while new := {other for one in new for other in near[one] if other not in lost} - part:
         part |= new
     return {other for one in part for other in near[one] if other in lost}
+
+
+def test_a_neighbour_that_is_lost_before_it_has_connected_again_is_missed(settled: None) -> None:
+    """Its connection broke, it answered at its port, and its host was gone a moment later: no beat would tell."""
+    network = Network(4)
+    network.run(20.0)
+    root = network.nodes[0].detector
+    root.close(next(peer for peer in root.peers if peer.node == 2), "its connection broke", network.now_s)
+    network.run(0.01)
+    network.lose(2)
+    network.run(30.0)
+    for node in (0, 1, 3):
+        assert list(network.nodes[node].detector.losses) == [2]

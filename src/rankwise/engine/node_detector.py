@@ -54,6 +54,8 @@ _MOST_ANSWERS = 3
 _MEANWHILE_S = 3.0
 #: In less than this no other node joins those that went on without this one.
 _JOIN_S = 2.0
+#: Who was lost sight of, and answers, may take so long to connect again: as long as a child tries, and a second.
+_BACK_S = 16.0
 
 
 def list_neighbours(place: int, number: int) -> tuple[int | None, list[int]]:
@@ -168,6 +170,8 @@ class Detector:
         self._on_lost, self._on_expelled = on_lost, on_expelled
         self.losses: dict[int, Loss] = {}
         self.peers: list[Peer] = []
+        #: Neighbours that were lost sight of, and answer: until when they have to connect again.
+        self._awaited: dict[int, tuple[Peer, float]] = {}
         self.is_expelled = self._is_over = False
         self._links: Links
         self._woken_s: float | None = None
@@ -182,6 +186,7 @@ class Detector:
         """Hear a neighbour from now on, and tell it what is lost already."""
         peer = Peer(node, about, is_parent, Silence(now_s), link)
         self.peers.append(peer)
+        self._awaited.pop(node, None)
         for loss in self.losses.values():
             self._links.send(peer, loss.message)
         return peer
@@ -224,6 +229,10 @@ class Detector:
                 self._give_up(peer, silent_s)
             elif is_turn and silent_s > bound_s - _ASK_S:
                 self._ask(peer, now_s)
+        for peer, until_s in list(self._awaited.values()):
+            if now_s >= until_s:
+                del self._awaited[peer.node]
+                self.close(peer, "it did not connect again", now_s)
         return self._next_s
 
     # ------------------------------------------------------------- messages
@@ -263,8 +272,8 @@ class Detector:
                 self.note(Loss(peer.node, peer.about, f"{why}, and its launcher has left this round", is_ended=False))  # fmt: skip
             elif state == "silent":
                 self.note(Loss(peer.node, peer.about, f"{why}, and its host can't be reached any more", is_ended=False))  # fmt: skip
-            elif peer.is_parent and not self._is_over:
-                self._links.reach_parent()
+            else:
+                self._await(peer, now_s)
 
         self._links.probe(peer, conclude)
 
@@ -304,6 +313,14 @@ class Detector:
 
     # ---------------------------------------------------------- conclusions
 
+    def _await(self, peer: Peer, now_s: float) -> None:
+        """Have a neighbour that lives connect again in time; without a connection nobody would notice its loss."""
+        if self._is_over or peer.node in self.losses or any(one.node == peer.node for one in self.peers):
+            return
+        self._awaited[peer.node] = (peer, now_s + _BACK_S)
+        if peer.is_parent:
+            self._links.reach_parent()
+
     def _ask(self, peer: Peer, asked_s: float) -> None:
         """Take it for a sign of life if a launcher answers at the peer's port; the same loop does that as sends beats."""
         heard_s = peer.silence.heard_s
@@ -315,8 +332,7 @@ class Detector:
             peer.silence.answer(asked_s)
             if peer.silence.num_answers > _MOST_ANSWERS:
                 self._drop(peer)
-                if peer.is_parent and not self._is_over:
-                    self._links.reach_parent()
+                self._await(peer, asked_s)
 
         self._links.probe(peer, conclude)
 
