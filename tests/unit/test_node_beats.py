@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankwise.engine import node_detector
+from rankwise.engine import node_beats, node_detector
 from rankwise.engine.node_beats import Beats
 from rankwise.engine.node_detector import Detector, Loss, list_neighbours
 from support import wait_until
@@ -36,12 +36,14 @@ class _Node:
         threading.Thread(target=self.beats.begin, args=(about, at, children), daemon=True).start()
 
 
-def _begin(nodes: list[_Node]) -> None:
+def _begin(nodes: list[_Node], *, are_reached: bool = True) -> None:
     for node in nodes:
         parent, children = list_neighbours(node.number, len(nodes))
         at = None if parent is None else (parent, nodes[parent].at)
         node.begin(at, children)
     wait_until(lambda: sum(_count_known(node) for node in nodes) == 2 * (len(nodes) - 1), 20)
+    links = [peer.link for node in nodes for peer in node.beats.detector.peers]
+    wait_until(lambda: all(link.is_reached for link in links) or not are_reached, 20)
 
 
 def _count_known(node: _Node) -> int:
@@ -84,12 +86,26 @@ def test_a_launcher_that_has_left_the_round_without_a_word_has_not_ended(monkeyp
     made = [_Node(number) for number in range(2)]
     with socket.create_server(("127.0.0.1", 0)) as life:
         made[1].beats._life_port = life.getsockname()[1]
-        _begin(made)
+        _begin(made, are_reached=False)  # nobody answers there by a word
         _die(made[1])
         wait_until(lambda: made[0].losses, 20)
     (loss,) = made[0].losses
     assert (loss.is_ended, loss.is_gone) == (False, False)
     assert "has left this round" in loss.why
+    made[0].beats.end()
+
+
+def test_a_refusal_proves_no_end_where_the_port_was_never_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind NAT or a firewall every new connection is refused, while the launcher and its own connection live."""
+    monkeypatch.setattr(node_detector, "_FIRST_S", 0.0)
+    monkeypatch.setattr(node_beats, "try_to_reach", lambda *_: "refused")
+    made = [_Node(number) for number in range(2)]
+    _begin(made, are_reached=False)
+    _die(made[1])
+    wait_until(lambda: made[0].losses, 20)
+    (loss,) = made[0].losses
+    assert (loss.is_ended, loss.is_gone) == (False, False)
+    assert "can't be reached" in loss.why
     made[0].beats.end()
 
 

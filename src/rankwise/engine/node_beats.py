@@ -46,6 +46,8 @@ class _Connection:
     asked: str = ""
     port: int = 0
     life_port: int = 0
+    #: Whether its port was ever reached from here: behind NAT or a firewall it is refused while the launcher lives.
+    is_reached: bool = False
     received: bytearray = field(default_factory=bytearray)
 
 
@@ -168,6 +170,8 @@ class Beats:
             state = try_to_reach(host, port)
             if state == "refused" and life_port and try_to_reach(host, life_port) != "refused":
                 state = "left"
+            if state == "refused" and not peer.link.is_reached:
+                state = "silent"
             self._found.put(partial(conclude, state))
 
         _start(look)
@@ -284,6 +288,7 @@ class Beats:
             self._prove_to(connection, node)
         connection.port, connection.life_port = int(message["port"]), int(message.get("life_port", 0))
         connection.peer = self.detector.admit(connection, node, message["about"], is_parent=connection.is_parent, now_s=now_s)  # fmt: skip
+        _start(partial(_note_reached, connection))
         if connection.is_parent:
             self._has_parent.set()
 
@@ -301,6 +306,10 @@ def _start(action: Callable[[], None]) -> None:
 
 def _pack(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
+
+
+def _note_reached(connection: _Connection) -> None:
+    connection.is_reached = try_to_reach(connection.host, connection.life_port or connection.port) == "open"
 
 
 def try_to_reach(host: str, port: int) -> str:
