@@ -162,7 +162,7 @@ def test_what_can_not_be_made_up_for_alone_starts_all_nodes_again(hosts: list[Ho
     assert [one["rank"] for one in said] == [0, 1, 2, 3]
     assert {one["count"] for one in said[1:]} == {20.0}
     assert "it is restarted alone" in outs[1][1]
-    assert "all ranks were terminated: on node 0 (host0): server 0 (rank 0): killed by SIGKILL" in outs[1][1]
+    assert "on node 0 (host0): server 0 (rank 0): killed by SIGKILL" in outs[1][1]
 
 
 def test_a_notice_to_one_node_stops_both(hosts: list[Host], tmp_path: Path) -> None:

@@ -117,8 +117,15 @@ class Exchange:
 
     def collect(self) -> None:
         """Pass on what other nodes have published since the last time."""
+        self._hear_ends()
         with self._collecting:
             self._collect()
+
+    def _hear_ends(self) -> None:
+        """Pass on what was said for all: how the attempt is judged, and that it has ended, and why."""
+        for name in ("decision", "ended"):
+            if self._store.check([name]):
+                self._say({f"{self._name}/{name}": self._store.get(name).decode()})
 
     def _collect(self) -> None:
         if not self._others:
@@ -164,10 +171,7 @@ class Exchange:
             asked = int(self._store.add("asked", 0))
         if asked != self._asked:
             self._asked, self._awake_s = asked, time.monotonic() + _AWAKE_S
-            if self._store.check(["decision"]):
-                self._say({f"{self._name}/decision": self._store.get("decision").decode()})
-            if self._store.check(["ended"]):
-                self._say({f"{self._name}/ended": self._store.get("ended").decode()})
+            self._hear_ends()
             self._say({f"{self._name}/asked": asked})
         if self.judge == self._node_rank and (is_awake or time.monotonic() < self._awake_s):
             self.collect()

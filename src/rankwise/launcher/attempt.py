@@ -11,12 +11,14 @@ from rankwise.base.files import read_all, read_tail
 from rankwise.base.osdoor import KILL_SIGNAL, listens_to
 from rankwise.base.rank_names import name_ranks
 from rankwise.base.requeue import END_SIGNAL, heeds_interrupts
+from rankwise.base.roles import name_roles
 from rankwise.evidence.reader.notes import parse_imported, parse_notes
 from rankwise.evidence.reader.oom_kills import count_oom_kills
 from rankwise.evidence.reader.rank_channel import RankChannel
 from rankwise.evidence.reader.snapshot import take_stacks
 from rankwise.launcher.job_monitor import JobMonitor
 from rankwise.launcher.output import Pump, read_last_words
+from rankwise.launcher.policy import GiveUp, decide, to_failure
 from rankwise.launcher.rank_end import Rank, describe_end, find_ending
 from rankwise.launcher.rank_start import RankStarter
 from rankwise.launcher.requeue_watch import RequeueWatch
@@ -34,12 +36,14 @@ from rankwise.launcher.workers import (
 )
 from rankwise.verdict.case import Case, RankEnd
 from rankwise.verdict.exit_codes import is_abort_at_exit
+from rankwise.verdict.judge import judge
 from rankwise.verdict.requeue import is_requeue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.launcher.job import Job
+    from rankwise.launcher.node_link import EndElsewhere
     from rankwise.launcher.policy import Failure
     from rankwise.launcher.rendezvous.assignment import Assignment
 
@@ -67,7 +71,6 @@ class Outcome:
     Attributes:
         monitor: Looks on while other nodes' ranks still run.
         regroup: Whether it was ended because another node wants to join.
-        gives_up: Whether it was ended by another node that does not take part in a further one.
         imported: How many modules of each package a rank imported itself, in place of a warm server.
         open_streams: Standard errors that processes left on purpose still write to.
     """
@@ -75,7 +78,6 @@ class Outcome:
     case: Case
     monitor: JobMonitor
     regroup: bool = False
-    gives_up: bool = False
     lasted_s: float = 0.0
     imported: dict[str, int] = field(default_factory=dict)
     open_streams: list[int] = field(default_factory=list)
@@ -188,8 +190,6 @@ class Attempt:
             case=case,
             monitor=self._monitor,
             regroup=self._regroup,
-            gives_up=self._single_restarts.ended_elsewhere is not None
-            and self._single_restarts.ended_elsewhere[1],
             lasted_s=lasted_s,
             imported=imported,
             open_streams=streams,
@@ -202,7 +202,7 @@ class Attempt:
             self._interrupted is not None
             or self._supervisor_lost
             or self._monitor.has_hung
-            or self._single_restarts.ended_elsewhere
+            or self._ended_elsewhere is not None
         )
         for rank in (
             failed if not (is_over or self._requeue.has_begun or self._store_code is not None) else ()
@@ -218,13 +218,30 @@ class Attempt:
             self._monitor.renew(rank)
             self._starter.start(rank, restarts=self._restarts)
 
+    @property
+    def _ended_elsewhere(self) -> EndElsewhere | None:
+        """That another node has ended the attempt; None if none has."""
+        return None if self._part.link is None else self._part.link.ended_elsewhere
+
     def _tell_end(self) -> None:
-        """Tell other nodes that this attempt ends here, unless they know it from elsewhere: their ranks are not to wait for ours."""
-        number = self._interrupted
-        has_notice = number is not None and any(self._is_notice(number, rank) for rank in self._living())
+        """Tell other nodes that this attempt ends here, and why: their ranks would wait for ours, over NCCL for minutes."""
+        link, spec = self._part.link, self._job.spec
+        if link is None or self._ended_elsewhere is not None or self._monitor.has_hung:
+            return
         failed = [rank for rank in self._ranks if self._has_failed(rank)]
-        if (failed or self._interrupted is not None) and not (has_notice or self._monitor.has_hung):
-            self._single_restarts.tell_end(self._to_case(failed or self._ranks))
+        verdict = judge(self._to_case(failed or self._ranks))
+        if self._interrupted is not None:
+            # Other nodes may go on without this one, unless its ranks with roles were to come back alone.
+            has_notice = any(self._is_notice(self._interrupted, rank) for rank in self._living())
+            if has_notice or not self._single_restarts.is_on:
+                return
+        elif not failed or verdict.lacks_cause:
+            return
+        decision = decide([*self._failures, to_failure(verdict, lasted_s=0.0)], spec.max_restarts)
+        link.end_attempt(
+            name_roles(verdict.message, spec.roles),
+            gives_up=self._interrupted is not None or isinstance(decision, GiveUp),
+        )
 
     def _tell_slow_start(self) -> None:
         if self._is_told_slow or any(rank.pid for rank in self._ranks):
@@ -240,7 +257,7 @@ class Attempt:
         """Whether there is no point in going on."""
         if self._interrupted is not None or self._supervisor_lost or self._regroup or self._monitor.has_hung:
             return True
-        if self._has_lost_nodes or self._single_restarts.ended_elsewhere is not None:
+        if self._has_lost_nodes or self._ended_elsewhere is not None:
             return True
         alive = any(rank.is_alive for rank in self._ranks)
         if alive and (self._store_code is not None or self._is_overdue()):
@@ -464,5 +481,5 @@ class Attempt:
             supervisor_lost=self._supervisor_lost,
             lost_nodes=link.lost_nodes if link is not None and self._has_lost_nodes else (),
             given_up=link.given_up if link is not None and self._has_lost_nodes else "",
-            elsewhere=(self._single_restarts.ended_elsewhere or ("", False))[0],
+            elsewhere="" if self._ended_elsewhere is None else self._ended_elsewhere.why,
         )

@@ -100,11 +100,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
             job.events.write("nodes.regroup", attempt=index, message=why)
             continue
         failures.append(to_failure(verdict, lasted_s=outcome.lasted_s))
-        decision = (
-            GiveUp(reason="that node does not restart its ranks")
-            if outcome.gives_up
-            else _decide(job, case, failures)
-        )
+        decision = _decide(job, part, case, failures)
         if isinstance(decision, GiveUp):
             if job.host_check is not None:
                 verdict = job.host_check.add_to(verdict, outcome.monitor.host_problems)
@@ -132,8 +128,11 @@ def _join(job: Job, restarts: int, *, is_first: bool) -> Assignment | None:
     return part
 
 
-def _decide(job: Job, case: Case, failures: list[Failure]) -> Decision:
-    """Decide on another attempt, unless the user, or what happened, has decided already."""
+def _decide(job: Job, part: Assignment, case: Case, failures: list[Failure]) -> Decision:
+    """Decide on another attempt, unless the user, another node, or what happened, has decided already."""
+    end = None if part.link is None else part.link.ended_elsewhere
+    if end is not None and end.gives_up:
+        return GiveUp(reason="that node does not restart its ranks" if job.spec.max_restarts else "")
     if case.interrupted is not None or case.supervisor_lost:
         return GiveUp()
     if case.hung and job.spec.on_hang == "stop":
@@ -152,7 +151,7 @@ def _are_rare(case: Case, losses: dict[str, list[float]], now_s: float) -> bool:
 
 def _does_one_join(job: Job, part: Assignment, verdict: Verdict) -> bool:
     """Tell whether ranks have lost a peer because its launcher, quicker than this one, makes room for a node that joins."""
-    if part.num_nodes >= job.spec.max_nodes or not _may_be_left(verdict):
+    if part.num_nodes >= job.spec.max_nodes or not verdict.lacks_cause:
         return False
     end = job.clock.monotonic() + _JOIN_S
     while job.rendezvous.nodes_waiting() == 0:
@@ -166,13 +165,15 @@ def _find_regroup(job: Job, part: Assignment, outcome: Outcome, verdict: Verdict
     """Say why all ranks start again without a failure: a node joins, or nodes were lost and enough are left; empty if they don't."""
     case = outcome.case
     if outcome.regroup:
-        return "another node joins: all ranks are restarted"
+        end = None if part.link is None else part.link.ended_elsewhere
+        return f"{'another node joins' if end is None else end.why}: all ranks are restarted"
     if job.spec.meeting.backend == "static" or case.interrupted is not None or verdict.culprits:
         return ""
     if case.given_up:
         return f"{verdict.message}; its ranks are terminated, and it asks to join again"
     if not case.lost_nodes:
-        return "another node joins: all ranks are restarted" if _does_one_join(job, part, verdict) else ""
+        joins = not case.elsewhere and _does_one_join(job, part, verdict)
+        return "another node joins: all ranks are restarted" if joins else ""
     left, standby = part.num_nodes - len(case.lost_nodes), job.rendezvous.nodes_standing_by()
     if left + standby < job.spec.min_nodes:
         return ""
@@ -191,15 +192,9 @@ def _hear_others(job: Job, outcome: Outcome, verdict: Verdict, *, is_through: bo
     """Return the case with what other nodes' ranks add to it."""
     if is_through:
         return _finish(job, outcome, is_requeue=verdict.kind == "requeue")
-    if outcome.case.elsewhere or not _may_be_left(verdict):
+    if outcome.case.elsewhere or not verdict.lacks_cause:
         return outcome.case
     return outcome.monitor.finish(outcome.case, "lost")
-
-
-def _may_be_left(verdict: Verdict) -> bool:
-    """Tell whether ranks have lost a peer, and none here has failed by itself."""
-    codes = [verdict.exits.get(rank) for rank in verdict.culprits]
-    return verdict.kind == "failure" and verdict.stopped_by is None and all(code == 0 for code in codes)
 
 
 def _finish(job: Job, outcome: Outcome, *, is_requeue: bool) -> Case:

@@ -258,7 +258,13 @@ class JobMonitor:
         if self._is_on and not self._link.lost_nodes:
             case = self._try(lambda: self._find_early_exits(case)) or case
         self._link.settle()
-        return replace(case, lost_nodes=self._link.lost_nodes, given_up=self._link.given_up)
+        end = self._link.ended_elsewhere
+        return replace(
+            case,
+            lost_nodes=self._link.lost_nodes,
+            given_up=self._link.given_up,
+            elsewhere="" if end is None else end.why,
+        )
 
     def _find_early_exits(self, case: Case) -> Case:
         link = self._link
@@ -266,7 +272,7 @@ class JobMonitor:
             return case
         everyone = self._all or AllNodesSampler(self._sampler, link, self._say, self._clock)
         end, ends = self._clock.monotonic() + _LEAVE_S, everyone.list_ends()
-        while link.decision is None and ends is None and not link.lost_nodes:
+        while link.decision is None and ends is None and not link.lost_nodes and link.ended_elsewhere is None:
             if self._clock.monotonic() > end or not link.collect():
                 self._host_problems_elsewhere = everyone.list_host_problems()
                 return case

@@ -60,6 +60,20 @@ class NodeMessage:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndElsewhere:
+    """That another node has ended the attempt.
+
+    Attributes:
+        why: What has failed there.
+        gives_up: Whether it does not meet the others for another attempt.
+    """
+
+    why: str
+    gives_up: bool
+
+
+@final
 class NodeLink:
     """Speaks with the helper process about one round.
 
@@ -78,7 +92,7 @@ class NodeLink:
         self._helper, self._name = helper, name
         self.node_rank, self.judge, self.host = node_rank, judge, host
         self.questions: dict[int, float] = {}
-        self._num_published = 0
+        self._num_published, self._has_told_end = 0, False
         self._seen: dict[int, int] = {}
 
     @property
@@ -124,13 +138,15 @@ class NodeLink:
         return None if answer is None else str(answer)
 
     @property
-    def ended_elsewhere(self) -> tuple[str, bool] | None:
-        """Why another node has ended the attempt, and whether it gives up; None if none has."""
+    def ended_elsewhere(self) -> EndElsewhere | None:
+        """That another node has ended the attempt; None if none has."""
         answer = self._news("ended")
         if answer is None:
             return None
         facts = json.loads(str(answer))
-        return None if facts["node"] == self.node_rank else (str(facts["why"]), bool(facts["gives_up"]))
+        if facts["node"] == self.node_rank:
+            return None
+        return EndElsewhere(why=str(facts["why"]), gives_up=bool(facts["gives_up"]))
 
     def end_attempt(self, why: str, *, gives_up: bool) -> None:
         """Tell the other nodes that the attempt ends here: their ranks are stopped, and are not started again alone.
@@ -144,7 +160,7 @@ class NodeLink:
             "why": f"on node {self.node_rank} ({self.host}): {why}",
             "gives_up": gives_up,
         }
-        self._try("end_attempt", timeout_s=_DECIDE_S, text=json.dumps(facts))
+        self._has_told_end = self._try("end_attempt", timeout_s=_DECIDE_S, text=json.dumps(facts)) is not None
 
     @property
     def nodes(self) -> dict[int, Node]:
@@ -191,6 +207,11 @@ class NodeLink:
             return str(self._helper.ask("decide", timeout_s=_DECIDE_S, text=text)["text"])
         except (LaunchError, InterruptedByUser):
             return text
+
+    def wait_end_heard(self) -> None:
+        """Wait, if the attempt was ended for all, until they have heard why."""
+        if self._has_told_end or self.ended_elsewhere is not None:
+            self.wait_heard()
 
     def wait_heard(self) -> None:
         """Wait, before we take the store away, until all others have heard the last word."""

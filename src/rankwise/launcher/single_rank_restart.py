@@ -26,7 +26,7 @@ class SingleRankRestarts:
 
     That takes ranks with roles (``--role-counts``) without a process group of all, which they say in their notes, and a store that
     outlives its ranks. One that was killed before it could say so is believed like the others. On several nodes each node starts its own
-    ranks again, and tells the others if it can't.
+    ranks again.
 
     Args:
         job: Whose ranks.
@@ -44,24 +44,6 @@ class SingleRankRestarts:
             and (part.listener if job.spec.is_one_node else part.link) is not None
             and job.spec.max_restarts > 0
         )
-
-    @property
-    def ended_elsewhere(self) -> tuple[str, bool] | None:
-        """Why another node has ended the attempt, and whether it gives up; None if none has."""
-        return self._link.ended_elsewhere if self.is_on and self._link is not None else None
-
-    def tell_end(self, case: Case) -> None:
-        """Tell other nodes that the attempt ends here: their ranks would wait for ours, and be started again for nothing.
-
-        Args:
-            case: Of the ranks that have failed, or of an attempt that was interrupted.
-        """
-        if not self.is_on or self._link is None or self.ended_elsewhere is not None:
-            return
-        spec, verdict = self._job.spec, judge(case)
-        failures = [*self._failures, to_failure(verdict, lasted_s=0.0)]
-        gives_up = case.interrupted is not None or isinstance(decide(failures, spec.max_restarts), GiveUp)
-        self._link.end_attempt(name_roles(verdict.message, spec.roles), gives_up=gives_up)
 
     def continues_without(self, lost: Sequence[LostNode], ranks: Sequence[Rank]) -> bool:
         """Tell whether our ranks can continue without those of lost nodes, and say so once for each node.

@@ -206,6 +206,12 @@ class Verdict:
     stopped_by: str | None = None
     first: int | None = None
 
+    @property
+    def lacks_cause(self) -> bool:
+        """Whether ranks have lost a peer, and none of this node has failed by itself."""
+        codes = [self.exits.get(rank) for rank in self.culprits]
+        return self.kind == "failure" and self.stopped_by is None and all(code == 0 for code in codes)
+
     def to_json(self) -> dict[str, object]:
         """Return the report as ``--report`` writes it."""
         body = asdict(self)

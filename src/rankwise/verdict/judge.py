@@ -364,7 +364,7 @@ def _is_in_init(end: RankEnd) -> bool:
 def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
     """All that failed only lost a peer: it was one that left without an error, or one of another node."""
     if case.elsewhere:
-        return _Cause(kind="failure", culprits=(), message=f"all ranks were terminated: {case.elsewhere}")
+        return _Cause(kind="failure", culprits=(), message=case.elsewhere)
     felt = left[0] if left else next((end for end in case.ranks if end.stack is not None), None)
     gone = find_silent_exits(case, felt)
     place = felt.where if felt else None

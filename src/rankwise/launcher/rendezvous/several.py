@@ -234,7 +234,9 @@ class SeveralNodes:
         return True
 
     def close(self) -> None:
-        """Close the meeting, so that nobody waits for us."""
+        """Close the meeting, so that nobody waits for us; first, all hear why one has ended the attempt."""
+        if self._link is not None:
+            self._link.wait_end_heard()
         try:
             self._helper.ask("close", timeout_s=10)
         except (LaunchError, InterruptedByUser):
