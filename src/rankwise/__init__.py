@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from rankwise.base.requeue import REQUEUE as REQUEUE
     from rankwise.cluster.cluster import JobState as JobState
-    from rankwise.cluster.submission import JobHandle as JobHandle, submit as submit
+    from rankwise.cluster.submission import JobHandle as JobHandle
     from rankwise.data.distributed_sampler import DistributedSampler as DistributedSampler
     from rankwise.data.evaluation import evaluate as evaluate
     from rankwise.data.loader import DataLoader as DataLoader
@@ -90,7 +90,8 @@ _NAMES = {
     "rankwise.base.environ": "RankEnv",
     "rankwise.base.requeue": "REQUEUE",
     "rankwise.cluster.cluster": "JobState",
-    "rankwise.cluster.submission": "JobHandle submit",
+    "rankwise.cluster.submission": "JobHandle",
+    "rankwise.launcher.submit": "submit",
     "rankwise.base.errors": "CheckpointError CollectiveError CollectiveTimeoutError DataError HandshakeError LaunchError ModelError NumericsError RankFailedError RankwiseError RendezvousError UsageError",
     "rankwise.data.distributed_sampler": "DistributedSampler",
     "rankwise.data.evaluation": "evaluate",

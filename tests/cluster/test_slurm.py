@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rankwise
+from cluster.digits import go_on_here, put_digits
 from cluster.slurm_cluster import SlurmCluster, open_slurm
-from cluster.test_ssh import DIGITS, JOB, TRAIN as DIGITS_64, read_losses
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.cluster import handles
@@ -194,19 +193,11 @@ def test_a_preempted_job_comes_back_smaller_and_one_with_a_lost_node_comes_back(
 @pytest.mark.timeout(300)
 def test_the_digits_go_on_here(slurm: SlurmCluster, submit: Callable[..., JobHandle], tmp_path: Path) -> None:
     """One job.toml: stopped by a notice on two nodes of Slurm and resumed on this machine, the losses are those of a run that nobody stopped."""
-    shutil.copytree(DIGITS, tmp_path / "digits", ignore=shutil.ignore_patterns("__pycache__"))
-    write_script(tmp_path, DIGITS_64, "train64.py")
-    write_script(tmp_path, JOB, "job.toml")
+    put_digits(tmp_path)
     job = rankwise.submit(file="job.toml", on="slurm", env={"STOP_AFTER": "12"})
     state = job.wait(timeout_s=90)
     assert (state.phase, state.exit_code) == ("stopped", 75), "\n".join(job.logs())
-    assert max(read_losses(tmp_path / "kept")) < 30
-    for folder in ("kept", "whole"):
-        command = f"train64.py --epochs 1 --folder {folder}"
-        assert rankwise.submit(command, file="job.toml", on="local", nodes=1).wait(timeout_s=90).phase == "succeeded"  # fmt: skip
-    losses = read_losses(tmp_path / "whole")
-    assert sorted(losses) == list(range(1, 31))
-    assert read_losses(tmp_path / "kept") == pytest.approx(losses, abs=1e-12)
+    go_on_here(tmp_path)
 
 
 # Without torch: what Slurm does with a job does not depend on it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from rankwise.cluster.slurm import name_nodes
 from rankwise.cluster.slurm_script import build_script, log_path
 from rankwise.cluster.slurm_state import find_own_words
 from rankwise.cluster.words import Table
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def build(**words: object) -> str:
@@ -85,7 +82,7 @@ def test_the_causes_that_slurm_prints_are_found(tmp_path: Path) -> None:
 
 
 def test_each_line_says_its_node() -> None:
-    """What a launcher prints gets the host of its ranks, in each run anew; Slurm's own lines stay as they are."""
+    """What a launcher prints gets the host of its ranks, in each run anew, and in each part of an array; Slurm's own lines stay as they are."""
     ended = "0: slurmstepd-gpu1: error: *** STEP 9.0 ON gpu1 CANCELLED AT 2026-11-26T09:29:04 DUE TO JOB REQUEUE ***"
     lines = [
         "0: rankwise: early",
@@ -97,9 +94,15 @@ def test_each_line_says_its_node() -> None:
         " 1: rankwise: again",
         "srun: error: x",
     ]
-    assert list(name_nodes(iter(lines))) == [
+    first, second = Path("job-1_0"), Path("job-1_1")
+    of_array = [
+        *((first, line) for line in lines),
+        (second, "1: rankwise: other"),
+        (first, "1: rankwise: still"),
+    ]
+    assert list(name_nodes(iter(of_array))) == [
         "[node 0]: rankwise: early", "[gpu1 rank 0]: a", "[gpu2 rank 8]: 7: b", "[gpu2]: rankwise: late", f"[node 0]: {ended[3:]}",
-        "[gpu3 rank 8]: c", "[gpu3]: rankwise: again", "srun: error: x",
+        "[gpu3 rank 8]: c", "[gpu3]: rankwise: again", "srun: error: x", "[node 1]: rankwise: other", "[gpu3]: rankwise: still",
     ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from rankwise.base.faults import FaultRecord
 from rankwise.evidence.reader.notes import Frame, Problem, Stack
-from rankwise.verdict.case import Case, RankEnd, Verdict
+from rankwise.verdict.case import Case, LostNode, RankEnd, Verdict
 from rankwise.verdict.exit_codes import is_abort_at_exit
 from rankwise.verdict.judge import judge
 from scenes import ended, in_call, op, rank as rank_facts, scene
@@ -580,3 +580,22 @@ def test_the_text_of_an_exit_call_tells_its_line(text: str, where: str | None) -
     seen = scene(ended(0, op(), code=1), rank_facts(1, op()), sources={"/job/train.py": text})
     verdict = _judge(_end(0, 1, last_words="epoch 3\nno data"), _stopped(1), scene=seen)
     assert (verdict.message, verdict.where) == ("rank 0: no data", where)
+
+
+def test_lost_nodes_are_no_fault_of_the_script() -> None:
+    """A job that ends for want of nodes exits with 75, so that its scheduler starts it again; a rank that has failed by itself comes first, with its own code."""
+    lost = (LostNode(node=1, host="b", base_rank=2, num_ranks=2, why="it froze"),)
+    verdict = _judge(_raised(0, _PEER), _stopped(1), world_size=4, num_nodes=2, lost_nodes=lost)
+    assert (verdict.kind, verdict.culprits, verdict.exit_code) == ("failure", (), 75)
+    assert _judge(_stopped(0), given_up="it froze", world_size=2, num_nodes=2).exit_code == 75
+    own = _judge(_raised(0, "ValueError: x", code=3), world_size=2, num_nodes=2, lost_nodes=lost)
+    assert (own.culprits, own.exit_code) == ((0,), 3)
+
+
+def test_a_failure_on_another_node_is_named_here() -> None:
+    """Whether our ranks have lost their peer or were terminated, the cause is what the other node has told; what one of ours did by itself comes first."""
+    told = {"elsewhere": "on node 1 (b): rank 2: ValueError: x", "world_size": 4, "num_nodes": 2}
+    for rank in (_raised(0, _PEER), _stopped(0)):
+        verdict = _judge(rank, _stopped(1), **told)
+        assert (verdict.message, verdict.culprits, verdict.exit_code) == (told["elsewhere"], (), 1)
+    assert _judge(_raised(0, "KeyError: 1"), **told).culprits == (0,)

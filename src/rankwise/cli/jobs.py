@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from rankwise.base import terminal
@@ -16,6 +18,8 @@ from rankwise.cli.submit import say_state
 from rankwise.cluster import handles
 from rankwise.cluster.cluster import JobState
 from rankwise.cluster.submission import JobHandle
+
+_AT_ONCE = 8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="How to print them.")
     args = parser.parse_args(argv)
     records = [handles.find_record(text) for text in args.job] or handles.list_records()
-    found = [(record, _ask(record)) for record in records]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # a scheduler that does not answer holds up no other
+        found = list(zip(records, pool.map(_ask, records), strict=True))
     if args.forget:
         # Nobody knows that a job is over which nobody knows now; who names it knows better.
         over = [record for record, state in found if state.is_over and (state.phase != "unknown" or args.job)]
@@ -66,9 +71,17 @@ def main_logs(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.rank is not None and args.rank < 0:
         parser.error(f"--rank {args.rank}: ranks are counted from 0")
-    for line in JobHandle(handles.find_record(args.job)).logs(rank=args.rank, follow=args.follow):
+    handle, has_lines = JobHandle(handles.find_record(args.job)), False
+    for line in handle.logs(rank=args.rank, follow=args.follow):
+        has_lines = True
         if not put(line + "\n"):
             break  # whoever has read it has ended, as head does
+    if not has_lines:
+        whose = "" if args.rank is None else f"rank {args.rank} of "
+        print(
+            f"rankwise: {whose}job {handle.id} has printed nothing; it {say_state(_ask(handle.record))}",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -14,7 +14,7 @@ from rankwise.base.flags import Parser
 from rankwise.base.requeue import REQUEUE
 from rankwise.cli.printing import put
 from rankwise.cluster import job, registry, submission
-from rankwise.launcher.command import parse
+from rankwise.launcher.submit import check_launch
 
 if TYPE_CHECKING:
     import argparse
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rankwise.cluster.submission import JobHandle
     from rankwise.cluster.words import Word
 
-#: Where nobody else holds the job, the command stays with it, unless it is told to go.
-_STAYS = {"local", "ssh"}
 _DEFAULT = Path("job.toml")
 #: What `rankwise run` and schedulers call it.
 _ALIASES = {
@@ -48,14 +46,14 @@ def main(argv: Sequence[str]) -> int:
     flags = {name: value for name, value in vars(args).items() if name not in {"file", "attach", "dry_run"}}
     flags["command"] = [*args.command, *after]
     spec = submission.read_job(path, flags)
-    _check_launch(spec.command)
+    check_launch(spec)
     if args.dry_run:
         for document in submission.render(spec):
             # A script's first line must stay the first, for sbatch.
             title = "" if document.text.startswith("#!") else f"# {document.name}\n"
             put(title + document.text)
         return 0
-    stays = spec.on in _STAYS if args.attach is None else args.attach
+    stays = registry.find(spec.on).stays(spec) if args.attach is None else args.attach
     handle = submission.submit_spec(spec, attach=stays)
     _say(f"job {handle.id} is submitted" + (f" as {handle.record.native_id}" if handle.record.native_id else ""))  # fmt: skip
     if stays:
@@ -64,17 +62,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _check_launch(command: Sequence[str]) -> None:
-    """Have the launcher read its flags here: on the nodes, each of them would refuse a slip after the wait for it."""
-    num_args = len(parse(command, {}).program.args)
-    job.refuse_meeting(command[: len(command) - num_args - 1])
-
-
 def _parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     try:
         return parser.parse_args(words)
     except UsageError as error:
-        if "unrecognized" in error.message and "did you mean" not in str(error.hint):
+        name = error.message.partition("unrecognized arguments: --")[2].split(" ")[0].partition("=")[0].replace("-", "_")  # fmt: skip
+        if others := [one for one in job.CLUSTERS if name in _find_words(one)]:
+            error.hint = f"it is a word of {' and '.join(others)}: --on {others[0]}, or leave it out"
+        elif name and "did you mean" not in str(error.hint):
             error.hint = "flags of the script, and of `rankwise run`, stand behind --"
         raise
 
@@ -98,7 +93,7 @@ def build_parser(on: str | None) -> Parser:
     )
     parser.add_argument("--file", type=Path, metavar="FILE", help="The job file (default: job.toml, if it is there).")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="Print exactly what would be submitted, and submit nothing.")  # fmt: skip
-    parser.add_argument("--attach", dest="attach", action="store_true", default=None, help="Stay, show the log, and end the job with Ctrl-C; the default on local and ssh.")  # fmt: skip
+    parser.add_argument("--attach", dest="attach", action="store_true", default=None, help="Stay, show the log, and end the job with Ctrl-C; the default on local, over ssh, and inside an allocation of Slurm.")  # fmt: skip
     parser.add_argument("--detach", dest="attach", action="store_false", help="Leave the job alone once it is submitted.")  # fmt: skip
     common = parser.add_argument_group("the job")
     for name, word in job.WORDS.items():

@@ -47,8 +47,8 @@ class PatientAsker:
         return found
 
 
-def follow_files(path: Path, is_over: Callable[[], bool] | None, look_s: float) -> Iterator[str]:
-    """Give the lines of files, without their ends.
+def follow_files(path: Path, is_over: Callable[[], bool] | None, look_s: float) -> Iterator[tuple[Path, str]]:
+    """Give the lines of files, without their ends, beside the file of each.
 
     Args:
         path: Where; its name may have the stars of a shell. A file that is not there yet is waited for.
@@ -64,9 +64,11 @@ def follow_files(path: Path, is_over: Callable[[], bool] | None, look_s: float) 
                 file.seek(begin)
                 while chunk := file.read(1 << 20):
                     *lines, rest = (rest + chunk).split(b"\n")
-                    yield from (line.decode("utf-8", "replace") for line in lines)
+                    yield from ((found, line.decode("utf-8", "replace")) for line in lines)
                 rests[found] = file.tell(), rest
         if is_last:
-            yield from (rest.decode("utf-8", "replace") for _, rest in rests.values() if rest)
+            yield from (
+                (found, rest.decode("utf-8", "replace")) for found, (_, rest) in rests.items() if rest
+            )
             return
         SYSTEM_CLOCK.sleep(look_s)

@@ -50,7 +50,14 @@ class JobRecord:
 def jobs_folder() -> Path:
     """Return where the records are: below $XDG_STATE_HOME, or ~/.local/state."""
     state = environ.get("XDG_STATE_HOME")
-    return (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "rankwise" / "jobs"
+    try:
+        return (
+            (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "rankwise" / "jobs"
+        )
+    except RuntimeError as error:  # in a container, under a number that has no name
+        raise UsageError(
+            f"there is no place for records of jobs: {error}", hint="set XDG_STATE_HOME to a folder of yours"
+        ) from None
 
 
 def make_id(name: str) -> str:

@@ -272,6 +272,19 @@ def _parse_requeue(text: str) -> int:
     return int(text)
 
 
+def check_files(spec: JobSpec) -> None:
+    """See that the files are there; where all nodes share the workdir, there is nothing else to do with them.
+
+    Raises:
+        UsageError: One is missing.
+    """
+    for name in spec.files:
+        if not (Path(spec.workdir) / name).exists():
+            raise UsageError(
+                f"files: there is no {Path(spec.workdir) / name}", hint="name them relative to the workdir"
+            )
+
+
 def _check_files(files: tuple[str, ...]) -> tuple[str, ...]:
     for file in files:
         if Path(file).is_absolute() or ".." in Path(file).parts:

@@ -32,6 +32,8 @@ _OTHERS_S = 40.0
 #: What a node's guard may take beyond the time that it gives to the ranks.
 _GUARD_S = 10.0
 _LONGEST_LINE = 1 << 16
+#: So long the last state is tried to be written where the disk is full: without it the job counts as killed.
+_FULL_DISK_S = 300.0
 #: How the line of a launcher's report begins that names the rank which failed first.
 _CAUSE = b"  first "
 #: What it says on the nodes where no rank failed first.
@@ -60,10 +62,10 @@ def decide_outcome(ends: Sequence[tuple[str, int]], min_nodes: int) -> tuple[int
         ends: Names and exit codes of the nodes, in the order in which they ended.
         min_nodes: With how many nodes the job could go on.
     """
-    if any(code == REQUEUE for _, code in ends):
-        return REQUEUE, ""
     bad = [(name, code) for name, code in ends if code]
     lost = ", ".join(name for name, code in bad if code == SSH_FAILED)
+    if any(code == REQUEUE for _, code in ends):
+        return REQUEUE, f"the connection to {lost} was lost" if lost else ""
     if len(ends) - len(bad) >= min_nodes:
         # A failure that concerned all of them would have ended all of them.
         return 0, f"without {', '.join(name for name, _ in bad)}" if bad else ""
@@ -233,7 +235,14 @@ class JobProcess:
 
     def _write_state(self, phase: Phase, code: int | None = None, reason: str = "") -> None:
         state = {"phase": phase, "exit_code": code, "reason": reason, "starts": self._starts}
-        write_atomic(self._folder / STATE, json.dumps(state), mode=0o600)
+        end_s = SYSTEM_CLOCK.monotonic() + (0.0 if phase == "running" else _FULL_DISK_S)
+        while True:
+            try:
+                return write_atomic(self._folder / STATE, json.dumps(state), mode=0o600)
+            except OSError as error:
+                if SYSTEM_CLOCK.monotonic() > end_s:
+                    return self._say(f"{self._folder / STATE} can't be written: {error.strerror}")
+            SYSTEM_CLOCK.sleep(1.0)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.clock import SYSTEM_CLOCK
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
 
-__all__ = ["WORDS", "cancel", "logs", "render", "state", "submit"]
+__all__ = ["WORDS", "cancel", "logs", "render", "state", "stays", "submit"]
 
 _RESOURCES = {"job": "jobs.batch", "jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kubeflow.org"}  # fmt: skip
 _MISSING_KIND = {"JobSet": "JobSet's controller is not installed there", "TrainJob": "Kubeflow's Trainer 2 is not installed there"}  # fmt: skip
@@ -37,6 +38,11 @@ _LOOK_S = 2.0
 _LOGS_S = 600.0
 #: A line of `kubectl logs --prefix --timestamps`: pod, time, and what the container has written.
 _POD_LINE = re.compile(r"\[pod/([^/]+)/[^\]]+\] (\S+) ?(.*)")
+
+
+def stays(spec: JobSpec) -> bool:  # noqa: ARG001 - whatever the job
+    """Tell that Kubernetes holds such a job."""
+    return False
 
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:
@@ -104,7 +110,8 @@ def cancel(record: JobRecord) -> None:
     """Delete the job, and with it all that it owns; its pods get their SIGTERM and their grace."""
     words = ("delete", record.native_id, "--wait=false", "--ignore-not-found")
     _kubectl(record.facts, *words, doing="cancel the job")
-    (record.folder / _CANCELLED).touch()
+    with suppress(OSError):  # where nothing can be written, the job is unknown from now on
+        (record.folder / _CANCELLED).touch()
 
 
 def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:

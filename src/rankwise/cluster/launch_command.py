@@ -40,6 +40,11 @@ class MeetingPlace:
     nodes: str = ""
 
 
+def join_endpoint(address: str, port: int) -> str:
+    """Return ``host:port``; an address of IPv6 stands in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def build_launch(spec: JobSpec, place: MeetingPlace | None, *, python: str) -> list[str]:
     """Return the words of `rankwise run` on a node: the same for all of them.
 

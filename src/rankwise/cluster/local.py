@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from rankwise.cluster import host_check, unscheduled
+from rankwise.cluster.job import check_files
 from rankwise.cluster.launch_command import MeetingPlace, build_launch
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rankwise.cluster.words import Word
 
 WORDS: Mapping[str, Word] = {}
-state, logs, cancel = unscheduled.state, unscheduled.logs, unscheduled.cancel
+stays, state, logs, cancel = unscheduled.stays, unscheduled.state, unscheduled.logs, unscheduled.cancel
 
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:
@@ -40,6 +41,7 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
 
 def _plan(spec: JobSpec, job_id: str, client: int = 0) -> Plan:
     unscheduled.refuse_unscheduled(spec)
+    check_files(spec)
     place = MeetingPlace(
         endpoint=f"127.0.0.1:{unscheduled.pick_port(job_id)}", run_id=job_id, local_addr="127.0.0.1"
     )

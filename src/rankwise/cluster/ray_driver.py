@@ -17,7 +17,7 @@ from rankwise.base.errors import LaunchError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.job import JobSpec
 from rankwise.cluster.job_process import decide_outcome
-from rankwise.cluster.launch_command import RANK_LINE, MeetingPlace, build_launch
+from rankwise.cluster.launch_command import RANK_LINE, MeetingPlace, build_launch, join_endpoint
 from rankwise.cluster.node_process import KILL, NOTICE
 from rankwise.cluster.ray_node import NodeLauncher
 from rankwise.cluster.words import Table
@@ -169,7 +169,7 @@ class Driver:
                 env["RANKWISE_DEADLINE"] = str(int(SYSTEM_CLOCK.time()) + spec.time_s)
             _, first, port = places[0]
             for index, (actor, (_, address, _)) in enumerate(zip(actors, places, strict=True)):
-                place = None if number == 1 else MeetingPlace(endpoint=f"{_bracket(first)}:{port}", run_id=f"{self._job_id}-{self._starts}", local_addr=address)  # fmt: skip
+                place = None if number == 1 else MeetingPlace(endpoint=join_endpoint(first, port), run_id=f"{self._job_id}-{self._starts}", local_addr=address)  # fmt: skip
                 words = build_launch(spec, place, python=spec.python or sys.executable)
                 if place is not None:
                     # By its address alone torch may not see which node is meant: a host's name can lead to its loopback.
@@ -270,10 +270,6 @@ def _amounts(bundle: dict[str, float]) -> str:
 def _name_nodes(hosts: Sequence[str]) -> list[str]:
     """Return a name for each node: its host's, unless several have that."""
     return [host if hosts.count(host) == 1 else f"{host}-{index}" for index, host in enumerate(hosts)]
-
-
-def _bracket(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 if __name__ == "__main__":

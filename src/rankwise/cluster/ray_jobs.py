@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.cluster import Document, JobState
+from rankwise.cluster.job import check_files
 from rankwise.cluster.launch_command import ShellText, join_words
 from rankwise.cluster.ray_driver import AGAIN, OVER, to_text
 from rankwise.cluster.words import Word
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
 
-__all__ = ["WORDS", "cancel", "logs", "render", "state", "submit"]
+__all__ = ["WORDS", "cancel", "logs", "render", "state", "stays", "submit"]
 
 WORDS: dict[str, Word] = {
     "address": Word("Address of the cluster's dashboard, as in http://head:8265; by default that of RAY_API_SERVER_ADDRESS, or of a cluster on this host.", metavar="URL"),
@@ -35,6 +36,11 @@ WORDS: dict[str, Word] = {
     "wait_s": Word("Seconds to wait for the nodes (default: 300).", "number", "N"),
 }  # fmt: skip
 _PHASES: dict[str, Phase] = {"PENDING": "waiting", "RUNNING": "running", "STOPPED": "cancelled", "SUCCEEDED": "succeeded", "FAILED": "failed"}  # fmt: skip
+
+
+def stays(spec: JobSpec) -> bool:  # noqa: ARG001 - whatever the job
+    """Tell that Ray holds such a job."""
+    return False
 
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:
@@ -57,6 +63,7 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
         UsageError: Ray is not installed here, or the job can't be on Ray.
         LaunchError: No cluster answers, or it refuses the job.
     """
+    check_files(spec)
     entrypoint = shlex.join(_build_entrypoint(spec, record.id))
     address = spec.own.text("address")
     client = _connect(address)
@@ -130,8 +137,6 @@ def _copy_files(spec: JobSpec, folder: Path) -> Path:
     """Copy the files into a folder of their own: Ray uploads all that is in one."""
     for name in spec.files:
         source, target = Path(spec.workdir) / name, folder / name
-        if not source.exists():
-            raise UsageError(f"files: there is no {source}", hint="name them relative to the workdir")
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))

@@ -13,6 +13,7 @@ from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.cluster import slurm_allocation, slurm_script, slurm_state, unscheduled
 from rankwise.cluster.cluster import Document, JobState
 from rankwise.cluster.following import PatientAsker, follow_files
+from rankwise.cluster.job import check_files
 from rankwise.cluster.launch_command import RANK_LINE
 from rankwise.cluster.slurm_state import RUN_ENDS
 from rankwise.cluster.tools import run_tool
@@ -48,8 +49,16 @@ _NEVER = re.compile(
 )
 
 
-def render(spec: JobSpec, job_id: str) -> list[Document]:  # noqa: ARG001 - Slurm's own id names the job
-    """Return the script for sbatch."""
+def stays(spec: JobSpec) -> bool:  # noqa: ARG001 - whatever the job
+    """Tell whether the job is one of ours inside an allocation, which no queue holds."""
+    return slurm_allocation.is_inside(environ())
+
+
+def render(spec: JobSpec, job_id: str) -> list[Document]:
+    """Return the script for sbatch; inside an allocation, the steps."""
+    check_files(spec)
+    if stays(spec):
+        return unscheduled.render_plan(slurm_allocation.make_plan(spec, job_id, environ()))
     return [Document(name=_FILE, text=slurm_script.build_script(spec))]
 
 
@@ -63,9 +72,9 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
     Raises:
         RankwiseError: Slurm says no, in its own words; nothing is left behind.
     """
-    env = environ()
-    if slurm_allocation.is_inside(env):
-        return slurm_allocation.start(spec, record, env)
+    check_files(spec)
+    if stays(spec):
+        return slurm_allocation.start(spec, record, environ())
     _check_image(spec)
     path = record.folder / _FILE
     path.write_text(slurm_script.build_script(spec), encoding="utf-8")
@@ -99,18 +108,18 @@ def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
     return name_nodes(follow_files(Path(record.facts["log"]), is_over if follow else None, _LOOK_S))
 
 
-def name_nodes(lines: Iterator[str]) -> Iterator[str]:
-    """Replace srun's labels: ranks say themselves where they are, and lines of launchers get the host that ranks of the same label name."""
-    hosts: dict[str, str] = {}
-    for line in lines:
+def name_nodes(lines: Iterator[tuple[Path, str]]) -> Iterator[str]:
+    """Replace srun's labels: ranks say themselves where they are, and lines of launchers get the host that ranks of the same label, in the same file, name."""
+    hosts: dict[tuple[Path, str], str] = {}
+    for path, line in lines:
         if RUN_ENDS.match(line):
-            hosts.clear()
+            hosts = {key: host for key, host in hosts.items() if key[0] != path}
         found = _LABEL.fullmatch(line)
         label, text = found.groups() if found else ("", line)
         if label and RANK_LINE.match(text):
-            hosts[label] = text[1:].partition(" ")[0]
+            hosts[path, label] = text[1:].partition(" ")[0]
         elif label:
-            text = f"[{hosts.get(label, f'node {label}')}]: {text}"
+            text = f"[{hosts.get((path, label), f'node {label}')}]: {text}"
         yield text
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
+    from rankwise.cluster.job_process import Plan
 
 
 def is_inside(env: Mapping[str, str]) -> bool:
@@ -37,6 +38,22 @@ def start(spec: JobSpec, record: JobRecord, env: Mapping[str, str]) -> JobRecord
         UsageError: It can't be a part of the allocation.
         LaunchError: It could not be started.
     """
+    spec = replace(spec, time_s=_find_time(spec, env["SLURM_JOB_ID"]))
+    return unscheduled.start(make_plan(spec, record.id, env, record.client), record)
+
+
+def make_plan(spec: JobSpec, job_id: str, env: Mapping[str, str], client: int = 0) -> Plan:
+    """Return what is started: a step on each node.
+
+    Args:
+        spec: The job.
+        job_id: Ours.
+        env: Ours, which tells of the allocation.
+        client: The process that the job is to end with, or 0.
+
+    Raises:
+        UsageError: It can't be a part of the allocation.
+    """
     allocation, hosts = env["SLURM_JOB_ID"], expand_hosts(env["SLURM_JOB_NODELIST"])
     if spec.own.text("array") or spec.own.list("components"):
         raise UsageError(f"an array or a heterogeneous job can't be a part of allocation {allocation}", hint="submit it outside of salloc")  # fmt: skip
@@ -46,8 +63,8 @@ def start(spec: JobSpec, record: JobRecord, env: Mapping[str, str]) -> JobRecord
             hint="ask salloc for more, or submit it to the queue: env -u SLURM_JOB_ID rankwise submit …",
         )
     hosts = hosts[: spec.num_nodes]
-    spec = replace(spec, max_nodes=len(hosts) - spec.standby, time_s=_find_time(spec, allocation))
-    place = MeetingPlace(endpoint=f"{hosts[0]}:{unscheduled.pick_port(record.id)}", run_id=record.id)
+    spec = replace(spec, max_nodes=len(hosts) - spec.standby)
+    place = MeetingPlace(endpoint=f"{hosts[0]}:{unscheduled.pick_port(job_id)}", run_id=job_id)
     launch = build_launch(spec, place if len(hosts) > 1 else None, python=sys.executable)
     line = unscheduled.write_line(spec, launch, sys.executable)
     # A shell of salloc may be a step itself, and so may be another job.
@@ -61,7 +78,7 @@ def start(spec: JobSpec, record: JobRecord, env: Mapping[str, str]) -> JobRecord
         "--unbuffered",
     ]
     nodes = [(host, [*step, f"--nodelist={host}", "sh", "-c", line]) for host in hosts]
-    return unscheduled.start(unscheduled.make_plan(spec, nodes, record.client), record)
+    return unscheduled.make_plan(spec, nodes, client)
 
 
 def _find_time(spec: JobSpec, allocation: str) -> int:

@@ -12,7 +12,7 @@ from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts, find_fault
 from rankwise.base.ssh import read_ssh, write_ssh, write_ssh_test
 from rankwise.cluster import host_check, unscheduled
-from rankwise.cluster.launch_command import MeetingPlace, build_launch
+from rankwise.cluster.launch_command import MeetingPlace, build_launch, join_endpoint
 from rankwise.cluster.tools import run_tool
 from rankwise.cluster.words import Word
 
@@ -32,7 +32,7 @@ WORDS: Mapping[str, Word] = {
     "master_addr": Word("Address of the first host, as the others know it; by default what ssh connects to."),
     "port": Word("Where the nodes meet on it; by default one drawn for the job.", "number", "PORT"),
 }
-state, logs, cancel = unscheduled.state, unscheduled.logs, unscheduled.cancel
+stays, state, logs, cancel = unscheduled.stays, unscheduled.state, unscheduled.logs, unscheduled.cancel
 _SYNC_S = 3600.0
 
 
@@ -101,9 +101,9 @@ def _pick_port(spec: JobSpec, job_id: str) -> int:
 def _plan(spec: JobSpec, job_id: str, hosts: list[str], ssh: list[str], client: int = 0) -> Plan:
     place = None
     if len(hosts) > 1:
-        address = _find_address(spec, hosts, ssh)
-        address = f"[{address}]" if ":" in address else address
-        place = MeetingPlace(endpoint=f"{address}:{_pick_port(spec, job_id)}", run_id=job_id)
+        place = MeetingPlace(
+            endpoint=join_endpoint(_find_address(spec, hosts, ssh), _pick_port(spec, job_id)), run_id=job_id
+        )
     line = unscheduled.write_line(spec, build_launch(spec, place, python=sys.executable), sys.executable)
     return unscheduled.make_plan(spec, [(host, write_ssh(ssh, host, line)) for host in hosts], client)
 
@@ -114,4 +114,6 @@ def _copy(spec: JobSpec, host: str, ssh: list[str]) -> None:
 
 def _write_copy(spec: JobSpec, host: str, ssh: list[str]) -> list[str]:
     paths = [f"{spec.workdir.rstrip('/')}/./{file}" for file in spec.files]
-    return ["rsync", "--archive", "--relative", "--rsh", shlex.join(ssh), "--", *paths, f"{host}:{spec.workdir.rstrip('/')}/"]  # fmt: skip
+    # Before 3.2.4 the shell of the host reads the path.
+    protect = [] if shlex.quote(spec.workdir) == spec.workdir else ["--protect-args"]
+    return ["rsync", "--archive", "--relative", *protect, "--rsh", shlex.join(ssh), "--", *paths, f"{host}:{spec.workdir.rstrip('/')}/"]  # fmt: skip

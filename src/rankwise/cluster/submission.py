@@ -1,4 +1,4 @@
-"""Submit a job and hold on to it: what the commands and `rankwise.submit` share."""
+"""Submit a job and hold on to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankwise.cluster.handles import JobRecord
 from rankwise.cluster.launch_command import RANK_LINE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from rankwise.base.clock import Clock
     from rankwise.cluster.cluster import Document, JobState
@@ -88,28 +88,6 @@ class JobHandle:
     def cancel(self) -> None:
         """End it at once; nothing happens if it is over."""
         self._cluster.cancel(self.record)
-
-
-def submit(
-    command: str | Sequence[str] | None = None, *, file: str | Path | None = None, attach: bool = False, **words: object
-) -> JobHandle:  # fmt: skip
-    """Submit a training script to a cluster, as `rankwise submit` does.
-
-    Args:
-        command: The script and its arguments, as behind `rankwise run`; None: the file says it.
-        file: job.toml.
-        attach: Whether the job is to end with this process where no scheduler holds it: on this machine and over ssh.
-        words: The words of a job, and those of its cluster; they win over the file: ``on="slurm", nodes=4, partition="gpu"``.
-
-    Returns:
-        A handle: ``wait()``, ``state()``, ``logs()``, ``cancel()``.
-
-    Raises:
-        UsageError: A word is wrong, or this machine has not what the cluster needs.
-        LaunchError: The scheduler refuses the job, by its own words; nothing is left behind.
-    """
-    spec = read_job(None if file is None else Path(file), {"command": command, **words})
-    return submit_spec(spec, attach=attach)
 
 
 def read_job(path: Path | None, flags: Mapping[str, object]) -> JobSpec:

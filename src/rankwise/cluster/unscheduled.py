@@ -117,6 +117,11 @@ def _wait_started(process: subprocess.Popen[bytes], record: JobRecord) -> None:
 _CHILDREN: list[subprocess.Popen[bytes]] = []
 
 
+def stays(spec: JobSpec) -> bool:  # noqa: ARG001 - whatever the job
+    """Tell that no scheduler holds such a job."""
+    return True
+
+
 def state(record: JobRecord) -> JobState:
     """Return what the job's process has written last; a job whose process was killed has failed."""
     for child in _CHILDREN:
@@ -125,7 +130,9 @@ def state(record: JobRecord) -> JobState:
     try:
         found = JobState(**json.loads((record.folder / STATE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return JobState(phase="unknown", reason=f"{record.folder / STATE} can't be read")
+        return JobState(
+            phase="running" if is_held else "unknown", reason=f"{record.folder / STATE} can't be read"
+        )
     if found.is_over or is_held:
         return found
     return JobState(phase="failed", reason="the process that held it was killed, and the ranks with it", starts=found.starts)  # fmt: skip
@@ -133,14 +140,21 @@ def state(record: JobRecord) -> JobState:
 
 def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
     """Give the lines of the log; with ``follow`` until the job is over."""
-    return follow_files(record.folder / LOG, (lambda: state(record).is_over) if follow else None, _LOOK_S)
+    found = follow_files(record.folder / LOG, (lambda: state(record).is_over) if follow else None, _LOOK_S)
+    return (line for _, line in found)
 
 
 def cancel(record: JobRecord) -> None:
     """Have the ranks stop in time; if they have been told so before, kill them."""
     path = record.folder / CANCEL
     if not state(record).is_over:
-        write_atomic(path, "kill" if path.exists() else "notice", mode=0o600)
+        try:
+            write_atomic(path, "kill" if path.exists() else "notice", mode=0o600)
+        except OSError as error:
+            raise LaunchError(
+                f"job {record.id} can't be told to stop: {path}: {error.strerror}",
+                hint="free some space there",
+            ) from error
 
 
 def _is_held(folder: Path) -> bool:

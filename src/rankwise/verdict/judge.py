@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.osdoor import KILL_SIGNAL
 from rankwise.base.rank_names import name_ranks
+from rankwise.base.requeue import REQUEUE
 from rankwise.verdict.case import Casualty, Verdict
 from rankwise.verdict.early_exits import find_early_exits_here
 from rankwise.verdict.error_meanings import find_fix, find_meaning, find_missing
@@ -435,9 +436,11 @@ def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:
 
 
 def _exit_code(case: Case, cause: _Cause) -> int:
-    """Return the first cause's exit code; 128 + N for a signal, as shells do."""
+    """Return the first cause's exit code; 128 + N for a signal, as shells do; 75 where only nodes were lost."""
     if case.interrupted is not None and not cause.culprits:
         return 128 + case.interrupted
+    if not cause.culprits and (case.lost_nodes or case.given_up):
+        return REQUEUE  # no fault of the script: whoever schedules the job may start it again
     if cause.culprits and cause.culprits[0].fault is not None and cause.culprits[0].stopped_s is not None:
         return 1  # it had raised, and we stopped it before it could say so by its own exit code
     for end in (*cause.culprits, *sorted(case.ranks, key=_moment)):
