@@ -82,6 +82,22 @@ def test_a_file_written_since_the_process_began_counts_as_changed(tmp_path: Path
     assert any("libc" in path for path in loaded._list_mapped())
 
 
+def test_what_the_process_has_written_itself_is_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module made from a template, in a temporary folder that was made for it, as torch 2.8 does: the first rank that exits removes it. One in a folder that was known before is the user's."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "known")])
+    made = Loaded(list_importable)
+    for folder in ("made", "known"):
+        (tmp_path / folder).mkdir()
+        module = types.ModuleType(folder)
+        module.__file__ = str(tmp_path / folder / "it.py")
+        (tmp_path / folder / "it.py").touch()
+        made.note_module(module)
+        assert made.find_changed() == ("" if folder == "made" else module.__file__)
+
+
 def test_of_two_servers_for_the_same_runs_the_younger_one_ends(tmp_path: Path) -> None:
     """Two launchers at once start two; one that is dead, or has another key, does not count."""
     server = Resident.__new__(Resident)

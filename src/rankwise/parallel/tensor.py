@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 
 from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.ddp import WRAP_WAIT_S
-from rankwise.parallel.layouts import noting_replaced
+from rankwise.parallel.layouts import add_up, noting_replaced
 from rankwise.parallel.model_check import check_same_model
 from rankwise.parallel.tensor_checks import Heads, check_model, check_splits, find_heads, find_shared
 from rankwise.parallel.tensor_conv1d import adapt
@@ -266,11 +266,7 @@ def _split(model: nn.Module, work: _Work, mesh: DeviceMesh) -> None:
         style = adapt(split.style or _build_style(split, work), split.module)
         if style is None:
             continue
-        trained = {name: parameter.requires_grad for name, parameter in split.module.named_parameters()}
-        # All ranks hold the same values by now: each cuts its own share, and nothing is sent.
-        parallelize_module(split.module, mesh, style, src_data_rank=None)
-        for name, parameter in split.module.named_parameters():
-            parameter.requires_grad_(trained[name])  # SequenceParallel forgets it
+        _parallelize(split.module, mesh, style)
     for (_, first, first_own), *others in shared:
         for _, module, own in others:
             module.register_parameter(own, getattr(first, first_own))
@@ -304,6 +300,26 @@ def _build_style(split: Split, work: _Work) -> ParallelStyle | None:
             output_layouts=part if is_inside else Replicate(),
         )
     return None
+
+
+def _parallelize(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle) -> None:
+    trained = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    # All ranks hold the same values by now: each cuts its own share, and nothing is sent.
+    parallelize_module(module, mesh, style, src_data_rank=None)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(trained[name])  # SequenceParallel forgets it
+        if trained[name]:
+            parameter.register_post_accumulate_grad_hook(_settle)
+
+
+def _settle(parameter: torch.Tensor) -> None:
+    """Add up the parts of a gradient that each rank has of its part of the sequence.
+
+    DTensor would let the optimizer do that. But up to torch 2.10 at least, ``mul_`` of a tensor in parts counts each part as the whole, which an
+    optimizer with momentum does, and so do torch's functions on lists up to 2.11.
+    """
+    if parameter.grad is not None:
+        parameter.grad = add_up(parameter.grad)
 
 
 def _sum_gradients(module: nn.Module, mesh: DeviceMesh) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class Loaded:
         entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         self._user_folders = [os.path.abspath(entry) for entry in entries]
         self._tops: frozenset[str] = frozenset()
+        self._known_folders = frozenset(sys.path)
 
     def note(self, path: str) -> None:
         """Keep the stamp of a file or folder, whether it is there or not."""
@@ -58,8 +60,14 @@ class Loaded:
             getattr(module, "__file__", None),
             getattr(getattr(module, "__spec__", None), "origin", None),
         ):
-            if isinstance(path, str) and os.path.isabs(path):
+            if isinstance(path, str) and os.path.isabs(path) and not self._has_written(path):
                 self.note(path)
+
+    def _has_written(self, path: str) -> bool:
+        """Tell whether this process has itself written a module, as torch up to 2.8 does from templates: into a new temporary folder, which the first rank that exits removes."""
+        folder = os.path.dirname(path)
+        is_temporary = os.path.dirname(folder) == os.path.realpath(tempfile.gettempdir())
+        return is_temporary and folder not in self._known_folders and _stamp(path)[0] >= self.begin_s * 1e9
 
     def note_all(self, modules: Iterable[Any]) -> None:
         """Keep the stamps of all that this process has loaded, and of what decided what it loads."""
