@@ -146,9 +146,7 @@ def test_tensor_parallel_and_fsdp_together_have_one_processs_curves(world_size: 
         try:
             view_groups((0, 8, 32), (0, 32))
         except IndexError:
-            options["num_samples"] = (
-                192  # DTensor can't reshape a share without samples before torch 2.13
-            )
+            options["num_samples"] = 192  # DTensor can't reshape a share without samples before torch 2.13
     cases = [(kind, mesh, {"sequence_parallel": parts}) for kind, mesh, parts in SPLIT[world_size]]
     for found in run_ranks(fit_split, world_size, cases, {**options, "num_micro": 2}, timeout_s=400):
         for (optimizer, mesh, how), ours in zip(cases, found, strict=True):
