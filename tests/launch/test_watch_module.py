@@ -93,6 +93,12 @@ def report(*folders: Path) -> dict[str, Any]:
     return told
 
 
+def wait_report(folder: Path, kind: str) -> dict[str, Any]:
+    """Wait until the living are judged so: on a busy host one may have copied what it saw before the other one stood still for long enough."""
+    wait_until(lambda: report(folder)["kind"] == kind, 30)
+    return report(folder)
+
+
 def carry_away(job: Job, to: Path) -> Path:
     """Return the folder as it is on another machine: without the files in this host's memory."""
     shutil.copytree(job.folder / "evidence", to)
@@ -109,7 +115,7 @@ def test_who_left_the_loop_is_named_while_it_hangs_and_afterwards(tmp_path: Path
     with torchrun(tmp_path, (*WATCH, "train.py")) as job:
         job.wait_met()
         job.wait_stalled(0, 1)
-        living = report(tmp_path / "evidence")
+        living = wait_report(tmp_path / "evidence", "hang")
         job.kill_all()
         for told in (living, report(tmp_path / "evidence"), report(carry_away(job, tmp_path / "elsewhere"))):
             assert (told["kind"], told["culprits"], told["where"]) == ("hang", [1], line_of(script, "# away")), told  # fmt: skip
@@ -126,8 +132,7 @@ def test_other_collectives_are_a_proof(tmp_path: Path) -> None:
     with torchrun(tmp_path, (*WATCH, "train.py")) as job:
         job.wait_met()
         job.wait_stalled(0, 1)
-        told = report(tmp_path / "evidence")
-        assert told["kind"] == "mismatch", told
+        told = wait_report(tmp_path / "evidence", "mismatch")
         assert line_of(script, "# odd").rpartition("/")[2] in told["message"], told
 
 
@@ -304,7 +309,7 @@ def test_init_leaves_evidence_where_a_folder_is_named(tmp_path: Path) -> None:
     with torchrun(tmp_path, ("train.py",), env={"RANKWISE_EVIDENCE": "evidence"}) as job:
         job.wait_met()
         job.wait_stalled(0, 1)
-        told = report(tmp_path / "evidence")
+        told = wait_report(tmp_path / "evidence", "hang")
         assert (told["kind"], told["culprits"], told["where"]) == ("hang", [1], line_of(script, "# away")), (
             told
         )
