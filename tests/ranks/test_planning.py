@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import rankwise
 from rankwise.base.errors import ModelError, UsageError
-from rankwise.parallel.plan_measure import find_blocks
+from rankwise.parallel.blocks import find_blocks
 from rankwise.parallel.plan_trace import Work, trace_forward
 from rankwise.parallel.planning import parse_size
 from rankwise.testing import run_ranks
@@ -389,6 +389,19 @@ def test_pipelines_and_placement_are_counted_by_their_rules() -> None:
     assert [part["total"] for part in shown["parts"]] == [part.total for part in placed.parts]
     saves = [str(one) for one in told.compositions if one.checkpointing and one.pipeline > 1]
     assert "PP 4 (1f1b, 8 micro-batches) + checkpointing" in saves
+
+
+def test_what_stands_between_blocks_is_planned_where_it_is_computed() -> None:
+    """A layer between two blocks belongs to the stage of the first of them, as ``apply_pipeline`` cuts; tied weights to each of theirs."""
+    model = nn.Module()
+    model.down = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(2))
+    model.middle = nn.Linear(8, 8, bias=False)
+    model.up = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(2))
+    one = find(rankwise.plan(model, num_ranks=2, precision="fp32"), "PP 2 (1f1b, 4 micro-batches)")
+    assert [part.parameters // (8 * 8 * 4) for part in one.parts] == [3, 2]
+    model.up[1].weight = model.down[0].weight
+    one = find(rankwise.plan(model, num_ranks=2, precision="fp32"), "PP 2 (1f1b, 4 micro-batches)")
+    assert [part.parameters // (8 * 8 * 4) for part in one.parts] == [3, 2]
 
 
 def test_a_pipeline_is_proposed_with_what_it_lets_ranks_wait() -> None:

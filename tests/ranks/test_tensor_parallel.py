@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import rankwise
-from rankwise.parallel.tensor_plans import find_ready_plan, matches, resolve_plan
+from rankwise.parallel.names import matches
+from rankwise.parallel.tensor_plans import find_ready_plan, resolve_plan
 from rankwise.testing import run_ranks
 
 WIDTH = 8

@@ -43,6 +43,8 @@ def test_ranges_and_patterns_name_what_they_say() -> None:
         "blocks.0.attention",
         "blocks.1.attention",
     ]
+    deep = read_names(Gpt(50, 8), {"tokens": "cpu", "**.attention": "meta", "blocks.*.norm?": "cpu", "**.mlp": "cpu", **REST})  # fmt: skip
+    assert deep == within | {"blocks.0.mlp": CPU, "blocks.1.mlp": CPU}
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from fnmatch import translate
 from typing import Any
 
 from torch import nn
 
 from rankwise.base.errors import UsageError
+from rankwise.parallel.names import matches
 
 #: What a caller may say: "auto", classes, name patterns, or how many parameters a block has at least.
 Blocks = Any
@@ -25,7 +24,7 @@ def find_blocks(
         model: The whole.
         blocks: "auto": the children of containers (ModuleList, Sequential, ModuleDict) of which at least two are of one class, outermost
             first; of a model of transformers the classes in ``_no_split_modules``. A class or several; a name pattern or several,
-            in which ``*`` is any part of a name up to the next dot, ``"layers.*"``; or a number: each smallest module that has as many parameters.
+            in which ``*`` is any part of a name up to the next dot and ``**`` any number of parts, ``"layers.*"``; or a number: each smallest module that has as many parameters.
         rank: Ours, for errors.
 
     Returns:
@@ -72,8 +71,7 @@ def find_blocks(
 def _match(model: nn.Module, wanted: str | type) -> dict[str, nn.Module]:
     if isinstance(wanted, type):
         return {name: one for name, one in model.named_modules() if name and isinstance(one, wanted)}
-    pattern = re.compile(translate(wanted).replace(".*", r"[^.]*"))
-    return {name: one for name, one in model.named_modules() if name and pattern.match(name)}
+    return {name: one for name, one in model.named_modules() if name and matches(wanted, name)}
 
 
 def _find_repeated(model: nn.Module) -> dict[str, nn.Module]:

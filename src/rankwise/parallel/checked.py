@@ -10,6 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwise.base.errors import CollectiveError, ModelError
+from rankwise.parallel.names import quote
 from rankwise.runtime.signature import naming_on
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _check_parameters(ddp: DistributedDataParallel, watch: Watch) -> None:
     if not (melted or frozen or new):
         return
     lines = [
-        f"{_quote(names)} {what}"
+        f"{_quote_be(names)} {what}"
         for names, what in (
             (melted, "unfrozen: the gradients would never be averaged"),
             (frozen, "frozen: the averaging would wait for the gradients"),
@@ -192,7 +193,7 @@ def _name_unused(error: RuntimeError, ddp: CheckedDDP) -> ModelError | None:
     names = [trained[index] for index in indices]
     if ddp.static_graph:
         return ModelError(
-            f"{_quote(names)} not used in this loss but in the first one, and static_graph=True promises that nothing changes",
+            f"{_quote_be(names)} not used in this loss but in the first one, and static_graph=True promises that nothing changes",
             rank=ddp.watch.rank,
             hint="leave static_graph out; with a branch that some steps don't take, set find_unused_parameters=True",
         )
@@ -204,17 +205,14 @@ def _name_unused(error: RuntimeError, ddp: CheckedDDP) -> ModelError | None:
     else:
         hint = "remove or freeze what is never used; add outputs that are left out to the loss; or, if a branch is taken only sometimes, apply_ddp(..., find_unused_parameters=True)"
     return ModelError(
-        f"{_quote(names)} not used in the last loss: without a gradient the ranks' average never ended",
+        f"{_quote_be(names)} not used in the last loss: without a gradient the ranks' average never ended",
         rank=ddp.watch.rank,
         hint=hint,
     )
 
 
-def _quote(names: list[str]) -> str:
-    few = ", ".join(map(repr, names[:_MOST_NAMED])) + (
-        f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    )
-    return f"{few} {'was' if len(names) == 1 else 'were'}"
+def _quote_be(names: list[str]) -> str:
+    return f"{quote(names, _MOST_NAMED)} {'was' if len(names) == 1 else 'were'}"
 
 
 def _check_unsynced(watch: Watch) -> None:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from rankwise.parallel.plan_trace import copy_as_fake, list_tensors, make_fake_batch, map_tensors
+from rankwise.parallel.plan_trace import copy_as_fake, make_fake_batch
+from rankwise.parallel.trees import list_tensors, map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,6 +14,7 @@ from torch import nn
 from rankwise.base.errors import ModelError
 from rankwise.parallel.blocks import Blocks, find_units
 from rankwise.parallel.cost_meter import Figures, count_units, time_units
+from rankwise.parallel.names import find_owner
 from rankwise.parallel.plan_measure import find_optimizer, measure_states
 from rankwise.parallel.plan_trace import call_model
 
@@ -135,23 +136,17 @@ def list_owned(model: nn.Module, units: Sequence[str]) -> dict[str, list[str]]:
     first: dict[int, int] = {}
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, one in tensors:
-        path = name.rpartition(".")[0]
-        place = _find_unit(path, places)
-        if place is None:
-            place = min((place for unit, place in places.items() if f"{unit}.".startswith(f"{path}.") or not path), default=0)  # fmt: skip
+        unit, around = find_owner(name, places), name.rpartition(".")[0]
+        inside = (
+            [unit]
+            if unit is not None
+            else [one for one in units if f"{one}.".startswith(f"{around}.") or not around]
+        )
+        place = min((places[one] for one in inside), default=0)
         first[id(one)] = min(place, first.get(id(one), place))
     for name, one in chain(model.named_parameters(), model.named_buffers()):
         owned[units[first[id(one)]]].append(name)
     return owned
-
-
-def _find_unit(path: str, places: dict[str, int]) -> int | None:
-    """Return the place of the unit in which a module lies, or which it is."""
-    while path:
-        if path in places:
-            return places[path]
-        path = path.rpartition(".")[0]
-    return places.get("")
 
 
 def _order(units: Iterable[str], called: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ from weakref import WeakSet
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import UsageError
+from rankwise.parallel.names import quote
 from rankwise.runtime.context import find_current
 from rankwise.runtime.mesh import AXES
 
@@ -39,9 +40,8 @@ def check_coverage(model: nn.Module, ctx: RankContext | None) -> None:
         if one.requires_grad and len(_reach(one, shares)) < ctx.data_size
     ]
     if alone:
-        more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""
         raise UsageError(
-            f"nothing averages the gradients of {', '.join(map(repr, alone[:3]))}{more} over the {ctx.data_size} shares of the batch: "
+            f"nothing averages the gradients of {quote(alone)} over the {ctx.data_size} shares of the batch: "
             "ranks with different samples would make them diverge",
             rank=ctx.rank,
             hint="apply_fsdp(model) on the whole model, after apply_tensor_parallel and after its last layer was added; "

@@ -15,6 +15,7 @@ from rankwise.base.errors import UsageError
 from rankwise.parallel.checked import CheckedDDP, watch_parameters
 from rankwise.parallel.comm_hooks import check_comm_hook, register_comm_hook
 from rankwise.parallel.model_check import check_same_model, find_complaint
+from rankwise.parallel.names import quote
 from rankwise.parallel.placed import placement_of
 from rankwise.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, find_foreign, list_native
 from rankwise.runtime.context import current
@@ -163,9 +164,8 @@ def _find_layer_complaint(model: nn.Module, *, sync_batchnorm: bool, device: tor
     native = list_native(model) if device.type == "cpu" else []
     if not native:
         return None
-    more = f" and {len(native) - 3} more" if len(native) > 3 else ""
     return (
-        f"torch.nn.SyncBatchNorm works on GPUs only, and the ranks run on the CPU: {', '.join(map(repr, native[:3]))}{more};"
+        f"torch.nn.SyncBatchNorm works on GPUs only, and the ranks run on the CPU: {quote(native)};"
         " apply_ddp(..., sync_batchnorm=True) makes them work here"
     )
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rankwise.base.errors import ModelError
+from rankwise.parallel.names import quote
 from rankwise.runtime.rng import derive_seed
 
 if TYPE_CHECKING:
@@ -56,9 +57,8 @@ class Materialiser:
             return None
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in found))
         names = [one for _, wanted in found for one in wanted]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return (
-            f"on the meta device, and nothing initialises {', '.join(map(repr, names[:3]))}{more}: give {kinds} a reset_parameters()"
+            f"on the meta device, and nothing initialises {quote(names)}: give {kinds} a reset_parameters()"
             " that fills what it holds itself; or init_weights=function, which is called with each module; or"
             " init_weights=False if a checkpoint will be loaded"
         )

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from rankwise.base.errors import CollectiveTimeoutError, ModelError
 from rankwise.base.memory import view_memory
 from rankwise.base.rank_names import name_ranks
+from rankwise.parallel.names import quote
 from rankwise.parallel.placed import placement_of
 from rankwise.runtime.context import current
 from rankwise.runtime.signature import locate, show_site
@@ -204,7 +205,7 @@ def find_complaint(model: nn.Module, *, takes_meta: bool = False, call: str = "a
     tensors = [*model.named_parameters(), *model.named_buffers()]
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if lazy:
-        return f"{_quote(lazy)} not initialised yet: run one forward on every rank before {call}"
+        return f"{_quote_be(lazy)} not initialised yet: run one forward on every rank before {call}"
     if not any(parameter.requires_grad for parameter in model.parameters()):
         number = sum(1 for _ in model.parameters())
         what = (
@@ -215,7 +216,7 @@ def find_complaint(model: nn.Module, *, takes_meta: bool = False, call: str = "a
         return f"{what}, so there is nothing to average: use it without {call}, or unfreeze what is to be trained first"
     meta = [name for name, tensor in tensors if tensor.is_meta and not takes_meta]
     if meta:
-        return f"{_quote(meta)} on the meta device, without values: load the weights, or call `model.to_empty(device=...)`, before {call}"
+        return f"{_quote_be(meta)} on the meta device, without values: load the weights, or call `model.to_empty(device=...)`, before {call}"
     return _find_spread(model, call)
 
 
@@ -230,11 +231,8 @@ def _find_spread(model: nn.Module, call: str) -> str | None:
     return None
 
 
-def _quote(names: Sequence[str]) -> str:
-    few = ", ".join(repr(name) for name in names[:_MOST_NAMED]) + (
-        f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    )
-    return f"{few} {'is' if len(names) == 1 else 'are'}"
+def _quote_be(names: Sequence[str]) -> str:
+    return f"{quote(names, _MOST_NAMED)} {'is' if len(names) == 1 else 'are'}"
 
 
 def _name_shard(name: str, tensor: Tensor) -> tuple[str, Tensor]:
@@ -248,10 +246,11 @@ def _name_shard(name: str, tensor: Tensor) -> tuple[str, Tensor]:
 
 def hash_values(tensors: Sequence[tuple[str, Tensor]]) -> dict[str, str]:
     """Return a digest of the bits of each tensor, by its name."""
-    return {name: _hash_tensor(tensor) for name, tensor in tensors}
+    return {name: hash_tensor(tensor) for name, tensor in tensors}
 
 
-def _hash_tensor(tensor: Tensor) -> str:
+def hash_tensor(tensor: Tensor) -> str:
+    """Return a digest of a tensor's bits."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     # Not by numpy(): torch may be installed without NumPy.
     size_bytes = flat.numel() * flat.element_size()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any, final
 
-from torch import Tensor
-
-from rankwise.base.memory import view_memory
-from rankwise.parallel.pipeline_forms import describe, put_tensors, take_tensors
-from rankwise.runtime.nested import flatten
+from rankwise.parallel.model_check import hash_tensor
+from rankwise.parallel.trees import describe, list_tensors, put_tensors, take_tensors
 
 
 @final
@@ -50,7 +46,7 @@ def split(batch: Any, number: int) -> list[Chunk]:
 
 def describe_batch(batch: Any) -> tuple[str, str | None]:
     """Return a batch's form as text, which begins with the number of samples, and what is wrong with it."""
-    tensors = [one for _, one in flatten(batch) if isinstance(one, Tensor)]
+    tensors = list_tensors(batch)
     sizes = sorted({one.shape[0] for one in tensors if one.dim()} - {1})
     described = f"{max(sizes, default=1 if tensors else 0)} samples: {'; '.join(describe(batch))[:2000]}"
     if not tensors:
@@ -67,9 +63,4 @@ def count_samples(described: str) -> int:
 
 def digest(batch: Any) -> str:
     """Return a digest of a batch's values."""
-    made = hashlib.blake2b(digest_size=8)
-    for _, one in flatten(batch):
-        if isinstance(one, Tensor):
-            flat = one.detach().cpu().contiguous().reshape(-1)
-            made.update(view_memory(flat.data_ptr(), flat.numel() * flat.element_size()))
-    return made.hexdigest()
+    return " ".join(map(hash_tensor, list_tensors(batch)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.errors import RankwiseError, UsageError
 from rankwise.parallel.costs import measure_costs
 from rankwise.parallel.cuts import balance
+from rankwise.parallel.names import find_owner
 from rankwise.parallel.pipeline_losses import ask
 from rankwise.parallel.pipeline_trace import find_calls
 
@@ -102,11 +103,7 @@ def _measure(
     blocks = list(layout.blocks)
     costs = dict.fromkeys(blocks, 0.0)
     for unit in measure_costs(model, example, loss=None if loss is None else take_loss, blocks=blocks):
-        path = unit.name
-        while path and path not in costs:
-            path = path.rpartition(".")[0]
-        number = next(
-            (number for name, number in layout.around.items() if f"{unit.name}.".startswith(f"{name}.")), 0
-        )
-        costs[path or blocks[max(number, 1) - 1]] += unit.time
+        around = find_owner(unit.name, layout.around)
+        number = 0 if around is None else layout.around[around]
+        costs[find_owner(unit.name, costs) or blocks[max(number, 1) - 1]] += unit.time
     return [*balance(list(costs.values()), num_stages), len(blocks)]

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from rankwise.base.errors import CollectiveError, UsageError
 from rankwise.parallel.pipeline_chunks import count_samples, describe_batch, digest, split
-from rankwise.parallel.pipeline_forms import put_tensors, take_tensors
 from rankwise.parallel.pipeline_losses import Stub, ask, combine, detach, has_count, read_loss
 from rankwise.parallel.pipeline_schedules import Kind, build_schedule, find_least, run_schedule
-from rankwise.runtime.nested import flatten
+from rankwise.parallel.trees import list_tensors, put_tensors, take_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,11 +99,7 @@ class Engine:
             value = loss(Stub(self.model, whole, is_asked=False), chunk.batch)
             returned.append(detach(value))
             if not chunk.num_samples:
-                return sum(
-                    one.sum() * 0
-                    for _, one in flatten(whole)
-                    if isinstance(one, Tensor) and one.requires_grad
-                )
+                return sum(one.sum() * 0 for one in list_tensors(whole) if one.requires_grad)
             own = read_loss(value, self.ctx.rank)
             scale = factor(value)
             weighed = own * (scale if has_count(value) else scale * chunk.share)

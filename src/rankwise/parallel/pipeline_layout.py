@@ -13,6 +13,7 @@ from torch import nn
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.blocks import Blocks, find_blocks, find_units
+from rankwise.parallel.names import find_owner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -200,7 +201,7 @@ def deal(model: nn.Module, layout: Layout, bounds: Sequence[int], calls: Calls |
     ids: dict[int, set[int]] = {}
     names_of = dict(model.named_parameters(remove_duplicate=False))
     for name, one in names_of.items():
-        unit = _find_unit(name, homes)
+        unit = find_owner(name, homes)
         is_outside = unit is None
         held = ids.setdefault(id(one), set())
         if calls is None:
@@ -211,7 +212,7 @@ def deal(model: nn.Module, layout: Layout, bounds: Sequence[int], calls: Calls |
             held |= homes[unit or ""] if is_called else set()
     for name, one in names_of.items():  # what no call uses
         if not ids[id(one)]:
-            unit = _find_unit(name, homes)
+            unit = find_owner(name, homes)
             ids[id(one)] |= {0} if unit is None else homes[unit]
     holders = {name: tuple(sorted(ids[id(one)])) for name, one in names_of.items()}
     same: dict[int, list[str]] = {}
@@ -219,11 +220,3 @@ def deal(model: nn.Module, layout: Layout, bounds: Sequence[int], calls: Calls |
         same.setdefault(id(one), []).append(name)
     tied = {name: tuple(same[id(one)]) for name, one in names_of.items()}
     return Deal(last + 1, {name: tuple(sorted(one)) for name, one in homes.items()}, holders, tied)
-
-
-def _find_unit(name: str, units: Mapping[str, Any]) -> str | None:
-    while name:
-        name = name.rpartition(".")[0]
-        if name in units:
-            return name
-    return None

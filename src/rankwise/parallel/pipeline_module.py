@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from rankwise.base.errors import ModelError
-from rankwise.parallel.pipeline_forms import put_tensors, take_tensors
 from rankwise.parallel.pipeline_prune import Kept
-from rankwise.parallel.pipeline_trace import is_getter, is_iterator, is_random, list_tensors
+from rankwise.parallel.pipeline_trace import is_getter, is_iterator, is_random
+from rankwise.parallel.trees import list_tensors, put_tensors, take_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import ModelError
-from rankwise.parallel.pipeline_forms import Form, form_of
+from rankwise.parallel.trees import Form, form_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,14 +11,13 @@ import logging
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rankwise.base.errors import ModelError, UsageError
-from rankwise.parallel.layouts import to_local
-from rankwise.parallel.pipeline_forms import describe, put_tensors, take_tensors
+from rankwise.parallel.fakes import following_forward, list_held, make_fakes
 from rankwise.parallel.pipeline_plan import Plan, make_plan
 from rankwise.parallel.pipeline_trace import Tape
+from rankwise.parallel.trees import describe, put_tensors, take_tensors
 
 if TYPE_CHECKING:
     from rankwise.parallel.pipeline_layout import Deal, Layout
@@ -87,20 +86,14 @@ class Shapes:
         """
         self.model.train(training)
         tree, tensors = take_tensors((args, kwargs))
-        held = [*self.model.parameters(), *self.model.buffers()]
-        held += [
-            one for module in self.model.modules() for one in vars(module).values() if isinstance(one, Tensor)
-        ]
-        tape = Tape({id(one): name for name, one in self.model.named_parameters()}, set(map(id, held)))
+        names = {id(one): name for name, one in self.model.named_parameters()}
+        tape = Tape(names, set(map(id, list_held(self.model))))
         units = {name: self.model.get_submodule(name) for name in self._layout.units}
         kind, dtype = _autocast() or ("cpu", torch.bfloat16)
         _log.disabled, was_disabled = True, _log.disabled  # what goes wrong is an error of ours
+        autocast = torch.autocast(kind, dtype, enabled=_autocast() is not None)
         try:
-            with (
-                self._mode,
-                torch.enable_grad(),
-                torch.autocast(kind, dtype, enabled=_autocast() is not None),
-            ):
+            with following_forward("cut into stages"), self._mode, torch.enable_grad(), autocast:
                 fakes = [
                     torch.empty(one.shape, dtype=self._cast(one.dtype), device=one.device) for one in tensors
                 ]
@@ -109,13 +102,6 @@ class Shapes:
                 with tape.watch(units):
                     output = self.model(*taken[0], **taken[1])
             tape.end(take_tensors(output)[1])
-        except (ModelError, UsageError):
-            raise
-        except Exception as error:  # the user's forward may raise anything
-            raise ModelError(
-                f"the forward pass can't be followed without values: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
-                hint="is the batch what the model is called with? A model that looks at values can't be cut into stages",
-            ) from error
         finally:
             _log.disabled = was_disabled
         return tape, output
@@ -136,22 +122,17 @@ def _copy_as_fake(model: nn.Module, layout: Layout, mode: FakeTensorMode, device
 
     Buffers of modules around the parts keep their values: they are constants that the model may look at.
     """
-    constants = {
-        id(one) for name in layout.owners for one in model.get_submodule(name).buffers(recurse=False)
+    constants = (one for name in layout.owners for one in model.get_submodule(name).buffers(recurse=False))
+    memo: dict[int, Any] = {
+        id(one): one.detach().to(device, copy=True) for one in constants if not one.is_meta
     }
-    held = [*model.parameters(), *model.buffers()]
-    held += [one for module in model.modules() for one in vars(module).values() if isinstance(one, Tensor)]
-    memo: dict[int, Any] = {}
-    hooks = [getattr(module, name) for module in model.modules() for name in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")]  # fmt: skip
-    for one in held:
-        if id(one) in constants and not one.is_meta:
-            memo[id(one)] = one.detach().to(device, copy=True)
-    with mode:
-        for one, local in zip(held, to_local(held), strict=True):
-            if id(one) in memo:
-                continue
-            fake = torch.empty(local.shape, dtype=one.dtype, device=device)
-            memo[id(one)] = nn.Parameter(fake, one.requires_grad) if isinstance(one, nn.Parameter) else fake
-    for one in hooks:
+    make_fakes(model, mode, memo, device=device)
+    hooks = (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks_with_kwargs",
+    )
+    for one in (getattr(module, name) for module in model.modules() for name in hooks):
         memo[id(one)] = type(one)()
     return copy.deepcopy(model, memo)

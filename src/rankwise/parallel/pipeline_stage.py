@@ -15,17 +15,17 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 from rankwise.base.errors import ModelError
-from rankwise.parallel.pipeline_forms import form_of
+from rankwise.parallel.trees import form_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from rankwise.parallel.pipeline_forms import Form
     from rankwise.parallel.pipeline_module import StageModule
     from rankwise.parallel.pipeline_plan import Plan
     from rankwise.parallel.pipeline_profile import Recorder
+    from rankwise.parallel.trees import Form
 
 
 @final

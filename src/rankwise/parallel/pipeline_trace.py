@@ -18,8 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
 from rankwise.base.errors import ModelError
-from rankwise.parallel.pipeline_forms import take_tensors
-from rankwise.runtime.nested import flatten
+from rankwise.parallel.trees import list_tensors, take_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -257,11 +256,6 @@ def is_iterator(function: Any) -> bool:
 def is_getter(function: Any) -> bool:
     """Whether a function reads an attribute. Of those that are no tensors not all are seen: a tensor without values has its own device."""
     return getattr(function, "__name__", "") == "__get__"
-
-
-def list_tensors(tree: Any) -> list[Tensor]:
-    """Return the tensors in nested containers, in order."""
-    return [leaf for _, leaf in flatten(tree) if isinstance(leaf, Tensor)]
 
 
 def find_calls(tape: Tape) -> list[tuple[str | None, list[str]]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankwise.parallel.sizes import show_size
-from rankwise.runtime.nested import flatten, unflatten
+from rankwise.parallel.trees import list_tensors, map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,12 +144,9 @@ class _Moves:
 
     def move(self, tree: Any, device: torch.device) -> Any:
         """Return nested containers with all tensors on a device; the very same if they are there."""
-        leaves = [leaf for _, leaf in flatten(tree)]
-        if all(not isinstance(one, Tensor) or one.device == device for one in leaves):
+        if all(one.device == device for one in list_tensors(tree)):
             return tree
-        return unflatten(
-            tree, [self._bring(one, device) if isinstance(one, Tensor) else one for one in leaves]
-        )
+        return map_tensors(tree, lambda one: self._bring(one, device))
 
     def _bring(self, one: Tensor, device: torch.device) -> Tensor:
         if one.device == device:
@@ -200,7 +197,7 @@ class _Meet(TorchFunctionMode):  # type: ignore[misc]
         try:
             return func(*args, **kwargs)
         except RuntimeError:
-            leaves = [one for _, one in flatten((args, kwargs)) if isinstance(one, Tensor)]
+            leaves = list_tensors((args, kwargs))
             if len({one.device for one in leaves if one.dim()}) < 2:
                 raise
             self.was_needed = True
@@ -233,8 +230,8 @@ class _Ends:
 
     def begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Note where the first tensor among the inputs is."""
-        found = (one.device for _, one in flatten((args, kwargs)) if isinstance(one, Tensor))
-        self.homes.append(next(found, None) if isinstance(self.outputs, str) else self.outputs)
+        found = [one.device for one in list_tensors((args, kwargs))]
+        self.homes.append(next(iter(found), None) if isinstance(self.outputs, str) else self.outputs)
         self.moves.depth += 1
         # Each function of torch pays for the mode, so a model whose first forward had no use for it goes on without.
         is_wanted = len(self.placement.needs) > 1 and model.training not in self.meets_nowhere

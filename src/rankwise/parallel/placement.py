@@ -52,7 +52,7 @@ def place(  # noqa: PLR0913 - most calls give two
     Args:
         model: Changed in place: on any device, also on the meta device: then each part gets its values on its own device.
         where: From patterns of names to devices: a number is that GPU. A pattern is the name of a module, parameter or buffer,
-            ``blocks.0-11`` twelve of them, and ``*`` any part of a name up to the next dot. Or "balanced": consecutive parts of equal
+            ``blocks.0-11`` twelve of them, ``*`` any part of a name up to the next dot, and ``**`` any number of parts. Or "balanced": consecutive parts of equal
             bytes. Or "auto": within each device's memory, parts that take equally long, forward and backward, on the example; where devices
             differ in kind ("cpu" beside GPUs), those that take the least time together.
         example: A batch as the model is called with. Its activations are then counted, too; "auto" needs it.

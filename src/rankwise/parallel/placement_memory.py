@@ -11,8 +11,9 @@ import torch
 
 from rankwise.base.errors import ModelError
 from rankwise.parallel.cuts import balance, list_parts
+from rankwise.parallel.names import find_owner, list_owners
 from rankwise.parallel.placed import Need
-from rankwise.parallel.placement_names import find_device, list_owners
+from rankwise.parallel.placement_names import find_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,7 +133,7 @@ def cut_model(
     where = {one.name: device for device, units in zip(free, list_parts(begins, len(first)), strict=True)
              for unit in units for one in first[unit]}  # fmt: skip
     owners = _find_owners(model, costs_of[next(iter(free)).type])
-    return where | {name: where[owned[0]] for name, owned in owners.items() if not any(one in where for one in list_owners(name))}  # fmt: skip
+    return where | {name: where[owned[0]] for name, owned in owners.items() if find_owner(name, where) is None}  # fmt: skip
 
 
 def _find_owners(model: nn.Module, costs: Sequence[UnitCost]) -> dict[str, list[str]]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from fnmatch import translate
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rankwise.base.errors import UsageError
+from rankwise.parallel.names import find_owner, list_owners, matches, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor, nn
 
@@ -54,7 +54,7 @@ def read_names(model: nn.Module, where: Mapping[str, Device]) -> dict[str, torch
     Args:
         model: The whole.
         where: From patterns to devices. A pattern is a name, of a module or of a parameter or buffer itself; ``blocks.0-11`` are
-            twelve of them, and ``*`` is any part of a name up to the next dot.
+            twelve of them, ``*`` is any part of a name up to the next dot, and ``**`` any number of parts.
 
     Raises:
         UsageError: A pattern matches nothing; a parameter or buffer is placed twice or not at all; tied ones are placed apart.
@@ -65,8 +65,7 @@ def read_names(model: nn.Module, where: Mapping[str, Device]) -> dict[str, torch
     for pattern, wanted in where.items():
         device = read_device(wanted)
         for one in _expand(pattern):
-            expression = re.compile(translate(one).replace(".*", r"[^.]*"))
-            matching = [name for name in names if expression.match(name) and bool(name) == bool(one)]
+            matching = [name for name in names if matches(one, name) and bool(name) == bool(one)]
             if not matching:
                 raise UsageError(f"pattern {pattern!r}: the model has no module, parameter or buffer named like {one!r}", hint=f"it has {', '.join(repr(name) for name in list(names)[1 : 1 + _MOST_NAMED])} ...")  # fmt: skip
             for name in matching:
@@ -94,21 +93,13 @@ def _check_all(tensors: list[tuple[str, Tensor]], found: Mapping[str, tuple[str,
         if its_device != device:
             raise UsageError(f"{other!r} (on {its_device} by {its_pattern!r}) and {name!r} (on {device} by {pattern!r}) are one tensor, tied", hint="place both on one device: inputs are moved to it")  # fmt: skip
     if unplaced:
-        more = f" and {len(unplaced) - _MOST_NAMED} more" if len(unplaced) > _MOST_NAMED else ""
-        raise UsageError(f"no pattern places {', '.join(map(repr, unplaced[:_MOST_NAMED]))}{more}", hint=f"the patterns are {', '.join(map(repr, dict.fromkeys(pattern for pattern, _ in found.values())))}")  # fmt: skip
+        raise UsageError(f"no pattern places {quote(unplaced, _MOST_NAMED)}", hint=f"the patterns are {', '.join(map(repr, dict.fromkeys(pattern for pattern, _ in found.values())))}")  # fmt: skip
 
 
 def find_device(name: str, devices: Mapping[str, torch.device], default: torch.device) -> torch.device:
     """Return where a part goes: by its own name, or that of a module around it."""
-    return next((devices[one] for one in list_owners(name) if one in devices), default)
-
-
-def list_owners(name: str) -> Iterator[str]:
-    """Yield a name and those of all modules around, the model's own "" last."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
-    yield ""
+    owner = find_owner(name, devices)
+    return default if owner is None else devices[owner]
 
 
 def _expand(pattern: str) -> list[str]:

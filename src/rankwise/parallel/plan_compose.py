@@ -191,7 +191,7 @@ def _choose_largest(name: str, precision: str, limit: int | None, parts: tuple[M
 def _count_part(held: Facts, part: Part, num_in_flight: int, num_micro_batches: int, *, replicate: int, shard: int, checkpointing: bool) -> Memory:  # fmt: skip
     row = held.row
     assert row is not None  # noqa: S101 - looked at before
-    weights = [one for one in held.weights if part.holds(row.places[one.name])]
+    weights = [one for one in held.weights if one.name in part.weights]
     own = [(one, _count_own(one, shard, 1)) for one in weights]
     trained = [(one, count) for one, count in own if one.is_trained]
     gradients = sum(count * one.itemsize for one, count in trained)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
 
 from rankwise.base.errors import ModelError, UsageError
-from rankwise.parallel.plan_stages import Row, find_layout_of, find_places
-from rankwise.parallel.plan_trace import cast, trace_forward
+from rankwise.parallel.blocks import find_blocks
+from rankwise.parallel.fakes import cast
+from rankwise.parallel.pipeline_layout import deal, find_layout
+from rankwise.parallel.plan_stages import Row
+from rankwise.parallel.plan_trace import trace_forward
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from rankwise.parallel.plan_trace import Activations, Work
+    from rankwise.parallel.plan_trace import Activations, ForwardTrace, Work
 
     OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -83,33 +86,6 @@ class Facts:
     tensor_degrees: int
 
 
-def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the repeated parts of a model, by name: the members of a ModuleList, or of one class in a Sequential.
-
-    These are what one gives to ``fully_shard`` and to ``checkpoint`` one by one. What lies in a block is not looked at.
-    """
-
-    def walk(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        children = [
-            (name, one) for name, one in module.named_children() if any(True for _ in one.parameters())
-        ]
-        kinds = Counter(type(one) for _, one in children)
-        least = (
-            1
-            if isinstance(module, nn.ModuleList)
-            else 2
-            if isinstance(module, nn.Sequential)
-            else len(children) + 1
-        )
-        for name, one in children:
-            if kinds[type(one)] >= least:
-                yield prefix + name, one
-            else:
-                yield from walk(f"{prefix}{name}.", one)
-
-    return dict(walk("", model))
-
-
 def find_optimizer(optimizer: str | OptimizerFactory) -> OptimizerFactory:
     """Return what makes an optimizer of parameters.
 
@@ -149,10 +125,7 @@ def measure(model: nn.Module, *, precision: str, optimizer: str | OptimizerFacto
     kept = torch.bfloat16 if precision == "bf16-params" else torch.float32
     computed = torch.float32 if precision == "fp32" else torch.bfloat16
     blocks = find_blocks(model)
-    whole, sharded = None, None
-    if work.batch is not None:
-        sharded = trace_forward(model, blocks, computed, work, autocast=False)
-        whole = trace_forward(model, blocks, kept, work, autocast=True) if kept != computed else sharded
+    whole, sharded = _trace_both(model, blocks, kept, computed, work)
     split = sharded.split if sharded else {}
     kinds = {name: (one.shape, cast(one.dtype, kept)) for name, one in model.named_parameters() if one.requires_grad}  # fmt: skip
     states = measure_states(kinds, find_optimizer(optimizer))
@@ -165,26 +138,42 @@ def measure(model: nn.Module, *, precision: str, optimizer: str | OptimizerFacto
             is_trained=one.requires_grad, block=of_block.get(name), tensor_dim=split.get(name), states_itemsize=per_item, states_bytes=fixed,
         ))  # fmt: skip
     buffers = sum(one.numel() * cast(one.dtype, kept).itemsize for one in model.buffers())
+    activations = tuple(one and one.summarize() for one in (whole, sharded))
     return Facts(
-        weights=tuple(weights), buffers=buffers, blocks=tuple(blocks), replicated=whole and whole.summarize(), sharded=sharded and sharded.summarize(),
-        row=_find_row(model, kept, computed, work), tensor_degrees=_find_common_divisor(weights),
+        weights=tuple(weights), buffers=buffers, blocks=tuple(blocks), replicated=activations[0], sharded=activations[1],
+        row=_find_row(model, kept, computed, work, {tuple(blocks): activations}), tensor_degrees=_find_common_divisor(weights),
     )  # fmt: skip
 
 
-def _find_row(model: nn.Module, kept: torch.dtype, computed: torch.dtype, work: Work) -> Row | None:
-    """Return the blocks that a pipeline would be cut between, which need not be those that FSDP gathers."""
-    layout = find_layout_of(model)
-    if layout is None:
+def _trace_both(
+    model: nn.Module, blocks: Mapping[str, nn.Module], kept: torch.dtype, computed: torch.dtype, work: Work
+) -> tuple[ForwardTrace | None, ForwardTrace | None]:
+    """Return what a forward keeps where each rank holds the whole model, and under FSDP; None without a batch."""
+    if work.batch is None:
+        return None, None
+    sharded = trace_forward(model, blocks, computed, work, autocast=False)
+    whole = trace_forward(model, blocks, kept, work, autocast=True) if kept != computed else sharded
+    return whole, sharded
+
+
+def _find_row(
+    model: nn.Module, kept: torch.dtype, computed: torch.dtype, work: Work, known: Mapping[Any, Any]
+) -> Row | None:
+    """Return the blocks that a pipeline would be cut between; as a rule, but not always, they are those that FSDP gathers."""
+    try:
+        layout = find_layout(model)
+    except UsageError:  # it has no two blocks
         return None
-    whole, sharded = None, None
-    if work.batch is not None:
+    found = known.get(layout.blocks)
+    if found is None:
         blocks = {name: model.get_submodule(name) for name in layout.blocks}
-        sharded = trace_forward(model, blocks, computed, work, autocast=False, seeks_pairs=False)
-        whole = trace_forward(model, blocks, kept, work, autocast=True, seeks_pairs=False) if kept != computed else sharded  # fmt: skip
+        found = [one and one.summarize() for one in _trace_both(model, blocks, kept, computed, work)]
     return Row(
-        blocks=layout.blocks, places=find_places(model, layout), replicated=whole and whole.summarize(),
-        sharded=sharded and sharded.summarize(),
-    )  # fmt: skip
+        blocks=layout.blocks,
+        deal=lambda bounds: deal(model, layout, bounds, None),
+        replicated=found[0],
+        sharded=found[1],
+    )
 
 
 def _find_common_divisor(weights: Iterable[Weight]) -> int:

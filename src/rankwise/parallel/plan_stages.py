@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.cuts import balance
-from rankwise.parallel.pipeline_layout import find_layout, list_bounds
+from rankwise.parallel.pipeline_layout import list_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from torch import nn
-
-    from rankwise.parallel.pipeline_layout import Layout
+    from rankwise.parallel.pipeline_layout import Deal
     from rankwise.parallel.plan_trace import Activations
 
 Schedule = Literal["1f1b", "gpipe"]
@@ -32,13 +31,12 @@ class Row:
 
     Attributes:
         blocks: Their names.
-        places: For each parameter, by name, the numbers of the blocks that hold it: -1 for what stands before them, their number for what
-            stands behind; several for a tied one.
+        deal: Gives each stage its parts, from the bounds of the stages.
         replicated: What autograd keeps of one forward pass, by block; None without a batch. ``sharded``: the same under FSDP.
     """
 
     blocks: tuple[str, ...]
-    places: dict[str, frozenset[int]]
+    deal: Callable[[Sequence[int]], Deal]
     replicated: Activations | None
     sharded: Activations | None
 
@@ -48,30 +46,6 @@ class Row:
         return all(one is not None and len(one.blocks) == len(self.blocks) for one in (self.replicated, self.sharded))  # fmt: skip
 
 
-def find_layout_of(model: nn.Module) -> Layout | None:
-    """Return where a model can be cut; None if it has no two blocks."""
-    try:
-        return find_layout(model)
-    except UsageError:
-        return None
-
-
-def find_places(model: nn.Module, layout: Layout) -> dict[str, frozenset[int]]:
-    """Return the blocks that hold each parameter, as ``Row.places``."""
-    last = len(layout.blocks)
-    homes = {name: {number} for number, name in enumerate(layout.blocks)}
-    homes |= {name: {-1} for name in layout.before} | {name: {last} for name in layout.behind}
-    names = {id(one): name for name, one in model.named_parameters()}
-    found: dict[str, set[int]] = {}
-    for name, one in model.named_parameters(remove_duplicate=False):
-        path = name.rpartition(".")[0]
-        while path and path not in homes:
-            path = path.rpartition(".")[0]
-        # What lies directly in a module around the blocks stays in the first and in the last stage, which run its forward.
-        found.setdefault(names[id(one)], set()).update(homes.get(path, {-1, last}))
-    return {name: frozenset(places) for name, places in found.items()}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """Some consecutive blocks, and what belongs to them.
@@ -79,19 +53,14 @@ class Part:
     Attributes:
         begin: Number of the first block; ``end``: of the one behind the last.
         is_first: Whether it has what stands before the blocks; ``is_last``: what stands behind them.
+        weights: The names of its parameters.
     """
 
     begin: int
     end: int
     is_first: bool
     is_last: bool
-
-    def holds(self, places: frozenset[int]) -> bool:
-        """Tell whether a parameter lies there."""
-        return any(
-            self.begin <= one < self.end or (one < 0 and self.is_first) or (one >= self.end and self.is_last)
-            for one in places
-        )
+    weights: frozenset[str]
 
     def count_saved(self, kept: Activations, num_in_flight: int, *, checkpointing: bool) -> int:
         """Return the bytes that it keeps when the most micro-batches are under way."""
@@ -115,7 +84,7 @@ class Part:
 
 def cut_evenly(row: Row, num_parts: int) -> list[Part]:
     """Return the stages as ``apply_pipeline`` cuts them by default: equally many blocks in each."""
-    return _make_parts(list_bounds(row.blocks, num_parts, None))
+    return _make_parts(row, list_bounds(row.blocks, num_parts, None))
 
 
 def cut_by_size(row: Row, sizes: dict[str, int], num_parts: int) -> list[Part]:
@@ -127,14 +96,19 @@ def cut_by_size(row: Row, sizes: dict[str, int], num_parts: int) -> list[Part]:
         num_parts: Devices.
     """
     held = [0] * len(row.blocks)
-    for name, places in row.places.items():
-        held[min(max(min(places), 0), len(held) - 1)] += sizes[name]
-    return _make_parts([*balance(held, num_parts), len(held)])
+    for name, stages in row.deal(range(len(held) + 1)).holders.items():
+        held[stages[0]] += sizes.get(name, 0)  # of a tied one, one name counts
+    return _make_parts(row, [*balance(held, num_parts), len(held)])
 
 
-def _make_parts(bounds: Sequence[int]) -> list[Part]:
-    last = len(bounds) - 2
-    return [Part(begin=bounds[one], end=bounds[one + 1], is_first=one == 0, is_last=one == last) for one in range(last + 1)]  # fmt: skip
+def _make_parts(row: Row, bounds: Sequence[int]) -> list[Part]:
+    dealt, last = row.deal(bounds), len(bounds) - 2
+    return [
+        Part(
+            begin=begin, end=end, is_first=stage == 0, is_last=stage == last,
+            weights=frozenset(name for name, stages in dealt.holders.items() if stage in stages),
+        ) for stage, (begin, end) in enumerate(pairwise(bounds))
+    ]  # fmt: skip
 
 
 def count_in_flight(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -> int:

@@ -17,13 +17,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rankwise.base.errors import ModelError, UsageError
+from rankwise.parallel.fakes import cast, following_forward, make_fakes
+from rankwise.parallel.trees import list_tensors, map_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from torch import Tensor
 
 
 @final
@@ -83,13 +87,6 @@ class Work:
     micro_batch: int | None
 
 
-def cast(dtype: torch.dtype, to: torch.dtype) -> torch.dtype:
-    """Return the dtype that a precision gives a tensor: integers stay, and so does float64 where nothing narrower is asked for."""
-    if not dtype.is_floating_point or (dtype == torch.float64 and to == torch.float32):
-        return dtype
-    return to
-
-
 @final
 @dataclass(slots=True)
 class _Saved:
@@ -146,7 +143,7 @@ class ForwardTrace:
     def enter_block(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a call of a block; a checkpoint would keep its inputs."""
         self.call = len(self.inputs)
-        given = list_tensors((args, kwargs))
+        given = list_tensors((args, list(kwargs.values())))  # in the caller's order
         storages = [one.untyped_storage() for one in given]
         self.received.append(given[0].nbytes if given else 0)
         self.inputs.append({one._cdata: one.nbytes() for one in storages if one._cdata not in self.own})
@@ -214,11 +211,10 @@ def trace_forward(
     work: Work,
     *,
     autocast: bool,
-    seeks_pairs: bool = True,
 ) -> ForwardTrace:
     """Run one forward pass on fake tensors and return what it saved; pairs of layers are sought in blocks, then in all."""
     traced = _trace_once(model, blocks, dtype, work, autocast=autocast, is_across=not blocks)
-    if not traced.split and blocks and seeks_pairs:
+    if not traced.split and blocks:
         return _trace_once(model, blocks, dtype, work, autocast=autocast, is_across=True)
     return traced
 
@@ -246,14 +242,9 @@ def _trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], dtype: torch.
     with mode:
         batch = make_fake_batch(work.batch, work.micro_batch, dtype)
     computing = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext()
-    try:
-        with mode, computing, torch.autograd.graph.saved_tensors_hooks(trace.pack, lambda one: one):
-            result = work.loss(fake, batch) if work.loss is not None else call_model(fake, batch)
-    except Exception as error:  # the user's forward may raise anything
-        raise ModelError(
-            f"the forward pass can't be followed without values: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
-            hint="is the batch what the model is called with? A model that looks at values can't be followed: leave the batch out",
-        ) from error
+    saving = torch.autograd.graph.saved_tensors_hooks(trace.pack, lambda one: one)
+    with following_forward("followed: leave the batch out"), mode, computing, saving:
+        result = work.loss(fake, batch) if work.loss is not None else call_model(fake, batch)
     for one in list_tensors(result):
         trace.keep(one)
     trace.drop_pair()
@@ -268,14 +259,10 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
 
 def copy_as_fake(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype) -> nn.Module:
-    """Copy a model without its storage: deepcopy finds a fake in the memo for each tensor."""
-    tensors = [*model.parameters(), *model.buffers()]
-    tensors += [one for module in model.modules() for one in vars(module).values() if isinstance(one, Tensor)]
+    """Copy a model without its storage."""
     memo: dict[int, Any] = {}
+    make_fakes(model, mode, memo, dtype=dtype)
     with mode:
-        for one in tensors:
-            fake = torch.empty_strided(one.shape, one.stride(), dtype=cast(one.dtype, dtype), device="cpu")
-            memo[id(one)] = nn.Parameter(fake, one.requires_grad) if isinstance(one, nn.Parameter) else fake
         return copy.deepcopy(model, memo)
 
 
@@ -290,28 +277,3 @@ def make_fake_batch(batch: Any, micro_batch: int | None, dtype: torch.dtype) -> 
         return torch.empty(shape, dtype=cast(one.dtype, dtype), device="cpu", requires_grad=one.requires_grad)
 
     return map_tensors(batch, fake)
-
-
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested containers with each tensor replaced by what ``change`` makes of it."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {name: map_tensors(one, change) for name, one in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(one, change) for one in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(map_tensors(one, change) for one in value)
-    return value
-
-
-def list_tensors(value: Any) -> Sequence[Tensor]:
-    """Return the tensors in nested containers."""
-    found: list[Tensor] = []
-
-    def note(one: Tensor) -> Tensor:
-        found.append(one)
-        return one
-
-    map_tensors(value, note)
-    return found

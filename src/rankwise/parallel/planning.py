@@ -263,4 +263,4 @@ def _note(facts: Facts, batch: Any) -> Iterator[str]:
     if batch is not None and facts.row is not None and not facts.row.is_traced:
         yield "the blocks are not called once each: pipelines and placement are not considered"
     if not facts.blocks:
-        yield "no repeated blocks were found (members of a ModuleList, or of one class in a Sequential): FSDP gathers the whole model, and nothing is checkpointed"  # fmt: skip
+        yield "no repeated blocks were found (of one class in a ModuleList or Sequential): FSDP gathers the whole model, and nothing is checkpointed"  # fmt: skip

@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
@@ -18,6 +17,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from rankwise.base.errors import UsageError
+from rankwise.parallel.names import matches
 from rankwise.parallel.tensor_conv1d import count_features, is_conv1d
 
 if TYPE_CHECKING:
@@ -110,27 +110,6 @@ class Split:
     def own_name(self) -> str:
         """The last part of its name."""
         return self.name.rpartition(".")[2]
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern fits a module's name: ``*`` within one part of it, ``**`` for any number of parts.
-
-    Args:
-        pattern: Such as "blocks.*.attn.q_proj" or "**.q_proj"; "" is the model itself.
-        name: As in ``named_modules()``.
-
-    Returns:
-        Whether all of the name is matched.
-    """
-    return _match_parts(pattern.split("."), name.split("."))
-
-
-def _match_parts(pattern: Sequence[str], name: Sequence[str]) -> bool:
-    if not pattern:
-        return not name
-    if pattern[0] == "**":
-        return any(_match_parts(pattern[1:], name[start:]) for start in range(len(name) + 1))
-    return bool(name) and fnmatchcase(name[0], pattern[0]) and _match_parts(pattern[1:], name[1:])
 
 
 def shorten(name: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from rankwise.runtime.nested import flatten, unflatten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -34,6 +34,16 @@ class Form:
 def form_of(tensor: Tensor) -> Form:
     """Return a tensor's form."""
     return Form(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+
+def list_tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors in nested containers, in order."""
+    return [leaf for _, leaf in flatten(tree) if isinstance(leaf, Tensor)]
+
+
+def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return nested containers with each tensor replaced by what ``change`` makes of it."""
+    return unflatten(tree, [change(leaf) if isinstance(leaf, Tensor) else leaf for _, leaf in flatten(tree)])
 
 
 def describe(tree: Any) -> list[str]:
