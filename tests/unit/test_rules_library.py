@@ -52,7 +52,7 @@ _OTHER_WAITS = {
     ("parallel/servers/sides.py", "_count_by_role"): "the roles of all ranks, with a bound",
     ("parallel/servers/worker.py", "_join"): "a server, with a bound; names it",
     (
-        "parallel/servers/norm.py",
+        "parallel/servers/dense.py",
         "__call__",
     ): "a server's, for its workers, with a bound; names who is silent",
     (

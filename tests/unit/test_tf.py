@@ -14,7 +14,7 @@ import rankwise
 from rankwise import tf
 from rankwise.base.identity_clusters import read_tf_config
 from rankwise.tf.datasets import find_part
-from rankwise.tf.rows import count_rows, cut_rows
+from rankwise.tf.values import count_rows, cut_rows
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4"]}
 

@@ -125,11 +125,6 @@ def _list_some(model: nn.Module) -> str:
 def find_units(model: nn.Module, blocks: Blocks = "auto", *, rank: int | None = None) -> dict[str, nn.Module]:
     """Return what a model can be cut between: its blocks, and what stands before, between and after them, by name, in its order.
 
-    Args:
-        model: The whole.
-        blocks: As for ``find_blocks``.
-        rank: Ours, for errors.
-
     Returns:
         Modules, none inside another: each block, and each largest module that holds none. A Sequential without blocks is cut between
         its children. A model without children is one unit, named "".

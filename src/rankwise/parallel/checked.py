@@ -62,13 +62,6 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model.
 
-        Args:
-            *inputs: As for the model.
-            **kwargs: As for the model.
-
-        Returns:
-            What the model returns.
-
         Raises:
             ModelError: Parameters had no part in the last loss, or were changed since the model was wrapped.
             CollectiveError: The last accumulation was left before its gradients were averaged; or a peer has left.
@@ -120,16 +113,7 @@ def check_before_forward(ddp: DistributedDataParallel, watch: Watch) -> None:
 
 
 def watch_parameters(ddp: DistributedDataParallel, *, rank: int, has_synced_batchnorm: bool) -> Watch:
-    """Remember the parameters of a model that has just been wrapped.
-
-    Args:
-        ddp: The wrapped model.
-        rank: Our rank.
-        has_synced_batchnorm: Whether each forward in training is a collective.
-
-    Returns:
-        What its forwards compare with.
-    """
+    """Remember the parameters of a model that has just been wrapped."""
     ignored = set(ddp.parameters_to_ignore)
     parameters = [
         (name, each, each.requires_grad)

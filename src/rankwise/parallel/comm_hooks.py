@@ -39,14 +39,7 @@ CommHook = Literal["fp16", "bf16", "powersgd"] | PowerSGD
 
 
 def check_comm_hook(hook: object) -> None:
-    """Refuse what is no comm hook.
-
-    Args:
-        hook: None, a name or a ``PowerSGD``.
-
-    Raises:
-        UsageError: It is none of these, or can't work.
-    """
+    """Refuse what is no comm hook."""
     if isinstance(hook, PowerSGD):
         if hook.rank < 1 or hook.plain_steps < _FEWEST_PLAIN_STEPS:
             raise UsageError(
@@ -66,15 +59,6 @@ def register_comm_hook(
 
     "fp16" halves what is sent; gradients above 65504 become infinite, so scale the loss or take "bf16", which has the
     range of float32 and 8 bits of precision. Both divide by the number of ranks before they add up.
-
-    Args:
-        ddp: The wrapped model, before its first backward.
-        hook: What to use; None: nothing.
-        group: The process group of ``ddp``.
-        on_nccl: Whether NCCL carries it; there torch's own bf16 hook works.
-
-    Raises:
-        UsageError: There is no such hook.
     """
     check_comm_hook(hook)
     if hook == "fp16":
@@ -97,10 +81,6 @@ def average_in_bf16(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Futu
 
     The rounding: one to 8 bits on each rank, and one for each addition. The division comes first: in full precision it
     costs nothing, and the sum can't overflow.
-
-    Args:
-        group: The process group of the model.
-        bucket: DDP's bucket.
 
     Returns:
         What DDP waits for; holds the bucket's own buffer.

@@ -43,13 +43,7 @@ class Figures:
 def time_units(model: nn.Module, units: Sequence[str], batch: Any, call: Call, *, device: torch.device | None, repeats: int) -> dict[str, Figures]:  # fmt: skip
     """Run a model once, and return the seconds that each unit takes, in the order of their first calls.
 
-    Args:
-        model: With values; its buffers and the random generators are restored.
-        units: Names of modules.
-        batch: What ``call`` takes.
-        call: Runs the model.
-        device: Where units are run; None: where they lie.
-        repeats: How often each is timed, after one run to warm up; the shortest counts.
+    The shortest of ``repeats`` runs counts, after one to warm up; buffers and random generators are restored.
     """
     buffers = [(one, one.clone()) for one in model.buffers()]
     devices = {one.device for one in (*model.parameters(), *model.buffers())} | (
@@ -77,14 +71,7 @@ def time_units(model: nn.Module, units: Sequence[str], batch: Any, call: Call, *
 
 
 def count_units(model: nn.Module, units: Sequence[str], batch: Any, call: Call) -> dict[str, Figures]:
-    """Run a model once on fake tensors, and return the floating-point operations of each unit's matrix products.
-
-    Args:
-        model: On any device, the meta device too; not changed.
-        units: Names of modules.
-        batch: What ``call`` takes; its values don't matter.
-        call: Runs the model.
-    """
+    """Run a model once on fake tensors, and return the floating-point operations of each unit's matrix products."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
     fake = copy_as_fake(model, mode, dtype)

@@ -126,10 +126,6 @@ def list_owned(model: nn.Module, units: Sequence[str]) -> dict[str, list[str]]:
     """Return the names of the parameters and buffers that go with each unit.
 
     What lies directly in a module around units goes with the first unit inside, and what several units share with the first of these.
-
-    Args:
-        model: The whole.
-        units: Names of modules, none inside another, in the order of their calls.
     """
     places = {name: place for place, name in enumerate(units)}
     owned: dict[str, list[str]] = {name: [] for name in units}

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rankwise.parallel.comm_hooks import CommHook
     from rankwise.runtime.context import RankContext
 
-#: A rank that does not wrap its model is named after this time, where collectives may take half an hour.
-WRAP_WAIT_S = 60.0
 #: Parameters of models that were wrapped, by their ids.
 _averaged: dict[int, ref[torch.Tensor]] = {}
 
@@ -109,9 +107,9 @@ def apply_ddp(
         )
     check_same_model(
         model,
-        {**options, **asdict(tuning), "device": ctx.device.type, "world_size": ctx.world_size},
-        control=ctx.control,
-        wait_s=min(WRAP_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
+        {**options, **asdict(tuning)},
+        ctx=ctx,
+        wait_s=wait_s,
         complaint=find_complaint(model)
         or _find_placement_complaint(model)
         or _find_layer_complaint(model, sync_batchnorm=sync_batchnorm, device=ctx.device),

@@ -54,11 +54,7 @@ def make_fakes(model: nn.Module, mode: FakeTensorMode, memo: dict[int, Any], *, 
 
 @contextmanager
 def following_forward(way_out: str) -> Iterator[None]:
-    """Raise a ModelError where a user's forward can't run on fakes, whatever it has raised.
-
-    Args:
-        way_out: What to do about a model that looks at values.
-    """
+    """Raise a ModelError where a user's forward can't run on fakes, whatever it has raised."""
     try:
         yield
     except RankwiseError:

@@ -15,7 +15,6 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import UsageError
 from rankwise.base.log import get_logger
@@ -24,22 +23,20 @@ from rankwise.parallel.layouts import noting_replaced, to_local
 from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.sharded import defer_reduction
-from rankwise.parallel.strategy import share_values
+from rankwise.parallel.strategy import move_tensors, share_values
 from rankwise.parallel.sync_batchnorm import convert_sync_batchnorm, find_foreign
 from rankwise.runtime.context import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from torch import Tensor, nn
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from rankwise.runtime.context import RankContext
 
 _LOGGER = get_logger(__name__)
 
-#: A rank that does not shard its model is named after this time.
-_WRAP_WAIT_S = 60.0
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -116,9 +113,9 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
         }
         check_same_model(
             model,
-            {**options, "device": ctx.device.type, "world_size": ctx.world_size},
-            control=ctx.control,
-            wait_s=min(_WRAP_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
+            options,
+            ctx=ctx,
+            wait_s=wait_s,
             complaint=_find_complaint(model, reshard_after_forward)
             or maker.find_complaint(model)
             or (find_foreign(model) if sync_batchnorm else None),
@@ -234,12 +231,13 @@ def _prepare(
     """Give the modules of a block their values, the same on all ranks, on this rank's device: as short as can be."""
     modules = list(modules)
     maker.fill(modules)
-    tensors: dict[int, Tensor] = {}
-    for _, module in modules:
-        for one in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if not isinstance(one, DTensor) and one.device != ctx.device:
-                one.data = one.data.to(ctx.device)
-            tensors[id(one)] = one
+    held = (
+        one
+        for _, module in modules
+        for one in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    )
+    tensors = {id(one): one for one in held}
+    move_tensors(tensors.values(), ctx.device)
     for dim in range(mesh.ndim):
         share_values(to_local(tensors.values()), mesh.get_group(dim))
 

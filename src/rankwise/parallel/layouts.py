@@ -83,13 +83,7 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def scale_to(tensors: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
-    """Scale tensors, in place, so that their norm is at most ``max_norm``: as ``torch.nn.utils.clip_grads_with_norm_`` does.
-
-    Args:
-        tensors: Those whose norm was taken.
-        max_norm: The bound.
-        norm: What ``total_norm`` has returned.
-    """
+    """Scale tensors, in place, so that their norm is at most ``max_norm``: as ``torch.nn.utils.clip_grads_with_norm_`` does."""
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for group in group_by_layout(to_local(tensors)):
         torch._foreach_mul_(group, factor.to(group[0].device))
@@ -113,12 +107,7 @@ def _find_norm(group: Sequence[Tensor]) -> Tensor:
 
 
 class ShardedScaler(torch.amp.GradScaler):  # type: ignore[misc]
-    """A GradScaler of gradients of several layouts, which torch's own refuses; what overflows on one rank is skipped on all.
-
-    Args:
-        device_type: Where the gradients are.
-        group: All ranks of the job.
-    """
+    """A GradScaler of gradients of several layouts, which torch's own refuses; what overflows on one rank is skipped on all."""
 
     def __init__(self, device_type: str, group: dist.ProcessGroup) -> None:
         super().__init__(device_type)

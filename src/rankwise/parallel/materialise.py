@@ -66,9 +66,6 @@ class Materialiser:
     def fill(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
         """Give values to the tensors that these modules hold themselves.
 
-        Args:
-            modules: By name.
-
         Raises:
             ModelError: A parameter or buffer was not initialised; names it.
         """

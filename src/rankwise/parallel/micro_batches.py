@@ -22,14 +22,6 @@ Micro = TypeVar("Micro")
 def deal(strategy: Strategy, micro_batches: Iterable[Micro], ctx: RankContext | None) -> Iterator[Micro]:
     """Yield micro-batches; all but the last in the strategy's ``deferring()``.
 
-    Args:
-        strategy: How the model is spread.
-        micro_batches: At least one.
-        ctx: The job; None: the one that ``init()`` joined.
-
-    Yields:
-        Each micro-batch.
-
     Raises:
         UsageError: There is no micro-batch.
         CollectiveError: Every forward is a collective, and the ranks have different numbers of micro-batches.

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankwise.runtime.context import RankContext
-    from rankwise.runtime.control import Control
 
+#: A rank that does not wrap its model is named after this time, where collectives may take half an hour.
+_WAIT_S = 60.0
 #: So many differences are spelled out; one is usually the reason of all.
 _MOST_NAMED = 4
 _SHARD = "["
@@ -38,8 +39,8 @@ def check_same_model(
     model: nn.Module,
     settings: Mapping[str, object],
     *,
-    control: Control,
-    wait_s: float,
+    ctx: RankContext,
+    wait_s: float | None = None,
     complaint: str | None = None,
     call: str = "apply_ddp",
     among: Sequence[int] | None = None,
@@ -51,8 +52,8 @@ def check_same_model(
     Args:
         model: The model that is about to be wrapped.
         settings: What else must be equal: the options of the wrap.
-        control: The side channel.
-        wait_s: Seconds to wait for the slowest rank.
+        ctx: The job.
+        wait_s: Seconds to wait for the slowest rank; None: 60, or the job's timeout if that is less.
         complaint: What this rank has found wrong with its model already: all ranks hear of it.
         call: Who asks.
         among: The ranks that must have the same; None: all.
@@ -64,6 +65,7 @@ def check_same_model(
 
     Collective: every rank of the job.
     """
+    control, settings = ctx.control, {**settings, "device": ctx.device.type}
     lines = [f"complaint\t{complaint or ''}"]
     lines += [f"setting\t{name}={value}" for name, value in sorted(settings.items())]
     lines += ["\t".join(parts) for parts in _describe(model)]
@@ -71,7 +73,7 @@ def check_same_model(
         answers = control.compare(
             "\n".join(lines),
             what=f"{call} at {show_site(locate())} (do all ranks have the same model?)",
-            timeout_s=wait_s,
+            timeout_s=min(_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
         )
     except CollectiveTimeoutError as error:
         more = f"a rank that is only slow gets more time with {call}(..., wait_s=600)"
@@ -188,16 +190,22 @@ def _group_ranks(of_rank: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def find_complaint(model: nn.Module, *, takes_meta: bool = False, call: str = "apply_ddp") -> str | None:
-    """Say what keeps a model from being spread, whatever the other ranks hold.
+    """Say in one sentence what keeps a model from being spread and trained, and what to do; None if nothing does."""
+    if (complaint := find_unusable(model, takes_meta=takes_meta, call=call)) is not None:
+        return complaint
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        number = sum(1 for _ in model.parameters())
+        what = (
+            f"all {number} parameters are frozen (requires_grad=False)"
+            if number
+            else "the model has no parameters"
+        )
+        return f"{what}, so there is nothing to average: use it without {call}, or unfreeze what is to be trained first"
+    return _find_spread(model, call)
 
-    Args:
-        model: The model, still where the user has built it.
-        takes_meta: Whether tensors on the meta device get their values afterwards.
-        call: Who asks.
 
-    Returns:
-        One sentence with what to do; None if nothing is wrong.
-    """
+def find_unusable(model: nn.Module, *, takes_meta: bool = False, call: str) -> str | None:
+    """Say whether a model is wrapped already or has tensors without values, other than those on the meta device that get theirs afterwards."""
     wrapped = [name for name, module in model.named_modules() if isinstance(module, DistributedDataParallel)]
     if wrapped:
         where = "the model" if wrapped[0] == "" else f"its part {wrapped[0]!r}"
@@ -206,18 +214,10 @@ def find_complaint(model: nn.Module, *, takes_meta: bool = False, call: str = "a
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if lazy:
         return f"{_quote_be(lazy)} not initialised yet: run one forward on every rank before {call}"
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        number = sum(1 for _ in model.parameters())
-        what = (
-            "the model has no parameters"
-            if not number
-            else f"all {number} parameters are frozen (requires_grad=False)"
-        )
-        return f"{what}, so there is nothing to average: use it without {call}, or unfreeze what is to be trained first"
     meta = [name for name, tensor in tensors if tensor.is_meta and not takes_meta]
     if meta:
         return f"{_quote_be(meta)} on the meta device, without values: load the weights, or call `model.to_empty(device=...)`, before {call}"
-    return _find_spread(model, call)
+    return None
 
 
 def _find_spread(model: nn.Module, call: str) -> str | None:

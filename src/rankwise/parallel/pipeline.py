@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.layouts import to_local
@@ -19,16 +18,15 @@ from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.pipeline_cut import find_balanced, find_calls_of
 from rankwise.parallel.pipeline_engine import Engine
-from rankwise.parallel.pipeline_layout import Deal, Layout, deal, find_layout, list_bounds
+from rankwise.parallel.pipeline_layout import Deal, Layout, deal, find_layout, list_bounds, prune
 from rankwise.parallel.pipeline_module import StageModule
 from rankwise.parallel.pipeline_profile import PipelineProfile, Recorder
-from rankwise.parallel.pipeline_prune import prune
 from rankwise.parallel.pipeline_schedules import find_kind, find_misfit
 from rankwise.parallel.pipeline_shapes import Shapes
 from rankwise.parallel.pipeline_stage import Stage
 from rankwise.parallel.pipeline_ties import Ties
 from rankwise.parallel.pipelined import Pipelined
-from rankwise.parallel.strategy import share_values
+from rankwise.parallel.strategy import move_tensors, share_values
 from rankwise.runtime.context import current
 from rankwise.runtime.mesh import DATA_AXES
 
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from rankwise.parallel.blocks import Blocks
     from rankwise.runtime.context import RankContext
 
-_WRAP_WAIT_S = 60.0
 _ENGINE = "_rankwise_engine"
 
 
@@ -246,15 +243,9 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
     maker = Materialiser(model, ctx.device, init_weights, seed)
     check_same_model(
         model,
-        {
-            "schedule": kind.name,
-            "microbatches": microbatches,
-            "bounds": bounds,
-            "seed": seed,
-            "call": "apply_pipeline",
-        },
-        control=ctx.control,
-        wait_s=min(_WRAP_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
+        {"schedule": kind.name, "microbatches": microbatches, "bounds": bounds, "seed": seed},
+        ctx=ctx,
+        wait_s=wait_s,
         complaint=_find_complaint(model)
         or maker.find_complaint(model)
         or _find_bare(model, dealt, layout.blocks, bounds),
@@ -270,7 +261,7 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
     )
     prune(model, layout, dealt, own)
     maker.fill(model.named_modules())
-    _move(model, ctx)
+    move_tensors((*model.parameters(), *model.buffers()), ctx.device)
     group = column.get_group()
     modules = [StageModule(model, shapes.model, layout, dealt, number) for number in own]
     for one in modules:
@@ -343,9 +334,3 @@ def _share_weights(model: nn.Module, groups: Sequence[dist.ProcessGroup], ctx: R
         for one, shared in zip(local, there, strict=True):
             if one.device != shared.device:
                 one.copy_(shared)
-
-
-def _move(model: nn.Module, ctx: RankContext) -> None:
-    for one in (*model.parameters(), *model.buffers()):
-        if not isinstance(one, DTensor) and one.device != ctx.device:
-            one.data = one.data.to(ctx.device)

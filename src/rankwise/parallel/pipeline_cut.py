@@ -8,7 +8,7 @@ from rankwise.base.errors import RankwiseError, UsageError
 from rankwise.parallel.costs import measure_costs
 from rankwise.parallel.cuts import balance
 from rankwise.parallel.names import find_owner
-from rankwise.parallel.pipeline_losses import ask
+from rankwise.parallel.pipeline_batches import ask
 from rankwise.parallel.pipeline_trace import find_calls
 
 if TYPE_CHECKING:
@@ -33,14 +33,6 @@ def find_balanced(
 
     What stands around the blocks counts with the one before it.
 
-    Args:
-        model: The whole; afterwards as it was.
-        layout: Its blocks.
-        num_stages: How many stages.
-        example: A micro-batch, as ``loss`` takes it; without a loss what the model is called with.
-        loss: As for ``apply_pipeline``.
-        ctx: The job.
-
     Raises:
         RankwiseError: The model can't be measured with it; the same on every rank.
 
@@ -53,13 +45,6 @@ def find_calls_of(
     model: nn.Module, shapes: Shapes, example: Any, loss: Callable[[Any, Any], Any] | None, ctx: RankContext
 ) -> Calls:
     """Return what the forward of a model calls, in order: rank 0 follows it.
-
-    Args:
-        model: The whole.
-        shapes: Of the model.
-        example: A micro-batch, as ``loss`` takes it; without a loss what the model is called with.
-        loss: As for ``apply_pipeline``.
-        ctx: The job.
 
     Raises:
         UsageError: It can't be followed; the same on every rank.

@@ -9,8 +9,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankwise.base.errors import CollectiveError, UsageError
-from rankwise.parallel.pipeline_chunks import count_samples, describe_batch, digest, split
-from rankwise.parallel.pipeline_losses import Stub, ask, combine, detach, has_count, read_loss
+from rankwise.parallel.pipeline_batches import (
+    Stub,
+    ask,
+    combine,
+    count_samples,
+    describe_batch,
+    detach,
+    digest,
+    has_count,
+    read_loss,
+    split,
+)
 from rankwise.parallel.pipeline_schedules import Kind, build_schedule, find_least, run_schedule
 from rankwise.parallel.trees import list_tensors, put_tensors, take_tensors
 
@@ -19,9 +29,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from rankwise.parallel.pipeline_chunks import Chunk
+    from rankwise.parallel.pipeline_batches import Call, Chunk
     from rankwise.parallel.pipeline_layout import Deal
-    from rankwise.parallel.pipeline_losses import Call
     from rankwise.parallel.pipeline_plan import Plan
     from rankwise.parallel.pipeline_profile import Recorder
     from rankwise.parallel.pipeline_shapes import Shapes
@@ -34,19 +43,7 @@ _STEP = "a step of a pipeline (do all stages have the same batch?)"
 
 @final
 class Engine:
-    """The stages of this rank, and how they are run.
-
-    Args:
-        ctx: The job.
-        model: The pipeline as the user sees it.
-        kind: The schedule.
-        stages: This rank's.
-        shapes: Finds out what flows.
-        deal: Which parts each stage has.
-        microbatches: Into how many a batch is cut.
-        group: The ranks of the pipeline.
-        column: Their ranks in the job.
-    """
+    """The stages of this rank, and how they are run."""
 
     def __init__(  # noqa: PLR0913 - made in one place
         self, ctx: RankContext, model: nn.Module, kind: Kind, stages: Sequence[Stage], shapes: Shapes, *,
@@ -57,6 +54,7 @@ class Engine:
         self.last = kind.place(stages[0].num_stages - 1, len(self.column))
         for stage in stages:
             stage.own = {one.stage_index: one for one in stages}
+        self._homes = {number: kind.place(number, len(self.column)) for number in range(stages[0].num_stages)}
         self._schedules: dict[int, Any] = {}
         self._form: Any = None
         self._num_runs = 0
@@ -88,9 +86,6 @@ class Engine:
         Collective: every rank.
         """
         chunks, calls, autocast, plans = self._prepare(batch, loss)
-        for stage in self.stages:
-            stage.has_backward = True
-            stage.prepare(plans, calls)
         returned: list[Any] = []
 
         def compute(output: Any, chunk: Chunk) -> Tensor:
@@ -109,12 +104,10 @@ class Engine:
 
         schedule = self._find_schedule(len(chunks))
         schedule._loss_fn = compute
-        for stage in self.stages:
-            stage.autocast, stage.recorder = autocast, self.recorder
+        self._begin(plans, calls, autocast, self.recorder)
         if self.recorder:
-            dist.barrier(
-                self.group
-            )  # so that all ranks count from the same moment, whatever their clocks show
+            # So that all ranks count from the same moment, whatever their clocks show.
+            dist.barrier(self.group)
             self.recorder.begin()
         run_schedule(schedule, chunks)
         schedule._loss_fn = _refuse
@@ -124,20 +117,19 @@ class Engine:
         found = self._schedules.get(number)
         if found is None:
             found = self._schedules[number] = build_schedule(self.kind, self.stages, number, _refuse)
-        mapping = {
-            stage: self.kind.place(stage, len(self.column)) for stage in range(self.stages[0].num_stages)
-        }
-        for stage in self.stages:
-            stage.stage_index_to_group_rank = mapping
         return found
 
-    def _prepare(self, batch: Any, loss: Callable[[Any, Any], Any]) -> tuple[list[Chunk], list[Call], Any, list[Plan]]:  # fmt: skip
-        """Cut a batch into micro-batches, as many on every rank, and find out what each needs.
+    def _begin(
+        self, plans: Sequence[Plan], calls: Sequence[Call], autocast: Any, recorder: Recorder | None
+    ) -> None:
+        """Tell this rank's stages what they are about to compute."""
+        for stage in self.stages:
+            stage.prepare(plans, calls)
+            stage.has_backward, stage.stage_index_to_group_rank = True, self._homes
+            stage.autocast, stage.recorder = autocast, recorder
 
-        Raises:
-            UsageError: It can't be cut.
-            CollectiveError: The stages have different batches.
-        """
+    def _prepare(self, batch: Any, loss: Callable[[Any, Any], Any]) -> tuple[list[Chunk], list[Call], Any, list[Plan]]:  # fmt: skip
+        """Cut a batch into micro-batches, as many on every rank, and find out what each needs."""
         described, problem = describe_batch(batch)
         if self._num_runs < 1 and not problem:
             described += "\t" + digest(batch)
@@ -161,12 +153,7 @@ class Engine:
         return chunks, calls, asked[-1][1], plans
 
     def _agree(self, compared: str) -> int:
-        """Return how many samples the largest batch of all ranks has: those of one pipeline have the same batch, others may have more.
-
-        Raises:
-            UsageError: Some rank's batch can't be cut.
-            CollectiveError: The stages have different batches.
-        """
+        """Return how many samples the largest batch of all ranks has: those of one pipeline have the same batch, others may have more."""
         of_all = self.ctx.control.compare(compared, what=_STEP)
         if of_all is None:
             of_all = [compared] * len(self.ctx.control.ranks)
@@ -229,29 +216,20 @@ class Engine:
 
         Collective: every rank of the pipeline.
         """
-        device, stages = self.ctx.device, sorted(self.stages, key=lambda one: one.stage_index)
         plan = self.shapes.find(*call, self.deal, training=self.model.training)
-        sent: list[tuple[Any, Tensor]] = []
-        flowing: dict[int, tuple[Tensor, ...]] = {}
+        self._begin([plan], [call], None, None)
+        sending: list[Any] = []
         output: Any = None
-        for stage in stages:
-            module: Any = stage.submod
-            module.take(plan, call)
-            received = flowing.pop(stage.stage_index, None)
-            if received is None:
-                forms = plan.enters(stage.stage_index)
-                received = tuple(torch.empty(one.shape, dtype=one.dtype, device=device) for one in forms)
-                source = self.column[self.kind.place(stage.stage_index - 1, len(self.column))]
-                for one in received:
-                    if one.numel():
-                        dist.recv(one, src=source, group=self.group)
-            output = module(*received)
-            if not stage.is_last:
-                outputs = output if isinstance(output, tuple) else (output,)
-                stage.check_outputs(outputs, plan)
-                self._hand_on(stage, outputs, flowing, sent)
-        for work, _ in sent:
+        for stage in sorted(self.stages, key=lambda one: one.stage_index):
+            for work in _launch(stage.get_fwd_recv_ops(0)):
+                work.wait()
+            output = stage.forward_one_chunk(0)
+            sending += _launch(stage.get_fwd_send_ops(0))
+        for work in sending:
             work.wait()
+        for stage in self.stages:
+            stage.forget()
+        device = self.ctx.device
         tensors = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in plan.output_forms]
         if self.has_last:
             tensors = list(output) if isinstance(output, tuple) else [output]
@@ -260,20 +238,9 @@ class Engine:
                 dist.broadcast(one.contiguous() if self.has_last else one, src=self.column[self.last], group=self.group)  # fmt: skip
         return put_tensors(plan.output, tensors)
 
-    def _hand_on(
-        self,
-        stage: Stage,
-        outputs: tuple[Tensor, ...],
-        flowing: dict[int, tuple[Tensor, ...]],
-        sent: list[tuple[Any, Tensor]],
-    ) -> None:
-        following = stage.stage_index + 1
-        target = self.column[self.kind.place(following, len(self.column))]
-        if target == self.ctx.rank:
-            flowing[following] = outputs
-            return
-        flat = [one.contiguous() for one in outputs if one.numel()]
-        sent += [(dist.isend(one, dst=target, group=self.group), one) for one in flat]
+
+def _launch(ops: list[Any]) -> list[Any]:
+    return dist.batch_isend_irecv(ops) if ops else []
 
 
 def _refuse(*_: Any) -> Tensor:

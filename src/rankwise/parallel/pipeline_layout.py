@@ -1,4 +1,4 @@
-"""Where a model can be cut into stages, and which stage has which of its parts and parameters.
+"""Where a model can be cut into stages, which stage has which of its parts and parameters, and what a rank keeps of it.
 
 What a forward calls is known from an example, else by the order in which the model holds its modules: that of most.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
-from rankwise.base.errors import UsageError
+from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.blocks import Blocks, find_blocks, find_units
 from rankwise.parallel.names import find_owner
 
@@ -54,11 +54,7 @@ class Layout:
         return (*self.blocks, *self.around)
 
     def follow(self, calls: Calls) -> Layout:
-        """Return the same with blocks, and what is around them, in the order in which a forward calls them.
-
-        Raises:
-            UsageError: A block is not called.
-        """
+        """Return the same with blocks, and what is around them, in the order in which a forward calls them."""
         order = list(dict.fromkeys(unit for unit, _ in calls if unit is not None))
         missing = next((one for one in self.blocks if one not in order), None)
         if missing is not None:
@@ -82,9 +78,6 @@ def find_layout(
         blocks: As for ``find_blocks``. "auto": of a Sequential its layers; of a model that repeats fewer than ``least`` parts, all that have parameters.
         least: How many blocks are needed.
         rank: Ours, for errors.
-
-    Raises:
-        UsageError: There are fewer than two.
     """
     is_auto = isinstance(blocks, str) and blocks == "auto"
     if is_auto and isinstance(model, nn.Sequential):
@@ -124,9 +117,6 @@ def list_bounds(names: Sequence[str], num_stages: int, cut: Any, *, rank: int | 
         cut: None: equally many blocks in each. Or the names of the blocks that begin the second stage and those that follow; or how
             many blocks each stage has.
         rank: Ours, for errors.
-
-    Raises:
-        UsageError: It can't be cut so.
     """
     if len(names) < num_stages:
         raise UsageError(
@@ -220,3 +210,43 @@ def deal(model: nn.Module, layout: Layout, bounds: Sequence[int], calls: Calls |
         same.setdefault(id(one), []).append(name)
     tied = {name: tuple(same[id(one)]) for name, one in names_of.items()}
     return Deal(last + 1, {name: tuple(sorted(one)) for name, one in homes.items()}, holders, tied)
+
+
+class Kept(nn.Module):  # type: ignore[misc]
+    """Stands in a pruned model for a part that other ranks have; holds the parameters of it that this rank needs as well."""
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Never called: the stages are."""
+        raise ModelError("a part of the model that another stage has was called", hint="pipe.step(batch), or pipe(inputs) in evaluation")  # fmt: skip
+
+
+def prune(model: nn.Module, layout: Layout, deal: Deal, own: Sequence[int]) -> None:
+    """Drop from a model, in place, what none of this rank's stages has; the names of what stays are kept."""
+    stages = set(own)
+    kept = {name for name, holders in deal.holders.items() if not stages.isdisjoint(holders)}
+    parts = [model.get_submodule(name) for name in layout.units if not stages.isdisjoint(deal.homes[name])]
+    called = {id(one) for part in parts for one in part.parameters()}
+    for name in layout.owners:
+        module = model.get_submodule(name)
+        module._parameters = {one: held for one, held in module._parameters.items() if f"{name}.{one}".removeprefix(".") in kept or held is None}  # fmt: skip
+    for name in layout.units:
+        if stages.isdisjoint(deal.homes[name]):
+            part = model.get_submodule(name)
+            parent, _, last = name.rpartition(".")
+            made = _keep(name, part, kept, called)
+            model.get_submodule(parent)._modules[last] = made
+
+
+def _keep(name: str, part: nn.Module, kept: set[str], called: set[int]) -> nn.Module:
+    """Return the parameters of a part that are kept, under their names; not those that a part of this rank has as well."""
+    made = Kept()
+    names: Mapping[str, Any] = dict(part.named_parameters(remove_duplicate=False))
+    for own, one in names.items():
+        if f"{name}.{own}" in kept and id(one) not in called:
+            *path, last = own.split(".")
+            module: nn.Module = made
+            for step in path:
+                module._modules.setdefault(step, nn.Module())
+                module = module._modules[step]
+            module.register_parameter(last, one)
+    return made

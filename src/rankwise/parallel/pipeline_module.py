@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from rankwise.base.errors import ModelError
-from rankwise.parallel.pipeline_prune import Kept
+from rankwise.parallel.pipeline_layout import Kept
 from rankwise.parallel.pipeline_trace import is_getter, is_iterator, is_random
 from rankwise.parallel.trees import list_tensors, put_tensors, take_tensors
 
@@ -228,15 +228,7 @@ class _Own(torch.autograd.Function):  # type: ignore[misc]
 
 @final
 class StageModule(nn.Module):  # type: ignore[misc]
-    """One stage as a module: its parameters are the stage's, its forward takes what the stage before has sent.
-
-    Args:
-        model: The model, of which this rank has kept its own.
-        stand: The whole model without values.
-        layout: Its parts.
-        deal: Which of them each stage has.
-        number: Which stage.
-    """
+    """One stage as a module: its parameters are the stage's, its forward takes what the stage before has sent."""
 
     def __init__(self, model: nn.Module, stand: nn.Module, layout: Layout, deal: Deal, number: int) -> None:
         super().__init__()

@@ -72,17 +72,7 @@ class Plan:
 
 
 def make_plan(tape: Tape, deal: Deal, output: Any, outputs: tuple[Tensor, ...]) -> Plan:
-    """Find out what flows from stage to stage.
-
-    Args:
-        tape: The calls of a forward.
-        deal: What each stage has.
-        output: What it has returned, with slots.
-        outputs: The tensors in it.
-
-    Raises:
-        ModelError: A stage needs what a later one has.
-    """
+    """Find out what flows from stage to stage."""
     stages = _assign(tape, deal)
     begins = [next((place for place, one in enumerate(stages) if one >= stage), -1) for stage in range(deal.num_stages)]  # fmt: skip
     begins[0] = 0

@@ -77,9 +77,6 @@ class Recorder:
     def gather(self, group: dist.ProcessGroup) -> list[Timeline]:
         """Return what all ranks have recorded: for each step and rank its work.
 
-        Args:
-            group: The ranks of the pipeline.
-
         Collective: every rank of the pipeline.
         """
         gathered: list[Any] = [None] * dist.get_world_size(group)

@@ -62,11 +62,7 @@ KINDS = {
 
 
 def find_kind(name: str, *, rank: int | None = None) -> Kind:
-    """Return a schedule by its name, or by that of torch's class.
-
-    Raises:
-        UsageError: Nobody knows it, or this torch doesn't have it.
-    """
+    """Return a schedule by its name, or by that of torch's class."""
     plain = _simplify(str(name))
     found = next((one for one in KINDS.values() if plain in {_simplify(one.name), _simplify(one.torch_name)}), None)  # fmt: skip
     if found is None:
@@ -93,14 +89,7 @@ def _simplify(name: str) -> str:
 def find_misfit(
     kind: Kind, microbatches: int, num_ranks: int, stages_per_rank: int
 ) -> tuple[str, str] | None:
-    """Say why a schedule can't run so many micro-batches over so many stages, and what would do; None if it can.
-
-    Args:
-        kind: The schedule.
-        microbatches: Of one step.
-        num_ranks: Of the pipeline.
-        stages_per_rank: On each.
-    """
+    """Say why a schedule can't run so many micro-batches over so many stages, and what would do; None if it can."""
     stages = num_ranks * stages_per_rank
     if kind.placement == "single" and stages_per_rank != 1:
         return f"{kind.name} has 1 stage on each rank, and not {stages_per_rank}", "schedule='interleaved_1f1b', or leave stages_per_rank out"  # fmt: skip
@@ -126,14 +115,7 @@ def find_misfit(
 def build_schedule(
     kind: Kind, stages: Sequence[Any], microbatches: int, loss: Callable[[Any, Any], Any]
 ) -> Any:
-    """Return torch's schedule for so many micro-batches; what doesn't fit runs by the stand-in, with the same result.
-
-    Args:
-        kind: What was asked for.
-        stages: This rank's.
-        microbatches: Of this step.
-        loss: Takes the last stage's output and what was given as the target.
-    """
+    """Return torch's schedule for so many micro-batches; what doesn't fit runs by the stand-in, with the same result."""
     per_rank = len(stages)
     num_ranks = stages[0].num_stages // per_rank
     if find_misfit(kind, microbatches, num_ranks, per_rank) is not None:
@@ -148,24 +130,14 @@ def build_schedule(
 
 
 def find_least(kind: Kind, num_ranks: int) -> int:
-    """Return how many micro-batches a step must have, some of which may be of no samples.
-
-    Args:
-        kind: The schedule.
-        num_ranks: Of the pipeline.
-    """
+    """Return how many micro-batches a step must have, some of which may be of no samples."""
     # In torch 2.8 the ranks of a loop run in step with each other, and of fewer micro-batches one would compute before it has received.
     is_in_step = not issubclass(getattr(pipelining, kind.torch_name), _PipelineScheduleRuntime)
     return num_ranks if kind.placement == "loop" and is_in_step else 1
 
 
 def run_schedule(schedule: Any, targets: Sequence[Any]) -> None:
-    """Run one step.
-
-    Args:
-        schedule: Of ``build_schedule``.
-        targets: For each micro-batch what the loss function is given.
-    """
+    """Run one step."""
     options = {"return_outputs": False} if _may_return_outputs(type(schedule).__name__) else {}
     schedule._step_microbatches([()] * len(targets), [{}] * len(targets), list(targets), None, **options)
 

@@ -29,13 +29,7 @@ _MOST_KEPT = 64
 
 @final
 class Shapes:
-    """Finds the plans of micro-batches.
-
-    Args:
-        model: The whole model, of which a copy without values is kept.
-        layout: Its parts.
-        device: Where it will be computed.
-    """
+    """Finds the plans of micro-batches."""
 
     def __init__(self, model: nn.Module, layout: Layout, device: torch.device) -> None:
         self._layout, self._mode = layout, FakeTensorMode(allow_non_fake_inputs=True)
@@ -64,11 +58,7 @@ class Shapes:
                     made[id(one)] = made[id(fake)] = module._parameters[name] = fake
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any], deal: Deal, *, training: bool) -> Plan:
-        """Return the plan of a micro-batch; the same on every rank that has inputs of the same shapes.
-
-        Raises:
-            ModelError: The model's forward can't be followed, or a stage needs what a later one has.
-        """
+        """Return the plan of a micro-batch; the same on every rank that has inputs of the same shapes."""
         key = repr((describe((args, kwargs)), training, _autocast(), self._dtype))
         plan = self._plans.get(key)
         if plan is None:
@@ -79,11 +69,7 @@ class Shapes:
         return plan
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool) -> tuple[Tape, Any]:
-        """Run a forward without values; return its calls, and what it has returned.
-
-        Raises:
-            ModelError: It can't be followed.
-        """
+        """Run a forward without values; return its calls, and what it has returned."""
         self.model.train(training)
         tree, tensors = take_tensors((args, kwargs))
         names = {id(one): name for name, one in self.model.named_parameters()}

@@ -66,15 +66,7 @@ class _Rooms:
 
 @final
 class Stage(PipelineStage):  # type: ignore[misc]
-    """A stage that is told the shapes of each micro-batch before a step.
-
-    Args:
-        module: What it computes.
-        index: Which stage, from 0.
-        num_stages: How many there are.
-        device: Of this rank.
-        group: The ranks of the pipeline.
-    """
+    """A stage that is told the shapes of each micro-batch before a step."""
 
     def __init__(
         self,
@@ -99,12 +91,7 @@ class Stage(PipelineStage):  # type: ignore[misc]
         self.recorder: Recorder | None = None
 
     def prepare(self, plans: Sequence[Plan], calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
-        """Take what the step at hand computes.
-
-        Args:
-            plans: The shapes of each micro-batch.
-            calls: The model's arguments for each.
-        """
+        """Take what the step at hand computes."""
         self._plans, self._calls, self.chunks = plans, calls, len(plans)
         self.args_recv_info = dict.fromkeys(
             range(len(plans)), ()
@@ -114,6 +101,11 @@ class Stage(PipelineStage):  # type: ignore[misc]
     def clear_runtime_states(self) -> None:
         """Forget the micro-batches of the step before."""
         self._chunks = [_Chunk() for _ in self._plans]
+
+    def forget(self) -> None:
+        """Let go of an evaluation's tensors, and of the room for what was received: what the model has returned may lie there."""
+        self._chunks = []
+        self._ahead.held.clear()
 
     # torch asks for these when a schedule begins, or when one has failed; all is known.
 
@@ -251,11 +243,7 @@ class Stage(PipelineStage):  # type: ignore[misc]
             return super().forward_maybe_with_nosync(*args, **kwargs)
 
     def check_outputs(self, outputs: Sequence[Tensor], plan: Plan) -> None:
-        """See that what goes to the next stage has the shapes for which that has made room: it would be aborted.
-
-        Raises:
-            ModelError: It hasn't.
-        """
+        """See that what goes to the next stage has the shapes for which that has made room: it would be aborted."""
         if self.is_last:
             return
         expected = plan.enters(self.stage_index + 1)

@@ -42,13 +42,6 @@ class Tie:
 class Ties:
     """The whole model's names, and the parameters that stages share.
 
-    Args:
-        ctx: The job.
-        mesh: Its grid.
-        model: The whole model, before it is cut.
-        deal: Which stages have each parameter.
-        place: Which rank of the pipeline has a stage.
-
     Collective: every rank.
     """
 

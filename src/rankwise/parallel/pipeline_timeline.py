@@ -59,10 +59,6 @@ def replay(timeline: Timeline, cost: Callable[[Span], float]) -> Timeline:
 
     For GPipe and 1F1B on p ranks with m micro-batches and equal stages the bubble is (p - 1) / (m + p - 1) (Narayanan et al.,
     arXiv:2104.04473); played through, it holds for every schedule.
-
-    Args:
-        timeline: What each rank computed, in its order.
-        cost: Seconds that a piece of work takes.
     """
     last = max(one.stage for row in timeline for one in row)
     ends: dict[tuple[int, bool, int], float] = {}
@@ -108,13 +104,7 @@ _COLORS: dict[Work, tuple[str, str]] = {
 
 
 def draw(timeline: Timeline, ranks: Sequence[int], title: str) -> str:
-    """Return an SVG of one step: a row for each rank, a box for each micro-batch; a rank's second stage is darker.
-
-    Args:
-        timeline: The step.
-        ranks: The rows' ranks.
-        title: Above it.
-    """
+    """Return an SVG of one step: a row for each rank, a box for each micro-batch; a rank's second stage is darker."""
     length = find_length(timeline)
     begin = min(one.start_s for row in timeline for one in row)
     scale = (_WIDTH - _LEFT - 34) / length

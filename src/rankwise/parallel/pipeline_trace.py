@@ -124,12 +124,7 @@ def is_random(function: Any) -> bool:
 
 @final
 class Tape:
-    """The calls of one forward.
-
-    Args:
-        parameters: The names of the model's parameters, by id.
-        known: The ids of its other tensors.
-    """
+    """The calls of one forward."""
 
     def __init__(self, parameters: Mapping[int, str], known: set[int]) -> None:
         self.events: list[Event] = []
@@ -209,11 +204,7 @@ class Tape:
         self.events.append(Event(unit, function, () if is_plain else inputs, outputs, changed, returned, is_plain))  # fmt: skip
 
     def watch(self, units: Mapping[str, nn.Module]) -> ExitStack:
-        """Return a context in which a forward is recorded.
-
-        Args:
-            units: The parts that are called as a whole, by name.
-        """
+        """Return a context in which a forward is recorded."""
         stack = ExitStack()
         for name, module in units.items():
             entered: list[Any] = []

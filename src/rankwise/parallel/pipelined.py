@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from rankwise.parallel.layouts import add_up, group_by_layout, scale_to, to_local, total_norm
 from rankwise.parallel.micro_batches import deal
-from rankwise.parallel.pipeline_losses import has_count
+from rankwise.parallel.pipeline_batches import has_count
 from rankwise.parallel.strategy import Strategy, share_values
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 @final
 class Pipelined(Strategy):
-    """A model of ``apply_pipeline``; a micro-batch of the loop is cut again, into those of the pipeline.
-
-    Args:
-        model: A ``Pipeline``.
-        ctx: The job.
-    """
+    """A model of ``apply_pipeline``; a micro-batch of the loop is cut again, into those of the pipeline."""
 
     needs_equal_numbers, why_equal = True, "a pipeline"
     instead_of_loops = (

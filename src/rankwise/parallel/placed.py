@@ -183,9 +183,6 @@ class _Meet(TorchFunctionMode):  # type: ignore[misc]
 
     torch refuses such a call before it computes anything; it is made again where it belongs: at the parameter among its arguments, at
     what it writes into, or on the device of the module that was called last.
-
-    Args:
-        moves: Moves them.
     """
 
     def __init__(self, moves: _Moves) -> None:

@@ -67,13 +67,7 @@ def _read_device_memory(device: torch.device) -> int | None:
 def sum_needs(
     costs: Sequence[UnitCost], devices: Mapping[str, torch.device], free: Mapping[torch.device, int | None]
 ) -> dict[torch.device, Need]:
-    """Return what each device will hold.
-
-    Args:
-        costs: Of all units.
-        devices: Of each placed name.
-        free: Bytes that each device has.
-    """
+    """Return what each device will hold."""
     needs = {device: Need(free=size) for device, size in free.items()}
     last = next(iter(needs))
     for one in costs:
@@ -87,11 +81,7 @@ def sum_needs(
 
 
 def check_needs(needs: Mapping[torch.device, Need], optimizer: Any) -> None:
-    """Refuse a placement that does not fit.
-
-    Raises:
-        ModelError: With what every device needs and has.
-    """
+    """Refuse a placement that does not fit."""
     if all(need.fits for need in needs.values()):
         return
     text = "; ".join(f"{device} needs {need}{'' if need.fits else ', TOO MUCH'}" for device, need in needs.items())  # fmt: skip

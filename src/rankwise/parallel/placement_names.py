@@ -23,13 +23,10 @@ _MOST_NAMED = 4
 
 
 def read_device(wanted: Device) -> torch.device:
-    """Return a device, with its index if it is no CPU.
+    """Return a device that is here, with its index if it is no CPU.
 
     Args:
         wanted: A number: that accelerator of this host; a name, or torch's own.
-
-    Raises:
-        UsageError: There is no such device here.
     """
     accelerator = torch.accelerator.current_accelerator()
     try:
@@ -55,9 +52,6 @@ def read_names(model: nn.Module, where: Mapping[str, Device]) -> dict[str, torch
         model: The whole.
         where: From patterns to devices. A pattern is a name, of a module or of a parameter or buffer itself; ``blocks.0-11`` are
             twelve of them, ``*`` is any part of a name up to the next dot, and ``**`` any number of parts.
-
-    Raises:
-        UsageError: A pattern matches nothing; a parameter or buffer is placed twice or not at all; tied ones are placed apart.
     """
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     names = dict.fromkeys([*dict(model.named_modules(remove_duplicate=False)), *dict(tensors)])

@@ -87,11 +87,7 @@ class Facts:
 
 
 def find_optimizer(optimizer: str | OptimizerFactory) -> OptimizerFactory:
-    """Return what makes an optimizer of parameters.
-
-    Raises:
-        UsageError: torch.optim has none of this name.
-    """
+    """Return what makes an optimizer of parameters."""
     if not isinstance(optimizer, str):
         return optimizer
     classes = {name.lower(): one for name, one in vars(torch.optim).items()
@@ -194,15 +190,7 @@ def _find_owners(model: nn.Module, blocks: Mapping[str, nn.Module]) -> dict[str,
 def measure_states(
     kinds: Mapping[str, tuple[torch.Size, torch.dtype]], make: OptimizerFactory
 ) -> dict[str, tuple[float, int]]:
-    """Return the bytes of states for an element, and those beside, of each parameter: what one step has made.
-
-    Args:
-        kinds: Shape and dtype of the trained parameters, by name.
-        make: Makes the optimizer of parameters.
-
-    Raises:
-        UsageError: It can't be made of these parameters, or takes no step without values.
-    """
+    """Return the bytes of states for an element, and those beside, of each parameter: what one step has made."""
     with FakeTensorMode():
         fakes = {
             name: nn.Parameter(torch.empty(shape, dtype=dtype, device="cpu"))

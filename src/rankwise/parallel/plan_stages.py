@@ -88,13 +88,7 @@ def cut_evenly(row: Row, num_parts: int) -> list[Part]:
 
 
 def cut_by_size(row: Row, sizes: dict[str, int], num_parts: int) -> list[Part]:
-    """Return the parts as ``place(model, "balanced")`` cuts: equal bytes on each device.
-
-    Args:
-        row: The blocks.
-        sizes: Bytes that training holds for each parameter.
-        num_parts: Devices.
-    """
+    """Return the parts as ``place(model, "balanced")`` cuts: equal bytes on each device."""
     held = [0] * len(row.blocks)
     for name, stages in row.deal(range(len(held) + 1)).holders.items():
         held[stages[0]] += sizes.get(name, 0)  # of a tied one, one name counts
@@ -112,14 +106,7 @@ def _make_parts(row: Row, bounds: Sequence[int]) -> list[Part]:
 
 
 def count_in_flight(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -> int:
-    """Return of how many micro-batches a stage holds activations at once.
-
-    Args:
-        schedule: "1f1b" or "gpipe".
-        stage: From 0.
-        num_stages: How many there are.
-        num_micro_batches: Of one step.
-    """
+    """Return of how many micro-batches a stage holds activations at once."""
     return min(num_micro_batches, num_stages - stage) if schedule == "1f1b" else num_micro_batches
 
 
@@ -131,11 +118,7 @@ def list_degrees(row: Row, num_ranks: int) -> list[int]:
 
 
 def check_schedule(schedule: Any, microbatches: Any) -> None:
-    """See that the words make sense.
-
-    Raises:
-        UsageError: They don't.
-    """
+    """See that the words make sense."""
     if schedule not in {"1f1b", "gpipe"}:
         raise UsageError(f"schedule={schedule!r} can't be planned", hint="'1f1b' or 'gpipe': the others keep no more than gpipe does")  # fmt: skip
     if microbatches is not None and microbatches < 1:

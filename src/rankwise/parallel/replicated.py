@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 @final
 class Replicated(Strategy):
-    """A model in DistributedDataParallel, torch's own or one of those that ``apply_ddp`` returns.
-
-    Args:
-        ddp: The wrapped model.
-        ctx: The job.
-    """
+    """A model in DistributedDataParallel, torch's own or one of those that ``apply_ddp`` returns."""
 
     why_equal = "synced BatchNorm"
 

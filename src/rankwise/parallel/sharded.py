@@ -49,12 +49,7 @@ def list_innermost(model: nn.Module) -> list[nn.Module]:
 
 @final
 class Sharded(Strategy):
-    """A model whose every forward is a collective; gradients come averaged, as shards.
-
-    Args:
-        model: Sharded.
-        ctx: The job.
-    """
+    """A model whose every forward is a collective; gradients come averaged, as shards."""
 
     needs_equal_numbers, why_equal = True, "sharded parameters"
 

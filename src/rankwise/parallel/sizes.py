@@ -11,11 +11,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def parse_size(size: str | int) -> int:
-    """Return a number of bytes; "80GB", "80 GiB" and "80g" are the same: makers of GPUs say GB for 2**30.
-
-    Raises:
-        UsageError: It is no size.
-    """
+    """Return a number of bytes; "80GB", "80 GiB" and "80g" are the same: makers of GPUs say GB for 2**30."""
     if isinstance(size, int):
         number, unit = float(size), ""
     else:

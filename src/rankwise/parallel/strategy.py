@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from rankwise.parallel.micro_batches import deal
 
@@ -145,5 +146,20 @@ def share_values(values: Iterable[Tensor], group: dist.ProcessGroup) -> None:
     Collective: every rank of the group.
     """
     tensors = [one.detach() for one in values]
-    if tensors and dist.get_world_size(group) > 1:
-        dist._broadcast_coalesced(group, tensors, _BROADCAST_BYTES, 0)
+    if not tensors or dist.get_world_size(group) < 2:
+        return
+    # As bytes: so it goes with every dtype, and those of different dtypes go together.
+    whole = [one.contiguous() for one in tensors]
+    dist._broadcast_coalesced(
+        group, [one.reshape(-1).view(torch.uint8) for one in whole], _BROADCAST_BYTES, 0
+    )
+    for one, shared in zip(tensors, whole, strict=True):
+        if shared.data_ptr() != one.data_ptr():
+            one.copy_(shared)
+
+
+def move_tensors(tensors: Iterable[Tensor], device: torch.device) -> None:
+    """Move tensors in place, so that optimizers keep theirs; DTensors are where they belong."""
+    for one in tensors:
+        if not isinstance(one, DTensor) and one.device != device:
+            one.data = one.data.to(device)

@@ -22,9 +22,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 from rankwise.base.errors import ModelError, UsageError
-from rankwise.parallel.ddp import WRAP_WAIT_S
 from rankwise.parallel.layouts import add_up, noting_replaced
 from rankwise.parallel.model_check import check_same_model
+from rankwise.parallel.strategy import share_values
 from rankwise.parallel.tensor_checks import Heads, check_model, check_splits, find_heads, find_shared
 from rankwise.parallel.tensor_conv1d import adapt
 from rankwise.parallel.tensor_plans import (
@@ -146,13 +146,15 @@ def apply_tensor_parallel(
         "sequence_parallel": sequence_parallel,
         "loss_parallel": loss_parallel,
         f"ranks on the axis {axis!r}": mesh.size(),
-        "device": ctx.device.type,
     }
     try:
         check_same_model(
-            model, settings, control=ctx.control, wait_s=min(WRAP_WAIT_S, ctx.timeout_s),
-            complaint=refusal.message if refusal else None, call="apply_tensor_parallel",
-        )  # fmt: skip
+            model,
+            settings,
+            ctx=ctx,
+            complaint=None if refusal is None else refusal.message,
+            call="apply_tensor_parallel",
+        )
     except ModelError as raised:
         # The same on all ranks: then it is the error that each of them has, with its type and its hint.
         if refusal is not None and raised.message == refusal.message:
@@ -162,7 +164,7 @@ def apply_tensor_parallel(
         _check_random_state(model, mesh, axis, ctx.device)
     model.to(ctx.device)
     if work is not None and mesh.size() > 1:
-        _share_values(model, mesh)
+        share_values([*model.parameters(), *model.buffers()], mesh.get_group())
         with noting_replaced(model):
             _split(model, work, mesh)
     return model
@@ -244,17 +246,6 @@ def _check_random_state(model: nn.Module, mesh: DeviceMesh, axis: str, device: t
 
 
 # ---------------------------------------------------------------------------- the change itself
-
-
-def _share_values(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Give all ranks the parameters and buffers of the first, as bytes: so it goes with every dtype."""
-    group = mesh.get_group()
-    with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
-            flat = tensor.detach().contiguous()
-            dist.broadcast(flat.reshape(-1).view(torch.uint8), group=group, group_src=0)
-            if flat.data_ptr() != tensor.data_ptr():
-                tensor.copy_(flat)
 
 
 def _split(model: nn.Module, work: _Work, mesh: DeviceMesh) -> None:

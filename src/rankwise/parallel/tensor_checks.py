@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
 from rankwise.base.errors import ModelError, UsageError
+from rankwise.parallel.model_check import find_unusable
 from rankwise.parallel.tensor_conv1d import count_features, is_conv1d
 from rankwise.parallel.tensor_plans import Split, find_embedding_trouble, is_fused, refuse_fused
 
@@ -55,48 +54,22 @@ class Heads:
 
 
 def check_model(model: nn.Module) -> None:
-    """See that a model can be split at all.
-
-    Raises:
-        ModelError: It is wrapped or split already, or has parameters without values.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, DistributedDataParallel):
-            where = f"its part {name!r}" if name else "the model"
-            raise ModelError(
-                f"{where} is wrapped in DistributedDataParallel already",
-                hint="call apply_tensor_parallel first, and wrap what it returns",
-            )
+    """See that a model can be split at all."""
+    complaint = find_unusable(model, call="apply_tensor_parallel")
+    if complaint is not None:
+        raise ModelError(complaint)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(tensor, DTensor):
             raise ModelError(
                 f"{name!r} is a DTensor already, on the mesh {tensor.device_mesh}: the model has been split or sharded before",
                 hint="call apply_tensor_parallel once, before FSDP",
             )
-        if is_lazy(tensor):
-            raise ModelError(f"{name!r} is not initialised yet", hint="run one forward on every rank before")
-        if tensor.is_meta:
-            raise ModelError(
-                f"{name!r} is on the meta device, without values",
-                hint="load the weights, or call model.to_empty(device=...), before",
-            )
 
 
 def check_splits(
     model: nn.Module, splits: Sequence[Split], degree: int, axis: str, *, trusts_fused: bool = False
 ) -> None:
-    """See that each module can be split as planned.
-
-    Args:
-        model: The whole model.
-        splits: The plan, resolved.
-        degree: How many ranks share the model.
-        axis: The mesh axis, for the errors.
-        trusts_fused: The columns of fused layers go head by head, and may be split.
-
-    Raises:
-        UsageError: A style doesn't suit its module, a size is not divisible, or a shared weight is split in one place only.
-    """
+    """See that each module can be split as planned."""
     for split in splits:
         if split.word == "colwise" and is_fused(split.name, split.module) and not trusts_fused:
             raise refuse_fused(model, split.name, split.module)
@@ -232,15 +205,6 @@ def _list_unplanned(parent: nn.Module, planned: set[int]) -> Iterator[tuple[str,
 
 def find_heads(model: nn.Module, splits: Sequence[Split], degree: int, axis: str) -> list[Heads]:
     """Find the attention modules whose heads are dealt out, and see that the heads can be.
-
-    Args:
-        model: The whole model.
-        splits: The plan, resolved.
-        degree: How many ranks share the model.
-        axis: The mesh axis, for the errors.
-
-    Returns:
-        One for each module that holds split projections of query, key or value.
 
     Raises:
         UsageError: The heads can't be divided, their number is not to be found, or only some projections are split.

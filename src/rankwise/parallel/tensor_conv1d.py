@@ -33,11 +33,7 @@ def adapt(style: ParallelStyle | None, module: nn.Module) -> ParallelStyle | Non
 
 @final
 class Conv1dStyle(ParallelStyle):  # type: ignore[misc]
-    """What torch's style does for ``nn.Linear``, for ``Conv1D``.
-
-    Args:
-        style: ColwiseParallel or RowwiseParallel, with what goes in and comes out.
-    """
+    """What torch's style does for ``nn.Linear``, for ``Conv1D``."""
 
     def __init__(self, style: ColwiseParallel | RowwiseParallel) -> None:
         super().__init__()

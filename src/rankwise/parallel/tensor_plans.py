@@ -118,18 +118,7 @@ def shorten(name: str) -> str:
 
 
 def read_style(style: object, pattern: str) -> tuple[str, ParallelStyle | None]:
-    """Return our word for a style, and torch's object if it is one.
-
-    Args:
-        style: A word of ours or of transformers', or a ParallelStyle.
-        pattern: Whose style it is, for the error.
-
-    Returns:
-        The word, or "custom"; and the object or None.
-
-    Raises:
-        UsageError: It is neither.
-    """
+    """Return our word for a style, and torch's object if it is one."""
     if isinstance(style, str):
         word = _FOREIGN_WORDS.get(style, style)
         if word not in WORDS:
@@ -154,13 +143,6 @@ def read_style(style: object, pattern: str) -> tuple[str, ParallelStyle | None]:
 
 def resolve_plan(model: nn.Module, plan: Mapping[str, Any]) -> list[Split]:
     """Find the modules that a plan speaks of.
-
-    Args:
-        model: The whole model.
-        plan: Patterns of module names, and the style of each.
-
-    Returns:
-        One entry for each module, in the order of the model.
 
     Raises:
         UsageError: A pattern matches nothing, two give one module different styles, or a style is not known.
@@ -228,13 +210,6 @@ def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
     """Find the plan for a model: transformers' own, or one by the names of its layers.
 
     A vocabulary that ``degree`` does not divide stays whole.
-
-    Args:
-        model: The whole model.
-        degree: How many ranks share it.
-
-    Returns:
-        Patterns, each of which matches something, and words.
 
     Raises:
         UsageError: No layout that is known; says what was looked for.

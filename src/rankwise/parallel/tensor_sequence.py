@@ -54,13 +54,6 @@ class SequenceLayout:
 def plan_sequence(model: nn.Module, splits: Sequence[Split]) -> SequenceLayout:
     """Find the blocks of a model, and what in them can work on a part of the sequence.
 
-    Args:
-        model: The whole model.
-        splits: The plan, resolved.
-
-    Returns:
-        The layout.
-
     Raises:
         UsageError: Split layers outside of blocks, or parameters in a block of which it is not known whether they can
             work on a part of the sequence; names them.
@@ -142,12 +135,7 @@ def _plan_block(name: str, block: nn.Module, splits: Sequence[Split], layout: Se
 
 
 def install_sequence(layout: SequenceLayout, mesh: DeviceMesh) -> None:
-    """Put the hooks in place that split and gather.
-
-    Args:
-        layout: Where.
-        mesh: One axis.
-    """
+    """Put the hooks in place that split and gather."""
     for blocks in layout.stacks:
         name, first = blocks[0]
         first.register_forward_pre_hook(_make_input_hook(_make_splitter(name, mesh)), with_kwargs=True)

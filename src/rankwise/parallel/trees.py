@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A tensor without its values.
-
-    Attributes:
-        shape: Of the tensor.
-        dtype: Of its values.
-        has_grad: Whether a gradient comes back for it.
-    """
+    """A tensor without its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -120,12 +120,7 @@ def between_replicas(strategy: Strategy) -> Iterator[None]:
 
 @contextmanager
 def in_replica(strategy: Strategy, inputs: Any) -> Iterator[ReplicaContext]:
-    """Enter a replica's context.
-
-    Args:
-        strategy: Whose.
-        inputs: What the replica's function is given.
-    """
+    """Enter a replica's context."""
     replica = ReplicaContext(strategy)
     replica.inputs = inputs
     _stack.frames.append(_Frame(strategy, replica))
@@ -136,11 +131,7 @@ def in_replica(strategy: Strategy, inputs: Any) -> Iterator[ReplicaContext]:
 
 
 def check_between_replicas(what: str) -> None:
-    """Refuse what can't be called in a replica's function.
-
-    Raises:
-        UsageError: We are in one.
-    """
+    """Refuse what can't be called in a replica's function."""
     frame = find_frame()
     if frame is not None and frame[1] is not None:
         raise UsageError(

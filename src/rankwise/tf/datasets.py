@@ -20,7 +20,7 @@ from rankwise.data.prefetch import move_tree
 from rankwise.runtime.collectives import all_gather, all_reduce, broadcast
 from rankwise.runtime.context import current
 from rankwise.tf.missing import NamedMembers
-from rankwise.tf.rows import count_rows, cut_rows
+from rankwise.tf.values import count_rows, cut_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -181,11 +181,7 @@ class DistributedDataset:
         return DistributedIterator(batches if device is None else (move_tree(one, device) for one in batches))
 
     def __len__(self) -> int:
-        """Return how many batches a pass has.
-
-        Raises:
-            TypeError: Nobody knows.
-        """
+        """Return how many batches a pass has."""
         if self._length is None:
             raise TypeError("the number of batches of this data set is not known")
         return self._length
@@ -195,13 +191,6 @@ def split_dataset(
     dataset: Any, num_replicas: int, replica_id: int, options: InputOptions, device: torch.device
 ) -> DistributedDataset:
     """Return what a replica has of the global batches of a data set.
-
-    Args:
-        dataset: A torch ``DataLoader``, or anything that gives batches.
-        num_replicas: How many replicas there are.
-        replica_id: Which of them this is.
-        options: How it is split.
-        device: The replica's.
 
     Raises:
         UsageError: It gives no batches, or is split already.
@@ -358,12 +347,6 @@ def collect_datasets(
     device: torch.device,
 ) -> DistributedDataset:
     """Return what a function makes for this replica, padded by batches without rows until all replicas have ended.
-
-    Args:
-        function: Makes a data set that gives batches.
-        context: What it is given.
-        options: Whether batches are put on the device.
-        device: The replica's.
 
     Collective: every rank, if there are several replicas.
     """

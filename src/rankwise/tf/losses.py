@@ -74,11 +74,7 @@ def _count_replicas(what: str) -> int:
 
 @contextmanager
 def refusing_local_means(rank: int) -> Iterator[None]:
-    """Refuse loss modules that average over this replica's samples while training, as tf refuses its own.
-
-    Raises:
-        UsageError: One was called; names it.
-    """
+    """Refuse loss modules that average over this replica's samples while training, as tf refuses its own."""
 
     def look(module: Any, _: Any) -> None:
         is_loss = isinstance(module, torch.nn.modules.loss._Loss)

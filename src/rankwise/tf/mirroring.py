@@ -162,11 +162,7 @@ def make_untrained_equal(noted: Noted, ctx: RankContext) -> None:
 
 
 def refuse_lazy(noted: Noted, rank: int) -> None:
-    """Refuse parameters without values.
-
-    Raises:
-        UsageError: There is one.
-    """
+    """Refuse parameters without values."""
     lazy = next((name for name, one in noted.tensors.items() if is_lazy(one)), None)
     if lazy is not None:
         raise UsageError(

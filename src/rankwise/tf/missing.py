@@ -75,12 +75,7 @@ class MissingNameError(UsageError, AttributeError):
 
 
 def explain(name: str, known: Iterable[str]) -> AttributeError:
-    """Return the error for a name that tf may have, and this room has not.
-
-    Args:
-        name: The name.
-        known: The names of this room.
-    """
+    """Return the error for a name that tf may have, and this room has not."""
     if name.startswith("__"):  # asked for by Python's own machinery
         return AttributeError(f"module 'rankwise.tf' has no attribute {name!r}")
     if name in _LEFT_OUT:
@@ -94,12 +89,7 @@ def explain(name: str, known: Iterable[str]) -> AttributeError:
 
 
 def explain_method(strategy: Any, name: str) -> AttributeError:
-    """Return the error for an attribute that tf's strategies may have, and ours have not.
-
-    Args:
-        strategy: Whose.
-        name: The name.
-    """
+    """Return the error for an attribute that tf's strategies may have, and ours have not."""
     kind, rank = type(strategy), vars(strategy).get("rank")
     if name in _METHODS_RENAMED:
         return MissingNameError(

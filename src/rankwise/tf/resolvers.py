@@ -290,13 +290,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
 
 def find_resolver(given: Any, *, rank: int, world_size: int) -> ClusterResolver:
-    """Return the resolver of a job: the given one, TF_CONFIG's, or one that names ranks.
-
-    Args:
-        given: A resolver, or None.
-        rank: This process's.
-        world_size: How many ranks there are.
-    """
+    """Return the resolver of a job: the given one, TF_CONFIG's, or one that names ranks."""
     if given is not None:
         return given  # type: ignore[no-any-return]
     by_config = TFConfigClusterResolver()

@@ -386,13 +386,7 @@ def _release(ps: ParameterServer) -> None:
 
 
 def call_scheduled(function: Callable[..., Any], names: Sequence[str], *given: Any) -> Any:
-    """Call what was scheduled, on a worker.
-
-    Args:
-        function: The function.
-        names: Names of the last arguments.
-        *given: Its arguments.
-    """
+    """Call what was scheduled, on a worker."""
     at = len(given) - len(names)
     with between_replicas(_strategies[0]):
         return function(*given[:at], **dict(zip(names, given[at:], strict=True)))

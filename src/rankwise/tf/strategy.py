@@ -59,12 +59,7 @@ class Updates(Protocol):
 
 @final
 class SumOfReplicas:
-    """Each replica has all parameters, and moves them by the sum of the gradients of all.
-
-    Args:
-        num_replicas: How many there are.
-        rank: Which this is.
-    """
+    """Each replica has all parameters, and moves them by the sum of the gradients of all."""
 
     def __init__(self, num_replicas: int, rank: int) -> None:
         self._num_replicas, self._rank = num_replicas, rank

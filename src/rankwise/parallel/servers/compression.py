@@ -26,9 +26,6 @@ class Compression:
 
     Args:
         form: ``"bf16"``, or ``"topk:0.01"`` for the hundredth of the entries that is largest, for each dtype of a shard.
-
-    Raises:
-        UsageError: The form is not known.
     """
 
     def __init__(self, form: str) -> None:

@@ -77,11 +77,7 @@ class Handle:
 
 @final
 class PerWorker:
-    """Something that each worker makes for itself, once, such as an iterator over its data; made by ``ps.per_worker(fn)``.
-
-    Args:
-        make: Called on a worker with its index and the number of workers.
-    """
+    """Something that each worker makes for itself, once, such as an iterator over its data; made by ``ps.per_worker(fn)``."""
 
     _numbers = count()
 
@@ -339,9 +335,6 @@ def work(
         store: The servers' part of the job's store.
         timeout_s: Seconds that the coordinator may give nothing to do.
         waits: Whether a coordinator that has died is started again, so that we wait for it.
-
-    Raises:
-        CollectiveError: The coordinator is gone.
     """
     own: dict[int, Any] = {}
     answer: Message | None = None

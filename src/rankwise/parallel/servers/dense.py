@@ -1,18 +1,26 @@
-"""What a shard holds of a model's dense parameters: one flat buffer, and the optimizer over it."""
+"""What a shard holds of a model's dense parameters: one flat buffer, the optimizer over it, and the norm by which it is clipped."""
 
 from __future__ import annotations
 
+import threading
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import CollectiveError
+from rankwise.parallel.servers.listener import wrapping_store_errors
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import torch.distributed as dist
     from torch import Tensor
 
+    from rankwise.base.clock import Clock
     from rankwise.parallel.servers.layout import Piece, ShardLayout
     from rankwise.parallel.servers.rules import Rules
     from rankwise.parallel.servers.shard import Gradient
@@ -129,3 +137,40 @@ def _cut(value: Any, piece: Piece) -> Any:
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value.clone() if isinstance(value, torch.Tensor) else value
     return value.detach().cpu().reshape(-1)[piece.start : piece.stop].reshape(piece.shape).clone()
+
+
+@final
+class NormExchange:
+    """Sums the shards' squared norms through the store: one request each way for an update."""
+
+    def __init__(
+        self, store: dist.Store, shards: Iterable[int], *, timeout_s: float, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._store, self._shards = store, tuple(shards)
+        self._timeout_s, self._clock, self._lock = timeout_s, clock, threading.Lock()
+
+    def __call__(self, shard: int, version: int, square: float) -> float:
+        """Tell one shard's squared norm of a version, and return the norm of all.
+
+        Raises:
+            CollectiveError: Some server did not tell its own in time; names the shards.
+            RendezvousError: The store is gone.
+        """
+        keys = {one: f"norm/{version}/{one}" for one in self._shards}
+        with self._lock, wrapping_store_errors():
+            self._store.set(keys[shard], repr(square))
+        end = self._clock.monotonic() + self._timeout_s
+        while True:
+            with self._lock, wrapping_store_errors():
+                absent = [one for one, key in keys.items() if not self._store.check([key])]
+                if not absent:
+                    total = sum(float(self._store.get(key)) for key in keys.values())
+                    with suppress(RuntimeError):  # a file store deletes nothing
+                        self._store.delete_key(f"norm/{version - 2}/{shard}")
+                    return float(total**0.5)
+            if self._clock.monotonic() > end:
+                raise CollectiveError(
+                    f"shard {shard} waited {self._timeout_s:g} s for the gradient norm of version {version} of shards {absent}",
+                    hint="their servers have stopped, or have other workers: look at their output",
+                )
+            self._clock.sleep(0.0005)

@@ -24,14 +24,7 @@ def gather_states(
     packed: Mapping[int, Tensor],
     make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
 ) -> torch.optim.Optimizer:
-    """Fill a model with the servers' values, and return an optimizer over its trained parameters that has their states.
-
-    Args:
-        model: The model.
-        layouts: Of all shards.
-        packed: Each shard's state, by number, as it came from the server.
-        make_optimizer: Makes an optimizer of a list of parameters.
-    """
+    """Fill a model with the servers' values, and return an optimizer over its trained parameters that has their states."""
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
     optimizer = make_optimizer(list(parameters.values()))
     gathered: dict[str, dict[str, Any]] = {}
@@ -64,11 +57,7 @@ def _write(whole: Tensor, part: Tensor, start: int) -> None:
 
 
 def name_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Mapping[str, Any]]:
-    """Return what a plain optimizer keeps for each parameter of a model, by name.
-
-    Raises:
-        UsageError: The optimizer has other parameters than the model.
-    """
+    """Return what a plain optimizer keeps for each parameter of a model, by name."""
     names = {one: name for name, one in model.named_parameters()}
     strangers = [one for group in optimizer.param_groups for one in group["params"] if one not in names]
     if strangers:

@@ -57,12 +57,7 @@ class Journal:
         return len(self._results)
 
     def find(self, number: int, call: str) -> tuple[int, bytes] | None:
-        """Return who has done a function and what it returned, pickled; None if it was not done yet.
-
-        Args:
-            number: Of the function, in the order of scheduling.
-            call: What ``describe_call`` says of it.
-        """
+        """Return who has done a function and what it returned, pickled; None if it was not done yet."""
         found = self._results.get(number)
         if found is None:
             return None

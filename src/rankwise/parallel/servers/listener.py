@@ -175,11 +175,7 @@ def connect(
 
 
 def _connect(address: list[str], nonce: bytes, *, peer: str, rank: int) -> Link:
-    """Connect to an address; the peer is authenticated when its first message is received.
-
-    Raises:
-        OSError: Nobody answers there, or another user.
-    """
+    """Connect to an address; the peer is authenticated when its first message is received."""
     if len(address) > 1:
         connection = socket.create_connection((address[0], int(address[1])), timeout=_CONNECT_S)
     else:
@@ -228,10 +224,6 @@ def find_host(store: dist.Store, num_nodes: int) -> str:
 
     It is that of the interface that GLOO_SOCKET_IFNAME names; else that by which this host reaches the store.
 
-    Args:
-        store: The job's.
-        num_nodes: How many hosts the job is known to have.
-
     Raises:
         RendezvousError: There is none, or it is loopback's, and the job has several hosts.
     """
@@ -269,11 +261,7 @@ def _find_store_host(store: dist.Store | None) -> str:
 
 
 def _find_route(place: str) -> str:
-    """Return the local address from which a host is reached.
-
-    Raises:
-        OSError: It is unknown, or there is no way.
-    """
+    """Return the local address from which a host is reached."""
     family, kind, _, _, address = socket.getaddrinfo(place, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # sends nothing: only asks for the route

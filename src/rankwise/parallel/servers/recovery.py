@@ -38,9 +38,6 @@ class Recovery:
         save_every: Updates between two copies of a shard.
         make_shard: Given a shard's number and its workers, makes it with first values.
         num_shards: How many all servers hold.
-
-    Raises:
-        UsageError: The folder can't be made.
     """
 
     saves_first = True
@@ -76,11 +73,7 @@ class Recovery:
             self._stopped = self._find_stopped(num_updates)
 
     def take_up(self, number: int, workers: Iterable[int]) -> Shard | None:
-        """Return a shard with the state that it goes on from; None if it begins with what the caller gives it.
-
-        Raises:
-            CollectiveError: As ``load``.
-        """
+        """Return a shard with the state that it goes on from; None if it begins with what the caller gives it."""
         if self._is_restarted:
             return self.load(number, workers)
         self.set_aside(number)
@@ -113,11 +106,7 @@ class Recovery:
         return found if isinstance(found, dict) else {}
 
     def finish(self, shards: Mapping[int, Shard], *, is_stopped: bool) -> None:
-        """Keep what the next run resumes from, if this one was stopped; delete such copies if the training is through.
-
-        Raises:
-            CheckpointError: They can't be written.
-        """
+        """Keep what the next run resumes from, if this one was stopped; delete such copies if the training is through."""
         if self._is_in_memory:
             return  # deleted with the job
         if is_stopped:

@@ -85,11 +85,7 @@ class Replicas:
         return self._restore(number, body, workers)
 
     def load(self, number: int, workers: Iterable[int]) -> Shard:
-        """Return a shard whose server has died, from the replica that this one holds.
-
-        Raises:
-            CollectiveError: It holds none.
-        """
+        """Return a shard whose server has died, from the replica that this one holds."""
         with self._lock:
             body = self._held.get(number)
         if body is None:

@@ -56,11 +56,7 @@ class Rules:
 def check_rules(
     mode: str, staleness: Any, backup_workers: int, num_workers: int, clip_norm: float | None
 ) -> int:
-    """Check what was asked for; return the staleness.
-
-    Raises:
-        UsageError: It makes no sense together.
-    """
+    """Refuse what makes no sense together; return the staleness."""
     if mode not in MODES:
         raise UsageError(
             f"mode={mode!r} is not one of {', '.join(MODES)}", hint='mode="sync" equals one process'

@@ -95,12 +95,7 @@ class Server:
         self._fault: BaseException | None = None
 
     def resume(self, states: Mapping[str, Mapping[str, Any]], num_updates: int) -> None:
-        """Go on where a training was, before anybody joins.
-
-        Args:
-            states: What an optimizer keeps for each parameter, by name.
-            num_updates: How many updates were made.
-        """
+        """Go on where a training was, before anybody joins."""
         for shard in list(self.shards.values()):
             shard.begin(num_updates)
             if isinstance(shard.held, DenseValues):

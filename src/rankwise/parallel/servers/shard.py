@@ -93,15 +93,7 @@ class Held(Protocol):
 
 @final
 class Shard:
-    """One part of the parameters, and who takes part in its updates.
-
-    Args:
-        name: What reports call it.
-        held: Its values and their optimizer.
-        rules: How updates are made.
-        workers: Ranks that are waited for from the first update on.
-        clock: Where time comes from.
-    """
+    """One part of the parameters, and who takes part in its updates."""
 
     def __init__(
         self,

@@ -15,12 +15,11 @@ from rankwise.base.log import get_logger
 from rankwise.base.rank_names import name_ranks
 from rankwise.base.roles import RETURNS
 from rankwise.parallel.servers.coordinator import COORDINATOR, Coordinator
-from rankwise.parallel.servers.dense import DenseValues
+from rankwise.parallel.servers.dense import DenseValues, NormExchange
 from rankwise.parallel.servers.embedding import find_tables
 from rankwise.parallel.servers.journal import Journal
 from rankwise.parallel.servers.layout import copy_in, digest
 from rankwise.parallel.servers.listener import ClosedError, Listener, find_host
-from rankwise.parallel.servers.norm import NormExchange
 from rankwise.parallel.servers.recovery import Recovery
 from rankwise.parallel.servers.replicas import Replicas
 from rankwise.parallel.servers.serving import Server
@@ -73,12 +72,7 @@ class Sides:
         self._digest = digest([*layouts, *((name, one.facts) for name, one in self._tables)])
 
     def make_server(self, states: Mapping[str, Mapping[str, Any]], num_updates: int) -> Server:
-        """Make a server, which goes on where one that died was if it takes its place.
-
-        Args:
-            states: What an optimizer keeps for each parameter, by name.
-            num_updates: How many updates were made before.
-        """
+        """Make a server, which goes on where one that died was if it takes its place."""
         ctx, rules, layouts = self._ctx, self._rules, self._layouts
         norms = None
         if rules.clip_norm is not None and not rules.is_async:
@@ -164,11 +158,6 @@ class Sides:
 def count_servers(ctx: RankContext, servers: Any, *, coordinator: bool) -> int:
     """Return how many ranks are servers; they are the first ones.
 
-    Args:
-        ctx: The rank's.
-        servers: What the caller says; None: as the ranks' roles, or 1.
-        coordinator: Whether one more rank is no worker.
-
     Raises:
         UsageError: Caller and roles contradict each other, or it leaves no server or no worker.
         RendezvousError: Some rank does not tell its role.
@@ -188,11 +177,7 @@ def count_servers(ctx: RankContext, servers: Any, *, coordinator: bool) -> int:
 
 
 def check_num_ranks(ctx: RankContext, num_servers: int, *, coordinator: bool) -> None:
-    """Refuse a job without a worker.
-
-    Raises:
-        UsageError: Servers and coordinator are all ranks, or more.
-    """
+    """Refuse a job without a worker."""
     needed = num_servers + coordinator + 1
     if ctx.world_size >= needed:
         return

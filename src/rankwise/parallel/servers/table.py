@@ -49,11 +49,7 @@ class TableFacts:
     std: float
 
     def check(self) -> None:
-        """Refuse what makes no sense.
-
-        Raises:
-            UsageError: It does not.
-        """
+        """Refuse what makes no sense."""
         for name, value in (("num_rows", self.num_rows), ("size", self.size)):
             if value < 1:
                 raise UsageError(

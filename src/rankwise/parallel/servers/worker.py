@@ -355,13 +355,7 @@ class Worker:
         place: Any = None,
         lost: dict[int, LinkLostError] | None = None,
     ) -> list[Message]:
-        """Ask, and take one answer over each link, also where another failed: else its answer would be taken for the next one's.
-
-        Args:
-            questions: What is asked over each link.
-            place: Where bodies go.
-            lost: Given servers that turn out to be gone; None: they are an error.
-        """
+        """Ask, and take one answer over each link, also where another failed: else its answer would be taken for the next one's."""
         answers: list[Message] = []
         trouble: RankwiseError | None = None
         asked: list[Link] = []

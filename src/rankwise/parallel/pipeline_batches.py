@@ -1,14 +1,17 @@
-"""Loss functions of a pipeline: what they call the model with, and what they return for the micro-batches of a batch together."""
+"""A batch of a pipeline, cut into micro-batches, and its loss: what the model is called with, and what all micro-batches have together."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
 from rankwise.base.errors import UsageError
+from rankwise.parallel.model_check import hash_tensor
+from rankwise.parallel.trees import describe, list_tensors, put_tensors, take_tensors
 from rankwise.runtime.nested import flatten, unflatten
 
 if TYPE_CHECKING:
@@ -16,9 +19,61 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from rankwise.parallel.pipeline_chunks import Chunk
-
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A micro-batch, and which share of the whole batch's samples it has."""
+
+    batch: Any
+    share: float
+    num_samples: int
+
+
+def split(batch: Any, number: int) -> list[Chunk]:
+    """Cut a batch along dim 0 into so many micro-batches, the first ones larger by a sample at most.
+
+    Args:
+        batch: Nested tensors; those of one element along dim 0, and all that is no tensor, are given to each.
+        number: Of micro-batches; some are of no samples if the batch has fewer.
+    """
+    tree, tensors = take_tensors(batch)
+    total = max((one.shape[0] for one in tensors if one.dim()), default=0)
+    pieces = [
+        one.tensor_split(number) if one.dim() and one.shape[0] == total else [one] * number for one in tensors
+    ]
+    sizes = [total // number + (place < total % number) for place in range(number)]
+    return [
+        Chunk(put_tensors(tree, [one[place] for one in pieces]), size / total if total else 0.0, size)
+        for place, size in enumerate(sizes)
+    ]
+
+
+def describe_batch(batch: Any) -> tuple[str, str | None]:
+    """Return a batch's form as text, which begins with the number of samples, and what is wrong with it."""
+    tensors = list_tensors(batch)
+    sizes = sorted({one.shape[0] for one in tensors if one.dim()} - {1})
+    described = f"{max(sizes, default=1 if tensors else 0)} samples: {'; '.join(describe(batch))[:2000]}"
+    if not tensors:
+        return described, f"a step of a pipeline was given a {type(batch).__name__} without tensors"
+    if len(sizes) > 1:
+        return described, f"the tensors of a batch have {' and '.join(map(str, sizes))} samples"
+    return described, None
+
+
+def count_samples(described: str) -> int:
+    """Return how many samples a batch has, by its description."""
+    return int(described.partition(" ")[0])
+
+
+def digest(batch: Any) -> str:
+    """Return a digest of a batch's values."""
+    return " ".join(map(hash_tensor, list_tensors(batch)))
+
+
+# ------------------------------------------------------------------ the loss
 
 
 class _CalledError(BaseException):
@@ -50,11 +105,7 @@ class Stub:
 
 
 def ask(model: nn.Module, batch: Any, loss: Callable[[Any, Any], Any]) -> tuple[Call, Any]:
-    """Find out what a loss function calls the model with, and under which autocast.
-
-    Raises:
-        UsageError: It doesn't call it.
-    """
+    """Find out what a loss function calls the model with, and under which autocast; one that doesn't call it is refused."""
     stub = Stub(model, is_asked=True)
     with suppress(_CalledError):
         loss(stub, batch)
@@ -73,11 +124,7 @@ def has_count(value: Any) -> bool:
 
 
 def read_loss(value: Any, rank: int) -> Tensor:
-    """Return the loss in what a loss function returned.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """Return the loss in what a loss function returned."""
     value = value.get("loss") if isinstance(value, dict) else value
     loss = value[0] if isinstance(value, (tuple, list)) and len(value) == 2 else value
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
