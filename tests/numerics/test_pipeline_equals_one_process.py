@@ -22,6 +22,7 @@ from one_process import (
     gather_whole,
     train_by_hand,
 )
+from rankwise.parallel.layouts import scale_to
 from rankwise.testing import run_ranks
 from small_gpt import Gpt
 
@@ -198,8 +199,9 @@ def step_by_hand(model: Any, fewer: int = 3, max_norm: float = 0.5) -> tuple[lis
             ctx = rankwise.current()
             loss = model.step(tokens.tensor_split(ctx.data_size)[ctx.data_rank], language_loss)
             strategy = model.make_strategy(None)
-            norm = strategy.total_norm([one.grad for one in model.parameters()])
-            strategy.clip_grad_norm(list(model.parameters()), max_norm, norm)
+            gradients = [one.grad for one in model.parameters()]
+            norm = strategy.total_norm(gradients)
+            scale_to(gradients, max_norm, norm)
         else:
             total, count = language_loss(model, tokens)
             loss = total / count

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import rankwise
 from rankwise.data.metrics import Mean
+from rankwise.parallel.layouts import scale_to
 from rankwise.parallel.pipeline_layout import find_layout, list_bounds
 from rankwise.testing import run_ranks
 from small_gpt import Gpt
@@ -53,8 +54,9 @@ def train_tied(schedule: str | None, max_norm: float = 0.5) -> dict[str, Any]:
         if schedule is not None:
             model.step(take_tokens(number))
             strategy = model.make_strategy(None)
-            norm = strategy.total_norm([one.grad for one in model.parameters()])
-            strategy.clip_grad_norm(list(model.parameters()), max_norm, norm)
+            gradients = [one.grad for one in model.parameters()]
+            norm = strategy.total_norm(gradients)
+            scale_to(gradients, max_norm, norm)
         else:
             total, count = language_loss(model, take_tokens(number))
             (total / count).backward()

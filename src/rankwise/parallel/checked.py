@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -12,9 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 from rankwise.base.errors import CollectiveError, ModelError
 from rankwise.parallel.names import quote
 from rankwise.runtime.signature import naming_on
-
-if TYPE_CHECKING:
-    from torch import nn
 
 #: Forwards between two looks at the parameters; the first is after every ``train()`` or ``eval()``, as such changes
 #: are made between epochs.
@@ -25,31 +21,27 @@ _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _INDICES = re.compile(r"did not receive grad for rank \d+: ((?:\d+ ?)+)")
 
 
-@dataclass(slots=True)
+@final
 class Watch:
-    """What a wrapped model remembers of itself.
+    """What a wrapped model remembers of itself: its parameters, as they were when it was wrapped.
 
     Attributes:
-        trained: Names of the parameters that DDP averages, in its order.
-        parameters: All parameters with what they were when wrapped.
-        listed: The parameters alone.
-        seen_trained: Their ``requires_grad`` when they were looked at.
-        ignored: Names that DDP was told to leave alone.
-        rank: Our rank, for errors.
-        has_synced_batchnorm: Whether each forward is a collective.
-        forwards_left: Forwards until the parameters are looked at again.
+        has_synced_batchnorm: Whether each forward in training is a collective.
         num_left_unsynced: Micro-batches of an accumulation that was left early.
     """
 
-    trained: list[str]
-    parameters: list[tuple[str, nn.Parameter, bool]]
-    listed: list[nn.Parameter]
-    seen_trained: list[bool]
-    ignored: set[str]
-    rank: int
-    has_synced_batchnorm: bool
-    forwards_left: int = 0
-    num_left_unsynced: int = 0
+    def __init__(self, ddp: DistributedDataParallel, *, rank: int, has_synced_batchnorm: bool) -> None:
+        self.rank, self.has_synced_batchnorm = rank, has_synced_batchnorm
+        self.ignored = set(ddp.parameters_to_ignore)
+        named = [pair for pair in ddp.module.named_parameters() if pair[0] not in self.ignored]
+        self.parameters = [(name, each, each.requires_grad) for name, each in named]
+        self.listed = [each for _, each in named]
+        #: Names of the parameters that DDP averages, in its order.
+        self.trained = [name for name, each in named if each.requires_grad]
+        self.seen_trained = [each.requires_grad for each in self.listed]
+        #: Forwards until the parameters are looked at again.
+        self.forwards_left = 0
+        self.num_left_unsynced = 0
 
 
 @final
@@ -110,25 +102,6 @@ def check_before_forward(ddp: DistributedDataParallel, watch: Watch) -> None:
         _check_parameters(ddp, watch)
     if watch.num_left_unsynced:
         _check_unsynced(watch)
-
-
-def watch_parameters(ddp: DistributedDataParallel, *, rank: int, has_synced_batchnorm: bool) -> Watch:
-    """Remember the parameters of a model that has just been wrapped."""
-    ignored = set(ddp.parameters_to_ignore)
-    parameters = [
-        (name, each, each.requires_grad)
-        for name, each in ddp.module.named_parameters()
-        if name not in ignored
-    ]
-    return Watch(
-        trained=[name for name, _, trained in parameters if trained],
-        parameters=parameters,
-        listed=[each for _, each, _ in parameters],
-        seen_trained=[trained for _, _, trained in parameters],
-        ignored=ignored,
-        rank=rank,
-        has_synced_batchnorm=has_synced_batchnorm,
-    )
 
 
 def _check_parameters(ddp: DistributedDataParallel, watch: Watch) -> None:

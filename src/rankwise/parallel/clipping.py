@@ -10,6 +10,7 @@ from torch import nn
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.finding import find_strategy
+from rankwise.parallel.layouts import scale_to
 from rankwise.parallel.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -49,10 +50,10 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, *, ctx: RankContext | Non
             rank=None if ctx is None else ctx.rank,
             hint="pass a positive number; math.inf only measures",
         )
-    parameters = [one for one in model.parameters() if one.grad is not None]
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
     strategy = find_strategy(model, ctx) or Strategy(model, model, ctx)
     with torch.no_grad():
-        norm = strategy.total_norm([one.grad for one in parameters if one.grad is not None])
+        norm = strategy.total_norm(gradients)
         if not math.isinf(max_norm):
-            strategy.clip_grad_norm(parameters, max_norm, norm)
+            scale_to(gradients, max_norm, norm)
     return norm

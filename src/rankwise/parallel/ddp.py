@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.checked import CheckedDDP, watch_parameters
+from rankwise.parallel.checked import CheckedDDP, Watch
 from rankwise.parallel.comm_hooks import check_comm_hook, register_comm_hook
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.names import quote
@@ -123,7 +123,7 @@ def apply_ddp(
         ddp, comm_hook, group=ctx.group, on_nccl="nccl" in ctx.backend and ctx.device.type == "cuda"
     )
     synced = any(isinstance(layer, (SyncBatchNorm, torch.nn.SyncBatchNorm)) for layer in model.modules())
-    ddp.watch = watch_parameters(ddp, rank=ctx.rank, has_synced_batchnorm=synced and ctx.world_size > 1)
+    ddp.watch = Watch(ddp, rank=ctx.rank, has_synced_batchnorm=synced and ctx.world_size > 1)
     for one in ddp.parameters():
         _averaged[id(one)] = ref(one)
     return ddp

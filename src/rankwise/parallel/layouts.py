@@ -19,9 +19,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from rankwise.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
+
+    from rankwise.runtime.control import Control
 
 
 def to_local(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -29,15 +31,28 @@ def to_local(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
 
 
-def describe_value(value: Any) -> Any:
-    """Return a value of an optimizer's state, of a tensor its form: what another rank needs for a stand-in."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return {"shape": tuple(value.shape), "dtype": value.dtype}
+def share_states(
+    own: Mapping[Any, dict[str, Any]], extra: Any, control: Control, *, what: str
+) -> tuple[dict[Any, dict[str, Any]], list[Any]]:
+    """Return the optimizer states of all ranks' parameters, with tensors on the meta device for what others have; and what each adds.
+
+    Collective: every rank.
+    """
+    forms = {key: {name: _describe(value) for name, value in state.items()} for key, state in own.items()}
+    answers = control.exchange((forms, extra), what=what)
+    others = {
+        key: {name: _stand_in(form) for name, form in state.items()}
+        for held, _ in answers
+        for key, state in held.items()
+    }
+    return {**others, **own}, [added for _, added in answers]
 
 
-def stand_in(form: Any) -> Any:
-    """Return what stands for a value that another rank has; for a tensor one on the meta device."""
+def _describe(value: Any) -> Any:
+    return {"shape": tuple(value.shape), "dtype": value.dtype} if isinstance(value, torch.Tensor) else value
+
+
+def _stand_in(form: Any) -> Any:
     is_tensor = isinstance(form, dict) and form.keys() == {"shape", "dtype"}
     return torch.empty(form["shape"], dtype=form["dtype"], device="meta") if is_tensor else form
 
@@ -86,7 +101,12 @@ def scale_to(tensors: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
     """Scale tensors, in place, so that their norm is at most ``max_norm``: as ``torch.nn.utils.clip_grads_with_norm_`` does."""
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for group in group_by_layout(to_local(tensors)):
-        torch._foreach_mul_(group, factor.to(group[0].device))
+        scale = factor.to(group[0].device)
+        if group[0].is_cuda:
+            torch._foreach_mul_(group, scale)
+        else:  # no faster there, and not every kind of tensor knows functions on lists
+            for one in group:
+                one.mul_(scale)
 
 
 def _find_norm(group: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.layouts import describe_value, stand_in, to_local
+from rankwise.parallel.layouts import share_states, to_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -102,28 +102,19 @@ class Ties:
         groups = [[names.get(id(one), "") for one in group["params"]] for group in optimizer.param_groups]
         flat = [name for group in groups for name in group]
         states = {flat[number]: state for number, state in own["state"].items()}
-        forms = {
-            name: {key: describe_value(value) for key, value in state.items()}
-            for name, state in states.items()
-        }
-        answers = self._ctx.control.exchange((forms, groups), what="taking apart the optimizer of a pipeline")
-        if len({len(one) for _, one in answers}) > 1 or "" in flat:
+        held, groups_of = share_states(
+            states, groups, self._ctx.control, what="taking apart the optimizer of a pipeline"
+        )
+        if len(set(map(len, groups_of))) > 1 or "" in flat:
             raise UsageError(
-                f"the optimizers of a pipeline's ranks have {[len(one) for _, one in answers]} groups of parameters, or parameters that are not the model's",
+                f"the optimizers of a pipeline's ranks have {list(map(len, groups_of))} groups of parameters, or parameters that are not the model's",
                 rank=self._ctx.rank,
                 hint="build the same groups on every rank, empty where a stage has no such parameters",
             )
         order = {name: number for number, name in enumerate(self.canonical)}
-        whole = [sorted({name for _, one in answers for name in one[place]}, key=order.__getitem__) for place in range(len(groups))]  # fmt: skip
+        whole = [sorted({name for one in groups_of for name in one[place]}, key=order.__getitem__) for place in range(len(groups))]  # fmt: skip
         listed = [name for group in whole for name in group]
-        all_forms = {name: form for of_rank, _ in answers for name, form in of_rank.items()}
-        state = {
-            number: states[name]
-            if name in states
-            else {key: stand_in(form) for key, form in all_forms[name].items()}
-            for number, name in enumerate(listed)
-            if name in all_forms
-        }
+        state = {number: held[name] for number, name in enumerate(listed) if name in held}
         numbers = iter(range(len(listed)))
         param_groups = [
             {**group, "params": [next(numbers) for _ in names]}

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.fsdp import FSDPModule
 
-from rankwise.parallel.layouts import add_up, group_by_layout, scale_to, to_local, total_norm
+from rankwise.parallel.layouts import add_up, group_by_layout, to_local, total_norm
 from rankwise.parallel.micro_batches import deal
 from rankwise.parallel.pipeline_batches import has_count
 from rankwise.parallel.strategy import Strategy, share_values
@@ -123,10 +124,6 @@ class Pipelined(Strategy):
         dist.all_reduce(square, group=self._engine.group)
         return square.sqrt().to(norm.dtype)
 
-    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
-        """Scale the gradients of this rank's stages."""
-        scale_to([one.grad for one in parameters if one.grad is not None], max_norm, norm)
-
     def share_buffers(self) -> None:
         """Give all copies of a stage the buffers of the first."""
         for axis in self._axes:
@@ -145,8 +142,7 @@ def _add_up_flat(tensors: Sequence[Tensor], axes: Sequence[dist.ProcessGroup]) -
     for one in tensors:
         of_dtype.setdefault(one.dtype, []).append(one)
     for same in of_dtype.values():
-        flat = torch.cat([one.reshape(-1) for one in same])
+        flat = _flatten_dense_tensors(same)
         for axis in axes:
             dist.all_reduce(flat, group=axis)
-        for one, part in zip(same, flat.split([one.numel() for one in same]), strict=True):
-            one.copy_(part.view_as(one))
+        torch._foreach_copy_(same, _unflatten_dense_tensors(flat, same))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.parallel.plan_stages import count_in_flight, cut_by_size, cut_evenly, list_degrees
@@ -192,47 +192,48 @@ def _count_part(held: Facts, part: Part, num_in_flight: int, num_micro_batches: 
     row = held.row
     assert row is not None  # noqa: S101 - looked at before
     weights = [one for one in held.weights if one.name in part.weights]
-    own = [(one, _count_own(one, shard, 1)) for one in weights]
-    trained = [(one, count) for one, count in own if one.is_trained]
-    gradients = sum(count * one.itemsize for one, count in trained)
+    memory = _sum_up(held, weights, shard=shard, tensor=1)
     kept = row.sharded if shard > 1 else row.replicated
-    communication = _count_gathered(weights, 1) if shard > 1 else gradients if replicate > 1 else 0
-    if kept is not None:
-        communication += part.count_buffers(kept, num_micro_batches)
-    return Memory(
-        parameters=sum(count * one.itemsize for one, count in own),
-        buffers=held.buffers,
-        gradients=gradients,
-        optimizer=sum(int(count * one.states_itemsize) + one.states_bytes for one, count in trained),
-        communication=communication,
-        activations=kept
-        and part.count_saved(kept, num_in_flight, checkpointing=checkpointing) + kept.largest,
+    communication = _count_gathered(weights, 1) if shard > 1 else memory.gradients if replicate > 1 else 0
+    if kept is None:
+        return replace(memory, communication=communication)
+    return replace(
+        memory,
+        communication=communication + part.count_buffers(kept, num_micro_batches),
+        activations=part.count_saved(kept, num_in_flight, checkpointing=checkpointing) + kept.largest,
     )
 
 
 def _count(held: Facts, *, replicate: int, shard: int, tensor: int, shards_optimizer: bool, checkpointing: bool) -> Memory:  # fmt: skip
     # With TP, `fully_shard` keeps the weights and gathers them, also on a mesh of one.
     is_sharded = shard > 1 or tensor > 1
-    own = [(one, _count_own(one, shard, tensor)) for one in held.weights]
-    trained = [(one, count) for one, count in own if one.is_trained]
-    states = [int(count * one.states_itemsize) + one.states_bytes for one, count in trained]
+    memory = _sum_up(held, held.weights, shard=shard, tensor=tensor)
     saved = held.sharded if is_sharded else held.replicated
-    optimizer, communication = sum(states), 0
+    whole = [(one, _count_own(one, shard, tensor)) for one in held.weights if one.is_trained]
+    optimizer, communication = memory.optimizer, 0
     if shards_optimizer:
-        counts = [count for _, count in trained]
-        optimizer = _largest_share(list(zip(counts, states, strict=True)), replicate)
+        optimizer = _largest_share([(count, _count_states(one, count)) for one, count in whole], replicate)
     if is_sharded:
         communication = _count_gathered(held.weights, tensor)
     elif replicate > 1:
-        communication = max((count * one.itemsize for one, count in trained), default=0)
+        communication = max((count * one.itemsize for one, count in whole), default=0)
+    activations = saved and saved.saved(tensor=tensor, checkpointing=checkpointing) + saved.largest
+    return replace(memory, optimizer=optimizer, communication=communication, activations=activations)
+
+
+def _sum_up(held: Facts, weights: Sequence[Weight], *, shard: int, tensor: int) -> Memory:
+    """Return what some weights need on the rank that holds most of them."""
+    own = [(one, _count_own(one, shard, tensor)) for one in weights]
+    trained = [(one, count) for one, count in own if one.is_trained]
     return Memory(
-        parameters=sum(count * one.itemsize for one, count in own),
-        buffers=held.buffers,
-        gradients=sum(count * one.itemsize for one, count in trained),
-        optimizer=optimizer,
-        communication=communication,
-        activations=saved and saved.saved(tensor=tensor, checkpointing=checkpointing) + saved.largest,
-    )
+        parameters=sum(count * one.itemsize for one, count in own), buffers=held.buffers,
+        gradients=sum(count * one.itemsize for one, count in trained), optimizer=sum(_count_states(*pair) for pair in trained),
+        communication=0, activations=None,
+    )  # fmt: skip
+
+
+def _count_states(weight: Weight, count: int) -> int:
+    return int(count * weight.states_itemsize) + weight.states_bytes
 
 
 def _count_own(weight: Weight, shard: int, tensor: int) -> int:

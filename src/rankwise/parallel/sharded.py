@@ -10,14 +10,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import CollectiveError
-from rankwise.parallel.layouts import add_up, scale_to, total_norm
+from rankwise.parallel.layouts import add_up
 from rankwise.parallel.strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from rankwise.runtime.context import RankContext
 
@@ -113,14 +113,3 @@ class Sharded(Strategy):
         for one in self.model.parameters():
             if isinstance(one.grad, DTensor):
                 one.grad = add_up(one.grad)
-
-    def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Return the norm of all gradients, wherever their parts are.
-
-        Collective: every rank.
-        """
-        return total_norm(gradients)
-
-    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
-        """Scale the shards of the gradients."""
-        scale_to([one.grad for one in parameters if one.grad is not None], max_norm, norm)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from rankwise.parallel.layouts import total_norm
 from rankwise.parallel.micro_batches import deal
 
 if TYPE_CHECKING:
@@ -112,17 +113,7 @@ class Strategy:
 
         Collective: every rank, if they are sharded.
         """
-        return torch.nn.utils.get_total_norm(gradients)
-
-    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
-        """Scale gradients, in place, so that their norm is at most ``max_norm``.
-
-        Args:
-            parameters: Those that have gradients.
-            max_norm: The bound.
-            norm: What ``total_norm`` has returned.
-        """
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return total_norm(gradients)
 
     def share_buffers(self) -> None:
         """Give all copies of the model the buffers of the first.

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.layouts import describe_value, stand_in
+from rankwise.parallel.layouts import share_states
 from rankwise.runtime.context import current
 
 with warnings.catch_warnings():
@@ -39,14 +39,11 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):  # type: ignore[misc]
         Collective: every rank.
         """
         own = {self._param_to_index[one]: state for one, state in self.optim.state.items()}
-        forms = {
-            number: {name: describe_value(value) for name, value in state.items()}
-            for number, state in own.items()
-        }
-        answers = self.ctx.control.exchange(forms, what="taking apart an optimizer whose states are sharded")
-        state = {number: {name: stand_in(form) for name, form in of_parameter.items()} for one in answers for number, of_parameter in one.items()}  # fmt: skip
+        state, _ = share_states(
+            own, None, self.ctx.control, what="taking apart an optimizer whose states are sharded"
+        )
         groups = torch.optim.Optimizer.state_dict(self)["param_groups"]
-        return {"state": dict(sorted((state | own).items())), "param_groups": groups}
+        return {"state": dict(sorted(state.items())), "param_groups": groups}
 
 
 def apply_zero1(optimizer: Optimizer, *, ctx: RankContext | None = None) -> ShardedOptimizer:

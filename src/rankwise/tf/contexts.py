@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import UsageError
@@ -88,46 +87,35 @@ class ReplicaContext:
             return merge_fn(self.strategy, *args, **(kwargs or {}))
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    strategy: Strategy
-    replica: ReplicaContext | None
-
-
-class _Stack(threading.local):
-    def __init__(self) -> None:
-        self.frames: list[_Frame] = []
-
-
-_stack = _Stack()
+#: The strategy at hand, and the replica's context inside of its ``run``; of each thread its own.
+_frame: ContextVar[tuple[Strategy, ReplicaContext | None] | None] = ContextVar("frame", default=None)
 
 
 def find_frame() -> tuple[Strategy, ReplicaContext | None] | None:
     """Return the strategy at hand, and the replica's context inside of its ``run``; None outside of any."""
-    return (_stack.frames[-1].strategy, _stack.frames[-1].replica) if _stack.frames else None
+    return _frame.get()
 
 
 @contextmanager
 def between_replicas(strategy: Strategy) -> Iterator[None]:
     """Enter the cross-replica context."""
-    _stack.frames.append(_Frame(strategy, None))
+    token = _frame.set((strategy, None))
     try:
         yield
     finally:
-        _stack.frames.pop()
+        _frame.reset(token)
 
 
 @contextmanager
-def in_replica(strategy: Strategy, inputs: Any) -> Iterator[ReplicaContext]:
-    """Enter a replica's context."""
+def in_replica(strategy: Strategy, inputs: Any) -> Iterator[None]:
+    """Enter the context of a replica whose function is given some inputs."""
     replica = ReplicaContext(strategy)
     replica.inputs = inputs
-    _stack.frames.append(_Frame(strategy, replica))
+    token = _frame.set((strategy, replica))
     try:
-        yield replica
+        yield
     finally:
-        _stack.frames.pop()
+        _frame.reset(token)
 
 
 def check_between_replicas(what: str) -> None:

@@ -12,7 +12,7 @@ from rankwise.base.log import get_logger
 from rankwise.data.place import find_place
 from rankwise.parallel.ddp import apply_ddp
 from rankwise.parallel.finding import differs_by_rank, find_strategy, strategy_of
-from rankwise.parallel.layouts import to_local, total_norm
+from rankwise.parallel.layouts import scale_to, to_local, total_norm
 from rankwise.runtime.nested import flatten
 from rankwise.train.compiling import Compilation
 from rankwise.train.loss_weighting import LossWeighting
@@ -208,10 +208,7 @@ class Stepping:
             return None
         norm = self.strategy.total_norm(gradients)
         if self._clip_norm is not None:
-            parameters = [
-                parameter for group in self._optimizer.param_groups for parameter in group["params"]
-            ]
-            self.strategy.clip_grad_norm(parameters, self._clip_norm, norm)
+            scale_to(gradients, self._clip_norm, norm)
         return norm
 
     def _skip(self, norm: float, number: int) -> None:
