@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rankwise.parallel.costs import measure_costs
-from rankwise.parallel.cuts import balance
+from rankwise.parallel.partition import balance
 
 WIDTHS = (64, 768, 256, 1024, 128, 128, 1280, 320, 896, 64, 512)
 BATCH, NUM_PARTS = 256, 3

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     )
     from rankwise.parallel.pipeline import Pipeline as Pipeline, apply_pipeline as apply_pipeline
     from rankwise.parallel.pipeline_profile import PipelineProfile as PipelineProfile
-    from rankwise.parallel.placed import Placement as Placement, placement_of as placement_of
     from rankwise.parallel.placement import place as place
+    from rankwise.parallel.placement_hooks import Placement as Placement, placement_of as placement_of
     from rankwise.parallel.planning import Plan as Plan, plan as plan
     from rankwise.parallel.servers.embedding import ServedEmbedding as ServedEmbedding
     from rankwise.parallel.sync_batchnorm import (
@@ -110,7 +110,7 @@ _NAMES = {
     "rankwise.parallel.pipeline_profile": "PipelineProfile",
     "rankwise.parallel.model_check": "check_replicas",
     "rankwise.parallel.parameter_server": "ParameterServer parameter_server",
-    "rankwise.parallel.placed": "Placement placement_of",
+    "rankwise.parallel.placement_hooks": "Placement placement_of",
     "rankwise.parallel.placement": "place",
     "rankwise.parallel.planning": "Plan plan",
     "rankwise.parallel.servers.embedding": "ServedEmbedding",

@@ -22,7 +22,7 @@ from one_process import (
     gather_whole,
     train_by_hand,
 )
-from rankwise.parallel.layouts import scale_to
+from rankwise.parallel.dtensors import scale_to
 from rankwise.testing import run_ranks
 from small_gpt import Gpt
 

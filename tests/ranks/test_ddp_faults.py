@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import rankwise
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, ModelError, UsageError
 from rankwise.parallel.accumulation import accumulate, loss_scale
-from rankwise.parallel.checked import CheckedDDP
+from rankwise.parallel.checked_ddp import CheckedDDP
 from rankwise.parallel.comm_hooks import PowerSGD
 from rankwise.parallel.ddp import Tuning, apply_ddp
 from rankwise.parallel.model_check import check_replicas

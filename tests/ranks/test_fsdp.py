@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 import rankwise
 from rankwise.parallel.blocks import find_blocks
-from rankwise.parallel.layouts import total_norm
+from rankwise.parallel.dtensors import total_norm
 from rankwise.testing import run_ranks
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import rankwise
 from rankwise.data.metrics import Mean
-from rankwise.parallel.layouts import scale_to
+from rankwise.parallel.dtensors import scale_to
 from rankwise.parallel.pipeline_layout import find_layout, list_bounds
 from rankwise.testing import run_ranks
 from small_gpt import Gpt

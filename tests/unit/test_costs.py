@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rankwise.base.errors import ModelError
 from rankwise.parallel.blocks import find_units
 from rankwise.parallel.costs import list_owned, measure_costs
-from rankwise.parallel.cuts import balance
+from rankwise.parallel.partition import balance
 from small_gpt import Gpt
 
 TOKENS = torch.arange(32).reshape(4, 8) % 50

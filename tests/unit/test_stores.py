@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from clocks import FakeClock
 from rankwise.base.errors import RendezvousError
-from rankwise.parallel.servers import sides
+from rankwise.parallel.servers import setup
 from rankwise.runtime.stores import Place, open_store
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ def test_a_server_says_that_it_waits_for_workers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A parameter server whose second worker never comes names it, and the bound."""
-    monkeypatch.setattr(sides, "SYSTEM_CLOCK", FakeClock())
+    monkeypatch.setattr(setup, "SYSTEM_CLOCK", FakeClock())
     store: Any = SimpleNamespace(check=lambda keys: keys != ["role/3"])
     ctx = SimpleNamespace(rank=0, world_size=4, role="ps", store=store)
     with pytest.raises(RendezvousError, match="rank 3 did not arrive within 120 s"):
-        sides.count_servers(cast("RankContext", ctx), None, coordinator=True)
+        setup.count_servers(cast("RankContext", ctx), None, coordinator=True)
     assert (
         capsys.readouterr().err
         == "rankwise: [rank 0] waiting for rank 3 to create the parameter server; for 110 s more\n"
@@ -49,4 +49,4 @@ def test_a_worker_whose_store_is_gone_says_where_to_look() -> None:
 
     ctx = SimpleNamespace(rank=1, world_size=3, role="chief", store=SimpleNamespace(check=check))
     with pytest.raises(RendezvousError, match="the store was lost while this rank waited"):
-        sides.count_servers(cast("RankContext", ctx), None, coordinator=True)
+        setup.count_servers(cast("RankContext", ctx), None, coordinator=True)

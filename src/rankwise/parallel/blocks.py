@@ -55,9 +55,7 @@ def find_blocks(
             if not matching:
                 kind = f"of class {one.__name__}" if isinstance(one, type) else f"named like {one!r}"
                 raise UsageError(
-                    f"the model has no module {kind}",
-                    rank=rank,
-                    hint=f"it has {_list_some(model)}",
+                    f"the model has no module {kind}", rank=rank, hint=f"it has {_list_some(model)}"
                 )
             found |= matching
         return _outermost({name: found[name] for name, _ in model.named_modules() if name in found})

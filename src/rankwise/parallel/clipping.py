@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.finding import find_strategy
-from rankwise.parallel.layouts import scale_to
+from rankwise.parallel.dtensors import scale_to
 from rankwise.parallel.strategy import Strategy
+from rankwise.parallel.strategy_lookup import find_strategy
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.checked import CheckedDDP, Watch
+from rankwise.parallel.checked_ddp import CheckedDDP, Watch
 from rankwise.parallel.comm_hooks import check_comm_hook, register_comm_hook
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.names import quote
-from rankwise.parallel.placed import placement_of
+from rankwise.parallel.placement_hooks import placement_of
 from rankwise.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, find_foreign, list_native
 from rankwise.runtime.context import current
 from rankwise.runtime.mesh import DATA_AXES, show_degrees

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankwise.base.errors import ModelError, RankwiseError
-from rankwise.parallel.layouts import to_local
+from rankwise.parallel.dtensors import to_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,10 +19,10 @@ from torch.distributed.fsdp import (
 from rankwise.base.errors import UsageError
 from rankwise.base.log import get_logger
 from rankwise.parallel.blocks import Blocks, find_blocks
-from rankwise.parallel.layouts import noting_replaced, to_local
+from rankwise.parallel.dtensors import noting_replaced, to_local
 from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
-from rankwise.parallel.sharded import defer_reduction
+from rankwise.parallel.sharded_strategy import defer_reduction
 from rankwise.parallel.strategy import move_tensors, share_values
 from rankwise.parallel.sync_batchnorm import convert_sync_batchnorm, find_foreign
 from rankwise.runtime.context import current

@@ -16,7 +16,7 @@ from rankwise.base.errors import CollectiveTimeoutError, ModelError
 from rankwise.base.memory import view_memory
 from rankwise.base.rank_names import name_ranks
 from rankwise.parallel.names import quote
-from rankwise.parallel.placed import placement_of
+from rankwise.parallel.placement_hooks import placement_of
 from rankwise.runtime.context import current
 from rankwise.runtime.signature import locate, show_site
 
@@ -258,11 +258,7 @@ def hash_tensor(tensor: Tensor) -> str:
 
 
 def check_replicas(
-    model: nn.Module,
-    *,
-    ctx: RankContext | None = None,
-    buffers: bool = False,
-    timeout_s: float | None = None,
+    model: nn.Module, *, ctx: RankContext | None = None, buffers: bool = False, timeout_s: float | None = None
 ) -> None:
     """Check that ranks hold the same weights, to the bit, where they must; once an epoch, or after loading a checkpoint.
 

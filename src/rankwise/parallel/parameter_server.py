@@ -32,7 +32,7 @@ from rankwise.parallel.servers.embedding import find_tables
 from rankwise.parallel.servers.gathering import name_states
 from rankwise.parallel.servers.layout import SPLIT_BYTES, spread
 from rankwise.parallel.servers.rules import Rules, check_rules
-from rankwise.parallel.servers.sides import Sides, count_servers
+from rankwise.parallel.servers.setup import Setup, count_servers
 from rankwise.runtime.context import current
 from rankwise.runtime.stopping import NOTICES, is_caught_by_native_code, read_signals
 
@@ -138,17 +138,17 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         recovery_folder = f"{recovery_folder}/{name}"
     elif ctx.returns and not replicate and (clip_norm is None or rules.is_async):
         recovery_folder = find_memory_folder(name)
-    sides = Sides(
+    setup = Setup(
         ctx, model, rules, dist.PrefixStore(name, ctx.store), layouts=spread(model, num_servers, split_bytes=split_bytes),
         compression=None if compression is None else Compression(compression), recovery_folder=recovery_folder, replicate=replicate, save_every=save_every,
     )  # fmt: skip
     workers = range(first, ctx.world_size)
     if ctx.rank < num_servers:
-        server = sides.make_server(name_states(model, resume) if resume is not None else {}, num_updates)
-        return ParameterServer(ctx, workers, num_servers, rules, sides.store, server=server)
-    worker = sides.make_worker()
-    head = sides.make_coordinator(workers) if coordinator and ctx.rank == num_servers else None
-    return ParameterServer(ctx, workers, num_servers, rules, sides.store, worker=worker, coordinator=head)
+        server = setup.make_server(name_states(model, resume) if resume is not None else {}, num_updates)
+        return ParameterServer(ctx, workers, num_servers, rules, setup.store, server=server)
+    worker = setup.make_worker()
+    head = setup.make_coordinator(workers) if coordinator and ctx.rank == num_servers else None
+    return ParameterServer(ctx, workers, num_servers, rules, setup.store, worker=worker, coordinator=head)
 
 
 def _check(

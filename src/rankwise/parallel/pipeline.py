@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.layouts import to_local
+from rankwise.parallel.dtensors import to_local
 from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.pipeline_cut import find_balanced, find_calls_of
@@ -24,8 +24,8 @@ from rankwise.parallel.pipeline_profile import PipelineProfile, Recorder
 from rankwise.parallel.pipeline_schedules import find_kind, find_misfit
 from rankwise.parallel.pipeline_shapes import Shapes
 from rankwise.parallel.pipeline_stage import Stage
+from rankwise.parallel.pipeline_strategy import Pipelined
 from rankwise.parallel.pipeline_ties import Ties
-from rankwise.parallel.pipelined import Pipelined
 from rankwise.parallel.strategy import move_tensors, share_values
 from rankwise.runtime.context import current
 from rankwise.runtime.mesh import DATA_AXES

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import RankwiseError, UsageError
 from rankwise.parallel.costs import measure_costs
-from rankwise.parallel.cuts import balance
 from rankwise.parallel.names import find_owner
+from rankwise.parallel.partition import balance
 from rankwise.parallel.pipeline_batches import ask
 from rankwise.parallel.pipeline_trace import find_calls
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from rankwise.base.errors import UsageError
 from rankwise.base.files import write_atomic
-from rankwise.parallel.cuts import balance
+from rankwise.parallel.partition import balance
 from rankwise.parallel.pipeline_timeline import Span, draw, find_bubble, find_length, replay
 
 if TYPE_CHECKING:

@@ -69,12 +69,7 @@ class Stage(PipelineStage):  # type: ignore[misc]
     """A stage that is told the shapes of each micro-batch before a step."""
 
     def __init__(
-        self,
-        module: StageModule,
-        index: int,
-        num_stages: int,
-        device: torch.device,
-        group: dist.ProcessGroup,
+        self, module: StageModule, index: int, num_stages: int, device: torch.device, group: dist.ProcessGroup
     ) -> None:
         # torch is to find out nothing by itself: it would run the modules on values that are none.
         known = torch.empty(1, device="meta")

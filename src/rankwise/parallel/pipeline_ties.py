@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.layouts import share_states, to_local
+from rankwise.parallel.dtensors import share_states, to_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

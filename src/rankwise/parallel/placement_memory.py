@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rankwise.base.errors import ModelError
-from rankwise.parallel.cuts import balance, list_parts
 from rankwise.parallel.names import find_owner, list_owners
-from rankwise.parallel.placed import Need
+from rankwise.parallel.partition import balance, list_parts
+from rankwise.parallel.placement_hooks import Need
 from rankwise.parallel.placement_names import find_device
 
 if TYPE_CHECKING:

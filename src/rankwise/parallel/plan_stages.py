@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.cuts import balance
+from rankwise.parallel.partition import balance
 from rankwise.parallel.pipeline_layout import list_bounds
 
 if TYPE_CHECKING:

@@ -205,12 +205,7 @@ class ForwardTrace:
 
 
 def trace_forward(
-    model: nn.Module,
-    blocks: Mapping[str, nn.Module],
-    dtype: torch.dtype,
-    work: Work,
-    *,
-    autocast: bool,
+    model: nn.Module, blocks: Mapping[str, nn.Module], dtype: torch.dtype, work: Work, *, autocast: bool
 ) -> ForwardTrace:
     """Run one forward pass on fake tensors and return what it saved; pairs of layers are sought in blocks, then in all."""
     traced = _trace_once(model, blocks, dtype, work, autocast=autocast, is_across=not blocks)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from rankwise.parallel.layouts import total_norm
+from rankwise.parallel.dtensors import total_norm
 from rankwise.parallel.micro_batches import deal
 
 if TYPE_CHECKING:
@@ -71,10 +71,7 @@ class Strategy:
         self.model, self.module, self.ctx = model, module, ctx
 
     def forward_backward(
-        self,
-        group: Iterable[Any],
-        loss: StepLoss,
-        backward: Callable[[Tensor], None],
+        self, group: Iterable[Any], loss: StepLoss, backward: Callable[[Tensor], None]
     ) -> None:
         """Compute the gradients of one step, averaged over the ranks that share the data.
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from rankwise.base.errors import ModelError, UsageError
-from rankwise.parallel.layouts import add_up, noting_replaced
+from rankwise.parallel.dtensors import add_up, noting_replaced
 from rankwise.parallel.model_check import check_same_model
 from rankwise.parallel.strategy import share_values
 from rankwise.parallel.tensor_checks import Heads, check_model, check_splits, find_heads, find_shared

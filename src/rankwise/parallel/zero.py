@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.layouts import share_states
+from rankwise.parallel.dtensors import share_states
 from rankwise.runtime.context import current
 
 with warnings.catch_warnings():

@@ -20,9 +20,15 @@ from rankwise.base.lazy import find_homes, make_getattr
 from rankwise.tf.missing import MODULES, RENAMED, explain
 
 if TYPE_CHECKING:
-    from rankwise.tf.contexts import (
-        ReplicaContext as ReplicaContext,
+    from rankwise.tf.checkpoints import (
+        BackupAndRestore as BackupAndRestore,
+        Checkpoint as Checkpoint,
+        CheckpointManager as CheckpointManager,
+        PreemptionCheckpointHandler as PreemptionCheckpointHandler,
+        TerminationConfig as TerminationConfig,
+        latest_checkpoint as latest_checkpoint,
     )
+    from rankwise.tf.contexts import ReplicaContext as ReplicaContext
     from rankwise.tf.datasets import (
         AutoShardPolicy as AutoShardPolicy,
         DistributedDataset as DistributedDataset,
@@ -33,15 +39,11 @@ if TYPE_CHECKING:
         Optional as Optional,
         ValueContext as ValueContext,
     )
-    from rankwise.tf.keeping import (
-        BackupAndRestore as BackupAndRestore,
-        Checkpoint as Checkpoint,
-        CheckpointManager as CheckpointManager,
-        PreemptionCheckpointHandler as PreemptionCheckpointHandler,
-        TerminationConfig as TerminationConfig,
-        latest_checkpoint as latest_checkpoint,
+    from rankwise.tf.losses import (
+        compute_average_loss as compute_average_loss,
+        scale_regularization_loss as scale_regularization_loss,
     )
-    from rankwise.tf.kinds import (
+    from rankwise.tf.mirrored_strategies import (
         CentralStorageStrategy as CentralStorageStrategy,
         CommunicationImplementation as CommunicationImplementation,
         CommunicationOptions as CommunicationOptions,
@@ -49,9 +51,13 @@ if TYPE_CHECKING:
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
         OneDeviceStrategy as OneDeviceStrategy,
     )
-    from rankwise.tf.losses import (
-        compute_average_loss as compute_average_loss,
-        scale_regularization_loss as scale_regularization_loss,
+    from rankwise.tf.parameter_servers import (
+        ClusterCoordinator as ClusterCoordinator,
+        MinSizePartitioner as MinSizePartitioner,
+        ParameterServerStrategy as ParameterServerStrategy,
+        PerWorkerDataset as PerWorkerDataset,
+        PerWorkerIterator as PerWorkerIterator,
+        RemoteValue as RemoteValue,
     )
     from rankwise.tf.resolvers import (
         ClusterResolver as ClusterResolver,
@@ -61,14 +67,6 @@ if TYPE_CHECKING:
         SlurmClusterResolver as SlurmClusterResolver,
         TFConfigClusterResolver as TFConfigClusterResolver,
     )
-    from rankwise.tf.served import (
-        ClusterCoordinator as ClusterCoordinator,
-        MinSizePartitioner as MinSizePartitioner,
-        ParameterServerStrategy as ParameterServerStrategy,
-        PerWorkerDataset as PerWorkerDataset,
-        PerWorkerIterator as PerWorkerIterator,
-        RemoteValue as RemoteValue,
-    )
     from rankwise.tf.strategy import (
         Strategy as Strategy,
         aggregate_gradients as aggregate_gradients,
@@ -77,9 +75,7 @@ if TYPE_CHECKING:
         has_strategy as has_strategy,
         in_cross_replica_context as in_cross_replica_context,
     )
-    from rankwise.tf.values import (
-        ReduceOp as ReduceOp,
-    )
+    from rankwise.tf.values import ReduceOp as ReduceOp
     from rankwise.tf.variables import (
         Variable as Variable,
         VariableAggregation as VariableAggregation,
@@ -89,11 +85,11 @@ if TYPE_CHECKING:
 _NAMES = {
     "rankwise.tf.contexts": "ReplicaContext",
     "rankwise.tf.datasets": "AutoShardPolicy DistributedDataset DistributedIterator InputContext InputOptions InputReplicationMode Optional ValueContext",
-    "rankwise.tf.keeping": "BackupAndRestore Checkpoint CheckpointManager PreemptionCheckpointHandler TerminationConfig latest_checkpoint",
-    "rankwise.tf.kinds": "CentralStorageStrategy CommunicationImplementation CommunicationOptions MirroredStrategy MultiWorkerMirroredStrategy OneDeviceStrategy",
+    "rankwise.tf.checkpoints": "BackupAndRestore Checkpoint CheckpointManager PreemptionCheckpointHandler TerminationConfig latest_checkpoint",
+    "rankwise.tf.mirrored_strategies": "CentralStorageStrategy CommunicationImplementation CommunicationOptions MirroredStrategy MultiWorkerMirroredStrategy OneDeviceStrategy",
     "rankwise.tf.losses": "compute_average_loss scale_regularization_loss",
     "rankwise.tf.resolvers": "ClusterResolver ClusterSpec KubernetesClusterResolver SimpleClusterResolver SlurmClusterResolver TFConfigClusterResolver",
-    "rankwise.tf.served": "ClusterCoordinator MinSizePartitioner ParameterServerStrategy PerWorkerDataset PerWorkerIterator RemoteValue",
+    "rankwise.tf.parameter_servers": "ClusterCoordinator MinSizePartitioner ParameterServerStrategy PerWorkerDataset PerWorkerIterator RemoteValue",
     "rankwise.tf.strategy": "Strategy aggregate_gradients get_replica_context get_strategy has_strategy in_cross_replica_context",
     "rankwise.tf.values": "ReduceOp",
     "rankwise.tf.variables": "Variable VariableAggregation VariableSynchronization",

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.layouts import to_local
+from rankwise.parallel.dtensors import to_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

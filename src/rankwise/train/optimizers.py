@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from rankwise.parallel.layouts import group_by_layout
+from rankwise.parallel.dtensors import group_by_layout
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

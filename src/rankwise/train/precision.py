@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 
-from rankwise.parallel.finding import differs_by_rank
-from rankwise.parallel.layouts import ShardedScaler
+from rankwise.parallel.dtensors import ShardedScaler
+from rankwise.parallel.strategy_lookup import differs_by_rank
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

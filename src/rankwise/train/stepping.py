@@ -11,8 +11,8 @@ from rankwise.base.errors import NumericsError, UsageError
 from rankwise.base.log import get_logger
 from rankwise.data.place import find_place
 from rankwise.parallel.ddp import apply_ddp
-from rankwise.parallel.finding import differs_by_rank, find_strategy, strategy_of
-from rankwise.parallel.layouts import scale_to, to_local, total_norm
+from rankwise.parallel.dtensors import scale_to, to_local, total_norm
+from rankwise.parallel.strategy_lookup import differs_by_rank, find_strategy, strategy_of
 from rankwise.runtime.nested import flatten
 from rankwise.train.compiling import Compilation
 from rankwise.train.loss_weighting import LossWeighting

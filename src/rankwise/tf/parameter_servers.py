@@ -21,13 +21,13 @@ from rankwise.base.errors import UsageError
 from rankwise.parallel.parameter_server import parameter_server
 from rankwise.parallel.servers.coordinator import PerWorker
 from rankwise.parallel.servers.layout import SPLIT_BYTES
-from rankwise.parallel.servers.sides import check_num_ranks
+from rankwise.parallel.servers.setup import check_num_ranks
 from rankwise.runtime.context import current, find_current
 from rankwise.runtime.joining import find_role
 from rankwise.runtime.nested import flatten
 from rankwise.runtime.rank_identity import identify
 from rankwise.tf.contexts import between_replicas
-from rankwise.tf.kinds import join
+from rankwise.tf.mirrored_strategies import join
 from rankwise.tf.mirroring import Noted, make_equal, make_untrained_equal
 from rankwise.tf.resolvers import find_resolver
 from rankwise.tf.strategy import Strategy

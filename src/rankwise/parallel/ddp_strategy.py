@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from rankwise.parallel.checked import CheckedDDP
+from rankwise.parallel.checked_ddp import CheckedDDP
 from rankwise.parallel.strategy import Strategy
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwise.base.errors import UsageError
+from rankwise.parallel.ddp_strategy import Replicated
 from rankwise.parallel.names import quote
-from rankwise.parallel.placed import placement_of
-from rankwise.parallel.replicated import Replicated
-from rankwise.parallel.sharded import Sharded, is_sharded
+from rankwise.parallel.placement_hooks import placement_of
+from rankwise.parallel.sharded_strategy import Sharded, is_sharded
 from rankwise.parallel.strategy import Strategy
 from rankwise.runtime.context import find_current
 from rankwise.runtime.mesh import AXES

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.fsdp import FSDPModule
 
-from rankwise.parallel.layouts import add_up, group_by_layout, to_local, total_norm
+from rankwise.parallel.dtensors import add_up, group_by_layout, to_local, total_norm
 from rankwise.parallel.micro_batches import deal
 from rankwise.parallel.pipeline_batches import has_count
 from rankwise.parallel.strategy import Strategy, share_values

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import CollectiveError
-from rankwise.parallel.layouts import add_up
+from rankwise.parallel.dtensors import add_up
 from rankwise.parallel.strategy import Strategy
 
 if TYPE_CHECKING:

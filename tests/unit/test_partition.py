@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rankwise.base.errors import ModelError, UsageError
-from rankwise.parallel.cuts import balance, list_parts
+from rankwise.parallel.partition import balance, list_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

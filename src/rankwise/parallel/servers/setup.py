@@ -1,4 +1,4 @@
-"""The sides of a parameter server: which ranks are servers, and what makes a rank a server, a worker or the coordinator."""
+"""Which ranks are servers, and what makes a rank a server, a worker or the coordinator."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _ARRIVAL_S, _NOTICE_S, _POLL_S = 120.0, 10.0, 0.02
 
 
 @final
-class Sides:
-    """Makes this rank's side.
+class Setup:
+    """Makes what this rank is: a server, a worker, or the coordinator.
 
     Args:
         ctx: The rank's.
