@@ -72,20 +72,20 @@ def test_bytes_are_those_of_a_training_step(optimizer: str) -> None:
     stepped.step()
     states = sum(one.nbytes for held in stepped.state.values() for one in held.values() if isinstance(one, Tensor))  # fmt: skip
     weights = sum(one.nbytes for one in model.parameters())
-    assert sum(one.parameters for one in costs.values()) == weights
-    assert sum(one.gradients for one in costs.values()) == weights
-    assert sum(one.optimizer for one in costs.values()) == states
+    assert sum(one.memory.parameters for one in costs.values()) == weights
+    assert sum(one.memory.gradients for one in costs.values()) == weights
+    assert sum(one.memory.optimizer for one in costs.values()) == states
     assert "tokens.weight" in costs["tokens"].tensors
-    assert costs["head"].state == 0
+    assert costs["head"].memory.parameters == costs["head"].memory.optimizer == 0
 
 
 def test_activations_add_up_to_those_of_the_whole_model() -> None:
     """What each unit keeps by itself is, summed, what the whole forward keeps: what two neighbours share is counted once."""
     layers = build_layers()
     costs = measure_costs(layers, torch.randn(5, 8))
-    assert sum(one.activations or 0 for one in costs) == count_saved(layers, torch.randn(5, 8))
+    assert sum(one.memory.activations or 0 for one in costs) == count_saved(layers, torch.randn(5, 8))
     blocks = [one for one in measure_costs(Gpt(50, 8), TOKENS) if one.name.startswith("blocks.")]
-    assert blocks[0].activations == blocks[1].activations == count_saved(Gpt(50, 8).blocks[0], torch.randn(4, 8, 16, requires_grad=True))  # fmt: skip
+    assert blocks[0].memory.activations == blocks[1].memory.activations == count_saved(Gpt(50, 8).blocks[0], torch.randn(4, 8, 16, requires_grad=True))  # fmt: skip
     assert blocks[0].outputs == 4 * 8 * 16 * 4
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from rankwise.base.errors import ModelError
 from rankwise.parallel.blocks import Blocks, find_units
 from rankwise.parallel.cost_meter import Figures, count_units, time_units
+from rankwise.parallel.memory import Memory
 from rankwise.parallel.names import find_owner
 from rankwise.parallel.plan_measure import find_optimizer, measure_states
 from rankwise.parallel.plan_trace import call_model
@@ -38,10 +39,7 @@ class UnitCost:
             inside. What several units share is the first one's.
         forward: Seconds, or floating-point operations if they were counted; 0 without a batch, or if the unit was not called.
         backward: The same, of its backward.
-        parameters: Bytes; ``buffers``, too.
-        gradients: Bytes of the trained parameters' gradients.
-        optimizer: Bytes of the optimizer's states after one step.
-        activations: Bytes that autograd keeps from its forward to its backward; None without a batch.
+        memory: What it holds; activations are those that autograd keeps from its forward to its backward.
         outputs: Bytes of what it returns, and hands on; None without a batch.
     """
 
@@ -49,22 +47,13 @@ class UnitCost:
     tensors: tuple[str, ...]
     forward: float
     backward: float
-    parameters: int
-    buffers: int
-    gradients: int
-    optimizer: int
-    activations: int | None
+    memory: Memory
     outputs: int | None
 
     @property
     def time(self) -> float:
         """Forward and backward."""
         return self.forward + self.backward
-
-    @property
-    def state(self) -> int:
-        """Bytes that are held all the time: parameters, buffers, gradients and the optimizer's states."""
-        return self.parameters + self.buffers + self.gradients + self.optimizer
 
 
 def measure_costs(
@@ -158,15 +147,10 @@ def _order(units: Iterable[str], called: Iterable[str]) -> list[str]:
 def _sum_up(name: str, held: dict[str, Tensor], states: dict[str, tuple[float, int]], found: Figures | None) -> UnitCost:  # fmt: skip
     trained = {own: one for own, one in held.items() if own in states}
     parameters = sum(one.nbytes for one in held.values() if isinstance(one, nn.Parameter))
-    return UnitCost(
-        name=name,
-        tensors=tuple(held),
-        forward=found.forward if found else 0.0,
-        backward=found.backward if found else 0.0,
-        parameters=parameters,
-        buffers=sum(one.nbytes for one in held.values()) - parameters,
-        gradients=sum(one.nbytes for one in trained.values()),
+    memory = Memory(
+        parameters=parameters, buffers=sum(one.nbytes for one in held.values()) - parameters, gradients=sum(one.nbytes for one in trained.values()),
         optimizer=sum(int(one.numel() * states[own][0]) + states[own][1] for own, one in trained.items()),
         activations=found and found.activations,
-        outputs=found and found.outputs,
-    )
+    )  # fmt: skip
+    times = (found.forward, found.backward) if found else (0.0, 0.0)
+    return UnitCost(name=name, tensors=tuple(held), forward=times[0], backward=times[1], memory=memory, outputs=found and found.outputs)  # fmt: skip

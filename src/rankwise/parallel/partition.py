@@ -13,7 +13,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import ModelError, UsageError
-from rankwise.parallel.sizes import show_size
+from rankwise.parallel.memory import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

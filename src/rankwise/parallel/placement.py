@@ -14,10 +14,10 @@ from torch import nn
 from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.costs import UnitCost, measure_costs
 from rankwise.parallel.materialise import Materialiser
+from rankwise.parallel.memory import parse_size
 from rankwise.parallel.placement_hooks import Placement, attach
 from rankwise.parallel.placement_memory import check_needs, cut_model, measure_free, sum_needs
 from rankwise.parallel.placement_names import Device, find_device, read_device, read_names
-from rankwise.parallel.sizes import parse_size
 from rankwise.runtime.context import find_current
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rankwise.parallel.sizes import show_size
+from rankwise.parallel.memory import Memory, show_size
 from rankwise.parallel.trees import list_tensors, map_tensors
 
 if TYPE_CHECKING:
@@ -23,26 +23,14 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class Need(Memory):
     """What a device holds in training, in bytes, and what it has.
 
     Attributes:
-        parameters: And ``buffers``, ``gradients``, ``optimizer``: of what lies there.
-        activations: What autograd keeps there; None if it was not measured.
         free: What was free for it before the model was placed; None if unknown or without a bound.
     """
 
-    parameters: int = 0
-    buffers: int = 0
-    gradients: int = 0
-    optimizer: int = 0
-    activations: int | None = None
     free: int | None = None
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.parameters + self.buffers + self.gradients + self.optimizer + (self.activations or 0)
 
     @property
     def fits(self) -> bool:

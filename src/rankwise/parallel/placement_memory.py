@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,12 +70,9 @@ def sum_needs(
     needs = {device: Need(free=size) for device, size in free.items()}
     last = next(iter(needs))
     for one in costs:
-        sizes = {"parameters": one.parameters, "buffers": one.buffers, "gradients": one.gradients, "optimizer": one.optimizer}  # fmt: skip
         # A unit whose parts lie on several devices counts for that of its first tensor; one without tensors works where its inputs are.
         last = find_device(one.tensors[0] if one.tensors else one.name, devices, default=last)
-        held = needs[last]
-        activations = held.activations if one.activations is None else (held.activations or 0) + one.activations  # fmt: skip
-        needs[last] = replace(held, activations=activations, **{name: getattr(held, name) + size for name, size in sizes.items()})  # fmt: skip
+        needs[last] = needs[last].add(one.memory)
     return needs
 
 
@@ -108,7 +104,7 @@ def cut_model(
     """
     rows = [_merge_tied(model, costs_of[device.type]) for device in free]
     first = rows[0]
-    sizes = [sum(one.state + (one.activations or 0) for one in group) for group in first]
+    sizes = [sum(one.memory.total for one in group) for group in first]
     times = [[sum(one.time for one in group) for group in row] for row in rows]
     begins = balance(
         sizes if how == "balanced" else times,

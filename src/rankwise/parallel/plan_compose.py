@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
+from rankwise.parallel.memory import Memory
 from rankwise.parallel.plan_stages import count_in_flight, cut_by_size, cut_evenly, list_degrees
 
 if TYPE_CHECKING:
@@ -13,36 +14,6 @@ if TYPE_CHECKING:
 
     from rankwise.parallel.plan_measure import Facts, Weight
     from rankwise.parallel.plan_stages import Part
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """What one rank holds, in bytes: the rank that holds most.
-
-    Attributes:
-        parameters: The rank's own part of them.
-        buffers: Those of the whole model: they are not sharded.
-        gradients: The rank's own part.
-        optimizer: The optimizer's states after its first step.
-        communication: Under FSDP: the whole parameters outside of blocks, those of the two largest neighbouring blocks (one
-            computes, the next is being fetched), and gradients before they are scattered. Under DDP: the largest gradient
-            on its way into the bucket that holds it from then on. In a pipeline: the room for what all micro-batches receive, the last
-            stage's outputs, and beside copies all gradients once more, as they are added up in one piece.
-        activations: What autograd keeps when backward begins, and the gradient of the largest of it; None: no batch was given.
-    """
-
-    parameters: int
-    buffers: int
-    gradients: int
-    optimizer: int
-    communication: int
-    activations: int | None
-
-    @property
-    def total(self) -> int:
-        """All of it: as if all were there at once, as it is when gradients of several micro-batches are added up."""
-        return self.parameters + self.buffers + self.gradients + self.optimizer + self.communication + (self.activations or 0)  # fmt: skip
 
 
 @final
@@ -228,7 +199,6 @@ def _sum_up(held: Facts, weights: Sequence[Weight], *, shard: int, tensor: int) 
     return Memory(
         parameters=sum(count * one.itemsize for one, count in own), buffers=held.buffers,
         gradients=sum(count * one.itemsize for one, count in trained), optimizer=sum(_count_states(*pair) for pair in trained),
-        communication=0, activations=None,
     )  # fmt: skip
 
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from rankwise.base.errors import UsageError
+from rankwise.parallel.memory import parse_size, show_size
 from rankwise.parallel.plan_compose import compose
 from rankwise.parallel.plan_measure import measure
 from rankwise.parallel.plan_stages import check_schedule
 from rankwise.parallel.plan_trace import Work
-from rankwise.parallel.sizes import parse_size, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
