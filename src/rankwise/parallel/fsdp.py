@@ -22,8 +22,7 @@ from rankwise.parallel.blocks import Blocks, find_blocks
 from rankwise.parallel.dtensors import noting_replaced, to_local
 from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
-from rankwise.parallel.sharded_strategy import defer_reduction
-from rankwise.parallel.strategy import move_tensors, share_values
+from rankwise.parallel.strategy import defer_reduction, move_tensors, share_values
 from rankwise.parallel.sync_batchnorm import convert_sync_batchnorm, find_foreign
 from rankwise.runtime.context import current
 

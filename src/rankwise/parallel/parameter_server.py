@@ -29,8 +29,7 @@ from rankwise.base.host_memory import find_memory_folder
 from rankwise.parallel.servers.compression import Compression
 from rankwise.parallel.servers.coordinator import Coordinator, Handle, PerWorker, work
 from rankwise.parallel.servers.embedding import find_tables
-from rankwise.parallel.servers.gathering import name_states
-from rankwise.parallel.servers.layout import SPLIT_BYTES, spread
+from rankwise.parallel.servers.layout import SPLIT_BYTES, name_states, spread
 from rankwise.parallel.servers.rules import Rules, check_rules
 from rankwise.parallel.servers.setup import Setup, count_servers
 from rankwise.runtime.context import current

@@ -9,11 +9,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.ddp_strategy import Replicated
 from rankwise.parallel.names import quote
 from rankwise.parallel.placement_hooks import placement_of
-from rankwise.parallel.sharded_strategy import Sharded, is_sharded
-from rankwise.parallel.strategy import Strategy
+from rankwise.parallel.strategy import Replicated, Sharded, Strategy, is_sharded
 from rankwise.runtime.context import find_current
 from rankwise.runtime.mesh import AXES
 

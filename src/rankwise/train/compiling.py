@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from rankwise.base.log import get_logger
-from rankwise.parallel.sharded_strategy import list_innermost
+from rankwise.parallel.strategy import list_innermost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

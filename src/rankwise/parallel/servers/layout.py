@@ -1,4 +1,4 @@
-"""Which part of a model stands on which server, and where in the server's flat buffer.
+"""Which part of a model stands on which server, and where in the server's flat buffer; and the way back to a plain optimizer.
 
 Whole tensors go to the server that has least so far, largest first; a tensor above a bound is cut into ranges, one for each server, so
 that one embedding does not make one server slow (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014).
@@ -7,16 +7,17 @@ that one embedding does not make one server slow (Li et al., "Scaling Distribute
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from rankwise.base.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -170,3 +171,56 @@ def copy_in(layout: ShardLayout, buffer: Tensor, values: dict[str, Tensor]) -> N
 def take_part(value: Tensor, piece: Piece) -> Tensor:
     """Return a piece of a contiguous tensor as a view, in the piece's shape."""
     return value.view(-1)[piece.start : piece.stop].view(piece.shape)
+
+
+# ------------------------------------------------------- back to the whole model
+
+
+def gather_states(
+    model: nn.Module,
+    layouts: Sequence[ShardLayout],
+    packed: Mapping[int, Tensor],
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+) -> torch.optim.Optimizer:
+    """Fill a model with the servers' values, and return an optimizer over its trained parameters that has their states."""
+    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    optimizer = make_optimizer(list(parameters.values()))
+    gathered: dict[str, dict[str, Any]] = {}
+    with torch.no_grad():
+        for layout in layouts:
+            loaded = torch.load(io.BytesIO(packed[layout.number].numpy().tobytes()), weights_only=True)
+            states = loaded["optimizer"].get("state", {})
+            for place, (piece, value) in enumerate(zip(layout.pieces, loaded["values"], strict=True)):
+                whole = parameters[piece.name]
+                _write(whole.data, value, piece.start)
+                held = gathered.setdefault(piece.name, {})
+                for key, part in states.get(place, {}).items():
+                    if not isinstance(part, torch.Tensor) or part.shape != value.shape or part.dim() == 0:
+                        held[key] = part
+                        continue
+                    if key not in held:
+                        held[key] = torch.zeros(whole.shape, dtype=part.dtype, device=whole.device)
+                    _write(held[key], part, piece.start)
+    for name, state in gathered.items():
+        if state:
+            optimizer.state[parameters[name]] = state
+    return optimizer
+
+
+def _write(whole: Tensor, part: Tensor, start: int) -> None:
+    flat = whole.contiguous().view(-1)
+    flat[start : start + part.numel()] = part.reshape(-1).to(flat.device)
+    if not whole.is_contiguous():
+        whole.copy_(flat.view(whole.shape))
+
+
+def name_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Mapping[str, Any]]:
+    """Return what a plain optimizer keeps for each parameter of a model, by name."""
+    names = {one: name for name, one in model.named_parameters()}
+    strangers = [one for group in optimizer.param_groups for one in group["params"] if one not in names]
+    if strangers:
+        raise UsageError(
+            f"resume: the optimizer has {len(strangers)} parameters that the model does not have",
+            hint="pass the optimizer of this model that the checkpoint was loaded into",
+        )
+    return {names[one]: state for one, state in optimizer.state.items()}

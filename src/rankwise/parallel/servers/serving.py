@@ -33,7 +33,7 @@ from rankwise.parallel.servers.link import (
     Message,
 )
 from rankwise.parallel.servers.listener import RETURN_S, wrapping_store_errors
-from rankwise.parallel.servers.replicas import Replicas
+from rankwise.parallel.servers.recovery import Replicas
 from rankwise.parallel.servers.shard import Gradient
 from rankwise.parallel.servers.table import TableValues
 
@@ -63,18 +63,8 @@ _JOIN_S = 60.0
 class Server:
     """Serves shards to workers.
 
-    Args:
-        number: Which server this is.
-        rank: Its rank.
-        shards: What it holds, by number.
-        layout_digest: Of all shards' layouts; a worker's must be the same.
-        compression: How gradients are encoded.
-        workers: Ranks that will connect.
-        store: The servers' part of the job's store.
-        listener: Where they connect.
-        timeout_s: Seconds that a worker may say nothing.
-        returns: Whether a worker that has died is started again alone, so that we wait for it.
-        clock: Source of time.
+    A worker whose layouts have another digest is refused, one that says nothing for ``timeout_s`` is lost; with ``returns`` one that has died
+    is started again alone, so that we wait for it.
     """
 
     def __init__(  # noqa: PLR0913 - what makes a server

@@ -20,8 +20,7 @@ from rankwise.parallel.servers.embedding import find_tables
 from rankwise.parallel.servers.journal import Journal
 from rankwise.parallel.servers.layout import copy_in, digest
 from rankwise.parallel.servers.listener import ClosedError, Listener, find_host
-from rankwise.parallel.servers.recovery import Recovery
-from rankwise.parallel.servers.replicas import Replicas
+from rankwise.parallel.servers.recovery import Recovery, Replicas
 from rankwise.parallel.servers.serving import Server
 from rankwise.parallel.servers.shard import Shard
 from rankwise.parallel.servers.table import TableValues
@@ -46,19 +45,7 @@ _ARRIVAL_S, _NOTICE_S, _POLL_S = 120.0, 10.0, 0.02
 
 @final
 class Setup:
-    """Makes what this rank is: a server, a worker, or the coordinator.
-
-    Args:
-        ctx: The rank's.
-        model: The model.
-        rules: How updates are made.
-        store: A corner of the job's store for this parameter server.
-        layouts: What each server holds.
-        compression: How gradients are sent; None: whole.
-        recovery_folder: Where servers copy what they hold; None: nowhere.
-        replicate: Whether they send it to each other instead.
-        save_every: Updates between two copies.
-    """
+    """Makes what this rank is: a server, a worker, or the coordinator."""
 
     def __init__(  # noqa: PLR0913 - what makes a side
         self, ctx: RankContext, model: nn.Module, rules: Rules, store: dist.Store, *, layouts: list[ShardLayout],

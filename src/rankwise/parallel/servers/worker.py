@@ -15,7 +15,7 @@ from torch import nn
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError, RankwiseError, RendezvousError, UsageError
 from rankwise.parallel.servers.embedding import find_tables
-from rankwise.parallel.servers.gathering import gather_states
+from rankwise.parallel.servers.layout import gather_states
 from rankwise.parallel.servers.link import (
     ADOPT,
     BYE,
@@ -53,17 +53,8 @@ _JOIN_S, _RETRY_S = 60.0, 0.05
 class Worker:
     """The links of one worker.
 
-    Args:
-        rank: Its rank.
-        model: Where values go and gradients come from.
-        layouts: Of all shards; shard N is on server N.
-        layout_digest: Of them.
-        server_ranks: The ranks of the servers.
-        rules: How updates are made.
-        compression: How gradients are sent; None: whole.
-        store: The servers' corner of the store.
-        can_recover: Whether servers take over what one of them has held that died.
-        returns: Whether, instead, a server that died is started again, so that we wait for it.
+    Shard N is on server N. With ``can_recover`` servers take over what one of them has held that died; with ``returns`` it is started again
+    instead, so that we wait for it.
 
     Raises:
         RendezvousError: A server can't be reached; names it.
