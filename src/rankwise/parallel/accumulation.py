@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwise.base.errors import UsageError
 from rankwise.base.rank_names import name_ranks
-from rankwise.parallel.micro_batches import deal
+from rankwise.parallel.strategy import deal
 from rankwise.parallel.strategy_lookup import strategy_of
 from rankwise.runtime.context import current
 from rankwise.runtime.groups import group_of

@@ -120,7 +120,7 @@ def _list_some(model: nn.Module) -> str:
     return f"{', '.join(f'{number} x {kind}' for kind, number in kinds.most_common(6))}; names like {', '.join(names)}"
 
 
-def find_units(model: nn.Module, blocks: Blocks = "auto", *, rank: int | None = None) -> dict[str, nn.Module]:
+def find_units(model: nn.Module, blocks: Blocks = "auto") -> dict[str, nn.Module]:
     """Return what a model can be cut between: its blocks, and what stands before, between and after them, by name, in its order.
 
     Returns:
@@ -130,7 +130,7 @@ def find_units(model: nn.Module, blocks: Blocks = "auto", *, rank: int | None = 
     Raises:
         UsageError: The blocks that were asked for are not there.
     """
-    found = find_blocks(model, blocks, rank=rank)
+    found = find_blocks(model, blocks)
 
     def walk(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         for name, child in module.named_children():

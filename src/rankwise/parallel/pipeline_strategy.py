@@ -10,9 +10,8 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.fsdp import FSDPModule
 
 from rankwise.parallel.dtensors import add_up, group_by_layout, to_local, total_norm
-from rankwise.parallel.micro_batches import deal
 from rankwise.parallel.pipeline_batches import has_count
-from rankwise.parallel.strategy import Strategy, share_values
+from rankwise.parallel.strategy import Strategy, deal, share_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.partition import balance
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from rankwise.parallel.pipeline_layout import Deal
     from rankwise.parallel.plan_trace import Activations
-
-Schedule = Literal["1f1b", "gpipe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

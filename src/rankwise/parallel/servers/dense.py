@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import Tensor
 
-    from rankwise.base.clock import Clock
     from rankwise.parallel.servers.layout import Piece, ShardLayout
     from rankwise.parallel.servers.rules import Rules
     from rankwise.parallel.servers.shard import Gradient
@@ -143,11 +142,9 @@ def _cut(value: Any, piece: Piece) -> Any:
 class NormExchange:
     """Sums the shards' squared norms through the store: one request each way for an update."""
 
-    def __init__(
-        self, store: dist.Store, shards: Iterable[int], *, timeout_s: float, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    def __init__(self, store: dist.Store, shards: Iterable[int], *, timeout_s: float) -> None:
         self._store, self._shards = store, tuple(shards)
-        self._timeout_s, self._clock, self._lock = timeout_s, clock, threading.Lock()
+        self._timeout_s, self._lock = timeout_s, threading.Lock()
 
     def __call__(self, shard: int, version: int, square: float) -> float:
         """Tell one shard's squared norm of a version, and return the norm of all.
@@ -159,7 +156,7 @@ class NormExchange:
         keys = {one: f"norm/{version}/{one}" for one in self._shards}
         with self._lock, wrapping_store_errors():
             self._store.set(keys[shard], repr(square))
-        end = self._clock.monotonic() + self._timeout_s
+        end = SYSTEM_CLOCK.monotonic() + self._timeout_s
         while True:
             with self._lock, wrapping_store_errors():
                 absent = [one for one, key in keys.items() if not self._store.check([key])]
@@ -168,9 +165,9 @@ class NormExchange:
                     with suppress(RuntimeError):  # a file store deletes nothing
                         self._store.delete_key(f"norm/{version - 2}/{shard}")
                     return float(total**0.5)
-            if self._clock.monotonic() > end:
+            if SYSTEM_CLOCK.monotonic() > end:
                 raise CollectiveError(
                     f"shard {shard} waited {self._timeout_s:g} s for the gradient norm of version {version} of shards {absent}",
                     hint="their servers have stopped, or have other workers: look at their output",
                 )
-            self._clock.sleep(0.0005)
+            SYSTEM_CLOCK.sleep(0.0005)

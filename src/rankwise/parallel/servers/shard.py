@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from rankwise.base.clock import Clock
     from rankwise.parallel.servers.rules import Rules
 
 Result = TypeVar("Result")
@@ -95,15 +94,7 @@ class Held(Protocol):
 class Shard:
     """One part of the parameters, and who takes part in its updates."""
 
-    def __init__(
-        self,
-        name: int | str,
-        held: Held,
-        rules: Rules,
-        workers: Iterable[int],
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
+    def __init__(self, name: int | str, held: Held, rules: Rules, workers: Iterable[int]) -> None:
         self.name, self.held, self.rules, self.version, self.counts = name, held, rules, 0, Counts()
         self.on_update: Callable[[Shard], None] | None = None
         self.changed = threading.Condition()
@@ -111,7 +102,6 @@ class Shard:
         self._last: dict[int, int] = {}
         self._incarnations: dict[int, int] = {}
         self._waiting: dict[int, dict[int, Gradient]] = {}
-        self._clock = clock
 
     # -------------------------------------------------------------- who takes part
 
@@ -179,15 +169,15 @@ class Shard:
         Whoever is not there after ``timeout_s`` is left out, so that the others go on.
         """
         with self.changed:
-            end = self._clock.monotonic() + self.rules.timeout_s
+            end = SYSTEM_CLOCK.monotonic() + self.rules.timeout_s
             while not self.rules.is_async and self.version < at_least:
-                left_s = end - self._clock.monotonic()
+                left_s = end - SYSTEM_CLOCK.monotonic()
                 if left_s <= 0:
                     for worker in self.missing:
                         self.counts.expelled.append(worker)
                         self._members.pop(worker)
                     self._advance()
-                    end = self._clock.monotonic() + self.rules.timeout_s
+                    end = SYSTEM_CLOCK.monotonic() + self.rules.timeout_s
                 else:
                     self.changed.wait(left_s)
             return self.version, take()
