@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -66,12 +67,14 @@ def check_same_model(
     Collective: every rank of the job.
     """
     control, settings = ctx.control, {**settings, "device": ctx.device.type}
-    lines = [f"complaint\t{complaint or ''}"]
-    lines += [f"setting\t{name}={value}" for name, value in sorted(settings.items())]
-    lines += ["\t".join(parts) for parts in _describe(model)]
+    own = {
+        "complaint": complaint or "",
+        "settings": {name: str(one) for name, one in sorted(settings.items())},
+    }
+    text = json.dumps(own | {"tensors": list(_describe(model))})
     try:
         answers = control.compare(
-            "\n".join(lines),
+            text,
             what=f"{call} at {show_site(locate())} (do all ranks have the same model?)",
             timeout_s=min(_WAIT_S, ctx.timeout_s) if wait_s is None else wait_s,
         )
@@ -83,10 +86,10 @@ def check_same_model(
         if complaint:
             raise ModelError(complaint)
         return
-    of_rank = {rank: text.split("\n") for rank, text in zip(control.ranks, answers, strict=True)}
+    of_rank = {rank: json.loads(one) for rank, one in zip(control.ranks, answers, strict=True)}
     if among is not None:
-        of_rank = {rank: rows for rank, rows in of_rank.items() if rank in among or rows[0] != "complaint\t"}
-        if len({tuple(rows) for rows in of_rank.values()}) == 1 and not complaint:
+        of_rank = {rank: one for rank, one in of_rank.items() if rank in among or one["complaint"]}
+        if all(one == next(iter(of_rank.values())) for one in of_rank.values()) and not complaint:
             return
     _raise_difference(of_rank, call)
 
@@ -113,22 +116,25 @@ def _describe_tensor(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)}, {dtype}{grad}{strides}"
 
 
-def _raise_difference(of_rank: Mapping[int, Sequence[str]], call: str) -> None:
-    complaints = {rank: rows[0].split("\t", 1)[1] for rank, rows in of_rank.items()}
-    if any(complaints.values()):
-        holders = _group_ranks({rank: text for rank, text in complaints.items() if text})
+def _raise_difference(of_rank: Mapping[int, Mapping[str, Any]], call: str) -> None:
+    complaints = {rank: one["complaint"] for rank, one in of_rank.items() if one["complaint"]}
+    if complaints:
+        holders = _group_ranks(complaints)
         raise ModelError("; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in holders.items()))
     settings = [
-        f"{rows[0].partition('=')[0]} is "
-        + "; ".join(f"{row.partition('=')[2]} on {name_ranks(who)}" for row, who in held.items())
-        for rows, held in _find_differing_settings(of_rank)
+        f"{name} is {'; '.join(f'{value} on {name_ranks(who)}' for value, who in held.items())}"
+        for name in next(iter(of_rank.values()))["settings"]
+        if len(held := _group_ranks({rank: str(one["settings"].get(name)) for rank, one in of_rank.items()}))
+        > 1
     ]
     if settings:
         raise ModelError(
             f"{call} was called with different options: {'. '.join(settings)}",
             hint="give every rank the same options",
         )
-    tensors = {rank: _index(rows) for rank, rows in of_rank.items()}
+    tensors = {
+        rank: {(kind, name): what for kind, name, what in one["tensors"]} for rank, one in of_rank.items()
+    }
     names = list(dict.fromkeys(name for held in tensors.values() for name in held))
     differing = [text for name in names if (text := _tell_difference(name, tensors))]
     if differing:
@@ -145,22 +151,6 @@ def _raise_difference(of_rank: Mapping[int, Sequence[str]], call: str) -> None:
         f"the ranks hold the same parameters in a different order: the first that differ are {message}",
         hint=_ORDER_HINT,
     )
-
-
-def _find_differing_settings(
-    of_rank: Mapping[int, Sequence[str]],
-) -> list[tuple[list[str], dict[str, list[int]]]]:
-    rows_of = {
-        rank: [row.split("\t", 1)[1] for row in rows if row.startswith("setting\t")]
-        for rank, rows in of_rank.items()
-    }
-    together = [list(rows) for rows in zip(*rows_of.values(), strict=False) if len(set(rows)) > 1]
-    return [(rows, _group_ranks(dict(zip(rows_of, rows, strict=True)))) for rows in together]
-
-
-def _index(rows: Sequence[str]) -> dict[tuple[str, str], str]:
-    parts = [row.split("\t") for row in rows if not row.startswith(("setting\t", "complaint\t"))]
-    return {(kind, name): what for kind, name, what in parts}
 
 
 def _tell_difference(
