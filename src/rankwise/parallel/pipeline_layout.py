@@ -73,11 +73,7 @@ def find_layout(
 ) -> Layout:
     """Find the blocks of a model, and what stands around them by the order in which the model holds its modules.
 
-    Args:
-        model: The whole.
-        blocks: As for ``find_blocks``. "auto": of a Sequential its layers; of a model that repeats fewer than ``least`` parts, all that have parameters.
-        least: How many blocks are needed.
-        rank: Ours, for errors.
+    "auto" are, of a Sequential, its layers; of a model that repeats fewer than ``least`` parts, all that have parameters.
     """
     is_auto = isinstance(blocks, str) and blocks == "auto"
     if is_auto and isinstance(model, nn.Sequential):
@@ -109,15 +105,7 @@ def find_layout(
 
 
 def list_bounds(names: Sequence[str], num_stages: int, cut: Any, *, rank: int | None = None) -> list[int]:
-    """Return with which block each stage begins, and at the end their number.
-
-    Args:
-        names: The blocks'.
-        num_stages: How many there are to be.
-        cut: None: equally many blocks in each. Or the names of the blocks that begin the second stage and those that follow; or how
-            many blocks each stage has.
-        rank: Ours, for errors.
-    """
+    """Return with which block each stage begins, and at the end their number; ``cut`` is that of ``apply_pipeline``."""
     if len(names) < num_stages:
         raise UsageError(
             f"{len(names)} blocks can't be cut into {num_stages} stages",

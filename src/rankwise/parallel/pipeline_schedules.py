@@ -28,7 +28,6 @@ class Kind:
         placement: "single", one stage for each rank; "loop", the next rank has the next stage, and after the last the first;
             "v", back from the last rank to the first.
         stand_in: A schedule of the same placement that takes any number of micro-batches: for a batch that is too small.
-        source: Where it comes from.
         has_halves: Whether gradients of the weights are computed after those of the inputs.
     """
 
@@ -37,7 +36,6 @@ class Kind:
     stages_per_rank: int
     placement: Literal["single", "loop", "v"]
     stand_in: str
-    source: str
     has_halves: bool = False
 
     def place(self, stage: int, num_ranks: int) -> int:
@@ -50,13 +48,13 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(name="gpipe", torch_name="ScheduleGPipe", stages_per_rank=1, placement="single", stand_in="gpipe", source="arXiv:1811.06965"),
-        Kind(name="1f1b", torch_name="Schedule1F1B", stages_per_rank=1, placement="single", stand_in="gpipe", source="arXiv:2006.09503"),
-        Kind(name="interleaved_1f1b", torch_name="ScheduleInterleaved1F1B", stages_per_rank=2, placement="loop", stand_in="looped_bfs", source="arXiv:2104.04473"),
-        Kind(name="looped_bfs", torch_name="ScheduleLoopedBFS", stages_per_rank=2, placement="loop", stand_in="looped_bfs", source="arXiv:2211.05953"),
-        Kind(name="interleaved_zero_bubble", torch_name="ScheduleInterleavedZeroBubble", stages_per_rank=2, placement="loop", stand_in="looped_bfs", source="arXiv:2401.10241", has_halves=True),
-        Kind(name="zbv", torch_name="ScheduleZBVZeroBubble", stages_per_rank=2, placement="v", stand_in="zbv", source="arXiv:2401.10241", has_halves=True),
-        Kind(name="dualpipev", torch_name="ScheduleDualPipeV", stages_per_rank=2, placement="v", stand_in="zbv", source="arXiv:2412.19437", has_halves=True),
+        Kind(name="gpipe", torch_name="ScheduleGPipe", stages_per_rank=1, placement="single", stand_in="gpipe"),  # arXiv:1811.06965
+        Kind(name="1f1b", torch_name="Schedule1F1B", stages_per_rank=1, placement="single", stand_in="gpipe"),  # arXiv:2006.09503
+        Kind(name="interleaved_1f1b", torch_name="ScheduleInterleaved1F1B", stages_per_rank=2, placement="loop", stand_in="looped_bfs"),  # arXiv:2104.04473
+        Kind(name="looped_bfs", torch_name="ScheduleLoopedBFS", stages_per_rank=2, placement="loop", stand_in="looped_bfs"),  # arXiv:2211.05953
+        Kind(name="interleaved_zero_bubble", torch_name="ScheduleInterleavedZeroBubble", stages_per_rank=2, placement="loop", stand_in="looped_bfs", has_halves=True),  # arXiv:2401.10241
+        Kind(name="zbv", torch_name="ScheduleZBVZeroBubble", stages_per_rank=2, placement="v", stand_in="zbv", has_halves=True),  # arXiv:2401.10241
+        Kind(name="dualpipev", torch_name="ScheduleDualPipeV", stages_per_rank=2, placement="v", stand_in="zbv", has_halves=True),  # arXiv:2412.19437
     )
 }  # fmt: skip
 

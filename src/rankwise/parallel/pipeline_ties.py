@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A parameter of several stages.
-
-    Attributes:
-        names: All that the whole model has for it; the first is the one that counts.
-        ranks: Of the pipeline, which have it.
-        group: These, in this rank's pipeline.
-    """
+    """A parameter of several stages: all of its names, of which the first counts, and which ranks of the pipeline have it."""
 
     names: tuple[str, ...]
     ranks: tuple[int, ...]

@@ -16,15 +16,7 @@ Work = Literal["forward", "backward", "input gradients", "weight gradients"]
 @final
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stage's work on one micro-batch.
-
-    Attributes:
-        stage: Which stage, from 0.
-        work: What it computes; zero-bubble schedules compute the two kinds of gradients apart.
-        micro_batch: Which, from 0.
-        start_s: Seconds since the step began on all ranks.
-        end_s: The same.
-    """
+    """One stage's work on one micro-batch, in seconds since the step began on all ranks; zero-bubble schedules compute the two kinds of gradients apart."""
 
     stage: int
     work: Work

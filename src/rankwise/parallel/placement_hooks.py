@@ -78,13 +78,7 @@ def placement_of(model: nn.Module) -> Placement | None:
 
 
 def attach(model: nn.Module, placement: Placement, outputs: str | torch.device) -> None:
-    """Let hooks bring each placed module's inputs to its device, and the model's outputs to where they are wanted.
-
-    Args:
-        model: Its parameters and buffers lie where the placement says; hooks of an earlier placement are removed.
-        placement: Names and devices.
-        outputs: "inputs": where the first tensor among the model's inputs was; "last": where they are; or a device.
-    """
+    """Let hooks bring each placed module's inputs to its device, and the model's outputs to where ``place`` was told; those of an earlier placement go."""
     old = _find_hook(model)
     if old is not None:
         for handle in old.handles:

@@ -94,14 +94,7 @@ def cut_model(
     costs_of: Mapping[str, Sequence[UnitCost]],
     free: Mapping[torch.device, int | None],
 ) -> dict[str, torch.device]:
-    """Return the device of each unit, and of each tensor outside of units.
-
-    Args:
-        model: The whole.
-        how: "balanced": bytes are spread evenly; "auto": time is.
-        costs_of: The costs of all units on each type of device.
-        free: The devices, in the order of the cut, with what they have.
-    """
+    """Return the device of each unit, and of each tensor outside of units; devices in the order of the cut, with what they have free."""
     rows = [_merge_tied(model, costs_of[device.type]) for device in free]
     first = rows[0]
     sizes = [sum(one.memory.total for one in group) for group in first]

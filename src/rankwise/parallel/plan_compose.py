@@ -19,23 +19,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composition:
-    """One way to spread a training over the ranks, and what it needs.
-
-    Attributes:
-        name: In the field's words: ``FSDP``, ``TP 2 x FSDP 4``.
-        replicate: Ranks that hold the same part of the parameters.
-        shard: Ranks that share the parameters (FSDP).
-        tensor: Ranks that share each layer (TP).
-        pipeline: Stages of a pipeline (PP), one on each rank.
-        schedule: Of the pipeline; ``microbatches``: of one step.
-        devices: Of one process over which the layers are placed; 1 otherwise.
-        parts: What each stage, or each device, holds; empty where all ranks hold alike.
-        shards_optimizer: Whether replicas share the optimizer's states (ZeRO-1).
-        checkpointing: Whether blocks are computed again in backward.
-        precision: One of ``PRECISIONS``.
-        memory: Of the rank that holds most.
-        fits: Whether that is within the limit; None if no memory was given.
-    """
+    """One way to spread a training over the ranks, and what it needs; ``Plan`` says what the attributes are."""
 
     name: str
     replicate: int = 1

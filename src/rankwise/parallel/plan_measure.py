@@ -100,14 +100,7 @@ def find_optimizer(optimizer: str | OptimizerFactory) -> OptimizerFactory:
 
 
 def measure(model: nn.Module, *, precision: str, optimizer: str | OptimizerFactory, work: Work) -> Facts:
-    """Return what a model holds, without allocating any of it.
-
-    Args:
-        model: On any device, the meta device too; not changed.
-        precision: "fp32"; "bf16" or "fp16": weights of 4 bytes, autocast or FSDP's mixed precision computes in 2;
-            "bf16-params": all in 2 bytes.
-        optimizer: A name, or what makes one of parameters.
-        work: The example batch, and what is done with it.
+    """Return what a model holds at a precision of ``plan``, without allocating any of it.
 
     Raises:
         ModelError: The model has no parameters, or lazy ones; it can't be copied or run on fake tensors.

@@ -74,13 +74,7 @@ class Activations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a rank does in a step.
-
-    Attributes:
-        batch: The example batch; None if there is none.
-        loss: From model and batch to the loss; None: the model is called with the batch.
-        micro_batch: Samples of a forward pass; None: as many as the batch has.
-    """
+    """What a rank does in a step, as ``plan`` was told."""
 
     batch: Any
     loss: Callable[[nn.Module, Any], Any] | None

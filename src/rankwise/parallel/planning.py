@@ -53,7 +53,7 @@ class Plan:
         reserve_bytes: What of it is left free.
         blocks: Names of the blocks that FSDP gathers and checkpointing recomputes.
         compositions: From the cheapest to the most expensive; all that were considered. Each has its ``name``, the sizes of its
-            axes ``replicate``, ``shard``, ``tensor`` and ``pipeline``, ``shards_optimizer`` (ZeRO-1), ``checkpointing``, ``precision``,
+            axes ``replicate``, ``shard``, ``tensor`` and ``pipeline``, ``schedule`` and ``microbatches`` of a pipeline, ``devices`` of a placed model, ``shards_optimizer`` (ZeRO-1), ``checkpointing``, ``precision``,
             ``fits``, and ``memory`` with ``parameters``, ``buffers``, ``gradients``, ``optimizer``, ``communication``,
             ``activations`` and their ``total``, in bytes, of the rank that holds most. Of a pipeline, and of a placed model, ``parts``
             has the same for each stage, or device.

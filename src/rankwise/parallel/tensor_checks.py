@@ -40,13 +40,7 @@ _KEY_OR_VALUE = re.compile(r"^(to_)?w?(k|v|key|value)(_?(proj|lin|layer|linear))
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """An attention module whose heads are dealt out to the ranks.
-
-    Attributes:
-        name: Its name in the model.
-        module: It, with query, key and value as its children.
-        counts: Attributes that must be divided by the degree, and what they hold now.
-    """
+    """An attention module whose heads are dealt out to the ranks, and the attributes that must be divided by the degree, with what they hold now."""
 
     name: str
     module: nn.Module

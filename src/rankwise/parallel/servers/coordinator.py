@@ -89,13 +89,8 @@ class PerWorker:
 class Coordinator:
     """The side that schedules.
 
-    Args:
-        rank: Our rank.
-        workers: Ranks of the workers.
-        listener: Where workers connect, those too that are started again after their death.
-        timeout_s: Seconds that one function may take; then its worker is given up.
-        journal: Of what was done; of a former process of this rank, if that has died.
-        returns: Whether a worker that has died is started again, so that we wait for it when no other is left.
+    One function may take ``timeout_s``, then its worker is given up. With ``returns`` a worker that has died is started again, so that we wait for it
+    when no other is left; the journal is that of a former process of this rank, if that has died.
     """
 
     def __init__(
@@ -328,13 +323,7 @@ def work(
 ) -> int:  # fmt: skip
     """Do what the coordinator schedules, until it closes; return how many functions were called.
 
-    Args:
-        rank: Our rank.
-        index: Which worker we are.
-        num_workers: Of how many.
-        store: The servers' part of the job's store.
-        timeout_s: Seconds that the coordinator may give nothing to do.
-        waits: Whether a coordinator that has died is started again, so that we wait for it.
+    It may give nothing to do for ``timeout_s``; one that has died is waited for while ``waits`` says that it is started again.
     """
     own: dict[int, Any] = {}
     answer: Message | None = None

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 class DenseValues:
     """Parameters of one shard; whoever calls holds the shard's lock.
 
-    Args:
-        layout: Its pieces.
-        rules: How updates are made.
-        total_norm: Given the shard's number, a version and this shard's squared norm, returns the whole model's; for clipping.
+    Given the shard's number, a version and its squared norm, ``total_norm`` returns the whole model's norm, for clipping.
     """
 
     def __init__(

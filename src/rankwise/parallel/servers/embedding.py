@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 @final
 class RowCache:
-    """Rows that were pulled before, for some steps.
-
-    Args:
-        most_rows: How many are kept at most; the oldest go first.
-        most_age: Steps after which a row is asked for again.
-    """
+    """Rows that were pulled before, for some steps; of too many the oldest go first."""
 
     def __init__(self, most_rows: int, most_age: int) -> None:
         self.most_rows, self.most_age = most_rows, most_age

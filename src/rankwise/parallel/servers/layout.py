@@ -30,16 +30,7 @@ SPLIT_BYTES = 16 << 20
 @final
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of one parameter.
-
-    Attributes:
-        name: The parameter's.
-        start: First element, of the flattened parameter.
-        stop: One past the last.
-        shape: The parameter's shape if the piece is all of it, else one number.
-        dtype: Of its elements.
-        offset: First byte in the shard's buffer.
-    """
+    """A range of one parameter, flattened, and the byte of the shard's buffer with which it begins; ``shape`` is the parameter's if it is all of it."""
 
     name: str
     start: int
@@ -59,11 +50,7 @@ class Piece:
 class ShardLayout:
     """What one shard holds: pieces one after the other, those of one dtype together.
 
-    Attributes:
-        number: Which shard.
-        pieces: In the order of the buffer.
-        size_bytes: Of the buffer, gaps included.
-        segments: For each dtype, the first byte and the number of elements of its part of the buffer, gaps included.
+    A segment is a dtype, the first byte and the number of elements of its part of the buffer, gaps included.
     """
 
     number: int
@@ -91,21 +78,7 @@ class ShardLayout:
 
 
 def spread(model: nn.Module, num_shards: int, *, split_bytes: int | None = SPLIT_BYTES) -> list[ShardLayout]:
-    """Spread the parameters that are trained over shards; a pure function of names, shapes and dtypes.
-
-    Args:
-        model: The model.
-        num_shards: How many shards.
-        split_bytes: Cut tensors above so many bytes into one range for each shard; None: never, for update rules that look at whole
-            tensors (Adafactor, LAMB, Muon).
-
-    Returns:
-        A layout for each shard; one may be empty where there are fewer parameters than shards.
-
-    Raises:
-        ModelError: Nothing is trained, or a parameter has no values yet.
-        UsageError: ``split_bytes`` makes no sense.
-    """
+    """Spread the parameters that are trained over shards, of which some may stay empty; a pure function of names, shapes and dtypes."""
     if split_bytes is not None and split_bytes < 1:
         raise UsageError(
             f"split_bytes={split_bytes} is not a number of bytes above 0", hint="None: never split"

@@ -62,14 +62,7 @@ def wrapping_store_errors(rank: int | None = None) -> Iterator[None]:
 
 @final
 class Listener:
-    """A listening socket, published in the store under a name.
-
-    Args:
-        store: The servers' corner of the store.
-        name: What connects to it by: a server's number, or "coordinator".
-        rank: Our rank, for errors.
-        host: The address under which others reach us; empty if all of them are on this host.
-    """
+    """A listening socket, published in the store under a name: a server's number, or "coordinator"; without a host it is reached from this one alone."""
 
     def __init__(self, store: dist.Store, name: str, *, rank: int, host: str) -> None:
         self._store, self._key, self._rank = store, f"listener/{name}", rank
@@ -135,13 +128,7 @@ def connect(
 ) -> Link:
     """Connect to the process that listens under a name; if it has died, to the one that is started in its place.
 
-    Args:
-        store: The servers' corner of the store.
-        name: Of the listener.
-        peer: Who that is, for errors.
-        rank: Our rank, for errors.
-        timeout_s: Seconds to wait for it.
-        may_return: Whether it is started again if it has died, or another takes its place: else a published address that refuses is an error at once.
+    Where none is, ``may_return`` is False, and a published address that refuses is an error at once.
 
     Raises:
         ClosedError: It has ended, and is not started again.

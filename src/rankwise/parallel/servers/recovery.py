@@ -48,14 +48,7 @@ _BOUND_S = 30.0
 
 @final
 class Recovery:
-    """Writes a shard now and then, and reads one that another process of the same run has written.
-
-    Args:
-        folder: Shared by the servers' hosts; made as needed.
-        save_every: Updates between two copies of a shard.
-        make_shard: Given a shard's number and its workers, makes it with first values.
-        num_shards: How many all servers hold.
-    """
+    """Writes a shard into a folder that servers share, after each ``save_every`` updates, and reads one that another process of the run has written."""
 
     saves_first = True
 
@@ -243,15 +236,7 @@ def _measure(state: Any) -> int:
 
 @final
 class Replicas:
-    """Sends shards to the next server, and holds those of the one before; in place of ``Recovery``.
-
-    Args:
-        server: Which server this is.
-        num_servers: How many there are.
-        store: The servers' part of the job's store.
-        save_every: Updates between two replicas of a shard.
-        make_shard: Given a shard's number and its workers, makes it with first values.
-    """
+    """Sends shards to the next server after each ``save_every`` updates, and holds those of the one before; in place of ``Recovery``."""
 
     saves_first = False  # the next server may not be serving yet
 

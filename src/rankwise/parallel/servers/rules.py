@@ -19,19 +19,7 @@ MODES = ("sync", "async", "stale")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How a shard makes its updates.
-
-    Attributes:
-        mode: ``sync``: one update for the gradients of all workers. ``stale``: the same, and a worker may be ``staleness`` updates
-            ahead of what it has pulled. ``async``: one update for each gradient, as it comes.
-        staleness: That bound; 0 in the other modes.
-        backup_workers: So many of the slowest are not waited for.
-        optimizer: Makes the optimizer of a shard's pieces.
-        table_optimizer: Makes that of a table's rows.
-        scheduler: Makes a learning-rate schedule, stepped with each update; None: none.
-        clip_norm: Bound of the gradient's norm; None: none.
-        timeout_s: Seconds that the others wait for a worker, then it is left out.
-    """
+    """How a shard makes its updates, as ``parameter_server`` was told; ``staleness`` is 0 in modes that have none."""
 
     mode: str
     staleness: int

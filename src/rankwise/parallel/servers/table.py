@@ -29,16 +29,9 @@ _BLOCK = 4096
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFacts:
-    """What must be known of a table to find its rows; equal on all ranks.
+    """What must be known of a table to find its rows, as ``ServedEmbedding`` was told; equal on all ranks.
 
-    Attributes:
-        num_rows: How many rows.
-        size: How many numbers a row has.
-        dtype: Of them.
-        sharding: ``hash``: row N is on server N modulo their number, so that rows that are often used and stand side by side are
-            parted; ``range``: neighbours stay together.
-        seed: Of the first values.
-        std: Their standard deviation.
+    By ``hash`` row N is on server N modulo their number, so that rows that are often used and stand side by side are parted.
     """
 
     num_rows: int
