@@ -68,7 +68,7 @@ def run_beside(function: Callable[[], None]) -> threading.Thread:
 
 def make_worker(store: dist.Store, model: nn.Module, *, returns: bool = False) -> Worker:
     return Worker(
-        1, model, spread(model, 1), layout_digest="", server_ranks=[0], rules=make_rules(), compression=None, store=store, returns=returns,
+        1, model, spread(model, 1), layout_digest="", rules=make_rules(), compression=None, store=store, returns=returns,
     )  # fmt: skip
 
 

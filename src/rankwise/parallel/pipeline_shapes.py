@@ -42,20 +42,16 @@ class Shapes:
         """Let the parts compute in another dtype than their own."""
         self._dtype = dtype
         made: dict[int, nn.Parameter] = {}
-        for module in (
-            self.model.modules() if dtype is not None else ()
-        ):  # not by to(): fake tensors can't be swapped
+        for module in self.model.modules() if dtype is not None else ():
             for name, one in module._parameters.items():
-                if one is not None and one.is_floating_point():
+                if one is None or not one.is_floating_point():
+                    continue
+                if id(one) not in made:  # not by to(): fake tensors can't be swapped
                     with self._mode:
-                        fake = (
-                            made[id(one)]
-                            if id(one) in made
-                            else nn.Parameter(
-                                torch.empty(one.shape, dtype=dtype, device=one.device), one.requires_grad
-                            )
-                        )
-                    made[id(one)] = made[id(fake)] = module._parameters[name] = fake
+                        fake = torch.empty(one.shape, dtype=dtype, device=one.device)
+                        made[id(one)] = nn.Parameter(fake, one.requires_grad)
+                module._parameters[name] = made[id(one)]
+                made[id(made[id(one)])] = made[id(one)]
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any], deal: Deal, *, training: bool) -> Plan:
         """Return the plan of a micro-batch; the same on every rank that has inputs of the same shapes."""

@@ -77,44 +77,13 @@ class Value:
 
 
 #: What draws random numbers is computed by one stage, whatever it is given.
-_RANDOM = frozenset(
-    [
-        "alpha_dropout",
-        "bernoulli",
-        "bernoulli_",
-        "cauchy_",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "exponential_",
-        "feature_alpha_dropout",
-        "feature_dropout",
-        "fractional_max_pool2d",
-        "fractional_max_pool3d",
-        "geometric_",
-        "gumbel_softmax",
-        "log_normal_",
-        "multi_head_attention_forward",
-        "multinomial",
-        "native_dropout",
-        "normal",
-        "normal_",
-        "poisson",
-        "rand",
-        "rand_like",
-        "randint",
-        "randint_like",
-        "randn",
-        "randn_like",
-        "random_",
-        "randperm",
-        "rrelu",
-        "rrelu_",
-        "scaled_dot_product_attention",
-        "uniform_",
-    ]
-)
+_RANDOM = frozenset((
+    "alpha_dropout", "bernoulli", "bernoulli_", "cauchy_", "dropout", "dropout1d", "dropout2d", "dropout3d", "exponential_",
+    "feature_alpha_dropout", "feature_dropout", "fractional_max_pool2d", "fractional_max_pool3d", "geometric_", "gumbel_softmax",
+    "log_normal_", "multi_head_attention_forward", "multinomial", "native_dropout", "normal", "normal_", "poisson", "rand", "rand_like",
+    "randint", "randint_like", "randn", "randn_like", "random_", "randperm", "rrelu", "rrelu_", "scaled_dot_product_attention",
+    "uniform_",
+))  # fmt: skip
 
 
 def is_random(function: Any) -> bool:

@@ -105,7 +105,7 @@ def _list_tensor_degrees(held: Facts, num_ranks: int, ranks_per_node: int) -> It
 
 def _make(name: str, held: Facts, precision: str, limit: int | None, **axes: Any) -> Composition:
     memory = _count(held, **{"replicate": 1, "shard": 1, "tensor": 1, "shards_optimizer": False} | axes)
-    return Composition(name=name, precision=precision, memory=memory, fits=None if limit is None else memory.total <= limit, **axes)  # fmt: skip
+    return _judge(name, precision, limit, memory, **axes)
 
 
 def _make_pipelines(
@@ -138,9 +138,12 @@ def _make_placed(
     return _choose_largest(f"one process, placed over {devices}", precision, limit, parts, devices=devices, checkpointing=checkpointing)  # fmt: skip
 
 
+def _judge(name: str, precision: str, limit: int | None, memory: Memory, **facts: Any) -> Composition:
+    return Composition(name=name, precision=precision, memory=memory, fits=None if limit is None else memory.total <= limit, **facts)  # fmt: skip
+
+
 def _choose_largest(name: str, precision: str, limit: int | None, parts: tuple[Memory, ...], **facts: Any) -> Composition:  # fmt: skip
-    largest = max(parts, key=lambda one: one.total)
-    return Composition(name=name, precision=precision, memory=largest, parts=parts, fits=None if limit is None else largest.total <= limit, **facts)  # fmt: skip
+    return _judge(name, precision, limit, max(parts, key=lambda one: one.total), parts=parts, **facts)
 
 
 def _count_part(held: Facts, part: Part, num_in_flight: int, num_micro_batches: int, *, replicate: int, shard: int, checkpointing: bool) -> Memory:  # fmt: skip

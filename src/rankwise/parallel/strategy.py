@@ -139,10 +139,6 @@ class Strategy:
     def forget(self) -> None:
         """Forget a step that was left by an error."""
 
-    def state_of(self) -> nn.Module:
-        """Return what a checkpoint takes for the model."""
-        return self.model
-
 
 @final
 class Replicated(Strategy):

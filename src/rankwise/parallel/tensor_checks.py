@@ -18,15 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 #: Attributes of an attention module that count its heads: those of the queries first, then those of keys and values.
-HEAD_COUNTS = (
-    "num_heads",
-    "num_attention_heads",
-    "n_heads",
-    "n_head",
-    "num_query_heads",
-    "n_local_heads",
-    "nhead",
-)
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_query_heads", "n_local_heads", "nhead")  # fmt: skip
 KEY_VALUE_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "n_local_kv_heads")
 #: How wide one head is.
 HEAD_WIDTHS = ("head_dim", "attention_head_size", "head_size", "d_head", "dim_head", "d_kv")

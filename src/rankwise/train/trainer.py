@@ -381,7 +381,7 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         parts = {
-            "model": self._strategy.state_of(),
+            "model": self._strategy.model,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "scaler": self._stepping.precision.scaler,

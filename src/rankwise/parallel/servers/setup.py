@@ -106,7 +106,7 @@ class Setup:
             self.store.set(key, "")
         try:
             return Worker(
-                rank, self._model, self._layouts, layout_digest=self._digest, server_ranks=range(len(self._layouts)), rules=self._rules,
+                rank, self._model, self._layouts, layout_digest=self._digest, rules=self._rules,
                 compression=self._compression, store=self.store, can_recover=(self._replicate or self._recovery_folder is not None) and not returns, returns=returns,
             )  # fmt: skip
         except ClosedError as error:

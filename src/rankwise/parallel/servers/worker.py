@@ -62,7 +62,7 @@ class Worker:
     """
 
     def __init__(  # noqa: PLR0913 - what makes a worker
-        self, rank: int, model: nn.Module, layouts: Sequence[ShardLayout], *, layout_digest: str, server_ranks: Sequence[int],
+        self, rank: int, model: nn.Module, layouts: Sequence[ShardLayout], *, layout_digest: str,
         rules: Rules, compression: Compression | None, store: dist.Store, can_recover: bool = False, returns: bool = False,
     ) -> None:  # fmt: skip
         parameters = dict(model.named_parameters())
@@ -73,13 +73,13 @@ class Worker:
         self._timeout_s = 2 * rules.timeout_s + _GRACE_S
         self._has_pulled = False
         self._store, self._can_recover, self._returns = store, can_recover, returns
-        self._digest, self._server_ranks, self._dead = layout_digest, server_ranks, set[int]()
+        self._digest, self._dead = layout_digest, set[int]()
         with wrapping_store_errors(rank):
             self.incarnation = int(store.add(f"incarnations/worker/{rank}", 1))
         self._links: dict[int, Link] = {}
-        self._positions, self._num_servers = dict[int, Position](), len(server_ranks)
+        self._positions, self._num_servers = dict[int, Position](), len(layouts)
         lost: dict[int, RankwiseError] = {}
-        for number in range(len(server_ranks)):
+        for number in range(len(layouts)):
             try:
                 self._join(number, RETURN_S if returns else _JOIN_S)
             except (RendezvousError, LinkLostError) as error:
@@ -96,7 +96,7 @@ class Worker:
 
     def _join(self, number: int, timeout_s: float) -> None:
         """Connect to a server, or to the process in its place; send again what it does not have of us."""
-        peer = f"server {number} (rank {self._server_ranks[number]})"
+        peer = f"server {number} (rank {number})"  # servers are the first ranks
         end = SYSTEM_CLOCK.monotonic() + timeout_s
         note = {"worker": self._rank, "incarnation": self.incarnation, "digest": self._digest}
         while True:
