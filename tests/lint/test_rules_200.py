@@ -53,6 +53,7 @@ BAD = {
         dist.init_process_group("nccl")
         x = torch.ones(1).to("cuda:0")
     """,
+    ("RW202", "gloo"): 'dist.init_process_group("gloo")\ndist.barrier()\nx = torch.ones(1).cuda()',
     ("RW202", "barrier first"): """
         dist.init_process_group(backend="nccl")
         dist.barrier()
@@ -193,7 +194,6 @@ LEGAL = {
         dist.barrier()
         x = torch.ones(1, device="cuda")
     """,
-    ("RW202", "gloo"): 'dist.init_process_group("gloo")\ndist.barrier()\nx = torch.ones(1).cuda()',
     ("RW203", "before"): 'os.environ["CUDA_VISIBLE_DEVICES"] = "1"\nx = torch.zeros(1, device="cuda")',
     ("RW203", "asked whether there is CUDA"): 'ok = torch.cuda.is_available()\nos.environ["CUDA_VISIBLE_DEVICES"] = "1"',
     ("RW204", "text"): 'if os.environ["RANK"] == "0":\n    print()',

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise.lint.library.names import FABRIC
 from rankwise.lint.model.values import ANY, Object, Value, mixed
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import ast
 
     from rankwise.lint.program import Module
+
+
+Tests: TypeAlias = "tuple[tuple[ast.AST, Value, bool], ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Call:
     receiver: Value = ANY
     result: Value = ANY
     guards: tuple[Guard, ...] = ()
-    tests: tuple[tuple[ast.AST, Value, bool], ...] = ()
+    tests: Tests = ()
     loops: tuple[ast.AST, ...] = ()
     stack: tuple[Site, ...] = ()
     contexts: tuple[str, ...] = ()
@@ -110,10 +113,20 @@ class Call:
             return self.receiver.thing
         return self.result.thing if isinstance(self.result.thing, Object) else None
 
+    def excludes(self, other: Call) -> bool:
+        """Whether the two stand in different arms of one test, or of two tests of one setting."""
+        arms = arms_of(self.tests)
+        return any((key, not arm) in arms for key, arm in arms_of(other.tests))
+
     @property
     def is_guarded(self) -> bool:
         """Whether only some ranks make it."""
         return bool(self.guards)
+
+
+def arms_of(tests: Tests) -> frozenset[tuple[str | int, bool]]:
+    """Which arms enclose a place: of the setting that a test asks for, or of the test itself."""
+    return frozenset((value.path or id(node), arm) for node, value, arm in tests)
 
 
 def is_of_one_device(maker: Call) -> bool:

@@ -13,7 +13,7 @@ from rankwise.lint.model.calls import Guard
 from rankwise.lint.model.defining import function_of
 from rankwise.lint.model.history import Arm, Fork, Loop
 from rankwise.lint.model.looping import element_of
-from rankwise.lint.model.notes import note_comparison
+from rankwise.lint.model.notes import note_comparison, note_read, note_unbound
 from rankwise.lint.model.operators import BINARY, compare, compute
 from rankwise.lint.model.run import Scope
 from rankwise.lint.model.values import ANY, UNKNOWN, Items, Library, Object, Value, joined, known, mixed
@@ -49,11 +49,14 @@ def _name(run: Run, scope: Scope, node: ast.Name) -> Value:
         return value
     if node.id in _BUILTINS:
         return Value(thing=Library(f"builtins.{node.id}"))
+    note_unbound(run, scope, node)
     return guess(run, node.id)
 
 
 def _attribute(run: Run, scope: Scope, node: ast.Attribute) -> Value:
-    return attribute(run, evaluate(run, scope, node.value), node.attr, node)
+    owner = evaluate(run, scope, node.value)
+    note_read(run, scope, node, owner)
+    return attribute(run, owner, node.attr, node)
 
 
 def _call(run: Run, scope: Scope, node: ast.Call) -> Value:

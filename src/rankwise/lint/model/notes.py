@@ -1,13 +1,18 @@
-"""Small things that the run on paper notices by the way, for rules: comparisons of text with a number."""
+"""Small things that the run on paper notices by the way, for rules: comparisons of text with a number, attributes of wrappers, what a rank never got."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rankwise.lint.library.names import DDP
+from rankwise.lint.model.values import Instance, Object
+
 if TYPE_CHECKING:
     import ast
 
+    from rankwise.lint.model.calls import Tests
+    from rankwise.lint.model.history import History
     from rankwise.lint.model.run import Run, Scope
     from rankwise.lint.model.values import Value
     from rankwise.lint.program import Module
@@ -21,6 +26,41 @@ class TextComparison:
     module: Module
     text: Value
     number: Value
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperRead:
+    """A read of an attribute that a DistributedDataParallel was not given."""
+
+    node: ast.Attribute
+    module: Module
+    wrapper: Object
+    tests: Tests
+
+
+def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None:
+    """Keep the read of an attribute that its owner was not given: the wrapped model may have it, or another rank."""
+    thing = owner.thing
+    if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
+        run.notes.append(WrapperRead(node, scope.module, thing, run.tests))
+    elif isinstance(thing, Instance) and node.attr not in thing.attrs and thing.cls.find(node.attr) is None:
+        note_unbound(run, scope, node)
+
+
+@dataclass(frozen=True, slots=True)
+class Unbound:
+    """A read, outside of all tests on the rank, of a name or attribute that this rank has given no value."""
+
+    node: ast.Name | ast.Attribute
+    module: Module
+    history: History
+    tests: Tests
+
+
+def note_unbound(run: Run, scope: Scope, node: ast.Name | ast.Attribute) -> None:
+    """Keep such a read: another rank may have the value."""
+    if not run.dry and not run.guards:
+        run.notes.append(Unbound(node, scope.module, run.history, run.tests))
 
 
 def note_comparison(run: Run, scope: Scope, node: ast.Compare, left: Value, right: Value) -> None:

@@ -122,24 +122,44 @@ def _spawn(run: Run, call: Call) -> Value:
     """The ranks of the run are those that it starts."""
     fn, given = call.arg(0, "fn"), call.arg(1, "args")
     rest = given.thing.values if given is not None and isinstance(given.thing, Items) else []
-    before = (run.guards, run.initialized)
-    run.guards = ()
-    if fn is not None and isinstance(fn.thing, Function):
-        rank = run.role("rank")
-        with run.within("contexts", "spawned"):
-            run.call(
-                run,
-                fn,
-                (
-                    Value(rank.spread, rank.origin | {"local_rank", "spawned"}, rank.const, rank.thing),
-                    *map(_handed_on, rest),
-                ),
-                {},
-                call.node,
-                scope=run.memo["top"],
-            )
-    run.guards = before[0]
+    _start_ranks(run, call, fn, [None, *rest])
     return Value(const=None)
+
+
+def _process(run: Run, call: Call) -> None:
+    """One of the processes that a loop over numbers starts: the one that gets this rank's number, and so this rank."""
+    loop: ast.AST | None = run.loops[-1] if run.loops else None
+    loop = getattr(loop, "generators", [loop])[0]
+    number = getattr(getattr(loop, "target", None), "id", None)
+    given, node = call.arg(None, "args"), call.arg_node(None, "args")
+    if (
+        number is not None
+        and given is not None
+        and isinstance(given.thing, Items)
+        and isinstance(node, (ast.Tuple, ast.List))
+        and getattr(getattr(getattr(loop, "iter", None), "func", None), "id", "") == "range"
+        and any(getattr(one, "id", None) == number for one in node.elts)
+    ):
+        given_each = [
+            None if getattr(one, "id", None) == number else value
+            for one, value in zip(node.elts, given.thing.values, strict=False)
+        ]
+        loops, run.loops = run.loops, ()
+        _start_ranks(run, call, call.arg(None, "target"), given_each)
+        run.loops = loops
+
+
+def _start_ranks(run: Run, call: Call, fn: Value | None, given: list[Value | None]) -> None:
+    """Go on as the rank that was started, in its function; None among the arguments is its number."""
+    if fn is None or not isinstance(fn.thing, Function):
+        return
+    before, run.guards = run.guards, ()
+    rank = run.role("rank")
+    own = Value(rank.spread, rank.origin | {"local_rank", "spawned"}, rank.const, rank.thing)
+    with run.within("contexts", "spawned"):
+        arguments = tuple(own if one is None else _handed_on(one) for one in given)
+        run.call(run, fn, arguments, {}, call.node, scope=run.memo["top"])
+    run.guards = before
 
 
 def _handed_on(value: Value, depth: int = 0) -> Value:
@@ -206,6 +226,9 @@ SPECIAL: dict[str, Callable[[Run, Call], Value | None]] = {
     "os.environ.setdefault": _set_default,
     "torch.nn.SyncBatchNorm.convert_sync_batchnorm": _sync_batchnorm,
     "torch.multiprocessing.spawn": _spawn,
+    "torch.multiprocessing.start_processes": _spawn,
+    "torch.multiprocessing.Process": _process,
+    "multiprocessing.Process": _process,
     "accelerate.notebook_launcher": _launch,
     "accelerate.launchers.notebook_launcher": _launch,
     "accelerate.debug_launcher": _launch,

@@ -33,7 +33,7 @@ dist.destroy_process_group()
 ```
 
 **When it says nothing.** ``set_device`` comes first, ``init_process_group`` gets ``device_id=...``, the script sets
-``CUDA_VISIBLE_DEVICES`` for each process; with Gloo, and in programs of one process.
+``CUDA_VISIBLE_DEVICES`` for each process, and programs of one process. With Gloo it is a warning: slow, but it works.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from rankwise.lint.topics.job_view import INIT, backend_of, once, places_of, set
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rankwise.base.findings import Severity
     from rankwise.lint.finding import Finding
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Entry, Script
@@ -74,8 +75,8 @@ def check(script: Script) -> Iterator[Finding]:
         return
     seen: set[ast.AST] = set()
     for entry in script.entries:
-        init = _nccl_without_device(entry)
-        if init is None:
+        init = next((call for call in entry.histories[-1].calls if call.name == INIT), None)
+        if init is None or _has_device(init):
             continue
         for finding, node in _entry(script, entry, init):
             if node not in seen:
@@ -89,24 +90,20 @@ def _is_alone(script: Script) -> bool:
     return sizes == {"1"}
 
 
-def _nccl_without_device(entry: Entry) -> Call | None:
-    for call in entry.histories[-1].calls:
-        if call.name == INIT:
-            device = call.arg(None, "device_id")
-            is_nccl = (backend_of(call) or "").endswith("nccl")
-            return (
-                call if is_nccl and (device is None or device.const is None) and not call.has_star else None
-            )
-    return None
+def _has_device(init: Call) -> bool:
+    device = init.arg(None, "device_id")
+    return init.has_star or (device is not None and device.const is not None)
 
 
 def _entry(script: Script, entry: Entry, init: Call) -> Iterator[tuple[Finding, ast.AST]]:
     history = entry.histories[-1]
+    is_nccl = (backend_of(init) or "").endswith("nccl")
+    severity: Severity = "error" if is_nccl else "warning"  # Gloo works, slowly, on one GPU
     setters = [call for call in history.calls if _sets_device(call)]
     fixed = next((place for place in places_of(entry, tuple(_SETS), script.module) if _is_fixed(place)), None)
     if fixed is not None and all(call.node is fixed.last.node for call in setters):
         message = f"`{text_of(fixed.last.node)}` gives each rank of a node the same GPU"
-        yield script.finding(RULE, fixed.last.node, message, _FIX), fixed.last.node
+        yield script.finding(RULE, fixed.last.node, message, _FIX, severity=severity), fixed.last.node
         return
     set_at = min((call.index for call in setters), default=None)
     has_zero = False
@@ -117,8 +114,8 @@ def _entry(script: Script, entry: Entry, init: Call) -> Iterator[tuple[Finding, 
         # One finding: the rest of the script follows from it.
         has_zero = True
         message = f"`{text}` is GPU 0 on each rank of a node: no rank has set its own GPU"
-        yield script.finding(RULE, node, message, _FIX), node
-    if has_zero:
+        yield script.finding(RULE, node, message, _FIX, severity=severity), node
+    if has_zero or not is_nccl:
         return
     yield from _guesses(script, entry, init, set_at)
 

@@ -67,7 +67,6 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.in_ranks import excludes
 from rankwise.lint.topics.job_view import INIT, once, places, settings
 from rankwise.lint.topics.option_text import options
 
@@ -98,7 +97,7 @@ def check(script: Script) -> Iterator[Finding]:
     why, is_certain, told = several
     for place, value, node in _addresses(script):
         if isinstance(value.const, str) and _HERE.match(value.const) and not _tested(place):
-            if told is not None and excludes(told, place.last):
+            if told is not None and told.excludes(place.last):
                 continue  # the cluster's nodes get another address
             yield script.finding(
                 RULE,

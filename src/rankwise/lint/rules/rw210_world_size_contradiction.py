@@ -60,6 +60,7 @@ def check(script: Script) -> Iterator[Finding]:
             yield from _fixed(script, place)
             yield from _lacking(script, place)
             yield from _same_rank(script, place)
+            yield from _local_rank(script, place)
 
 
 def _fixed(script: Script, place: Place) -> Iterator[Finding]:
@@ -130,6 +131,22 @@ def _same_rank(script: Script, place: Place) -> Iterator[Finding]:
     if reads_launcher(script) is not None:
         message = f"each process says that it is rank {rank.const}: they never form a world of that size"
         yield script.finding(RULE, node, message, 'pass int(os.environ["RANK"])', failure_class="I10")
+
+
+def _local_rank(script: Script, place: Place) -> Iterator[Finding]:
+    """The number on the node in the place of the number in the job."""
+    call = place.last
+    rank, size, node = call.arg(4, "rank"), call.arg(3, "world_size"), call.arg_node(4, "rank")
+    if (
+        node is not None
+        and rank is not None
+        and rank.origin == {"local_rank"}
+        and (size is None or "world_size" in size.origin)
+    ):
+        message = f"`{text_of(node)}` is the local rank: with two nodes, two processes say that they are rank 0, and the job never starts"
+        yield script.finding(
+            RULE, node, message, 'pass int(os.environ["RANK"])', severity="warning", failure_class="I10"
+        )
 
 
 def _num_started(place: Place) -> int | None:

@@ -33,6 +33,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.model.calls import arms_of
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.job_view import DESTROY, INIT, SPAWN, is_sequence, line_of, node_in
 
@@ -124,8 +125,7 @@ def _is_made_once(call: Call) -> bool:
 
 def _other_arm(one: Call, other: Call) -> bool:
     # Whatever made the first one under a test may have left with it, or exclude the second.
-    arms = {(id(node), arm) for node, _, arm in other.tests}
-    return not {(id(node), arm) for node, _, arm in one.tests} <= arms
+    return not arms_of(one.tests) <= arms_of(other.tests)
 
 
 def _destroyed_in_loop(calls: list[Call], call: Call) -> bool:

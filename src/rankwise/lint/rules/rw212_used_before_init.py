@@ -35,13 +35,21 @@ first, and files that are parts of a larger program.
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import DDP, FSDP, SAMPLER
 from rankwise.lint.program import LIBRARIES
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import INIT, above, is_sequence, line_of, starts_group, text_of
+from rankwise.lint.topics.job_view import (
+    INIT,
+    above,
+    is_hidden,
+    is_sequence,
+    line_of,
+    node_in,
+    starts_group,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,9 +64,8 @@ _COLLECTIVES = frozenset(
                  "broadcast_object_list", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "new_group", "send", "recv",
                  "get_rank", "get_world_size")
 )  # fmt: skip
-_MAY_START = re.compile(
-    r"init|[Tt]rainer|ccelerat|lightning|[Ff]abric|deepspeed|horovod|launch|setup|run_ranks|spawn"
-)
+#: Packages whose objects make the group when they are made, or when they train.
+_FRAMEWORKS = frozenset({"transformers", "accelerate", "rankwise"})
 _ASKS = ("is_initialized", "is_available", "is_dist", "world_size", "distributed", "is_torchelastic")
 
 
@@ -67,9 +74,10 @@ def check(script: Script) -> Iterator[Finding]:
     seen: set[ast.AST] = set()
     for entry in script.entries:
         for call, message in _entry(script, entry):
-            if call.module is script.module and call.node not in seen:
-                seen.add(call.node)
-                yield script.finding(RULE, call.node, message, "call dist.init_process_group before it")
+            at = node_in(script, call) if entry.is_program or call.module is script.module else None
+            if at is not None and at not in seen:
+                seen.add(at)
+                yield script.finding(RULE, at, message, "call dist.init_process_group before it")
 
 
 def _entry(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
@@ -104,15 +112,16 @@ def _entry(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
 
 
 def _never(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
-    """A whole program that never creates a group, and starts nothing that may."""
+    """A whole program that never creates a group, and calls nothing that may."""
+    calls = entry.histories[0].calls
     if (
         not entry.is_program
         or script.piece.is_fragment
-        or _MAY_START.search(script.piece.code)
-        or _imports_own(script)
+        or any(map(_may_start, calls))
+        or _has_unread(script, calls)
     ):
         return
-    for call in entry.histories[0].calls:
+    for call in calls:
         what = _needs_group(call)
         if what is not None and not call.tests and not call.guards and not _is_guarded(call, call):
             yield (
@@ -122,18 +131,17 @@ def _never(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
             return
 
 
-def _imports_own(script: Script) -> bool:
-    """Whether unknown modules are imported; one of them may create the group."""
-    for node in ast.walk(script.tree):
-        if isinstance(node, ast.ImportFrom) and (
-            node.level or (node.module or "").partition(".")[0] not in LIBRARIES
-        ):
-            return True
-        if isinstance(node, ast.Import) and any(
-            alias.name.partition(".")[0] not in LIBRARIES for alias in node.names
-        ):
-            return True
-    return False
+def _may_start(call: Call) -> bool:
+    return is_hidden(call) or call.name.partition(".")[0] in _FRAMEWORKS
+
+
+def _has_unread(script: Script, calls: list[Call]) -> bool:
+    """Whether a module is imported whose text was not seen: it may create the group when it is imported."""
+    seen = LIBRARIES.union(*({call.module.path.stem, *call.module.path.parts} for call in calls))
+    imports = [node for node in ast.walk(script.tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = [alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "." for node in imports if isinstance(node, ast.ImportFrom)]
+    return any(name.partition(".")[0] not in seen for name in names)
 
 
 def _needs_group(call: Call) -> str | None:

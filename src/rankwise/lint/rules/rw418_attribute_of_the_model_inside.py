@@ -29,8 +29,8 @@ print(net.module.weight.norm())
 dist.destroy_process_group()
 ```
 
-**When it says nothing.** Attributes of DDP itself, FSDP and ``torch.compile`` (they forward attributes), a model that
-is wrapped on one path only, names that hold something else in between.
+**When it says nothing.** Attributes of DDP itself, FSDP (it forwards attributes), a model that is wrapped on one path
+only, code that asks what it has (``hasattr``, ``isinstance``).
 """
 
 from __future__ import annotations
@@ -39,18 +39,17 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import DDP
+from rankwise.lint.model.calls import arms_of
+from rankwise.lint.model.notes import WrapperRead
 from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.job_view import above, function_of, parents_of, statement_of
-from rankwise.lint.topics.tensor_text import is_behind, is_in, key_of, nodes_in
-from rankwise.lint.topics.wrapping import wraps
+from rankwise.lint.topics.job_view import above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.wrapping import Wrap
 
 # What DDP has besides a module's own methods.
 _OF_DDP = frozenset({"device", "device_ids", "device_type", "dim", "module", "gather", "scatter", "logger", "reducer", "join", "join_hook",
@@ -76,67 +75,33 @@ _MODELS = frozenset({"torch.nn.Linear", "torch.nn.Conv1d", "torch.nn.Conv2d", "t
 
 def check(script: Script) -> Iterator[Finding]:
     """Reads of attributes that only the wrapped model has."""
-    seen: set[int] = set()
-    for wrap in wraps(script):
-        if wrap.kind != DDP or wrap.call.name != DDP or not is_in(script.tree, wrap.call.node):
-            continue
-        statement = statement_of(script.tree, wrap.call.node)
-        if not isinstance(statement, ast.Assign) or statement.value is not wrap.call.node:
-            continue
-        for node in _reads(script.tree, wrap, statement):
-            if id(node) not in seen and _only_inside(wrap, node.attr):
-                seen.add(id(node))
-                name = ast.unparse(node.value)
+    seen: set[ast.AST] = set()
+    for read in script.notes:
+        if isinstance(read, WrapperRead) and read.module is script.module and read.node not in seen:
+            seen.add(read.node)
+            if _is_certain(script, read) and _only_inside(read.wrapper, read.node.attr):
+                name = ast.unparse(read.node.value)
                 yield script.finding(
                     RULE,
-                    node,
-                    f"`{name}` is a DistributedDataParallel, which has no `{node.attr}`, only the model inside has: AttributeError",
-                    f"write `{name}.module.{node.attr}`",
+                    read.node,
+                    f"`{name}` is a DistributedDataParallel, which has no `{read.node.attr}`, only the model inside has: AttributeError",
+                    f"write `{name}.module.{read.node.attr}`",
                 )
 
 
-def _reads(tree: ast.Module, wrap: Wrap, statement: ast.stmt) -> Iterator[ast.Attribute]:
-    """Attributes read from the wrapper in code that certainly runs after wrapping."""
-    around = next(above(tree, statement), None)
-    nodes = nodes_in(function_of(tree, statement))
-    given = {
-        one.attr
-        for one in parents_of(tree)
-        if isinstance(one, ast.Attribute)
-        and not isinstance(one.ctx, ast.Load)
-        and key_of(one.value) in wrap.names
-    }
-    stores = [
-        one
-        for one in nodes
-        if isinstance(one, (ast.Name, ast.Attribute))
-        and not isinstance(one.ctx, ast.Load)
-        and key_of(one) in wrap.names
-        and is_behind(one, statement)
-    ]
-    for one in nodes:
-        if (
-            isinstance(one, ast.Attribute)
-            and isinstance(one.ctx, ast.Load)
-            and key_of(one.value) in wrap.names
-            and one.attr not in given
-            and is_behind(one, statement)
-            and not any(is_behind(one, store) for store in stores)
-            and _is_in_same_block(tree, one, statement, around)
-        ):
-            yield one
-
-
-def _is_in_same_block(tree: ast.Module, node: ast.AST, statement: ast.stmt, around: ast.AST | None) -> bool:
-    inner = node
-    for one in above(tree, node):
-        if one is around:
-            block = next((b for b in ("body", "orelse", "finalbody") if statement in getattr(one, b, ())), "")
-            return bool(block) and inner in getattr(one, block)
-        if isinstance(one, ast.Try) or (isinstance(one, (ast.If, ast.IfExp, ast.BoolOp)) and _asks_kind(one)):
-            return False
-        inner = one
-    return False
+def _is_certain(script: Script, read: WrapperRead) -> bool:
+    """Whether the read comes wherever the model was wrapped, and nothing asks whether there is such an attribute."""
+    made = read.wrapper.call
+    return (
+        isinstance(read.node.ctx, ast.Load)
+        and made is not None
+        and made.name == DDP
+        and arms_of(made.tests) <= arms_of(read.tests)
+        and not any(
+            isinstance(one, ast.Try) or (isinstance(one, (ast.If, ast.IfExp, ast.BoolOp)) and _asks_kind(one))
+            for one in above(script.tree, read.node)
+        )
+    )
 
 
 def _asks_kind(node: ast.If | ast.IfExp | ast.BoolOp) -> bool:
@@ -144,10 +109,11 @@ def _asks_kind(node: ast.If | ast.IfExp | ast.BoolOp) -> bool:
     return "isinstance" in text or "hasattr" in text or "type(" in text
 
 
-def _only_inside(wrap: Wrap, attr: str) -> bool:
+def _only_inside(wrapper: Object, attr: str) -> bool:
     if attr in _OF_DDP or attr in _OF_MODULE or attr.startswith("_"):
         return False
-    thing = wrap.inner.thing
+    inner = wrapper.call.arg(0, "module") if wrapper.call is not None else None
+    thing = inner.thing if inner is not None else None
     if isinstance(thing, Instance):
         return attr in thing.attrs or thing.cls.find(attr) is not None
     return isinstance(thing, Object) and thing.kind in _MODELS and attr in _OF_LAYERS

@@ -65,8 +65,6 @@ def check(script: Script) -> Iterator[Finding]:
             or not use.is_shared()
         ):
             continue
-        if any("exists" in value.origin for _, value, _ in call.tests):
-            continue  # one after the other, each asking whether it is there
         if {"save_function", "is_main_process"} & call.kwargs.keys() or not is_in_ranks(script, entry, call):
             continue
         is_sure = (

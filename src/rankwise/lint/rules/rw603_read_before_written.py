@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.job_view import is_distributed, is_sequence, line_of, ops, text_of
 from rankwise.lint.topics.saved_files import plain_reads, reads, writes
+from rankwise.lint.topics.wrapping import wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +69,7 @@ def check(script: Script) -> Iterator[Finding]:
                 write.place.entry is read.place.entry
                 and is_sequence(read.place.entry, write.call, read.call)
                 and write.same_file(read)
-                and _races(write, read)
+                and _races(script, write, read)
             ):
                 line = line_of(write.call)
                 yield script.finding(
@@ -80,7 +81,7 @@ def check(script: Script) -> Iterator[Finding]:
                 break
 
 
-def _races(write: FileUse, read: FileUse) -> bool:
+def _races(script: Script, write: FileUse, read: FileUse) -> bool:
     """Whether the others may reach the read before rank 0 has finished the write."""
     zero = next(history for history in write.place.entry.histories if history.rank == 0)
     reader = next(call for call in read.place.calls if call.rank != 0)
@@ -90,9 +91,14 @@ def _races(write: FileUse, read: FileUse) -> bool:
     own = next((call for call in read.place.calls if call.rank == 0), None)
     if own is not None and own.index < saving.index:
         return False
-    num_before = sum(op.call.index < saving.index for op in ops(zero.items))
-    num_passed = sum(op.call.index < reader.index for op in ops(other.items))
-    return num_passed <= num_before
+    # A wrapper's constructor compares the shapes of all ranks.
+    wrapping = {id(wrap.call.node) for wrap in wraps(script)}
+    before, passed = (
+        sum(op.call.index < call.index for op in ops(history.items))
+        + sum(id(one.node) in wrapping for one in history.calls[: call.index])
+        for history, call in ((zero, saving), (other, reader))
+    )
+    return passed <= before
 
 
 RULE: Rule[Script] = Rule(

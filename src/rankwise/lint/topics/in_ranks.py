@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.lint.model.values import Instance, Items, Object, Value
-from rankwise.lint.topics.job_view import spawns, starts_group
+from rankwise.lint.topics.job_view import is_without_group, spawns
 
 if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
@@ -41,13 +41,4 @@ def is_in_ranks(script: Script, entry: Entry, call: Call) -> bool:
     """Whether a call is made by each process of the job: not by the one that starts them, nor on a way without a process group."""
     if "spawned" in call.contexts:
         return True
-    starters = [one for one in entry.histories[0].calls if starts_group(one)]
-    if starters and all(excludes(one, call) for one in starters):
-        return False
-    return not entry.is_program or not spawns(script)
-
-
-def excludes(one: Call, other: Call) -> bool:
-    """Whether two calls stand in two arms of one test."""
-    arms = {id(node): arm for node, _value, arm in one.tests}
-    return any(arms.get(id(node), arm) != arm for node, _value, arm in other.tests)
+    return not is_without_group(entry, call) and (not entry.is_program or not spawns(script))

@@ -68,8 +68,12 @@ class Place:
 
     @property
     def is_made_by_all(self) -> bool:
-        """Whether each rank makes it: no test on the rank keeps one away, nor one that may be on the rank."""
-        return self.ranks == ALL_RANKS and not any(self._may_ask_who(*one) for one in self.last.tests)
+        """Whether each rank makes it: no test on the rank keeps one away, nor one that may be on the rank or for one process."""
+        return (
+            self.ranks == ALL_RANKS
+            and not any(self._may_ask_who(*one) for one in self.last.tests)
+            and not is_without_group(self.entry, self.last)
+        )
 
     def _may_ask_who(self, test: ast.AST, value: Value, _arm: object) -> bool:
         return asks_who(value) or not _calls_in(test).isdisjoint(_hidden_in(self.entry))
@@ -135,6 +139,17 @@ def is_sequence(entry: Entry, one: Call, other: Call) -> bool:
     if entry.is_program:
         return True
     return bool(one.stack) and bool(other.stack) and one.stack[0].node is other.stack[0].node
+
+
+@lru_cache(maxsize=256)
+def _starters_of(entry: Entry) -> tuple[Call, ...]:
+    return tuple(call for call in entry.histories[0].calls if starts_group(call))
+
+
+def is_without_group(entry: Entry, call: Call) -> bool:
+    """Whether a call stands on a way of the program that makes no process group."""
+    starters = _starters_of(entry)
+    return bool(starters) and all(one.excludes(call) for one in starters)
 
 
 def starts_group(call: Call) -> bool:

@@ -49,7 +49,7 @@ class Wrap:
     def calls_after(self) -> Iterator[Call]:
         """What rank 0 calls after the wrapping."""
         for call in self.entry.histories[0].calls:
-            if call.index > self.call.index:
+            if call.index > self.call.index and not self.call.excludes(call):
                 yield call
 
     def parts(self) -> set[int]:

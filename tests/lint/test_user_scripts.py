@@ -1,0 +1,142 @@
+"""What scripts of users on public hosts have taught the rules: beside each text that is wrong stands one that looks like it."""
+
+from __future__ import annotations
+
+import pytest
+
+from lint.test_public_scripts import _DDP, _INIT, _is_told
+
+#: A rule, the text that is wrong, and the one that is not, or of which it is not known.
+_PAIRS = {
+    "a process that gets the number of a loop is the rank of that number": ("RW202", _DDP + """
+from torch.multiprocessing import Process
+def work(rank, size):
+    dist.init_process_group("nccl", rank=rank, world_size=size)
+    model = DDP(torch.nn.Linear(2, 1).cuda())
+if __name__ == "__main__":
+    for number in range(2):
+        Process(target=work, args=(number, 2)).start()
+    """, _DDP + """
+from torch.multiprocessing import Process
+def work(rank, size):
+    dist.init_process_group("nccl", rank=rank, world_size=size)
+    torch.cuda.set_device(rank)
+    model = DDP(torch.nn.Linear(2, 1).cuda())
+if __name__ == "__main__":
+    for number in range(2):
+        Process(target=work, args=(number, 2)).start()
+    """),
+    "where the same setting excludes the group, there is one process": ("RW202", """
+import settings
+args = settings.load()
+if args.distributed:
+    dist.init_process_group("nccl")
+model = torch.nn.Linear(2, 1).to("cuda:0")
+    """, """
+import settings
+args = settings.load()
+if args.distributed:
+    dist.init_process_group("nccl")
+def build():
+    if args.distributed:
+        return torch.nn.Linear(2, 1)
+    return torch.nn.Linear(2, 1)
+if not args.distributed:
+    print()
+else:
+    model = build()
+if args.distributed:
+    pass
+else:
+    model = torch.nn.Linear(2, 1).to("cuda:0")
+    """),
+    "a wrapper's constructor is a meeting": ("RW603", """
+from accelerate import Accelerator
+accelerator = Accelerator()
+model = torch.nn.Linear(2, 1)
+if accelerator.is_main_process:
+    torch.save(model.state_dict(), "m.pt")
+model.load_state_dict(torch.load("m.pt", map_location="cpu"))
+    """, """
+from accelerate import Accelerator
+accelerator = Accelerator()
+model = torch.nn.Linear(2, 1)
+if accelerator.is_main_process:
+    torch.save(model.state_dict(), "m.pt")
+model = accelerator.prepare(model)
+model.load_state_dict(torch.load("m.pt", map_location="cpu"))
+    """),
+    "a compiled wrapper has no more attributes than the wrapper": ("RW418", _INIT + _DDP + """
+model = torch.compile(DDP(torch.nn.Linear(2, 1)))
+print(model.weight)
+    """, _INIT + _DDP + """
+model = torch.compile(torch.nn.Linear(2, 1))
+print(model.weight)
+model = DDP(model)
+    """),
+    "what one rank was given, the others lack": ("RW818", _INIT + _DDP + """
+if dist.get_rank() == 0:
+    log = open("log.txt", "w")
+for step in range(9):
+    if step % 3 == 0:
+        log.write("x")
+    """, _INIT + _DDP + """
+log = None
+if dist.get_rank() == 0:
+    log = open("log.txt", "w")
+for step in range(9):
+    if log is not None:
+        log.write("x")
+    """),
+    "an attribute that one rank was given, the others lack": ("RW818", _INIT + _DDP + """
+class Job:
+    def __init__(self):
+        if dist.get_rank() == 0:
+            self.best = 0
+    def run(self):
+        print(self.best)
+Job().run()
+    """, _INIT + _DDP + """
+class Job:
+    def __init__(self):
+        if dist.get_rank() == 0:
+            self.best = 0
+    def run(self):
+        if dist.get_rank() == 0:
+            print(self.best)
+Job().run()
+    """),
+    "a function that would make the group and is not called makes none": ("RW212", """
+def setup():
+    dist.init_process_group("gloo")
+def main():
+    print(dist.get_world_size())
+main()
+    """, """
+import helpers
+def main():
+    helpers.begin()
+    print(dist.get_world_size())
+main()
+    """),
+    "the local rank is not the rank": ("RW210", """
+dist.init_process_group("gloo", rank=int(os.environ["LOCAL_RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    """, """
+dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    """),
+    "all ranks find that there is no file, and write it": ("RW601", _INIT + _DDP + """
+if not os.path.exists("words.bin"):
+    torch.save([1], "words.bin")
+    """, _INIT + _DDP + """
+if dist.get_rank() == 0 and not os.path.exists("words.bin"):
+    torch.save([1], "words.bin")
+    """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _PAIRS)
+def test_the_wrong_one_is_told_and_its_neighbour_is_left_alone(name: str) -> None:
+    """Two texts that look alike, and only one of them is wrong."""
+    rule_id, wrong, neighbour = _PAIRS[name]
+    assert _is_told(rule_id, wrong)
+    assert not _is_told(rule_id, neighbour)
