@@ -69,16 +69,6 @@ BAD = {
     ("RW313", "ring"): "x, y = torch.rand(9), torch.rand(9)\ndist.send(x, (rank + 1) % world)\ndist.recv(y, (rank - 1) % world)",
     ("RW314", "computed"): "g = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])",
     ("RW315", "comprehension"): "m = {'a': torch.rand(1)}\nnames = {k for k in m}\n[dist.all_reduce(m[k]) for k in names]",
-    ("RW316", "while"): """
-        tries = 0
-        while tries < 3:
-            try:
-                x = torch.tensor([float(open('f').read())])
-                dist.all_reduce(x)
-                break
-            except OSError:
-                tries += 1
-    """,
     ("RW317", "arange"): "dist.all_reduce(x := torch.ones(rank + 1))",
     ("RW319", "divided"): "x = torch.rand(1)\ntotal = dist.all_reduce(x)\nprint(total / world)",
     ("RW319", "asked"): "def mean(v):\n    tot = dist.all_reduce(v, op=dist.ReduceOp.SUM)\n    return tot.item()",
@@ -158,14 +148,6 @@ LEGAL = {
     ("RW314", "all groups"): "gs = [dist.new_group([i, i + 1]) for i in range(0, world, 2)]\nmine = gs[rank // 2]",
     ("RW315", "sorted"): "m = {'a': torch.rand(1)}\nfor k in sorted(set(m)):\n    dist.all_reduce(m[k])",
     ("RW315", "dict"): "m = {'a': torch.rand(1)}\nfor k in m:\n    dist.all_reduce(m[k])",
-    ("RW316", "raises"): """
-        for attempt in range(3):
-            try:
-                dist.barrier()
-                break
-            except OSError:
-                raise
-    """,
     ("RW317", "same size"): "x = torch.ones(world)\ndist.all_reduce(x)",
 }  # fmt: skip
 BAD_NCCL = {

@@ -95,16 +95,6 @@ BAD = {
         opt = torch.optim.Adam([{'params': net.parameters()}])
         net = FullyShardedDataParallel(net)
     """,
-    ("RW413", "second head"): """
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.a, self.spare_head = nn.Linear(4, 1), nn.Linear(4, 2)
-            def forward(self, x):
-                return self.a(x)
-        net = DDP(Net())
-    """,
-    ("RW415", "frozen in one line"): "net = DDP(nn.Linear(4, 1).requires_grad_(False))",
     ("RW416", "batch norm"): "net = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))\nnet(torch.rand(2, 4)).sum().backward()",
     ("RW418", "a layer's weight"): "net = DDP(nn.Linear(4, 1))\nprint(net.weight.norm())",
     ("RW418", "the user's layer, in a function"): """
@@ -224,17 +214,6 @@ LEGAL = {
         opt = torch.optim.Adam(net.parameters())
         net = FullyShardedDataParallel(net, use_orig_params=True)
     """,
-    ("RW413", "asked for"): """
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.a, self.spare_head = nn.Linear(4, 1), nn.Linear(4, 2)
-            def forward(self, x):
-                return self.a(x)
-        net = DDP(Net(), find_unused_parameters=True)
-    """,
-    ("RW415", "a frozen copy"): "net = nn.Linear(4, 1)\nema = copy.deepcopy(net).requires_grad_(False)\nnet = DDP(net)",
-    ("RW415", "a part"): "net = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 1))\nnet[0].requires_grad_(False)\nnet = DDP(net)",
     ("RW416", "converted"): "net = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(4).cuda()))\nnet(torch.rand(2, 4)).sum().backward()",
     ("RW419", "its own method"): """
         from torch.distributed.fsdp import FullyShardedDataParallel as FSDP

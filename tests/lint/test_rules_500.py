@@ -144,7 +144,6 @@ BAD = {
     ),
     "empty": ("ds = TensorDataset(torch.zeros(10, 4))\nDataLoader(ds, 16, sampler=DistributedSampler(ds), drop_last=True)\n", "RW513:w"),
     "few": ("DistributedSampler([1, 2, 3], drop_last=True)\n", "RW513:w"),
-    "collate": ("ds = IMAGES\ndef c(b):\n    b = list(filter(lambda s: s is not None, b))\n    return torch.stack(b)\nDataLoader(ds, 4, sampler=DistributedSampler(ds), collate_fn=c)\n", "RW514:w"),
     "length": (SAMPLED.replace("(ds)", "(ds, shuffle=False)") + "for x in dl:\n    if x.size(-1) > 512:\n        continue\n    STEP\n", "RW520:e"),
     # folders and downloads
     "download": ("torchvision.datasets.CIFAR10('d', download=True)\n", "RW515:e"),

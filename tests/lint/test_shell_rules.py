@@ -212,13 +212,8 @@ BAD = {
         "srun torchrun --nnodes=4 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=$H:29617 train.py",
         "RW716:e",
     ),
-    "login-node": ("export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR\nsrun python t.py", "RW717:w"),
     "background-end": (f"#SBATCH --nodes=1\n{T} train.py &\necho started", "RW729:e"),
     # variables
-    "gloo": ("export GLOO_SOCKET_IFNAME=^lo,docker0\npython t.py", "RW718:e"),
-    "gloo-later": ("export GLOO_SOCKET_IFNAME=eth0,^lo", "RW718:e"),
-    "gloo-equals": ("GLOO_SOCKET_IFNAME==eth0 torchrun t.py", "RW718:e"),
-    "nccl-lo": (f"export NCCL_SOCKET_IFNAME=lo\n{TWO} --node_rank=$R --master_addr=h t.py", "RW718:e"),
     "nohup": (f"nohup {T} train.py > log 2>&1 &", "RW719:w"),
     "nohup-launch": ("nohup python -m torch.distributed.run --nproc_per_node=2 train.py &", "RW719:w"),
     "nohup-env": (f"CUDA_VISIBLE_DEVICES=0,1 nohup {T} train.py &", "RW719:w"),
@@ -230,14 +225,6 @@ BAD = {
     "devices-many": ("CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node=2 train.py", "RW720:h"),
     "devices-one-rank": ("CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun train.py", "RW720:w"),
     "devices-twice": ("CUDA_VISIBLE_DEVICES=0,0 torchrun --nproc_per_node=2 train.py", "RW720:e"),
-    "devices-blank": ("CUDA_VISIBLE_DEVICES=0, 1 torchrun --nproc_per_node=2 train.py", "RW721:e"),
-    "devices-no-comma": ("CUDA_VISIBLE_DEVICES=0 1 torchrun --nproc_per_node=2 train.py", "RW721:e"),
-    "devices-equals": ("CUDA_VISIBLE_DEVICES = 0,1 torchrun --nproc_per_node=2 train.py", "RW721:e"),
-    "port-equals": ("MASTER_PORT = 29617", "RW721:e"),
-    "devices-blank-export": ("export CUDA_VISIBLE_DEVICES=0, 1, 2\npython train.py", "RW721:e"),
-    "detail": (f"TORCH_DISTRIBUTED_DEBUG=DETAIL {T} train.py", "RW722:w"),
-    "world-size": (f"WORLD_SIZE=4 {T} train.py", "RW725:w"),
-    "rank-export": (f"export RANK=0\n{T} train.py", "RW725:w"),
     # ranks by hand
     "too-few": (
         "export MASTER_ADDR=localhost MASTER_PORT=29617\nfor i in $(seq 0 2); do RANK=$i WORLD_SIZE=4 python t.py & done; wait",

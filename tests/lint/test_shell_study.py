@@ -274,8 +274,6 @@ def test_places_are_those_of_the_text() -> None:
         ("P=$((12000 + $random % 20000))", "P=$((12000 + $RANDOM % 20000))"),
         ("P=$((12000 + random % 20000))", "P=$((12000 + RANDOM % 20000))"),
         ("P=${Random}", "P=${RANDOM}"),
-        ("CUDA_VISIBLE_DEVICES=0, 1, 2 python t.py", "CUDA_VISIBLE_DEVICES=0,1,2 python t.py"),
-        ("export CUDA_VISIBLE_DEVICES=0 ,1", "export CUDA_VISIBLE_DEVICES=0,1"),
         ("PORT=1234\ntorchrun --master_port=PORT t.py", "PORT=1234\ntorchrun --master_port=$PORT t.py"),
         ("torchrun --nnodes=1 \\  \n  t.py", "torchrun --nnodes=1 \\\n  t.py"),
         (
