@@ -13,7 +13,7 @@ from rankwise.lint.model.calls import Guard
 from rankwise.lint.model.defining import function_of
 from rankwise.lint.model.history import Arm, Fork, Loop
 from rankwise.lint.model.looping import element_of
-from rankwise.lint.model.notes import note_comparison, note_read, note_unbound
+from rankwise.lint.model.notes import note_comparison, note_read, note_unbound, note_use
 from rankwise.lint.model.operators import BINARY, compare, compute
 from rankwise.lint.model.run import Scope
 from rankwise.lint.model.values import ANY, UNKNOWN, Items, Library, Object, Value, joined, known, mixed
@@ -93,6 +93,7 @@ def _add_table(kwargs: dict[str, Value], value: Value) -> bool:
 
 def _binary(run: Run, scope: Scope, node: ast.BinOp) -> Value:
     left, right = evaluate(run, scope, node.left), evaluate(run, scope, node.right)
+    note_use(run, scope, node, left, right)
     if isinstance(left.thing, Items) and isinstance(node.op, ast.Add) and isinstance(right.thing, Items):
         whole = left.thing.is_whole and right.thing.is_whole and left.thing.keys is right.thing.keys is None
         return Value(
@@ -119,6 +120,8 @@ def _compare(run: Run, scope: Scope, node: ast.Compare) -> Value:
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         right = evaluate(run, scope, right_node)
         note_comparison(run, scope, node, left, right)
+        if isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
+            note_use(run, scope, node, left, right)
         results.append(compare(op, left, right))
         left = right
     if len(results) == 1:
@@ -228,6 +231,7 @@ def _dict(run: Run, scope: Scope, node: ast.Dict) -> Value:
 
 def _subscript(run: Run, scope: Scope, node: ast.Subscript) -> Value:
     owner, key = evaluate(run, scope, node.value), evaluate(run, scope, node.slice)
+    note_use(run, scope, node, owner)
     thing = owner.thing
     if isinstance(thing, Library) and thing.name == "os.environ":
         return run.call(run, Value(thing=Library("os.environ.__getitem__")), (key,), {}, node, scope=scope)
@@ -282,6 +286,7 @@ def _text(run: Run, scope: Scope, node: ast.JoinedStr) -> Value:
 
 def _formatted(run: Run, scope: Scope, node: ast.FormattedValue) -> Value:
     value = evaluate(run, scope, node.value)
+    note_use(run, scope, node.value, value)
     return Value(
         value.spread,
         value.origin,

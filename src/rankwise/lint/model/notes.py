@@ -1,4 +1,4 @@
-"""Small things that the run on paper notices by the way, for rules: comparisons of text with a number, attributes of wrappers, what a rank never got."""
+"""Small things that the run on paper notices by the way, for rules: comparisons of text with a number, attributes of wrappers, what a rank never got, uses of None."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwise.lint.model.values import Instance, Object
 if TYPE_CHECKING:
     import ast
 
-    from rankwise.lint.model.calls import Tests
+    from rankwise.lint.model.calls import Call, Tests
     from rankwise.lint.model.history import History
     from rankwise.lint.model.run import Run, Scope
     from rankwise.lint.model.values import Value
@@ -41,6 +41,7 @@ class WrapperRead:
 def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None:
     """Keep the read of an attribute that its owner was not given: the wrapped model may have it, or another rank."""
     thing = owner.thing
+    note_use(run, scope, node, owner)
     if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
         run.notes.append(WrapperRead(node, scope.module, thing, run.tests))
     elif isinstance(thing, Instance) and node.attr not in thing.attrs and thing.cls.find(node.attr) is None:
@@ -55,6 +56,22 @@ class Unbound:
     module: Module
     history: History
     tests: Tests
+
+
+@dataclass(frozen=True, slots=True)
+class NoneUse:
+    """A place that works with what a collective returned, which is None."""
+
+    node: ast.expr | ast.stmt
+    module: Module
+    made: Call
+
+
+def note_use(run: Run, scope: Scope, node: ast.expr | ast.stmt, *values: Value) -> None:
+    """Keep a place that works with these values, if one is a None of a collective's."""
+    for value in values:
+        if isinstance(value.thing, Object) and value.thing.kind == "None" and value.thing.call is not None:
+            run.notes.append(NoneUse(node, scope.module, value.thing.call))
 
 
 def note_unbound(run: Run, scope: Scope, node: ast.Name | ast.Attribute) -> None:

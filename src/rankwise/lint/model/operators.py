@@ -62,7 +62,7 @@ def compare(op: ast.cmpop, left: Value, right: Value) -> Value:
     if isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) and right.is_known and right.const is None:
         is_not = isinstance(op, (ast.IsNot, ast.NotEq))
         if left.thing is not None:
-            return Value(const=is_not)
+            return Value(const=is_not is not (left.const is None))
         if not left.is_known:
             # Whether there is one at all is a matter of configuration.
             # ... but not of a batch that the collate function may have left out.

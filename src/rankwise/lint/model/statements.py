@@ -11,6 +11,7 @@ from rankwise.lint.model.calls import Call
 from rankwise.lint.model.defining import define_class, define_function, import_from, import_names
 from rankwise.lint.model.history import Exit
 from rankwise.lint.model.looping import run_for, run_while
+from rankwise.lint.model.notes import note_use
 from rankwise.lint.model.values import NONE, Items, Library, Object, Value, known, mixed
 from rankwise.lint.model.withs import run_with
 
@@ -70,6 +71,7 @@ def _annotated(run: Run, scope: Scope, node: ast.AnnAssign) -> None:
 def _augmented(run: Run, scope: Scope, node: ast.AugAssign) -> None:
     target = ast.copy_location(_as_load(node.target), node.target)
     old, new = run.evaluate(run, scope, target), run.evaluate(run, scope, node.value)
+    note_use(run, scope, node, old, new)
     value = mixed((old, new))
     if isinstance(old.thing, Items):
         old.thing.is_whole = False
