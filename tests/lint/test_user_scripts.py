@@ -131,6 +131,29 @@ if not os.path.exists("words.bin"):
 if dist.get_rank() == 0 and not os.path.exists("words.bin"):
     torch.save([1], "words.bin")
     """),
+    "processes that are started without an address": ("RW210", """
+import torch.multiprocessing as mp
+def work(rank, size):
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+if __name__ == "__main__":
+    mp.spawn(work, args=(2,), nprocs=2)
+    """, """
+import torch.multiprocessing as mp
+def work(rank, size):
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+if __name__ == "__main__":
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "0"
+    mp.spawn(work, args=(2,), nprocs=2)
+    """),
+    "a scaler that looks at one shard": ("RW419", _INIT + """
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+model = FSDP(torch.nn.Linear(2, 1))
+scaler = torch.cuda.amp.GradScaler()
+    """, _INIT + """
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+model = FSDP(torch.nn.Linear(2, 1))
+scaler = torch.cuda.amp.GradScaler(enabled=False)
+    """),
 }  # fmt: skip
 
 

@@ -37,7 +37,9 @@ from rankwise.lint.rule import Rule
 from rankwise.lint.topics.job_view import (
     INIT,
     SPAWN,
+    is_hidden,
     is_spawned,
+    node_in,
     once,
     places,
     reads_launcher,
@@ -49,14 +51,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
+    from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
     from rankwise.lint.topics.job_view import Place
 
 
 def check(script: Script) -> Iterator[Finding]:
     """Contradictions at calls of init_process_group."""
-    for place in once(places(script, INIT)):
-        if not place.last.has_star:
+    for place in once(places(script, INIT, anywhere=True)):
+        if place.last.has_star:
+            continue
+        yield from _no_address(script, place)
+        if place.last.module is script.module:
             yield from _fixed(script, place)
             yield from _lacking(script, place)
             yield from _same_rank(script, place)
@@ -192,6 +198,33 @@ def _lacking(script: Script, place: Place) -> Iterator[Finding]:
             "pass rank=... and world_size=... to init_process_group",
             failure_class="I14",
         )
+
+
+def _no_address(script: Script, place: Place) -> Iterator[Finding]:
+    """Processes that the script starts itself, and tells of no store."""
+    call, node = place.last, node_in(script, place.last)
+    method = call.arg(1, "init_method")
+    if (
+        node is not None
+        and is_spawned(call)
+        and call.arg(4, "rank") is not None
+        and call.arg(None, "store") is None
+        and (method is None or method.const in {None, "env://"})
+        and not any(_may_set(one) for one in place.entry.histories[-1].calls)
+    ):
+        yield script.finding(
+            RULE,
+            node,
+            "mp.spawn sets no MASTER_ADDR and MASTER_PORT, and nothing here does: it raises ValueError unless the shell has set them",
+            'set os.environ["MASTER_ADDR"] = "localhost" and a free MASTER_PORT before it',
+            severity="warning",
+            failure_class="I14",
+        )
+
+
+def _may_set(call: Call) -> bool:
+    """Whether a call may set a variable of the environment."""
+    return is_hidden(call) or call.name.startswith(("os.environ.", "os.putenv", "os.getenv", "dotenv."))
 
 
 def _sets_rank(script: Script) -> bool:

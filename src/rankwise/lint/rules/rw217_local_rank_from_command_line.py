@@ -99,7 +99,8 @@ def _tell(script: Script, option: Option, *, has_environment: bool) -> tuple[str
         return None
     shown = ast.unparse(option.default) if option.default is not None else "None"
     # With None as the default the script can see that it was not given.
-    is_sure = shown != "None"
+    tests = [one.test for one in ast.walk(script.tree) if isinstance(one, (ast.If, ast.IfExp, ast.Assert))]
+    is_sure = shown != "None" or not any(option.dest in ast.unparse(test) for test in tests)
     return f"torchrun does not pass {flag}: args.{option.dest} stays {shown} in all processes", is_sure
 
 

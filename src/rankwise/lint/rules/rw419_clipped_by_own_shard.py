@@ -2,7 +2,8 @@
 
 **Why it breaks.** Each rank holds a shard of every gradient, and `torch.nn.utils.clip_grad_norm_` computes the norm of
 that shard alone. Nothing fails: the norm is too small and differs between ranks, and the shards of one gradient are
-scaled by different factors.
+scaled by different factors. `torch.amp.GradScaler`, too, looks for infinities in this rank's shards only: where one rank
+skips a step, the others make it.
 
 Bad:
 
@@ -77,7 +78,7 @@ def check(script: Script) -> Iterator[Finding]:
         if call.name.endswith(".parameters")
         and isinstance(call.receiver.thing, Object)
         and call.receiver.thing.kind == FSDP
-        and _is_sharded(call.receiver.thing)
+        and _is_sharded(call.receiver.thing.call)
     }
     for call in script.calls_of(*_CLIPS):
         node = call.arg_node(0, "parameters")
@@ -98,9 +99,24 @@ def check(script: Script) -> Iterator[Finding]:
             f"let FSDP compute the norm: `{model}.clip_grad_norm_({limit})`",
         )
 
+    yield from _scaler(script)
 
-def _is_sharded(model: Object) -> bool:
-    made: Call | None = model.call
+
+def _scaler(script: Script) -> Iterator[Finding]:
+    if not any(_is_sharded(call) for call in script.all_calls):
+        return
+    for call in script.calls_of("torch.amp.GradScaler"):
+        enabled = call.arg(None, "enabled")
+        if enabled is None or enabled.const is not False:
+            yield script.finding(
+                RULE,
+                call.node,
+                "this scaler looks for infinities in the shards of its own rank: one rank skips a step that the others make",
+                "use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, or bfloat16 without a scaler",
+            )
+
+
+def _is_sharded(made: Call | None) -> bool:
     if made is None or made.name != FSDP or made.has_star:
         return False
     strategy = made.arg_node(2, "sharding_strategy")
