@@ -154,6 +154,56 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 model = FSDP(torch.nn.Linear(2, 1))
 scaler = torch.cuda.amp.GradScaler(enabled=False)
     """),
+    "a function that has the local rank, too, and takes the other one": ("RW201", _DDP + """
+def run(rank, world_size, local_rank):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    torch.cuda.set_device(local_rank)
+    return DDP(torch.nn.Linear(2, 2).cuda(), device_ids=[rank])
+    """, _DDP + """
+def run(rank, world_size):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    torch.cuda.set_device(rank)
+    return DDP(torch.nn.Linear(2, 2).cuda(), device_ids=[rank])
+    """),
+    "what each rank does in a function that nothing here calls": ("RW515", """
+from torchvision.datasets import MNIST
+def run(args):
+    dist.init_process_group("nccl")
+    print("rank", dist.get_rank())
+    return MNIST("data", download=True)
+    """, """
+from torchvision.datasets import MNIST
+def run(args):
+    dist.init_process_group("nccl")
+    if dist.get_rank() == 0:
+        MNIST("data", download=True)
+    dist.barrier()
+    """),
+    "each list of the first rank of a node": ("RW309", _INIT + """
+parts = [torch.zeros(1) for _ in range(dist.get_world_size())]
+dist.gather(torch.ones(1), parts, dst=0)
+    """, _INIT + """
+import settings
+args = settings.load()
+if args.local_rank == 0:
+    dist.gather(torch.ones(1), [torch.zeros(1) for _ in range(dist.get_world_size())], dst=0)
+else:
+    dist.gather(torch.ones(1), dst=0)
+    """),
+    "processes that are started by hand get their rank": ("RW217", """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=0)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+torch.cuda.set_device(args.local_rank)
+    """, """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=0)
+args = parser.parse_args()
+dist.init_process_group("gloo", rank=args.local_rank, world_size=4, init_method="tcp://10.0.0.1:6585")
+    """),
 }  # fmt: skip
 
 

@@ -46,12 +46,14 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
+from rankwise.lint.topics.job_view import INIT
 from rankwise.lint.topics.option_text import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.finding import Finding
+    from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
     from rankwise.lint.topics.option_text import Option
 
@@ -67,6 +69,8 @@ def check(script: Script) -> Iterator[Finding]:
         for word in ("init_process_group", "init_distributed", "DistributedDataParallel", "Accelerator")
     ):
         return
+    if any(_by_hand(call) for call in script.calls_of(INIT)):
+        return
     has_environment = "LOCAL_RANK" in _strings(script.tree) or any(
         "LOCAL_RANK" in one.module.text for one in script.all_calls
     )
@@ -80,6 +84,12 @@ def check(script: Script) -> Iterator[Finding]:
     if not has_environment:
         yield from _scans(script)
         yield from _decorated(script)
+
+
+def _by_hand(init: Call) -> bool:
+    """Whether processes that are started by hand are given their rank, and where to meet."""
+    method = init.arg(1, "init_method")
+    return init.arg(4, "rank") is not None and method is not None and "env://" not in str(method.const)
 
 
 def _strings(tree: ast.AST) -> set[str]:

@@ -102,12 +102,15 @@ def check(script: Script) -> Iterator[Finding]:
         used = _use(script, place, key)
         if used is None:
             continue
+        shown = statement_of(script.tree, used)
+        is_shown = isinstance(shown, ast.Expr) and key_of(getattr(shown.value, "func", None)) == "print"
         where = f"rank {root}" if root is not None else "the destination"
         yield script.finding(
             RULE,
             used,
             f"every rank uses `{key}` here, but `{word_of(call)}` gives the result to {where} only; the others hold something else",
             f"use `all_{word_of(call)}`, broadcast `{key}` afterwards, or use it under `if dist.get_rank() == {root or 0}`",
+            severity="warning" if is_shown else "error",
             also=[(f"{word_of(call)} to {where}", script.piece.path, span_of(call.node, script.lines))],
         )
 

@@ -71,7 +71,7 @@ def check(script: Script) -> Iterator[Finding]:
         others = [call for call in place.calls if call.rank != root]
         if not others and place.num_ranks == 1:
             others = [place.last]
-        if not others or not all(_gives_list(script.tree, call) for call in others):
+        if place.is_once_a_node or not others or not all(_gives_list(script.tree, call) for call in others):
             continue
         node = others[0].arg_node(*_LISTS[word])
         what = "destination" if word != "scatter" else "source"

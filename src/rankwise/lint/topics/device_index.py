@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Literal
 
 from rankwise.lint.library.hints import ENVIRON, role_of
+from rankwise.lint.topics.job_view import INIT
 from rankwise.lint.topics.option_text import parts_of_sources
 
 if TYPE_CHECKING:
@@ -61,11 +62,22 @@ def _is_certain(script: Script, place: Place, node: ast.AST | None) -> bool:
     """Whether the rank comes from where only the global one comes from, and not by a parameter of a function alone."""
     if place.entry.is_program:
         return True
+    if _knows_both(place):
+        return True
     names = {one.id for one in parts_of_sources(script.tree, node) if isinstance(one, ast.Name)}
     if any(role_of(name) == "rank" and _comes_by_parameter(place.last, name) for name in names):
         return False
     return any(
         _asks_rank(call) for history in place.entry.histories for call in history.calls[: place.last.index]
+    )
+
+
+def _knows_both(place: Place) -> bool:
+    """Whether the group was made with the rank in question, and the local rank is another value."""
+    calls = place.entry.histories[-1].calls
+    starts = (call.arg(4, "rank") for call in calls if call.name == INIT)
+    return any(rank is not None and rank.origin == {"rank"} for rank in starts) and any(
+        value.origin == {"local_rank"} for call in calls for value in call.args
     )
 
 

@@ -63,8 +63,10 @@ class Place:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Who makes it; all where nothing asked for the rank."""
-        return ALL_RANKS if self.num_ranks == 1 else frozenset(call.rank for call in self.calls)
+        """Who makes it; all if each rank does that was tried, in the program or in a function that is there for others to call."""
+        is_all = len(self.calls) == self.num_ranks
+        is_open = self.num_ranks == 1 or self.entry.is_program or not _is_called_here(self.last)
+        return ALL_RANKS if is_all and is_open else frozenset(call.rank for call in self.calls)
 
     @property
     def is_made_by_all(self) -> bool:
@@ -82,6 +84,18 @@ class Place:
     def is_once_a_node(self) -> bool:
         """Whether one rank of each node makes it."""
         return self.ranks == FIRST_OF_NODES
+
+
+@lru_cache(maxsize=64)
+def _names_called(tree: ast.Module) -> set[str]:
+    return called_names(tree)
+
+
+def _is_called_here(call: Call) -> bool:
+    """Whether the function that was tried, and led to a call, is called in its own text: perhaps by some ranks only."""
+    first = call.stack[0] if call.stack else call
+    name = getattr(function_of(first.module.tree, first.node), "name", "")
+    return name in _names_called(first.module.tree)
 
 
 @lru_cache(maxsize=1024)
