@@ -30,7 +30,7 @@ BAD = {
             return v / world
         loss = mean(torch.rand(1))
         if loss < 0.1:
-            raise SystemExit
+            exit()
     """,
     ("RW302", "second destination"): "x = torch.rand(1)\ndist.reduce(x, dst=3)\nprint(x)",
     ("RW303", "by name of another"): """

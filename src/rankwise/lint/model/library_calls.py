@@ -92,6 +92,7 @@ def _is_sharded(model: Value) -> bool:
 
 def _fill(run: Run, call: Call, fills: tuple[int, str, str], scope: Scope) -> None:
     node = call.arg_node(fills[0], fills[1])
+    node = node.body if isinstance(node, ast.IfExp) else node
     if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
         return
     old = run.evaluate(run, scope, node)
@@ -101,14 +102,48 @@ def _fill(run: Run, call: Call, fills: tuple[int, str, str], scope: Scope) -> No
     new = (
         Value(origin=AGREED, thing=thing, via=old.via)
         if is_equal
-        else Value(Spread.LOCAL, frozenset({"data", "scattered"}), thing=thing, via=old.via)
+        else Value(
+            Spread.LOCAL, frozenset({"data", "scattered", *_left(run, call)}), thing=thing, via=old.via
+        )
     )
+    if old.is_known and old.const is None:
+        new = replace(
+            old, origin=old.origin.union(_left(run, call))
+        )  # the list that only the destination passes
     if isinstance(old.thing, Items) and is_equal:
         # Whoever else holds the list sees it filled, too.
         old.thing.values[:] = [Value(origin=AGREED) for _ in old.thing.values]
     if isinstance(node, ast.Name) and scope.function is not None and is_equal:
         run.memo.setdefault(("fills", scope.function.node), {})[node.id] = new
     fill(run, scope, node, new)
+
+
+#: Where collectives that give their result to one rank take its number.
+_ONE_RANK = {
+    "torch.distributed.reduce": 1,
+    "torch.distributed.gather": 2,
+    "torch.distributed.gather_object": 2,
+}
+#: Begins the origin of what such a collective leaves on the other ranks; behind it stands the call's index.
+LEFT = "left by "
+
+
+def _left(run: Run, call: Call) -> tuple[str, ...]:
+    position = _ONE_RANK.get(call.name)
+    if (
+        position is None
+        or call.has_star
+        or call.guards
+        or {"group", "async_op", "group_dst"} & call.kwargs.keys()
+    ):
+        return ()
+    root = call.arg(position, "dst")
+    number = root.const if root is not None else 0
+    run.has_seen_rank = True
+    is_other = (
+        isinstance(number, int) and number != run.virtual_rank.rank and (root is None or not root.spread)
+    )
+    return (f"{LEFT}{call.index}",) if is_other else ()
 
 
 def fill(run: Run, scope: Scope, node: ast.expr, new: Value) -> None:
