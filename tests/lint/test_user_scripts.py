@@ -204,6 +204,30 @@ parser.add_argument("--local_rank", type=int, default=0)
 args = parser.parse_args()
 dist.init_process_group("gloo", rank=args.local_rank, world_size=4, init_method="tcp://10.0.0.1:6585")
     """),
+    "a method that another one tells who the rank is": ("RW302", """
+class Loop:
+    def __init__(self):
+        self.join()
+    def join(self):
+        dist.init_process_group("gloo")
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+    def score(self):
+        loss = torch.ones(1)
+        dist.reduce(loss, dst=0)
+        self.log.add_scalar("loss", loss.item())
+    """, """
+class Loop:
+    def __init__(self):
+        self.join()
+    def join(self):
+        dist.init_process_group("gloo")
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+    def score(self):
+        loss = torch.ones(1)
+        dist.reduce(loss, dst=0)
+        if self.local_rank == 0:
+            self.log.add_scalar("loss", loss.item())
+    """),
 }  # fmt: skip
 
 

@@ -166,9 +166,9 @@ def _class_entry(module: Module, node: ast.ClassDef, left: list[Any]) -> Callabl
         made = instantiate(run, value.thing, (), {}, node, module)
         if not isinstance(made.thing, Instance):
             return
-        # Nobody knows which methods have run before this one: what they set may be set already.
+        # Nobody knows which methods have run before this one: what they set may be set already. Who the rank is stays.
         for name in _set_later(node) & made.thing.attrs.keys():
-            if made.thing.attrs[name].is_known:
+            if made.thing.attrs[name].is_known and not made.thing.attrs[name].origin:
                 made.thing.attrs[name] = Value(path=f"self.{name}")
         for method in sorted(left, key=lambda one: not one.name.startswith(_METHODS_FIRST)):
             found = value.thing.attrs.get(method.name)

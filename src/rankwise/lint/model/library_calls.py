@@ -124,7 +124,7 @@ _ONE_RANK = {
     "torch.distributed.gather": 2,
     "torch.distributed.gather_object": 2,
 }
-#: Begins the origin of what such a collective leaves on the other ranks; behind it stands the call's index.
+#: Begins the origin of what such a collective leaves on the other ranks; behind it stands the id of the call's node.
 LEFT = "left by "
 
 
@@ -143,7 +143,7 @@ def _left(run: Run, call: Call) -> tuple[str, ...]:
     is_other = (
         isinstance(number, int) and number != run.virtual_rank.rank and (root is None or not root.spread)
     )
-    return (f"{LEFT}{call.index}",) if is_other else ()
+    return (f"{LEFT}{id(call.node)}",) if is_other else ()
 
 
 def fill(run: Run, scope: Scope, node: ast.expr, new: Value) -> None:

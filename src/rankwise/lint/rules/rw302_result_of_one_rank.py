@@ -44,7 +44,7 @@ from rankwise.lint.finding import span_of
 from rankwise.lint.library.acts import ACTS
 from rankwise.lint.model.library_calls import LEFT
 from rankwise.lint.rule import Rule
-from rankwise.lint.topics.collective_calls import filled_node, root_rank, word_of
+from rankwise.lint.topics.collective_calls import ROOTED, filled_node, root_rank, word_of
 from rankwise.lint.topics.job_view import is_distributed, parents_of, places_of, text_of
 
 if TYPE_CHECKING:
@@ -66,11 +66,13 @@ def check(script: Script) -> Iterator[Finding]:
         history = entry.histories[-1]
         if not is_distributed(entry):
             continue
+        makers = {f"{LEFT}{id(call.node)}": call for call in history.calls if word_of(call) in ROOTED}
         for place in places_of(entry, module=script.module):
             call = place.last
-            for node, value in [] if call.guards or call.rank != history.rank else _used(script, call):
+            is_here = place.is_made_by_all and not call.guards and call.rank == history.rank
+            for node, value in _used(script, call) if is_here else ():
                 for origin in value.origin:
-                    made = history.calls[int(origin[len(LEFT) :])] if origin.startswith(LEFT) else None
+                    made = makers.get(origin)
                     if made is not None and made.node not in told and made.module is script.module:
                         told.add(made.node)
                         yield _tell(script, made, node)
