@@ -50,6 +50,7 @@ from rankwise.lint.topics.job_view import (
     starts_group,
     text_of,
 )
+from rankwise.lint.topics.turns import is_caught
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,7 +185,11 @@ def _is_guarded(call: Call, init: Call) -> bool:
         if isinstance(one, (ast.IfExp, ast.BoolOp))
     ]
     text = " ".join([*tests, *(_tests_in(node) for node in functions if node is not None)])
-    return any(word in text for word in _ASKS) or "except" in call.contexts or _in_try(call)
+    return (
+        any(word in text for word in _ASKS)
+        or "except" in call.contexts
+        or is_caught(call.module.tree, call.node)
+    )
 
 
 def _tests_in(function: ast.AST) -> str:
@@ -193,16 +198,6 @@ def _tests_in(function: ast.AST) -> str:
         for node in ast.walk(function)
         if isinstance(node, (ast.If, ast.IfExp, ast.Assert))
     ) + " ".join(ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.BoolOp))
-
-
-def _in_try(call: Call) -> bool:
-    line = getattr(call.node, "lineno", 0)
-    return any(
-        isinstance(node, ast.Try)
-        and node.handlers
-        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
-        for node in ast.walk(call.module.tree)
-    )
 
 
 def _in_own_loop(call: Call, init: Call) -> bool:

@@ -46,10 +46,6 @@ if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.shell.model import Flag, Launch
 
-_CHOICES = {
-    "start_method": ("spawn", "fork", "forkserver"),
-    "numa_binding": ("node", "socket", "exclusive", "core-complex"),
-}
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
@@ -101,37 +97,35 @@ def _flag(shell: Shell, launch: Launch, flag: Flag) -> Iterator[Finding]:
 
 
 _PRIVILEGED = "below 1024, which only root may open"
+_PORT = "a port from 1024 to 65535"
+_COUNT = (r"\d+", "not a number from 0 up", "0, 1, 2, …")
+#: The form of a flag's values, what one is that has another form, and what is meant.
+_FORMS = {
+    "nproc_per_node": (
+        # Numbers of ranks, and kinds of devices: torch's own, or that of a vendor's plug-in.
+        r"0*[1-9]\d*|(?!(gpus|all|max|cuda)$)[a-z][a-z0-9_]*",
+        "neither a number of ranks nor a device type",
+        "a number above 0, gpu, cpu, xpu or auto",
+    ),
+    "nnodes": (r"0*[1-9]\d*(:\d+)?", "neither a number of nodes nor a range MIN:MAX", "a number, or MIN:MAX as in 1:4"),
+    "master_port": (r"\d+", "not a port", _PORT),
+    "rdzv_endpoint": (r".*", "", f"HOST:PORT with {_PORT}"),
+    "node_rank": (r"\d+", "not a number from 0 up", "0 on the first node, 1 on the next, …"),
+    "max_restarts": _COUNT,
+    "monitor_interval": (r"\d*\.?\d+(e-?\d+)?|\d+\.", "not a number of seconds", "a number of seconds"),
+    "start_method": ("spawn|fork|forkserver", "none of spawn, fork, forkserver", "spawn"),
+    "numa_binding": ("node|socket|exclusive|core-complex", "none of node, socket, exclusive, core-complex", "node"),
+}  # fmt: skip
 
 
 def _wrong(name: str, text: str) -> str:
     """Why a value can't be right; empty if it can."""
-    if test := _TESTS.get(name):
-        return test(text)
-    if pattern := _PATTERNS.get(name):
-        return "" if re.fullmatch(pattern[0], text) else pattern[1]
-    choices = _CHOICES.get(name)
-    return "" if not choices or text in choices else f"none of {', '.join(choices)}"
-
-
-def _nproc(text: str) -> str:
-    is_fine = int(text) > 0 if text.isdecimal() else _is_device(text)
-    return "" if is_fine else "neither a number of ranks nor a device type"
-
-
-def _is_device(text: str) -> bool:
-    """Whether it may be a kind of device: torch's own, or that of a vendor's plug-in."""
-    return bool(re.fullmatch(r"[a-z][a-z0-9_]*", text)) and text not in {"gpus", "all", "max", "cuda"}
-
-
-def _nnodes(text: str) -> str:
-    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    is_fine = found is not None and 0 < int(found[1]) <= int(found[2] or found[1])
-    return "" if is_fine else "neither a number of nodes nor a range MIN:MAX"
-
-
-def _endpoint(text: str) -> str:
-    port = text.rpartition(":")[2] if ":" in text else ""
-    return _port(port) if port.isdecimal() else ""
+    pattern, wrong, _ = _FORMS.get(name, (".*", "", ""))
+    least, _, most = text.partition(":")
+    if not re.fullmatch(pattern, text, re.DOTALL) or (name == "nnodes" and most and int(least) > int(most)):
+        return wrong
+    port = text.rpartition(":")[2] if name == "rdzv_endpoint" and ":" in text else text
+    return _port(port) if name in {"master_port", "rdzv_endpoint"} and port.isdecimal() else ""
 
 
 def _port(text: str) -> str:
@@ -142,22 +136,8 @@ def _port(text: str) -> str:
     return _PRIVILEGED if 0 < int(text) < 1024 else ""
 
 
-_TESTS = {"nproc_per_node": _nproc, "nnodes": _nnodes, "master_port": _port, "rdzv_endpoint": _endpoint}
-_PATTERNS = {
-    "node_rank": (r"\d+", "not a number from 0 up"),
-    "max_restarts": (r"\d+", "not a number from 0 up"),
-    "monitor_interval": (r"\d*\.?\d+(e-?\d+)?|\d+\.", "not a number of seconds"),
-}
-
-
 def _meant(name: str) -> str:
-    return {
-        "nproc_per_node": "a number above 0, gpu, cpu, xpu or auto",
-        "nnodes": "a number, or MIN:MAX as in 1:4",
-        "node_rank": "0 on the first node, 1 on the next, …",
-        "master_port": "a port from 1024 to 65535",
-        "rdzv_endpoint": "HOST:PORT with a port from 1024 to 65535",
-    }.get(name, "see the launcher's --help")
+    return _FORMS[name][2] if name in _FORMS else "see the launcher's --help"
 
 
 def _no_script(shell: Shell, launch: Launch) -> Iterator[Finding]:

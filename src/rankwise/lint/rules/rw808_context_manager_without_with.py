@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.scopes import Scopes, scopes_of
+from rankwise.lint.topics.turns import is_caught
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +90,7 @@ def check(script: Script) -> Iterator[Finding]:
         if not isinstance(call, ast.Call):
             continue
         effect = _no_effect(scopes, call)
-        if effect and not _expects_error(scopes, statement):
+        if effect and not is_caught(script.tree, statement):
             text = ast.unparse(call.func)
             setter = _SET_DEVICE.get(scopes.dotted(call.func))
             instead = f"; or call `{setter}(...)`, which takes effect at once" if setter else ""
@@ -128,18 +129,6 @@ def _is_ddp(scopes: Scopes, node: ast.expr) -> bool:
     made = [scopes.parents.get(b) for b in scopes.bindings(node.id, scopes.scope(node))]
     values = [m.value for m in made if isinstance(m, ast.Assign) and isinstance(m.value, ast.Call)]
     return bool(values) and scopes.dotted(values[-1].func).endswith(".DistributedDataParallel")
-
-
-def _expects_error(scopes: Scopes, node: ast.AST) -> bool:
-    """Whether an exception is expected here: then the call itself is what is tried."""
-    for above in scopes.above(node):
-        if isinstance(above, ast.Try) and above.handlers:
-            return True
-        if isinstance(above, (ast.With, ast.AsyncWith)):
-            contexts = " ".join(ast.unparse(item.context_expr) for item in above.items).lower()
-            if any(word in contexts for word in ("raises", "warns", "suppress", "catch_warnings")):
-                return True
-    return False
 
 
 RULE: Rule[Script] = Rule(

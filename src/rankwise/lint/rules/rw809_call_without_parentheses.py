@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Edit, Span, span_of
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.scopes import Scopes, is_function, scopes_of
+from rankwise.lint.topics.turns import is_caught
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +85,7 @@ def check(script: Script) -> Iterator[Finding]:
         if (
             isinstance(node, (ast.Name, ast.Attribute))
             and _is_meant_call(scopes, node)
-            and not _is_tried(scopes, statement)
+            and not is_caught(script.tree, statement)
         ):
             yield _finding(script, node)
     yield from _entered(script, scopes)
@@ -160,21 +161,6 @@ def _is_plain(node: ast.expr) -> bool:
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     return isinstance(node, ast.Name)
-
-
-def _is_tried(scopes: Scopes, node: ast.AST) -> bool:
-    for above in scopes.above(node):
-        if isinstance(above, ast.Try) and above.handlers:
-            caught = [ast.unparse(h.type) if h.type is not None else "Exception" for h in above.handlers]
-            if any(
-                word in c for c in caught for word in ("AttributeError", "NameError", "Exception", "Error")
-            ):
-                return True
-        if isinstance(above, (ast.With, ast.AsyncWith)):
-            contexts = " ".join(ast.unparse(item.context_expr) for item in above.items).lower()
-            if any(word in contexts for word in ("raises", "warns", "suppress")):
-                return True
-    return False
 
 
 RULE: Rule[Script] = Rule(

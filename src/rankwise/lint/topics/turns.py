@@ -53,13 +53,15 @@ def was_done_before(place: Place) -> bool:
 
 
 def is_caught(tree: ast.AST, node: ast.AST) -> bool:
-    """Whether an exception of a call is taken care of where it stands."""
+    """Whether an exception is taken care of, or expected, where a node stands."""
     inner = node
     for one in above(tree, node):
         if isinstance(one, ast.Try) and any(inner is part for part in one.body) and one.handlers:
             return True
         if isinstance(one, (ast.With, ast.AsyncWith)) and any(
-            "suppress" in text_of(item.context_expr) for item in one.items
+            word in text_of(item.context_expr)
+            for item in one.items
+            for word in ("suppress", "raises", "warn")
         ):
             return True
         if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):
