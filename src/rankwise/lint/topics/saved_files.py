@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rankwise.lint.model.values import ANY
 from rankwise.lint.topics.job_view import called_names, function_of, once, places, statement_of, text_of
 from rankwise.lint.topics.option_text import parts_of_sources
 
@@ -36,13 +37,9 @@ _READERS: dict[str, tuple[int, str]] = {
 _STREAMS = frozenset(
     {"buf", "buffer", "bio", "stream", "fh", "fp", "fd", "io", "file_obj", "fileobj", "output"}
 )
-#: Words in a path, or in a test before the call, that tell of ranks the model knows nothing of.
+#: Words in a path that tell of ranks the model knows nothing of.
 _RANKED = re.compile(
     r"rank|process_index|getpid|hostname|uuid|mkdtemp|mkstemp|worker|shard|node_id|tmp_path|local_dir",
-    re.IGNORECASE,
-)
-_CHOSEN = re.compile(
-    r"rank|main|master|primary|leader|writer|chief|zero|root|coordinator|should_save|is_save|do_save|saver",
     re.IGNORECASE,
 )
 _MODEL = re.compile(
@@ -184,15 +181,10 @@ def _use(place: Place) -> Iterator[FileUse]:
 
 
 def is_chosen(call: Call) -> bool:
-    """Whether a test before the call may choose one rank in a way the model does not see."""
-    tests = [*(ast.unparse(node) for node, _, _ in call.tests)]
-    names = [getattr(call.function, "name", "")] + [
-        ast.unparse(getattr(site.node, "func", site.node))[:80] for site in call.stack
-    ]
-    return any(_CHOSEN.search(text) for text in tests) or any(
-        word in name.lower()
-        for name in names
-        for word in ("main_only", "rank_zero", "on_main", "on_master", "rank0", "master_only")
+    """Whether a test encloses a call of whose value nothing but the name is known: it may choose a rank."""
+    return any(
+        isinstance(test, ast.Name) and value.path and value == replace(ANY, path=value.path)
+        for test, value, _ in call.tests
     )
 
 
