@@ -228,6 +228,24 @@ class Loop:
         if self.local_rank == 0:
             self.log.add_scalar("loss", loss.item())
     """),
+    "a method that only the first rank is sent to": ("RW601", """
+class Loop:
+    def __init__(self):
+        dist.init_process_group("gloo")
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+    def save(self):
+        torch.save([1], "x.pt")
+    """, """
+class Loop:
+    def __init__(self):
+        dist.init_process_group("gloo")
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+    def save(self):
+        torch.save([1], "x.pt")
+    def train(self):
+        if self.local_rank == 0:
+            self.save()
+    """),
 }  # fmt: skip
 
 

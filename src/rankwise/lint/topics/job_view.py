@@ -65,7 +65,7 @@ class Place:
     def ranks(self) -> frozenset[int]:
         """Who makes it; all if each rank does that was tried, in the program or in a function that is there for others to call."""
         is_all = len(self.calls) == self.num_ranks
-        is_open = self.num_ranks == 1 or self.entry.is_program or not _is_called_here(self.last)
+        is_open = self.num_ranks == 1 or self.entry.is_program or not any(map(_is_called_here, self.calls))
         return ALL_RANKS if is_all and is_open else frozenset(call.rank for call in self.calls)
 
     @property
@@ -88,14 +88,25 @@ class Place:
 
 @lru_cache(maxsize=64)
 def _names_called(tree: ast.Module) -> set[str]:
-    return called_names(tree)
+    """Names of functions, and of methods with a dot before them, that a text calls; not those of the modules that it imports."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    modules = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
+    funcs = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {func.id for func in funcs if isinstance(func, ast.Name)} | {
+        f".{func.attr}"
+        for func in funcs
+        if isinstance(func, ast.Attribute) and getattr(func.value, "id", None) not in modules
+    }
 
 
 def _is_called_here(call: Call) -> bool:
     """Whether the function that was tried, and led to a call, is called in its own text: perhaps by some ranks only."""
     first = call.stack[0] if call.stack else call
-    name = getattr(function_of(first.module.tree, first.node), "name", "")
-    return name in _names_called(first.module.tree)
+    tree = first.module.tree
+    # A function that is tried stands as the place from which it is called.
+    node = first.node if isinstance(first.node, ast.FunctionDef) else function_of(tree, first.node)
+    is_method = isinstance(next(above(tree, node), None), ast.ClassDef)
+    return ("." if is_method else "") + getattr(node, "name", "") in _names_called(tree)
 
 
 @lru_cache(maxsize=1024)
