@@ -45,7 +45,10 @@ def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None
     if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
         run.notes.append(WrapperRead(node, scope.module, thing, run.tests))
     elif isinstance(thing, Instance) and node.attr not in thing.attrs and thing.cls.find(node.attr) is None:
-        note_unbound(run, scope, node)
+        # A base class whose text is not at hand may have set it.
+        is_whole = all(base.thing is not None for one in thing.cls.ancestry() for base in one.bases)
+        if is_whole and thing.cls.library_bases() <= {"torch.nn.Module"}:
+            note_unbound(run, scope, node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ def check(script: Script) -> Iterator[Finding]:
                 node,
                 f"{who} given `{name}` a value, and all ranks read it here: {kind} on the others",
                 "read it only where it was set, or give it a value (None) on the other ranks",
+                severity="error" if entry == "the program" else "warning",
             )
 
 
