@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise.lint.library.names import FABRIC
-from rankwise.lint.model.values import ANY, Object, Value, mixed
+from rankwise.lint.model.values import ANY, Object, Suspended, Value, mixed
 
 if TYPE_CHECKING:
     import ast
@@ -144,3 +144,17 @@ def is_alone(call: Call) -> bool:
     """Whether a call is a method of a Fabric that has no other ranks."""
     maker = getattr(call.receiver.thing, "call", None)
     return maker is not None and is_of_one_device(maker)
+
+
+#: Builtins that run a generator to its end, or to its first value.
+CONSUMERS = frozenset(
+    f"builtins.{name}"
+    for name in ("list", "tuple", "set", "sum", "min", "max", "sorted", "any", "all", "next", "dict")
+)
+
+
+def consume(call: Call) -> None:
+    """Whoever is given a generator is taken to run it to its end."""
+    for value in (*call.args, *call.kwargs.values()):
+        if isinstance(value.thing, Suspended):
+            value.thing.resume(lambda _yielded: None)

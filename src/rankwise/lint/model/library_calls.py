@@ -10,33 +10,21 @@ from rankwise.lint.library.acts import ACTS, HELPERS, Act
 from rankwise.lint.library.hints import is_same_for_all, main_of, role_of
 from rankwise.lint.library.makers import MADE_KINDS, PASS_ON, RETURNS_SELF, WRAPPERS
 from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, FULLY_SHARD
+from rankwise.lint.model.calls import CONSUMERS, consume
+from rankwise.lint.model.notes import left_on_others
 from rankwise.lint.model.special import SPECIAL
 from rankwise.lint.model.training import METHODS, forward, is_parallel, synced_forward
-from rankwise.lint.model.values import AGREED, ANY, Instance, Items, Object, Spread, Suspended, Value, mixed
+from rankwise.lint.model.values import AGREED, ANY, Instance, Items, Object, Spread, Value, mixed
 
 if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.run import Run, Scope
 
 
-#: Builtins that run a generator to its end, or to its first value.
-_CONSUMERS = frozenset(
-    f"builtins.{name}"
-    for name in ("list", "tuple", "set", "sum", "min", "max", "sorted", "any", "all", "next", "dict")
-)
-
-
-def consume(call: Call) -> None:
-    """Whoever is given a generator is taken to run it to its end."""
-    for value in (*call.args, *call.kwargs.values()):
-        if isinstance(value.thing, Suspended):
-            value.thing.resume(lambda _yielded: None)
-
-
 def call_library(run: Run, call: Call, scope: Scope | None) -> Value:
     """Call a function or class of a library by its canonical name."""
     run.record(call)
-    if call.name in _CONSUMERS:
+    if call.name in CONSUMERS:
         consume(call)
     special = SPECIAL.get(call.name)
     result = special(run, call) if special is not None else None
@@ -103,12 +91,15 @@ def _fill(run: Run, call: Call, fills: tuple[int, str, str], scope: Scope) -> No
         Value(origin=AGREED, thing=thing, via=old.via)
         if is_equal
         else Value(
-            Spread.LOCAL, frozenset({"data", "scattered", *_left(run, call)}), thing=thing, via=old.via
+            Spread.LOCAL,
+            frozenset({"data", "scattered", *left_on_others(run, call)}),
+            thing=thing,
+            via=old.via,
         )
     )
     if old.is_known and old.const is None:
         new = replace(
-            old, origin=old.origin.union(_left(run, call))
+            old, origin=old.origin.union(left_on_others(run, call))
         )  # the list that only the destination passes
     if isinstance(old.thing, Items) and is_equal:
         # Whoever else holds the list sees it filled, too.
@@ -116,34 +107,6 @@ def _fill(run: Run, call: Call, fills: tuple[int, str, str], scope: Scope) -> No
     if isinstance(node, ast.Name) and scope.function is not None and is_equal:
         run.memo.setdefault(("fills", scope.function.node), {})[node.id] = new
     fill(run, scope, node, new)
-
-
-#: Where collectives that give their result to one rank take its number.
-_ONE_RANK = {
-    "torch.distributed.reduce": 1,
-    "torch.distributed.gather": 2,
-    "torch.distributed.gather_object": 2,
-}
-#: Begins the origin of what such a collective leaves on the other ranks; behind it stands the id of the call's node.
-LEFT = "left by "
-
-
-def _left(run: Run, call: Call) -> tuple[str, ...]:
-    position = _ONE_RANK.get(call.name)
-    if (
-        position is None
-        or call.has_star
-        or call.guards
-        or {"group", "async_op", "group_dst"} & call.kwargs.keys()
-    ):
-        return ()
-    root = call.arg(position, "dst")
-    number = root.const if root is not None else 0
-    run.has_seen_rank = True
-    is_other = (
-        isinstance(number, int) and number != run.virtual_rank.rank and (root is None or not root.spread)
-    )
-    return (f"{LEFT}{id(call.node)}",) if is_other else ()
 
 
 def fill(run: Run, scope: Scope, node: ast.expr, new: Value) -> None:

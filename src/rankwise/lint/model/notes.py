@@ -93,3 +93,32 @@ def note_comparison(run: Run, scope: Scope, node: ast.Compare, left: Value, righ
             and text.const.isdigit()
         ):
             run.notes.append(TextComparison(node, scope.module, text, number))
+
+
+#: Where collectives that give their result to one rank take its number.
+_ONE_RANK = {
+    "torch.distributed.reduce": 1,
+    "torch.distributed.gather": 2,
+    "torch.distributed.gather_object": 2,
+}
+#: Begins the origin of what such a collective leaves on the other ranks; behind it stands the id of the call's node.
+LEFT = "left by "
+
+
+def left_on_others(run: Run, call: Call) -> tuple[str, ...]:
+    """The origin of what a call leaves on this rank, if another one gets the result."""
+    position = _ONE_RANK.get(call.name)
+    if (
+        position is None
+        or call.has_star
+        or call.guards
+        or {"group", "async_op", "group_dst"} & call.kwargs.keys()
+    ):
+        return ()
+    root = call.arg(position, "dst")
+    number = root.const if root is not None else 0
+    run.has_seen_rank = True
+    is_other = (
+        isinstance(number, int) and number != run.virtual_rank.rank and (root is None or not root.spread)
+    )
+    return (f"{LEFT}{id(call.node)}",) if is_other else ()

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import span_of
 from rankwise.lint.library.acts import ACTS
-from rankwise.lint.model.library_calls import LEFT
+from rankwise.lint.model.notes import LEFT
 from rankwise.lint.rule import Rule
 from rankwise.lint.topics.collective_calls import ROOTED, filled_node, root_rank, word_of
 from rankwise.lint.topics.job_view import is_distributed, parents_of, places_of, text_of
