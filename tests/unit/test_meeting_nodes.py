@@ -170,6 +170,18 @@ def test_a_node_knows_that_it_was_cut_off_itself(again: list[str], *, has_come_a
     assert nodes.join(0).has_come_anew is has_come_anew
 
 
+def test_who_took_part_does_not_go_on_with_newcomers_alone() -> None:
+    """The round is complete, by torch's count, and too few of those that took part before are in it: they meet again, by what they know of each other, and no rank is numbered."""
+    meeting = Meeting.__new__(Meeting)
+    before = SimpleNamespace(restore=lambda: None, has_enough=lambda handler: handler is not meeting.handler)
+    meeting.static, meeting.handler = True, SimpleNamespace(next_rendezvous=lambda: "a round")
+    meeting.members, meeting.exchange, meeting.num_joined = before, None, 0
+    meeting.orders = {"conf": {}}
+    meeting._load = lambda _: SimpleNamespace(Entry=lambda *_: None)
+    assert "too few of the nodes that took part" in str(meeting.join(1, "", num_roles=0)["again"])
+    assert meeting.members is before
+
+
 @pytest.mark.parametrize("error", [None, _UnnumberedError("one was lost")])
 def test_who_took_part_before_is_heard_until_the_next_round_has_begun(error: Exception | None) -> None:
     """The launchers' connections of the last round end then, in a static rendezvous as well; if one is lost before all ranks are numbered, those that are left meet by them again."""

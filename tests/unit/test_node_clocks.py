@@ -112,6 +112,25 @@ def test_the_last_call_begins_wherever_enough_nodes_are_there(clock: list[float]
     assert holder.state.deadline < datetime.now(timezone.utc)
 
 
+def test_newcomers_begin_no_last_call_in_place_of_those_that_have_to_meet(clock: list[float]) -> None:
+    """Two of those that took part have to meet after a loss, and a newcomer has come before the second one: torch has begun the last call, which ends on no node until that one is there."""
+    state = torchs._RendezvousState()
+    state.participants = {OWN: 0, torchs._NodeDesc("new", 1, 0): 0}
+    state.last_heartbeats = dict.fromkeys(state.participants, datetime.now(timezone.utc))
+    state.deadline = datetime.now(timezone.utc)
+    times = node_rendezvous.Times()
+    times.expect([OWN, OTHER, torchs._NodeDesc("lost", 1, 0)], 1.0, 2)
+    holder = open_holder(state, times)
+    for _ in range(3):
+        holder.sync()
+        assert holder.state.deadline is None
+        clock[0] += 4
+    holder.state.participants[OTHER] = 0
+    holder.state.last_heartbeats[OTHER] = datetime.now(timezone.utc)
+    holder._sanitize()
+    assert timedelta(0) < holder.state.deadline - datetime.now(timezone.utc) <= _LAST_CALL
+
+
 def test_a_node_that_was_lost_is_taken_out_of_no_later_round(clock: list[float]) -> None:
     """It may have come back to it; of the round in which it was lost it is no part, whatever it has opened the rendezvous as since."""
     state = torchs._RendezvousState()

@@ -7,9 +7,10 @@ import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, strategies as st
 
-from rankwise.engine import node_beats, node_detector
+from rankwise.engine import node_beats, node_detector, node_rendezvous
 from rankwise.engine.node_members import Members, count_needed
 
 
@@ -47,6 +48,42 @@ def test_torch_waits_for_enough_nodes_at_each_store_and_for_as_few_as_before_aft
     for handler in handlers:
         assert handler._settings.min_nodes == 1
         assert handler._settings.timeout._last_call == timedelta(seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("lost", "lost_later", "is_expelled", "round_number", "is_enough"),
+    [
+        ({}, {}, False, 5, True),  # the others left by themselves
+        ({2}, {}, False, 5, False),
+        ({}, {2}, False, 5, False),  # it is about to be given up
+        ({2}, {}, False, 6, True),  # others had met meanwhile
+        ({}, {}, True, 5, False),
+    ],
+)
+def test_newcomers_are_no_majority(
+    *, lost: set[int], lost_later: set[int], is_expelled: bool, round_number: int, is_enough: bool
+) -> None:
+    """Two of five that took part are in the next round with two newcomers, the one with the store among them: the other three may meet elsewhere. So it stays if they meet once more."""
+    members = Members.__new__(Members)
+    five, new = ([SimpleNamespace(addr=name, pid=1) for name in names] for names in ("sabcd", "xy"))
+    members._descriptions, members._members = dict(enumerate(five)), list(range(5))
+    members._orders, members._serving, members._node, members._has_moved = {"backend": "c10d"}, 0, 1, False
+    members._rendezvous, members._last_round = node_rendezvous, 4
+    losses = {node: SimpleNamespace(is_ended=False, is_gone=False) for node in lost}
+    members._detector = SimpleNamespace(losses=losses, is_expelled=is_expelled)
+
+    def settle(_: float) -> None:
+        losses.update({node: SimpleNamespace(is_ended=False, is_gone=False) for node in lost_later})
+
+    vars(members)["settle"] = settle
+    state = SimpleNamespace(round=round_number, participants=[*five[:2], *new])
+    handler = SimpleNamespace(_state_holder=SimpleNamespace(state=state))
+    assert members.has_enough(handler) is is_enough
+    state.round += 1
+    assert members.has_enough(handler) is (is_enough and not lost)
+    state.round += 1
+    state.participants.append(five[2])
+    assert members.has_enough(handler)
 
 
 def test_who_serves_the_store_is_probed_when_it_fails() -> None:

@@ -19,6 +19,8 @@ _LAST_CALL = timedelta(seconds=5)
 _SOON_S, _MORE_S = 0.2, 2.0
 #: So long the first node may take to make the key.
 _KEY_S = timedelta(seconds=10)
+#: A node that has often paused is given up after such a silence.
+_SETTLE_S = 11.0
 _TICK_S = 0.05
 #: So many nodes have a store in reserve.
 _NUM_RESERVES = 4
@@ -76,7 +78,7 @@ class Members:
         self._at: dict[int, list[list[Any]]] = {}
         self._serving: int | None = None
         self._has_moved = False
-        self._round = getattr(getattr(getattr(handler, "_state_holder", None), "state", None), "round", None)
+        self._round = self._last_round = getattr(getattr(getattr(handler, "_state_holder", None), "state", None), "round", None)  # fmt: skip
         self._reserve = _open_reserve() if node_rank < _NUM_RESERVES and self._can_move else None
         if int(store.add("beats/num", 1)) == 1:  # not all stores have compare_set
             store.set("beats/key", secrets.token_hex(16))
@@ -183,14 +185,10 @@ class Members:
         Raises:
             LostMajorityError: This node serves the store, and is left with too few.
         """
-        if self._detector.is_expelled and self.has_to_move:
-            # Where this node served the store, the others had to take it that it went with it, and have moved.
-            return self._move(
-                handler, [one for one in self._members if one != self._node], len(self._members) // 2 + 1
-            )
         if self.has_to_move:
-            left, needed = self._count()
-            return self._move(handler, left, needed)
+            # If the others have given this one up, they had to take it that the store went with it, and have moved.
+            away = {self._node} if self._detector.is_expelled else set(self._detector.losses)
+            return self._move(handler, [one for one in self._members if one not in away])
         self.exclude_lost(handler)
         return handler
 
@@ -200,8 +198,22 @@ class Members:
         if times is not None and not self._detector.is_expelled:
             lost = dict(self._detector.losses)
             left = [node for rank, node in self._descriptions.items() if rank not in lost]
-            times.expect(left, _MORE_S if may_come_more else _SOON_S)
+            times.expect(left, _MORE_S if may_come_more else _SOON_S, self._needed)
             self._expecting = times
+
+    def has_enough(self, handler: Any) -> bool:
+        """Tell of a round that is complete whether as many of those that took part are in it as have to meet: torch counts newcomers, too.
+
+        If others have completed one meanwhile, that was asked of them.
+        """
+        if self._last_round is None:
+            return True
+        now = handler._state_holder.state.round
+        is_next, self._last_round = now == self._last_round + 1, now
+        num_back = self._rendezvous.count_inside(handler, self._descriptions.values())
+        if is_next and num_back < len(self._members):
+            self.settle(_SETTLE_S)  # who has not come may be about to be given up
+        return not is_next or num_back >= self._needed
 
     def probe_serving(self) -> None:
         """Find out, when its store fails, whether the node that serves it is lost: whoever heard it may be lost with it."""
@@ -224,27 +236,28 @@ class Members:
         Raises:
             LostMajorityError: This node serves the store, and is left with too few.
         """
-        if self._detector.is_expelled:
-            self._change(handler, len(self._members) // 2 + 1)
-        elif lost := dict(self._detector.losses):
-            _, needed = self._count()
-            self._standby.announce_needed(handler, self._orders["run_id"], needed)
+        lost, needed = dict(self._detector.losses), self._needed
+        if lost and self._serving == self._node and not self._has_moved and len(self._members) - len(lost) < needed:  # fmt: skip
+            num_silent = sum(not loss.is_ended for loss in lost.values())
+            raise LostMajorityError(
+                f"this node can't reach {num_silent} of the {len(self._members)} nodes, which may continue without it: it ends, so that one job does not become two"
+            )
+        if needed:
             self._change(handler, needed)
+        if lost:
+            self._standby.announce_needed(handler, self._orders["run_id"], needed)
             nodes = [self._descriptions[node] for node in lost if node in self._descriptions]
             self._rendezvous.take_out(handler, nodes, None if self._has_moved else self._round)
 
-    def _count(self) -> tuple[list[int], int]:
-        """Return the members that are left, and how many have to meet."""
-        lost = dict(self._detector.losses)
-        left = [node for node in self._members if node not in lost]
-        num_ended, num_gone = sum(loss.is_ended for loss in lost.values()), sum(loss.is_gone for loss in lost.values())  # fmt: skip
+    @property
+    def _needed(self) -> int:
+        """How many of those that took part have to meet, by what is known now; 0 while none is lost."""
+        if self._detector.is_expelled:
+            return len(self._members) // 2 + 1
+        lost = list(self._detector.losses.values())
+        num_ended, num_gone = sum(loss.is_ended for loss in lost), sum(loss.is_gone for loss in lost)
         keeps_store = self._serving is not None and not self.has_to_move and not self._has_moved
-        needed = count_needed(len(self._members), num_ended, num_gone, keeps_store=keeps_store)
-        if self._serving == self._node and not self._has_moved and len(left) < needed:
-            raise LostMajorityError(
-                f"this node can't reach {len(lost) - num_ended} of the {len(self._members)} nodes, which may continue without it: it ends, so that one job does not become two"
-            )
-        return left, needed
+        return count_needed(len(self._members), num_ended, num_gone, keeps_store=keeps_store) if lost else 0
 
     def restore(self) -> None:
         """Give latecomers torch's time again, and let as few nodes meet as the user does."""
@@ -264,14 +277,14 @@ class Members:
                 self._changed.append((owner, name, getattr(owner, name)))
                 object.__setattr__(owner, name, value)
 
-    def _move(self, former: Any, left: list[int], needed: int) -> Any:
+    def _move(self, former: Any, left: list[int]) -> Any:
         """Open the rendezvous at the reserve of the first node that is left."""
-        orders = self._orders
+        orders, needed = self._orders, self._needed
         for node, host, port in [(one, host, self._reserves[one][1]) for one in left if one in self._reserves for host in self._reserves[one][0]]:  # fmt: skip
             # If that one is lost as well while the others meet there, they go on to the next.
             handler = self._rendezvous.reach(orders, host, port) if port else None
             if handler is not None:
-                self._serving, self._serving_at, self._has_moved = node, self._at[node], True
+                self._serving, self._serving_at, self._has_moved, self._last_round = node, self._at[node], True, -1  # fmt: skip
                 break
         else:
             raise ConnectionError("the node that served the rendezvous was lost, and none that has a store in reserve is reached")  # fmt: skip

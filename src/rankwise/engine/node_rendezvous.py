@@ -148,14 +148,14 @@ class Times:
         self._signs: dict[Any, tuple[datetime, float]] = {}
         self._last_call: tuple[int, float] | None = None
         self._expected: set[Any] = set()
-        self._grace_s = 0.0
+        self._needed, self._grace_s = 0, 0.0
         self._all_since_s: float | None = None
         # torch's call and another of this node's threads may read a state at the same time.
         self._lock = threading.Lock()
 
-    def expect(self, nodes: Iterable[Any], grace_s: float) -> None:
-        """Have the last call end so many seconds after these have come: nobody else is about to. With no nodes, it ends as ever."""
-        self._expected, self._grace_s = {_identify(node) for node in nodes}, grace_s
+    def expect(self, nodes: Iterable[Any], grace_s: float, needed: int = 0) -> None:
+        """Have the last call end so many seconds after these have come, and not begin before so many of them have. With no nodes, it ends as ever."""
+        self._expected, self._needed, self._grace_s = set(map(_identify, nodes)), needed, grace_s
 
     def correct(self, holder: Any, own: Any) -> None:
         """Do so each time that a state is read by ``holder``, for the node ``own``."""
@@ -195,14 +195,17 @@ class Times:
 
     def _correct_last_call(self, state: Any, settings: Any, now: datetime, now_s: float) -> None:
         """Let it last from when it was first seen. Nodes that need different numbers may all have missed the moment at which torch begins it."""
-        is_enough = len(state.participants) >= settings.min_nodes
+        here = set(map(_identify, state.participants))
+        is_enough = len(here) >= settings.min_nodes and len(self._expected & here) >= self._needed
+        if self._needed and not is_enough:
+            state.deadline = None  # torch has begun it: newcomers count there, too
         if state.complete or (state.deadline is None and not is_enough):
             self._last_call = self._all_since_s = None
             return
         if self._last_call is None or self._last_call[0] != state.round:
             self._last_call = (state.round, now_s)
         state.deadline = now + settings.timeout.last_call - timedelta(seconds=now_s - self._last_call[1])
-        if not self._expected or not self._expected <= {_identify(node) for node in state.participants}:
+        if not self._expected or not self._expected <= here:
             self._all_since_s = None
             return
         if self._all_since_s is None:
@@ -214,6 +217,11 @@ class Times:
 def _identify(node: Any) -> tuple[str, int]:
     """Return what stays the same of a node wherever it opens a rendezvous."""
     return node.addr, node.pid
+
+
+def count_inside(handler: Any, nodes: Iterable[Any]) -> int:
+    """Return how many of these nodes take part in the round."""
+    return len(set(map(_identify, nodes)) & set(map(_identify, handler._state_holder.state.participants)))
 
 
 def _retire(handler: Any) -> None:
