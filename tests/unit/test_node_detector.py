@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from rankwise.engine import node_detector
-from rankwise.engine.node_detector import BEAT_S, Detector, Silence, list_neighbours
+from rankwise.engine.node_detector import BEAT_S, Detector, Loss, Peer, Silence, list_neighbours
 from unit.simulated_nodes import Network
 
 if TYPE_CHECKING:
@@ -69,6 +70,35 @@ def test_an_end_proves_less_of_one_that_was_silent_before() -> None:
     silence = Silence(0.0)
     silence.answer(5.0)
     assert (silence.heard_s, silence.told_s) == (5.0, 0.0)
+
+
+def test_the_better_of_two_verdicts_stands_and_is_passed_on_once() -> None:
+    """Neighbours lose a node at the same time: one, to which its port was never open, knows no more than that, and another has a proof; who found its store silent does not know its ranks. Whichever comes first."""
+    about = ["host2", 4, 2]
+    silent, ended = (
+        Loss(2, about, "silent", is_ended=False),
+        Loss(2, about, "ended", is_ended=True, is_gone=True),
+    )
+    store = Loss(2, ["10.0.0.1", 0, 0], "its store does not answer", is_ended=False, is_gone=True)
+    for losses in itertools.permutations((silent, ended, store)):
+        reported: list[Loss] = []
+        detector = Detector(0, on_lost=reported.append, on_expelled=lambda _: None)
+        for loss in losses * 2:
+            detector.read(Peer(1, about, False, Silence(0.0), None), loss.message)
+        assert detector.losses[2] == ended
+        assert reported[-1] == ended
+        assert len(reported) <= len(losses)
+
+
+def test_the_end_of_one_that_was_given_up_proves_nothing() -> None:
+    """It knows that, and may have met others meanwhile."""
+    network = Network(3)
+    network.run(20.0)
+    root = network.nodes[0].detector
+    root.note(Loss(1, ["host1", 8, 8], "silent", is_ended=False))
+    network.kill(1)
+    network.run(3.0)
+    assert not any(node.detector.losses[1].is_gone for node in (network.nodes[0], network.nodes[2]))
 
 
 @pytest.fixture(scope="module")

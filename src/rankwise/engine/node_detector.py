@@ -12,7 +12,7 @@ runs it as it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Detector:
 
     Args:
         node: Its rank among the nodes.
-        on_lost: Called with each node that is lost.
+        on_lost: Called with each node that is lost, and again with each proof that it has ended.
         on_expelled: Called when the others have given this one up, with their reason.
 
     Attributes:
@@ -259,7 +259,8 @@ class Detector:
             now_s: When, monotonic.
         """
         self._drop(peer)
-        if self.is_expelled:
+        # Who was given up may have met others before it ended.
+        if self.is_expelled or peer.node in self.losses:
             return
         is_ended, is_gone = self.judge_end(now_s, peer.silence.told_s)
         self._num_probing += 1
@@ -303,8 +304,11 @@ class Detector:
         return bool(self.losses) or all(now_s - peer.silence.heard_s <= _LEAST_S for peer in list(self.peers))
 
     def note(self, loss: Loss) -> None:
-        """Report a loss, and tell the others."""
-        if loss.node in self.losses or self._is_over or self.is_expelled:
+        """Report a loss, and tell the others. Nodes that lose it at the same time may know less of it than one that has a proof, or not its ranks."""
+        before = self.losses.get(loss.node, loss)
+        about = max(before.about, loss.about, key=lambda one: int(one[2]))
+        loss = replace(max(before, loss, key=lambda one: (one.is_ended, one.is_gone)), about=about)
+        if loss == self.losses.get(loss.node) or self._is_over or self.is_expelled:
             return
         self.losses[loss.node] = loss
         for peer in list(self.peers):

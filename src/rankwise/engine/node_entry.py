@@ -128,7 +128,7 @@ class Entry:
     def _meet_without_lost(self, before: Any, search: _Search) -> Any:
         """The launchers hear each other meanwhile: a call of torch's store would not return if the node that serves it were lost now."""
         while True:
-            moves, num_lost, has_left = before.has_to_move, before.num_lost, threading.Event()
+            moves, known, has_left = before.has_to_move, before.knowledge, threading.Event()
 
             def meet(has_left: threading.Event = has_left) -> Any:
                 handler = before.leave(self._meeting.handler)
@@ -145,20 +145,20 @@ class Entry:
 
             call, failed_s, restore = Call(meet), float("inf"), None
             while not is_left():
-                is_vain = partial(_is_vain, before, search, is_left, num_lost=num_lost)
+                is_vain = partial(_is_vain, before, search, is_left, known=known)
                 restore = self._wait(call, is_vain) or restore
                 if search.found is not None or self._has_moved():
                     return self._leave(search)
                 if not call.is_over.is_set():
-                    if before.num_lost != num_lost and not is_left():
-                        num_lost = before.num_lost
+                    if before.knowledge != known and not is_left():
+                        known = before.knowledge
                         self._exclude(before)
                     continue
                 # The store may be gone because its node is, which its neighbours are about to tell, if they live.
                 failed_s = min(failed_s, time.monotonic())
                 # Given up by the others, it learns from nobody where they are, but may find them.
                 bound_s = (
-                    _FIND_S if before.num_lost < 0 else 0.0 if moves and not has_left.is_set() else _MOVE_S
+                    _FIND_S if before.knowledge < 0 else 0.0 if moves and not has_left.is_set() else _MOVE_S
                 )
                 if call.error is None or restore is not None or time.monotonic() - failed_s > bound_s:
                     return _take(call, restore)
@@ -217,8 +217,8 @@ def _read_heartbeats(handler: Any) -> dict[Any, Any]:
     return {node: moment for node, moment in state.last_heartbeats.items() if node in state.participants}
 
 
-def _is_vain(before: Any, search: _Search, is_left: Callable[[], bool], *, num_lost: int) -> bool:
-    return search.found is not None or before.num_lost != num_lost or is_left()
+def _is_vain(before: Any, search: _Search, is_left: Callable[[], bool], *, known: int) -> bool:
+    return search.found is not None or before.knowledge != known or is_left()
 
 
 def _take(call: Call, restore: Callable[[], None] | None) -> Any:

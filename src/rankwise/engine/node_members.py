@@ -226,9 +226,10 @@ class Members:
             self._beats.note(self._detecting.Loss(self._serving, [self._serving_at[0][0], 0, 0], why, is_ended, is_gone))  # fmt: skip
 
     @property
-    def num_lost(self) -> int:
-        """How many nodes are lost by now; -1 if the others have given this one up."""
-        return -1 if self._detector.is_expelled else len(self._detector.losses)
+    def knowledge(self) -> int:
+        """A number that grows with each node that is lost, and each proof that one has ended; -1 if the others have given this one up."""
+        lost = list(self._detector.losses.values())
+        return -1 if self._detector.is_expelled else sum(1 + loss.is_ended + loss.is_gone for loss in lost)
 
     def exclude_lost(self, handler: Any) -> None:
         """Have nobody wait for nodes that are lost, and as many meet as it takes; called again if more are lost meanwhile.
