@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -41,6 +42,33 @@ def test_one_place_is_taken_by_one_of_those_that_stand_by(port: int) -> None:
     nodes[1]._state_holder.sync()
     assert tickets.list_alive(nodes[1]._state_holder.state) == [2]
     nodes[0].shutdown()
+
+
+def test_a_frozen_store_of_the_past_holds_up_one_thread_in_however_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Nodes that come to one that answers are told in each round where the job is now."""
+    monkeypatch.setattr(node_standby, "_FORWARD_S", 0.01)
+    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    server.set("whose", "this job's")
+    tried, thaws = [], threading.Event()
+
+    def is_open(host: str, _port: int) -> bool:
+        if host == "frozen":
+            tried.append(host)
+            thaws.wait()
+        return host == "localhost"
+
+    forwarder = node_standby.Forwarder("job", ("whose", "this job's"), is_open)
+    for number in range(4):
+        forwarder.tell([("frozen", 1), ("localhost", server.port)], ("new", number))
+        told = f'["new", {number}]'.encode()
+        wait_until(
+            lambda told=told: (
+                server.check(["rankwise/job/moved"]) and server.get("rankwise/job/moved") == told
+            )
+        )
+    assert tried == ["frozen"]
+    forwarder.tell([], None)
+    thaws.set()
 
 
 def test_who_is_a_moment_too_late_for_the_last_place_waits_outside(port: int) -> None:

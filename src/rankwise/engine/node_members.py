@@ -68,7 +68,6 @@ class Members:
     ) -> None:
         self._store, self._node, self._name, self._say = store, node_rank, name, say
         self._handler, self._standby, self._rendezvous = handler, load("node_standby"), load("node_rendezvous")  # fmt: skip
-        self._forwarder: Any = None
         self._orders, self._detecting = orders, load("node_detector")
         self._changed: list[tuple[Any, str, Any]] = []
         self._descriptions = {rank: node for node, rank in _list_participants(handler).items()}
@@ -129,6 +128,9 @@ class Members:
         self._beats.begin(about, at, [self._members[one] for one in children])
         if place == 0:
             self._standby.announce_needed(self._handler, self._orders["run_id"], 0)
+        job = (self._rendezvous.name_job_key(self._orders["run_id"]), self._orders["job"])
+        forwarder = self._orders.setdefault("forwarder", self._standby.Forwarder(self._orders["run_id"], job, self._rendezvous.is_open))  # fmt: skip
+        forwarder.tell([], None)
         if place == 0 and self._can_move:
             # Looked up by who stands by, and may find the store gone.
             elsewhere = [(host, port) for one, (hosts, port) in self._reserves.items() if port and one != self._serving for host in hosts]  # fmt: skip
@@ -138,14 +140,11 @@ class Members:
                 past = self._standby.share_past(self._handler, self._orders["run_id"], served)
                 current = {served[-1][1], *(port for _, port in reserves)}  # a host may have several names
                 places = [place for place in dict.fromkeys([*past, *former]) if place[1] not in current]
-                job = (self._rendezvous.name_job_key(self._orders["run_id"]), self._orders["job"])
-                self._forwarder = self._standby.Forwarder(self._orders["run_id"], job, places, served[-1], self._rendezvous.is_open)  # fmt: skip
+                forwarder.tell(places, served[-1])
 
     def end(self) -> None:
         """Watch no more, and let go of the connections to the store."""
         self._beats.end()
-        if self._forwarder is not None:
-            self._forwarder.end()
         self._store = self._reserve = None
 
     # ------------------------------------------------------------ what is lost

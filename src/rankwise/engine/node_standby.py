@@ -111,29 +111,34 @@ class Forwarder:
     Args:
         run_id: The job's name.
         job: Where a store says whose it is, and what it says of this job: another with the same name, or none, is told nothing.
-        places: Hosts and ports where the job has been.
-        now: Where it is.
         is_open: Whether something listens at a host and port.
     """
 
-    def __init__(self, run_id: str, job: tuple[str, str], places: list[tuple[str, int]], now: tuple[str, int], is_open: Callable[[str, int], bool]) -> None:  # fmt: skip
-        self._run_id, self._now, self._is_open = run_id, now, is_open
+    def __init__(self, run_id: str, job: tuple[str, str], is_open: Callable[[str, int], bool]) -> None:
+        self._run_id, self._is_open = run_id, is_open
         self._key, self._job = job
-        self._ended = threading.Event()
-        for place in places:
-            # A frozen store takes the connection and never answers: that holds up one thread alone.
-            threading.Thread(target=self._run, args=place, daemon=True).start()
+        self._now: Any = None
+        self._places: set[tuple[str, int]] = set()
+        self._begun: set[tuple[str, int]] = set()
 
-    def end(self) -> None:
-        """Tell nobody any more."""
-        self._ended.set()
+    def tell(self, places: list[tuple[str, int]], now: Any) -> None:
+        """Tell it from now on at these hosts and ports, where the job has been, and nowhere else."""
+        self._now, self._places = now, set(places)
+        for place in self._places - self._begun:
+            # A frozen store takes the connection and never answers: that holds up one thread, in however many rounds.
+            self._begun.add(place)
+            threading.Thread(target=self._run, args=place, daemon=True).start()
 
     def _run(self, host: str, port: int) -> None:
         from torch.distributed import TCPStore
 
         store = None
-        while not self._ended.wait(_FORWARD_S):
+        while True:
+            time.sleep(_FORWARD_S)
             try:
+                if (host, port) not in self._places:
+                    store = None
+                    continue
                 if store is None and self._is_open(host, port):
                     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_REACH)
                 if (
