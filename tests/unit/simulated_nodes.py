@@ -1,7 +1,8 @@
 """Launchers of thousands of nodes in one process: the detectors are the real ones, the clock and the network between them are not.
 
 A message takes its latency, and comes in the order of its connection. A packet that is lost is sent again as TCP does: twice when a beat behind it is
-acknowledged, then after 0.2 s, 0.4 s and so on; what was sent after it waits for it. A process that is killed closes its connections and its port is refused; a host that is lost says nothing any more;
+acknowledged, then after 0.2 s, 0.4 s and so on; what was sent after it waits for it. What a cut holds up comes when it is healed; where packets pass one way only,
+a connection brings as many as TCP sends before the first is acknowledged. A process that is killed closes its connections and its port is refused; a host that is lost says nothing any more;
 a process that is frozen does nothing, though its host still acknowledges.
 """
 
@@ -18,21 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _LATENCY_S, _RESEND_S, _PROBE_S, _AGAIN_S = 0.0005, 0.2, 0.5, 0.3
-_QUICKLY = 2
+_QUICKLY, _WINDOW = 2, 10
 
 
 @final
 class _Link:
     """One direction of a connection: what is sent by one node and is to be read by the other, as its peer."""
 
-    __slots__ = ("arrived_s", "back", "held", "is_open", "peer", "there")
+    __slots__ = ("arrived_s", "back", "held", "is_open", "num_acknowledged", "num_arrived", "peer", "there")
 
     def __init__(self, there: Node) -> None:
         self.there, self.is_open, self.arrived_s = there, True, 0.0
+        self.num_acknowledged = self.num_arrived = 0
         #: The sender as the reader's peer, and the reader as the sender's.
         self.back: Peer
         self.peer: Peer
-        self.held: list[Mapping[str, Any] | None] = []
+        self.held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
 
 @final
@@ -67,9 +69,9 @@ class Node:
         """Close both directions; the other side reads the end of it."""
         self._network.close(self, peer.link)
 
-    def is_acknowledged(self, peer: Peer, silent_s: float) -> bool:
-        """Whether the host is reached."""
-        return self._network.reaches(self, peer.link.there)
+    def count_acknowledged(self, peer: Peer) -> int:
+        """How much the host has acknowledged."""
+        return int(peer.link.num_acknowledged)
 
     def probe(self, peer: Peer, conclude: Callable[[str], None]) -> None:
         """Look what is at the port: the kernel of a frozen process takes the connection, and nobody answers."""
@@ -111,6 +113,7 @@ class Network:
         self._num_events = 0
         self.now_s = 0.0
         self.num_beats = self.num_messages = self.num_bytes = 0
+        self._ways, self._links = {(0, 0), (1, 1)}, list[tuple[Node, _Link]]()
         self.nodes = [Node(place, self) for place in range(number)]
         for node in self.nodes:
             parent, _ = list_neighbours(node.number, number)
@@ -153,28 +156,39 @@ class Network:
         for action, facts in waiting:
             action(*facts)
 
-    def cut(self, side: Iterable[int]) -> None:
-        """Let nothing pass between these nodes and the others."""
+    def cut(self, side: Iterable[int], *, passes: str = "") -> None:
+        """Let nothing pass between these nodes and the others; or one way only, "in" to these or "out"."""
+        self._ways = {(0, 0), (1, 1)} | {"in": {(0, 1)}, "out": {(1, 0)}, "": set()}[passes]
         for number in side:
             self.nodes[number].side = 1
+
+    def heal(self) -> None:
+        """Let all pass again, what was held up first."""
+        self._ways = {(0, 0), (0, 1), (1, 0), (1, 1)}
+        for sender, link in self._links:
+            held, link.held = link.held, []
+            for action, facts in held:
+                self._arrive(sender, link, action, facts)
 
     # --------------------------------------------------------------- network
 
     def reaches(self, here: Node, there: Node) -> bool:
         """Whether packets pass, and the host answers."""
-        return there.is_up and here.side == there.side
+        return there.is_up and (here.side, there.side) in self._ways
 
     def find_answer(self, here: Node, there: Node) -> float:
         """Return the seconds until a new connection is answered; TCP repeats its first packets after a second, which is never soon enough."""
         is_lost = self._random.random() < 1 - (1 - self._loss) ** 2
-        if is_lost or not self.reaches(here, there) or there.is_frozen:
+        if is_lost or not (self.reaches(here, there) and self.reaches(there, here)) or there.is_frozen:
             return float("inf")
         pause_s = self._slow.get(there.number, 0.0) if there.is_alive else 0.0
         return 2 * _LATENCY_S + self._random.random() * pause_s
 
     def connect(self, child: Node, parent: Node) -> None:
         """Make a connection, and have each side admit the other."""
-        if not (child.is_alive and parent.is_alive and self.reaches(child, parent)):
+        if not (
+            child.is_alive and parent.is_alive and self.reaches(child, parent) and self.reaches(parent, child)
+        ):
             return
         up, down = _Link(parent), _Link(child)
         up.peer = child.detector.admit(up, parent.number, _about(parent), is_parent=True, now_s=self.now_s)
@@ -182,6 +196,7 @@ class Network:
             down, child.number, _about(child), is_parent=False, now_s=self.now_s
         )
         up.back, down.back = down.peer, up.peer
+        self._links += [(child, up), (parent, down)]
 
     def send(self, sender: Node, link: _Link, message: Mapping[str, Any] | None) -> None:
         """Have a message arrive."""
@@ -191,13 +206,13 @@ class Network:
             self.num_messages += 1
             self.num_bytes += len(json.dumps(message)) + 1
         if sender.is_alive:
-            self._at(self._find_arrival(link), self._arrive, sender, link, message)
+            self._at(self._find_arrival(link), self._arrive, sender, link, self._read, (link, message))
 
     def close(self, sender: Node, link: _Link) -> None:
         """End a connection: the other side reads that after all that was sent before."""
         if link.is_open and sender.is_up:
             link.is_open = False
-            self._at(self._find_arrival(link), self._end, sender, link)
+            self._at(self._find_arrival(link), self._arrive, sender, link, self._read_end, (link,))
 
     def after(self, delay_s: float, node: Node, action: Callable[..., None], *facts: object) -> None:
         """Have a process do something later."""
@@ -233,9 +248,16 @@ class Network:
         pause_s = self._slow.get(node.number, 0.0)
         self._at(self.now_s + BEAT_S + self._random.random() * pause_s, self._turn, node)
 
-    def _arrive(self, sender: Node, link: _Link, message: Mapping[str, Any] | None) -> None:
-        if self.reaches(sender, link.there):
-            self._do(link.there, self._read, (link, message))
+    def _arrive(self, sender: Node, link: _Link, action: Callable[..., None], facts: tuple[Any, ...]) -> None:
+        is_full = link.num_arrived - link.num_acknowledged >= _WINDOW
+        if link.held or is_full or not self.reaches(sender, link.there):
+            if link.there.is_up:
+                link.held.append((action, facts))
+            return
+        link.num_arrived += 1
+        if self.reaches(link.there, sender):
+            link.num_acknowledged = link.num_arrived
+        self._do(link.there, action, facts)
 
     def _read(self, link: _Link, message: Mapping[str, Any] | None) -> None:
         node = link.there
@@ -243,10 +265,6 @@ class Network:
             link.back.silence.hear(self.now_s)
             if message is not None:
                 node.detector.read(link.back, message)
-
-    def _end(self, sender: Node, link: _Link) -> None:
-        if self.reaches(sender, link.there):
-            self._do(link.there, self._read_end, (link,))
 
     def _read_end(self, link: _Link) -> None:
         node = link.there

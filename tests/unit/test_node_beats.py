@@ -6,6 +6,8 @@ import contextlib
 import json
 import socket
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +108,41 @@ def test_a_refusal_proves_no_end_where_the_port_was_never_reached(monkeypatch: p
     (loss,) = made[0].losses
     assert (loss.is_ended, loss.is_gone) == (False, False)
     assert "can't be reached" in loss.why
+    made[0].beats.end()
+
+
+def test_another_process_at_its_port_is_no_sign_of_life() -> None:
+    """A launcher has ended, and the next one on its host was given the same port: each says who it is."""
+    port, name = node_beats.listen_for_life()
+    assert node_beats.try_to_reach("127.0.0.1", port, name) == "open"
+    assert node_beats.try_to_reach("127.0.0.1", port, "another") == "refused"
+
+
+def test_what_came_during_a_stall_is_read_as_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher stops right after the system has told it that nothing has come. Meanwhile the other one beats, and ends: that was before this one goes on, and others may have met it."""
+    made = [_Node(number) for number in range(2)]
+    _begin(made)
+    stopped, goes_on, ahead_s = threading.Event(), threading.Event(), [0.0]
+    monkeypatch.setattr(node_beats, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0], sleep=time.sleep))  # fmt: skip
+    select = made[0].beats._selector.select
+
+    def stop(timeout: float | None = None) -> Any:
+        if goes_on.is_set():
+            return select(timeout)
+        stopped.set()
+        goes_on.wait(60)
+        return []
+
+    made[0].beats._selector.select = stop  # type: ignore[method-assign]
+    stopped.wait(20)
+    (link,) = made[1].beats._connections
+    num_sent = link.num_sent
+    wait_until(lambda: link.num_sent > num_sent, 20)
+    _die(made[1])
+    ahead_s[0] = 1.0
+    goes_on.set()
+    wait_until(lambda: made[0].losses, 20)
+    assert not made[0].losses[0].is_ended
     made[0].beats.end()
 
 

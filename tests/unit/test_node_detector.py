@@ -84,7 +84,7 @@ def test_the_better_of_two_verdicts_stands_and_is_passed_on_once() -> None:
         reported: list[Loss] = []
         detector = Detector(0, on_lost=reported.append, on_expelled=lambda _: None)
         for loss in losses * 2:
-            detector.read(Peer(1, about, False, Silence(0.0), None), loss.message)
+            detector.read(Peer(1, about, False, Silence(0.0), Silence(0.0), None), loss.message)
         assert detector.losses[2] == ended
         assert reported[-1] == ended
         assert len(reported) <= len(losses)
@@ -165,6 +165,50 @@ def test_a_cut_blames_nobody_of_ones_own_side(number: int, data: st.DataObject) 
         assert set(node.detector.losses) >= near[node.number] & there
 
 
+@pytest.mark.usefixtures("settled")
+@given(st.integers(3, 60), st.sampled_from(["in", "out"]), st.booleans(), st.data())
+def test_a_node_whose_network_passes_one_way_only_is_the_one_that_is_lost(number: int, passes: str, has_paused: bool, data: st.DataObject) -> None:  # fmt: skip
+    """It has lost all its neighbours, and its word to those that hear it is not believed: it does not hear them. That no process has paused for long counts for processes alone. Healed, nobody else is lost."""
+    place = data.draw(st.integers(0, number - 1))
+    network = Network(number)
+    network.run(1.0)
+    for peer in [one for node in network.nodes for one in node.detector.peers] if has_paused else []:
+        peer.silence._longest_s = 1.0
+    network.cut({place}, passes=passes)
+    for turn in range(2):
+        network.run(2.0)
+        for node in network.nodes:
+            assert node.number == place or set(node.detector.losses) == {place}
+            assert node.number == place or not node.expelled
+        if not turn:
+            network.heal()
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_cut_that_is_healed_in_time_is_no_loss() -> None:
+    """What was held up comes, in its order, and nobody is lost."""
+    network = Network(40)
+    network.run(2.0)
+    network.cut({1, 17, 18})
+    network.run(0.6)
+    network.heal()
+    network.run(3.0)
+    assert not any(node.detector.losses or node.expelled for node in network.nodes)
+
+
+def test_a_host_that_acknowledges_nothing_is_lost_as_soon_in_the_first_seconds(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """While all ranks import a launcher may be silent for longer, since it may not get to run; its kernel does."""
+    monkeypatch.setattr(node_detector, "_FIRST_S", 15.0)
+    network = Network(4)
+    network.run(1.0)
+    network.lose(1)
+    network.freeze(2)
+    network.run(1.5)
+    assert [list(network.nodes[node].detector.losses) for node in (0, 3)] == [[1], [1]]
+    network.run(2.5)
+    assert set(network.nodes[3].detector.losses) == {1, 2}
+
+
 def test_a_slow_node_hears_of_a_loss_as_well(settled: None) -> None:
     """The root freezes; one of its children, to whose part of the tree nobody else could tell it, pauses for up to 0.6 s between two looks: all know in a few seconds."""
     network = Network(100, slow={5: 0.5})
@@ -190,7 +234,7 @@ def test_who_waits_longer_than_others_for_a_silent_node_is_not_sure_meanwhile() 
     patient = network.nodes[1].detector
     assert patient.is_sure(network.now_s)
     patient.peers[0].silence._longest_s = 1.0
-    network.lose(0)
+    network.freeze(0)
     network.run(1.5)
     assert network.nodes[2].detector.is_sure(network.now_s)
     assert not patient.is_sure(network.now_s)

@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 
 _REACH_S, _REACH_TRIES, _REACH_PAUSE_S = 0.5, 4, 0.025
 _CONNECT_S, _AGAIN_S, _MEET_S, _HELLO_S = 15.0, 0.3, 3.0, 5.0
-_LONGEST_LINE = 1 << 16
+_LONGEST_LINE, _LONGEST_GREETING = 1 << 16, 256
 #: So long the loop waits at most for something to come.
 _TURN_S = 0.1
-#: A host that works acknowledges within this, and so much of what was sent meanwhile may be on its way.
-_BEATS_A_SECOND = 10
 
 
 @dataclass(eq=False)
@@ -46,6 +44,9 @@ class _Connection:
     asked: str = ""
     port: int = 0
     life_port: int = 0
+    #: What a launcher says of itself at its ports, which another process may have later.
+    name: str = ""
+    num_sent: int = 0
     #: Whether its port was ever reached from here: behind NAT or a firewall it is refused while the launcher lives.
     is_reached: bool = False
     received: bytearray = field(default_factory=bytearray)
@@ -58,15 +59,15 @@ class Beats:
         detector: Concludes who is lost.
         key: Known to the launchers of this job only; who has it not is refused.
         tell: Says something to the user.
-        life_port: Where this process listens for as long as it lives; 0 if nowhere.
+        life: Where this process listens for as long as it lives, 0 if nowhere, and what it says there.
     """
 
-    def __init__(self, detector: Any, key: str, *, tell: Callable[[str], None], life_port: int = 0) -> None:
+    def __init__(self, detector: Any, key: str, *, tell: Callable[[str], None], life: tuple[int, str] = (0, "")) -> None:  # fmt: skip
         self.detector = detector
         detector.use(self)
         self._node, self._key, self._tell = detector.node, key.encode(), tell
         self._selector = selectors.DefaultSelector()
-        self._listener, self._life_port = _listen(), life_port
+        self._listener, (self._life_port, self._name) = _listen(), life
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._connections: list[_Connection] = []
         self._about: Sequence[Any] = ()
@@ -138,7 +139,8 @@ class Beats:
         while not self._over.is_set():
             events = self._selector.select(max(0.0, min(_TURN_S, next_s - time.monotonic())))
             now_s = time.monotonic()
-            self.detector.wake(now_s)
+            if self.detector.wake(now_s):
+                events = self._selector.select(0.0)  # what came meanwhile is old, and is read as such
             for key, _ in events:
                 self._receive(key.fileobj, key.data, now_s)
             while not self._found.empty():
@@ -158,17 +160,17 @@ class Beats:
         """Close the connection."""
         self._close(peer.link)
 
-    def is_acknowledged(self, peer: Any, silent_s: float) -> bool:
-        """Tell whether the peer's host still acknowledges: a beat is a byte, and the last few may be on their way."""
-        return _count_unacknowledged(peer.link.socket) < silent_s * _BEATS_A_SECOND / 2
+    def count_acknowledged(self, peer: Any) -> int:
+        """Return how many bytes the peer's host has; where the system does not tell, all."""
+        return int(peer.link.num_sent) - _count_unacknowledged(peer.link.socket)
 
     def probe(self, peer: Any, conclude: Callable[[str], None]) -> None:
         """Look, in a thread of its own, what is at the peer's port."""
-        host, port, life_port = peer.link.host, peer.link.port, peer.link.life_port
+        host, port, life_port, name = peer.link.host, peer.link.port, peer.link.life_port, peer.link.name
 
         def look() -> None:
-            state = try_to_reach(host, port)
-            if state == "refused" and life_port and try_to_reach(host, life_port) != "refused":
+            state = try_to_reach(host, port, name)
+            if state == "refused" and life_port and try_to_reach(host, life_port, name) != "refused":
                 state = "left"
             if state == "refused" and not peer.link.is_reached:
                 state = "silent"
@@ -211,7 +213,7 @@ class Beats:
         connection = _Connection(made, host, secrets.token_hex(16), time.monotonic(), is_parent)
         self._connections.append(connection)
         self._selector.register(made, selectors.EVENT_READ, connection)
-        self._send(connection, _pack({"nonce": connection.nonce}))
+        self._send(connection, _pack({"nonce": connection.nonce, "name": self._name}))
 
     def _close(self, connection: _Connection) -> None:
         if connection in self._connections:
@@ -224,7 +226,7 @@ class Beats:
     def _send(self, connection: _Connection, data: bytes) -> None:
         # A peer that takes nothing for so long that the buffer is full is judged by its silence; one that has closed, when it is read.
         with contextlib.suppress(OSError):
-            connection.socket.send(data)
+            connection.num_sent += connection.socket.send(data)
 
     def _receive(self, source: Any, connection: _Connection | None, now_s: float) -> None:
         if connection is None:
@@ -274,7 +276,7 @@ class Beats:
     def _greet(self, connection: _Connection, message: Mapping[str, Any], now_s: float) -> None:
         """Admit who knows the key: the child proves it first, then the parent; each proof is good for one connection, one side and two nodes."""
         if "nonce" in message:
-            connection.asked = str(message["nonce"])
+            connection.asked, connection.name = str(message["nonce"]), str(message.get("name", ""))
             if connection.is_parent and self._parent is not None:
                 self._prove_to(connection, self._parent)
             return  # a child gets our proof once it has given its
@@ -309,16 +311,16 @@ def _pack(message: Mapping[str, Any]) -> bytes:
 
 
 def _note_reached(connection: _Connection) -> None:
-    connection.is_reached = try_to_reach(connection.host, connection.life_port or connection.port) == "open"
+    connection.is_reached = try_to_reach(connection.host, connection.life_port or connection.port, connection.name) == "open"  # fmt: skip
 
 
-def try_to_reach(host: str, port: int) -> str:
-    """Return "open" if a launcher answers there, "refused" if the host says that nothing listens, else "silent"."""
+def try_to_reach(host: str, port: int, name: str = "") -> str:
+    """Return "open" if a launcher answers there, the one of that name, "refused" if the host says that nothing listens or another answers, else "silent"."""
     for _ in range(_REACH_TRIES):
         try:
             with socket.create_connection((host, port), timeout=_REACH_S) as connection:
-                if connection.recv(1):
-                    return "open"
+                if said := connection.recv(_LONGEST_GREETING):
+                    return "open" if name.encode() in said else "refused"
         except ConnectionRefusedError:
             return "refused"
         except ConnectionResetError:
@@ -330,17 +332,17 @@ def try_to_reach(host: str, port: int) -> str:
 
 
 @cache
-def listen_for_life() -> int:
-    """Answer at a port for as long as this process lives, whatever round it is in; return which."""
-    listener = _listen()
+def listen_for_life() -> tuple[int, str]:
+    """Answer at a port for as long as this process lives, whatever round it is in; return which, and the name that it says."""
+    listener, name = _listen(), secrets.token_hex(8)
 
     def answer() -> None:
         while True:
             with contextlib.suppress(OSError), listener.accept()[0] as connection:
-                connection.sendall(b"\n")
+                connection.sendall(name.encode() + b"\n")
 
     _start(answer)
-    return int(listener.getsockname()[1])
+    return int(listener.getsockname()[1]), name
 
 
 def _listen() -> socket.socket:

@@ -12,7 +12,7 @@ runs it as it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         def drop(self, peer: Peer) -> None:
             """Close the connection."""
 
-        def is_acknowledged(self, peer: Peer, silent_s: float) -> bool:
-            """Tell whether the peer's host still acknowledges what is sent, though nothing has come for so long."""
+        def count_acknowledged(self, peer: Peer) -> int:
+            """Return how many bytes, of those that were sent, the peer's host has acknowledged."""
 
         def probe(self, peer: Peer, conclude: Callable[[str], None]) -> None:
             """Find out what is at the peer's port, and call back with "open", "silent", "refused" if its launcher has ended, or "left" if that has left the round."""
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 FAN_OUT = 16
-#: How often a node is heard, and how long it may be silent: at least, at most, and in the first seconds, while all ranks import.
+#: How often a node is heard, and how long it may be silent: at least, at most, and in the first seconds, while all ranks import. That keeps no kernel from acknowledging.
 BEAT_S = 0.1
-_LEAST_S, _MOST_S, _START_S, _FIRST_S = 0.8, 10.0, 5.0, 15.0
+_LEAST_S, _MOST_S, _START_S, _FIRST_S = 0.8, 10.0, 2.5, 15.0
 #: A silence counts when it is so much longer than the longest of late, which is forgotten by this share with each beat.
 _FACTOR, _FORGET = 4.0, 0.001
 #: Who did not get to run for so long forgives the others their silence.
@@ -52,6 +52,8 @@ _ASK_S = 0.4
 _MOST_ANSWERS = 3
 #: And what ends so soon after that may have ended meanwhile.
 _MEANWHILE_S = 3.0
+#: Who tells of losses is believed if its host acknowledges: one that hears nothing has lost all others.
+_DOUBT_S = 0.6
 #: In less than this no other node joins those that went on without this one.
 _JOIN_S = 2.0
 #: Who was lost sight of, and answers, may take so long to connect again: as long as a child tries, and a second.
@@ -75,10 +77,12 @@ class Silence:
 
     Args:
         now_s: When it was first heard, monotonic.
+        start_s: How long it may be silent in the first seconds.
     """
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, start_s: float = _START_S) -> None:
         self.begun_s = self.heard_s = self.told_s = now_s
+        self._start_s = start_s
         self._longest_s, self._forgiven_s = BEAT_S, 0.0
         self.num_answers = 0
 
@@ -102,8 +106,12 @@ class Silence:
 
     def bound_s(self, now_s: float) -> float:
         """Return how long a silence is none of its habits."""
-        least = _START_S if now_s - self.begun_s < _FIRST_S else _LEAST_S
+        least = self._start_s if now_s - self.begun_s < _FIRST_S else _LEAST_S
         return min(_MOST_S, max(least, _FACTOR * self._longest_s))
+
+    def find_excess_s(self, now_s: float) -> float:
+        """Return by how much it has been silent for too long."""
+        return now_s - self.heard_s - self.bound_s(now_s)
 
 
 @dataclass(frozen=True)
@@ -139,14 +147,20 @@ class Peer:
         about: Its host, first rank and number of ranks.
         is_parent: Whether it is the parent, and this node the child.
         silence: Since when nothing was heard of it.
+        reach: Since when its host has acknowledged nothing.
         link: The connection, for whoever holds it.
+        num_acknowledged: How many bytes its host has.
+        doubted: What it has told while its host acknowledged nothing.
     """
 
     node: int
     about: Sequence[Any]
     is_parent: bool
     silence: Silence
+    reach: Silence
     link: Any
+    num_acknowledged: int = 0
+    doubted: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 class Detector:
@@ -184,7 +198,7 @@ class Detector:
 
     def admit(self, link: object, node: int, about: Sequence[Any], *, is_parent: bool, now_s: float) -> Peer:
         """Hear a neighbour from now on, and tell it what is lost already."""
-        peer = Peer(node, about, is_parent, Silence(now_s), link)
+        peer = Peer(node, about, is_parent, Silence(now_s), Silence(now_s, _LEAST_S), link)
         self.peers.append(peer)
         self._awaited.pop(node, None)
         for loss in self.losses.values():
@@ -203,31 +217,36 @@ class Detector:
 
     # ----------------------------------------------------------------- time
 
-    def wake(self, now_s: float) -> None:
-        """Forgive the others what this process could not have heard; called before anything that has come is read."""
+    def wake(self, now_s: float) -> bool:
+        """Forgive the others what this process could not have heard, if it did not run for a while, and tell whether; called before anything that has come is read."""
         stalled_s = now_s - (now_s if self._woken_s is None else self._woken_s)
         self._woken_s = now_s
         if stalled_s <= _STALL_S:
-            return
+            return False
         if stalled_s > _LEAST_S:
             self._stalled_at_s = now_s
         if stalled_s > _JOIN_S:
             self._stalled_long_at_s = now_s
         for peer in self.peers:
             peer.silence.forgive(stalled_s)
+            peer.reach.forgive(stalled_s)
+        return True
 
     def judge(self, now_s: float) -> float:
         """Be heard by the others, judge their silence, and return when to do so again; called after what has come was read."""
         if is_turn := now_s >= self._next_s:
             self._next_s = now_s + BEAT_S
             for peer in list(self.peers):
+                if (num := self._links.count_acknowledged(peer)) > peer.num_acknowledged:
+                    peer.num_acknowledged = num
+                    peer.reach.hear(now_s)
+                    self._believe(peer)
                 self._links.send(peer, None)
         for peer in list(self.peers):
-            silent_s = now_s - peer.silence.heard_s
-            bound_s = peer.silence.bound_s(now_s)
-            if silent_s > bound_s:
-                self._give_up(peer, silent_s)
-            elif is_turn and silent_s > bound_s - _ASK_S:
+            excess_s = max(peer.silence.find_excess_s(now_s), peer.reach.find_excess_s(now_s))
+            if excess_s > 0:
+                self._give_up(peer, now_s)
+            elif is_turn and excess_s > -_ASK_S:
                 self._ask(peer, now_s)
         for peer, until_s in list(self._awaited.values()):
             if now_s >= until_s:
@@ -238,7 +257,17 @@ class Detector:
     # ------------------------------------------------------------- messages
 
     def read(self, peer: Peer, message: Mapping[str, Any]) -> None:
-        """Take a message of a neighbour."""
+        """Take a message of a neighbour, later if that does not hear this node now."""
+        if peer.silence.heard_s - peer.reach.heard_s > _DOUBT_S and "bye" not in message:
+            peer.doubted.append(message)
+        else:
+            self._take(peer, message)
+
+    def _believe(self, peer: Peer) -> None:
+        while peer.doubted:
+            self._take(peer, peer.doubted.pop(0))
+
+    def _take(self, peer: Peer, message: Mapping[str, Any]) -> None:
         if "lost" in message:
             node, about, why, is_ended, is_gone = message["lost"]
             if node == self.node:
@@ -267,6 +296,8 @@ class Detector:
 
         def conclude(state: str) -> None:
             self._num_probing -= 1
+            if state != "silent":
+                self._believe(peer)
             if state == "refused":
                 self.note(Loss(peer.node, peer.about, f"its launcher has ended: {why}", is_ended, is_gone))
             elif state == "left":
@@ -301,7 +332,8 @@ class Detector:
         """Tell whether all neighbours were heard of late: those that have often paused are given up later than by others."""
         if self._num_probing:
             return False
-        return bool(self.losses) or all(now_s - peer.silence.heard_s <= _LEAST_S for peer in list(self.peers))
+        heard_s = [min(peer.silence.heard_s, peer.reach.heard_s) for peer in list(self.peers)]
+        return bool(self.losses) or all(now_s - one <= _LEAST_S for one in heard_s)
 
     def note(self, loss: Loss) -> None:
         """Report a loss, and tell the others. Nodes that lose it at the same time may know less of it than one that has a proof, or not its ranks."""
@@ -327,24 +359,29 @@ class Detector:
 
     def _ask(self, peer: Peer, asked_s: float) -> None:
         """Take it for a sign of life if a launcher answers at the peer's port; the same loop does that as sends beats."""
-        heard_s = peer.silence.heard_s
+        silences = [(one, one.heard_s) for one in (peer.silence, peer.reach)]
 
         def conclude(state: str) -> None:
-            # Several answers to one silence are one; and something may have come meanwhile.
-            if state != "open" or peer not in self.peers or peer.silence.heard_s != heard_s:
+            if state != "open" or peer not in self.peers:
                 return
-            peer.silence.answer(asked_s)
-            if peer.silence.num_answers > _MOST_ANSWERS:
+            # Several answers to one silence are one; and something may have come meanwhile.
+            for one in [one for one, heard_s in silences if one.heard_s == heard_s]:
+                one.answer(asked_s)
+            if max(peer.silence.num_answers, peer.reach.num_answers) > _MOST_ANSWERS:
                 self._drop(peer)
                 self._await(peer, asked_s)
 
         self._links.probe(peer, conclude)
 
-    def _give_up(self, peer: Peer, silent_s: float) -> None:
-        state = "its host acknowledges nothing: it is down, or cut off"
-        if self._links.is_acknowledged(peer, silent_s):
-            state = "its host still answers: the launcher is frozen, or does not get to run"
-        why = f"nothing was heard of it for {silent_s:.1f} s; {state}"
+    def _give_up(self, peer: Peer, now_s: float) -> None:
+        silent_s, unreached_s = now_s - peer.silence.heard_s, now_s - peer.reach.heard_s
+        why = f"nothing was heard of it for {silent_s:.1f} s; "
+        if silent_s < _ASK_S:
+            why = f"it is heard, and its host has acknowledged nothing for {unreached_s:.1f} s: the network passes one way only"
+        elif unreached_s < _DOUBT_S:
+            why += "its host still answers: the launcher is frozen, or does not get to run"
+        else:
+            why += "its host acknowledges nothing: it is down, or cut off"
         self._links.send(peer, {"expelled": why})
         self._drop(peer)
         self.note(Loss(peer.node, peer.about, why, is_ended=False))

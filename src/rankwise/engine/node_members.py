@@ -87,15 +87,15 @@ class Members:
             node_rank, on_lost=self._report_lost, on_expelled=self._report_expelled
         )
         beats = load("node_beats")
-        self._reach, life_port = beats.try_to_reach, beats.listen_for_life()
-        self._beats = beats.Beats(self._detector, key, tell=self._tell, life_port=life_port)
+        self._reach, life = beats.try_to_reach, beats.listen_for_life()
+        self._beats = beats.Beats(self._detector, key, tell=self._tell, life=life)
         self._serving_at: list[list[Any]] = []
         self._lost_nodes: dict[str, Any] = {}
         names = load("node_addresses")
         self._locate = names.locate
         addresses = _list_addresses(orders, names)
         reserve = None if self._reserve is None else self._reserve.port
-        about = {"at": [[one, self._beats.port] for one in addresses], "life": [[one, life_port] for one in addresses], "reserve": [addresses, reserve]}  # fmt: skip
+        about = {"at": [[one, self._beats.port] for one in addresses], "life": [[one, *life] for one in addresses], "reserve": [addresses, reserve]}  # fmt: skip
         if _is_served_here(orders, names):
             store.set("beats/serves", str(node_rank))
         store.set(f"beats/{node_rank}", json.dumps(about))
@@ -218,7 +218,7 @@ class Members:
         """Find out, when its store fails, whether the node that serves it is lost: whoever heard it may be lost with it."""
         if self._serving is None or self._serving == self._node or self.has_to_move:
             return
-        states = [self._reach(host, port) for host, port in self._serving_at]
+        states = [self._reach(host, port, *name) for host, port, *name in self._serving_at]
         if "open" not in states and states:
             why = "its store does not answer"
             is_ended, is_gone = self._detector.judge_end(time.monotonic()) if set(states) == {"refused"} else (False, False)  # fmt: skip
