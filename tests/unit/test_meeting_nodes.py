@@ -182,6 +182,22 @@ def test_who_took_part_does_not_go_on_with_newcomers_alone() -> None:
     assert meeting.members is before
 
 
+def test_nodes_that_waited_for_this_round_are_not_taken_for_others_that_wait() -> None:
+    """Those that were quicker after a loss wait for a moment, and the parent may read that when it has met them: the number is told anew before it gets its answer, and before that of the next round."""
+    meeting = Meeting.__new__(Meeting)
+    told: list[object] = []
+    store = SimpleNamespace(master_addr="h", master_port=1)
+    info = SimpleNamespace(rank=0, world_size=1, store=None, bootstrap_store_info=store)
+    meeting.static, meeting.handler, meeting.exchange = False, SimpleNamespace(get_run_id=lambda: "x"), None
+    meeting.num_joined, meeting.watching = 1, False
+    meeting._load = lambda _: SimpleNamespace(Entry=lambda *_: SimpleNamespace(meet=lambda _: info))
+    meeting._say = lambda facts: told.append((facts, meeting.watching))
+    vars(meeting)["_number_ranks"] = lambda *_: [0, 1, 0, 1]
+    assert "node_rank" in meeting._join(None, 0, "", num_roles=0)
+    assert told == [({"waiting": 0}, False)]
+    assert meeting.watching
+
+
 @pytest.mark.parametrize("error", [None, _UnnumberedError("one was lost")])
 def test_who_took_part_before_is_heard_until_the_next_round_has_begun(error: Exception | None) -> None:
     """The launchers' connections of the last round end then, in a static rendezvous as well; if one is lost before all ranks are numbered, those that are left meet by them again."""

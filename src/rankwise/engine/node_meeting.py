@@ -136,6 +136,8 @@ class Meeting:
             raise _UnnumberedError(
                 f"a node that had met the others was lost before all ranks were numbered ({type(error).__name__})"
             ) from error
+        # How many waited for this round may still be on its way to the parent, which would take them for others.
+        self._say({"waiting": 0})
         self.watching = not self.static
         secret = self._share_secret(store, node_rank) if num_roles == world else ""
         return {
@@ -279,15 +281,14 @@ class Meeting:
         threading.Thread(target=self._watch, args=(self.handler,), daemon=True).start()
 
     def _watch(self, handler: Any) -> None:
-        told = told_standby = 0
+        told = told_standby = joined = 0
         tickets, turns = self._open_tickets(handler), 0
         while handler is self.handler:
             time.sleep(0.5)
-            if not self.watching:
-                told = told_standby = turns = 0
+            if not self.watching or joined != self.num_joined:
+                told, told_standby, turns, joined = 0, 0, 0, self.num_joined
                 self._tell_joined()
                 continue
-            joined = self.num_joined
             try:
                 waiting = handler.num_nodes_waiting()
             except Exception as error:  # noqa: BLE001 - torch raises many kinds; the parent is told what and decides
