@@ -37,7 +37,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit() -> submission.JobHandle:
-    return submission.submit(["train.py"], on="slurm")
+    return rankwise.submit(["train.py"], on="slurm")
 
 
 def test_a_controller_that_does_not_answer_ends_no_job(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
 from rankwise.base.errors import ModelError
@@ -182,6 +183,14 @@ class Stage(PipelineStage):  # type: ignore[misc]
         module: StageModule = self.submod
         plan, chunk = self._plans[fwd_chunk_id], self._chunks[fwd_chunk_id]
         module.take(plan, self._calls[fwd_chunk_id])
+        if (
+            torch.is_grad_enabled()
+            and isinstance(module, FSDPModule)
+            and hasattr(module, "finalize_backward")
+        ):
+            module.set_manual_backward_finalization(
+                True
+            )  # since torch 2.15 a schedule finishes the backward of a sharded stage itself
         start = self.recorder.mark() if self.recorder else None
         output = self.forward_maybe_with_nosync(*chunk.received)
         if self.recorder:
