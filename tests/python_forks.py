@@ -1,4 +1,4 @@
-"""`python -u script.py` by a fork of a Python that has imported torch: a test pays for the import once, and not for each process."""
+"""`python -u script.py` by a fork of a Python that has imported torch, `python -m rankwise.run` by one that has imported the launcher: the tests pay for an import once, and not for each process."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: many modules again for each fork to take apart at its end.
 PLAIN = ("torch", "torch.distributed", "torch.distributed.run", "torch.utils.data")
 TRAINING = (*PLAIN, "torch._dynamo", "torch.distributed.tensor")
+#: What `python -m rankwise.run` imports before its ranks run, and when one of them fails.
+LAUNCHING = ("rankwise.cli.main", "rankwise.cli.run", "rankwise.launcher.supervised_workers", "rankwise.launcher.attempts",
+             "rankwise.launcher.entry_check", "rankwise.launcher.host_check", "rankwise.doctor.at_launch", "rankwise.base.identity")  # fmt: skip
 #: `torchrun` as a script.
 TORCHRUN_SCRIPT = Path(__file__).with_name("fork_site") / "torchrun.py"
 #: `python -c` as a script: the text is its first argument.
@@ -47,10 +50,12 @@ def measure_cpu_s() -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def can_fork(modules: Sequence[str]) -> bool:
+def can_fork(modules: Sequence[str], *, is_module: bool = False) -> bool:
     """Whether a Python that has imported ``modules`` can be forked here, before its script: not each build shows where it keeps its command."""
     return (
-        sys.platform.startswith("linux") and hasattr(os, "pidfd_open") and _start(tuple(modules)) is not None
+        sys.platform.startswith("linux")
+        and hasattr(os, "pidfd_open")
+        and _start(tuple(modules), is_module=is_module) is not None
     )
 
 
@@ -75,19 +80,21 @@ class ForkedPython:
         modules: Sequence[str] = PLAIN,
         own_session: bool = False,
         takes_terminal: bool = False,
+        is_module: bool = False,
     ) -> None:
         """Fork; it must be possible (`can_fork`).
 
         Args:
-            argv: The script and its arguments.
+            argv: The script, or the module, and its arguments.
             env: Its environment.
             folder: Where it stands; None: where we are.
             fds: Its descriptors: the number in the new process, and ours.
             modules: What is loaded already.
             own_session: Whether it leads a session.
             takes_terminal: Whether its standard input becomes that session's terminal.
+            is_module: Whether it is `python -m MODULE`.
         """
-        sock, end = _start(tuple(modules)), os.pipe()
+        sock, end = _start(tuple(modules), is_module=is_module), os.pipe()
         assert sock is not None
         pipes = {number: os.pipe() for number in (1, 2) if number not in fds}
         nowhere = os.open(os.devnull, os.O_RDONLY)
@@ -188,7 +195,9 @@ def find_socket(modules: Sequence[str]) -> socket.socket | None:
 
 
 @functools.cache
-def _start(modules: tuple[str, ...], *, by_hand: bool = False) -> socket.socket | None:
+def _start(
+    modules: tuple[str, ...], *, by_hand: bool = False, is_module: bool = False
+) -> socket.socket | None:
     """Start a Python to fork from, which ends with this process; None where one can't be given another command line."""
     from support import make_env
 
@@ -198,7 +207,7 @@ def _start(modules: tuple[str, ...], *, by_hand: bool = False) -> socket.socket 
         "TESTS_FORKS": json.dumps({"fd": theirs.fileno(), "modules": modules}),
         "OMP_NUM_THREADS": None if by_hand else "1",
     })  # fmt: skip
-    command = [sys.executable, *([] if by_hand else ["-u"]), NAME]
+    command = [sys.executable, *(["-m"] if is_module else [] if by_hand else ["-u"]), NAME]
     with theirs:
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)  # fmt: skip
     _started.append(process.pid)

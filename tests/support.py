@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any, final
 import pytest
 
 from gloo_words import without_gloo
-from python_forks import PLAIN, TORCHRUN_SCRIPT, ForkedPython, can_fork
+from python_forks import LAUNCHING, PLAIN, TORCHRUN_SCRIPT, ForkedPython, can_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +41,10 @@ TORCHRUN: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run")
 #: Variables of an outer launcher or of the machine that would change what a test sees.
 _NOT_OURS = ("PET_", "RANKWISE_", "TORCHELASTIC_", "PYTHONPATH", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE",
              "MASTER_", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "NO_COLOR", "FORCE_COLOR", "PYTEST_", "TESTS_RESIDENT")  # fmt: skip
+#: What an interpreter, its allocator and its loader read before a line is run.
+_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")
+#: A datagram holds the arguments and the environment of a process that is to be forked.
+_LONGEST_ORDER = 100_000
 _markers: list[str] = ["none"]
 _is_checked: list[bool] = [False]
 #: Where the resident servers of this session's launchers are; its first process names it for the others.
@@ -222,7 +226,7 @@ class Result:
     wall_s: float = 0.0
 
 
-def fork_torchrun(
+def fork_launcher(
     command: Sequence[str],
     cwd: Path,
     env: Mapping[str, str | None] | None,
@@ -231,7 +235,7 @@ def fork_torchrun(
     text: str | None = None,
     takes_terminal: bool = False,
 ) -> ForkedPython | None:
-    """Fork torchrun off a Python that has imported torch; None for other commands, and in tests that are about the import.
+    """Fork `rankwise run` or torchrun off a Python that has imported it; None for other commands, and in tests that are about the import.
 
     Args:
         command: What is to be run.
@@ -241,17 +245,25 @@ def fork_torchrun(
         text: What it is given as its standard input.
         takes_terminal: Whether its standard input becomes its controlling terminal.
     """
-    if not _is_resident[0] or tuple(command[: len(TORCHRUN)]) != TORCHRUN or not can_fork(PLAIN):
+    is_ours, args = tuple(command[: len(RANKWISE)]) == RANKWISE, command[len(RANKWISE) :]
+    if not _is_resident[0] or (not is_ours and tuple(command[: len(TORCHRUN)]) != TORCHRUN):
         return None
-    argv = [str(TORCHRUN_SCRIPT), *command[len(TORCHRUN) :]]
+    # Read when an interpreter starts; torchrun's own is started as a user's is.
+    if is_ours and any(name.startswith(_AT_START) for name in env or {}):
+        return None
+    modules, first = (LAUNCHING, RANKWISE[-1]) if is_ours else (PLAIN, str(TORCHRUN_SCRIPT))
+    wanted = make_env(env)
+    is_short = sum(map(len, (*args, *wanted, *wanted.values()))) < _LONGEST_ORDER
+    if not is_short or not can_fork(modules, is_module=is_ours):
+        return None
     reading, writing = os.pipe()
     try:
         os.write(writing, (text or "").encode())
         os.close(writing)
-        all_fds = fds if text is None else {0: reading, **fds}
         return ForkedPython(
-            argv, make_env(env), cwd, all_fds, own_session=True, takes_terminal=takes_terminal
-        )
+            [first, *args], wanted, cwd, fds if text is None else {0: reading, **fds}, modules=modules,
+            own_session=True, takes_terminal=takes_terminal, is_module=is_ours,
+        )  # fmt: skip
     finally:
         os.close(reading)
 
@@ -277,7 +289,7 @@ class Running:
         self.process: subprocess.Popen[bytes] | ForkedPython
         fds = {1: self._out.fileno() if out is None else out, 2: self._err.fileno()}
         if preexec_fn is None and out != subprocess.PIPE and not isinstance(stdin, int):
-            forked = fork_torchrun(command, cwd, env, fds, text=stdin)
+            forked = fork_launcher(command, cwd, env, fds, text=stdin)
             if forked is not None:
                 self.process = forked
                 return
@@ -393,7 +405,7 @@ class Terminal:
 
         env = {"TERM": "xterm", **(self.env or {})}
         stdout = theirs if self.stdout is None else self.stdout
-        self.process = fork_torchrun(
+        self.process = fork_launcher(
             self.command, self.cwd, env, {0: theirs, 1: stdout, 2: theirs}, takes_terminal=True
         ) or subprocess.Popen(
             list(self.command), cwd=self.cwd, env=make_env(env), stdin=theirs, stdout=stdout, stderr=theirs,
