@@ -81,6 +81,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Keep the garbage collector off the tests and what they import: a million objects that stay, and each collection would look at them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
     """Take apart what a failed test leaves open in its traceback: else the garbage collector does in a later test, which then fails too."""
     failed = item.session.testsfailed

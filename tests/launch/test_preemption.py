@@ -19,6 +19,7 @@ from support import (
     run_reported,
     start_rankwise,
     wait_until,
+    without_patience,
     write_script,
 )
 
@@ -91,7 +92,7 @@ def test_all_save_at_one_step_and_leave_with_75(to: str, stopped_by: str | None,
     assert (report["kind"], report["exit_code"], report["stopped_by"]) == ("requeue", 75, stopped_by)
     assert (report["exits"], report["culprits"], report["casualties"]) == ({"0": 75, "1": 75}, [], [])
     after = f" after {stopped_by}" if stopped_by else ""
-    ours = [line for line in result.err.splitlines() if line.startswith("rankwise:")]
+    ours = [line for line in without_patience(result.err).splitlines() if line.startswith("rankwise:")]
     assert ours[-1] == (
         f"rankwise: stopped for a requeue{after}: start the same command again to continue (exit code 75)"
     )
