@@ -58,6 +58,8 @@ _BLOCK = re.compile(
 )
 #: A script that launches ranks leaves it to them.
 _NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b|^from rankwise import |rankwise\.init\(", re.MULTILINE)
+#: Whose launcher must be the process that the shell has started.
+_IS_ABOUT_PROCESSES = re.compile(r"timeout |nohup|kill|pid|(?<![>&])&(?!&)|PYTHON|LC_|LANG|resident")
 _CLASS_ID = re.compile(r"[A-Z]\d{1,2}")
 #: What would change what a command does or prints: an outer launcher's variables, and the test runner's.
 _NOT_PASSED_ON = ("PET_", "RANKWISE_", "TORCHELASTIC_", "MASTER_", "PYTEST_", "LOCAL_", "GROUP_", "ROLE_", "RANK",
@@ -235,32 +237,40 @@ def _check_env(command: str, folder: Path) -> dict[str, str]:
 
 
 def _fork_python(command: str, folder: Path, env: dict[str, str]) -> list[int]:
-    """Have the `python` of a command that needs torch forked off one that has it; return what the command inherits for that.
+    """Have the `python` of a command that needs torch forked off one that has it, and `rankwise run` off one that has the launcher.
 
-    The import takes such a script longer than all else, and there are dozens. `make smoke` runs the README with the Python itself.
+    The imports take them longer than all else, and there are hundreds. Return what the command inherits for that. `make smoke` runs the
+    README with the Python itself.
     """
+    if str(PYTHON) != sys.executable or "PYTHON_EXEC" in command:
+        return []
     shells = [path.read_text(encoding="utf-8") for name in re.findall(r"\bbash ([\w-]+\.sh)\b", command) if (path := folder / name).is_file()]  # fmt: skip
     names = re.findall(r"(?<![\w./-])python ([\w./-]+\.py)\b", "\n".join([command, *shells]))
     texts = [path.read_text(encoding="utf-8") for name in names if (path := folder / name).is_file()]
     needs_torch = any(_NEEDS_TORCH.search(text) for text in texts) or "rankwise checkpoint import" in command
-    if str(PYTHON) != sys.executable or not needs_torch or "PYTHON_EXEC" in command:
-        return []
-    sock = python_forks.find_socket(python_forks.TRAINING)
-    if sock is None:
-        return []
-    shims = folder.parent / "shims"
-    shims.mkdir(exist_ok=True)
-    rankwise = PYTHON.with_name("rankwise")
-    shim = f"exec {PYTHON} -IS {python_forks.SHIM}"
-    for name, lines in {
-        "python": [f'case "$1" in *.py) {shim} "$@";; esac', f'exec {PYTHON} "$@"'],
-        "rankwise": [f'case "$2" in import) {shim} {rankwise} "$@";; esac', f'exec {rankwise} "$@"'],
-    }.items():
-        (shims / name).write_text("\n".join(["#!/bin/sh", *lines, ""]))
-        (shims / name).chmod(0o755)
-    env["PATH"] = f"{shims}{os.pathsep}{env['PATH']}"
-    env["TESTS_PYTHON_FD"] = str(sock.fileno())
-    return [sock.fileno()]
+    launches = re.search(r"rankwise run\b", command) and not _IS_ABOUT_PROCESSES.search(command)
+    lines: dict[str, list[str]] = {"python": [], "rankwise": []}
+    fds, rankwise = [], PYTHON.with_name("rankwise")
+    for is_wanted, modules, cases in (
+        (needs_torch, python_forks.TRAINING, {"python": '"$1" in *.py', "rankwise": '"$1 $2" in "checkpoint import"'}),
+        (launches, python_forks.LAUNCHING, {"rankwise": '"$1" in run'}),
+    ):  # fmt: skip
+        sock = python_forks.find_socket(modules) if is_wanted else None
+        if sock is None:
+            continue
+        fds.append(sock.fileno())
+        for name, case in cases.items():
+            script = f"{rankwise} " if name == "rankwise" else ""
+            shim = f'exec {PYTHON} -IS {python_forks.SHIM} {sock.fileno()} {script}"$@"'
+            lines[name].append(f"case {case}) {shim};; esac")
+    if fds:
+        shims = folder.parent / "shims"
+        shims.mkdir(exist_ok=True)
+        for name, before in lines.items():
+            (shims / name).write_text("\n".join(["#!/bin/sh", *before, f'exec {PYTHON.with_name(name)} "$@"', ""]))  # fmt: skip
+            (shims / name).chmod(0o755)
+        env["PATH"] = f"{shims}{os.pathsep}{env['PATH']}"
+    return fds
 
 
 def neutral(output: str, folder: Path) -> str:

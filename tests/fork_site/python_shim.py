@@ -1,6 +1,6 @@
-"""`python SCRIPT.py` of a shell by a fork of a Python that has imported torch; `find_socket` of `python_forks.py` gives that one.
+"""`python SCRIPT.py` of a shell by a fork of a Python that has imported what it needs; `find_socket` of `python_forks.py` gives that one.
 
-It stands for the fork: passes signals on, and ends as it does.
+Its first argument is the socket's descriptor. It stands for the fork: passes signals on, and ends as it does.
 """
 
 import json
@@ -14,11 +14,10 @@ _ANSWER_BYTES = 16
 
 
 def _main() -> None:
-    fd = int(os.environ.pop("TESTS_PYTHON_FD"))
     reading, writing = os.pipe()
-    _, program, *args = sys.argv
+    _, fd, program, *args = sys.argv
     order = {"program": program, "args": args, "env": dict(os.environ), "folder": str(Path.cwd()), "fds": [], "own_session": False, "takes_terminal": False}  # fmt: skip
-    with socket.socket(fileno=fd) as sock:
+    with socket.socket(fileno=int(fd)) as sock:
         socket.send_fds(sock, [json.dumps(order).encode()], [writing, 0, 1, 2])
     os.close(writing)
     pid = int(os.read(reading, _ANSWER_BYTES))
