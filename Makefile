@@ -13,8 +13,8 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(
 # One rank a GPU; two on the CPU. A broken driver prints its complaint to stdout, so only lines that name a GPU count.
 NPROC ?= $(shell gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU '); [ "$$gpus" -gt 0 ] && echo $$gpus || echo 2)
 
-# Tests that run at once: many wait for processes and clocks more than they compute.
-WORKERS ?= 3
+# Tests that run at once: half of the time of those that launch jobs is waiting for processes and clocks, so two cores are busy with four.
+WORKERS ?= 4
 # Tests that last for seconds stand beside each other: a worker that has no more takes half of what another one has left. By the usual way workers get
 # more the faster their tests are, and one of them is left with hundreds of slow ones.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist worksteal
