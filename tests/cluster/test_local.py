@@ -108,7 +108,10 @@ def test_a_failure_is_reported_where_the_user_sits(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "ValueError: no such colour" in done.stdout
     assert "first    rank 1: ValueError: no such colour" in done.stdout
-    assert re.search(r"has failed: exit code 1 on node\d: (on node \d \(.+\): )?rank 1: ValueError: no such colour", done.stderr)
+    assert re.search(
+        r"has failed: exit code 1 on node\d: (on node \d \(.+\): )?rank 1: ValueError: no such colour",
+        done.stderr,
+    )
 
 
 def start(folder: Path, *args: str) -> subprocess.Popen[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import rankwise
 from clocks import FakeClock
 from rankwise.base.errors import LaunchError
 from rankwise.cli import jobs
