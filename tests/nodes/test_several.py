@@ -104,12 +104,16 @@ def test_two_agents_meet_and_reduce(meeting: str, launchers: list[tuple[str, ...
 
 @pytest.mark.parametrize(
     ("meeting", "others_do"),
-    [("static", "__import__('time').sleep(600)"), ("c10d", "dist.all_reduce(total)")],
-    ids=["they notice nothing", "they lose a peer"],
+    [
+        ("static", "__import__('time').sleep(600)"),
+        ("c10d", "dist.all_reduce(total)"),
+        ("c10d", "sys.stdout.flush(); os._exit(0)"),
+    ],
+    ids=["they notice nothing", "they lose a peer", "they are through"],
 )
 def test_a_failure_on_one_node_ends_both(meeting: str, others_do: str, tmp_path: Path) -> None:
-    """An exception on node 1: both agents name it, and end, though the ranks of node 0 would wait for minutes, as over NCCL, or have failed at a lost peer."""
-    write_script(tmp_path, REDUCE.replace("    env = os.environ", f'    if os.environ["LOCAL_WORLD_SIZE"] == "1": raise ValueError("alone")\n    {others_do}\n    env = os.environ'))  # fmt: skip
+    """An exception on node 1: both agents name it, and end, though the ranks of node 0 would wait for minutes, as over NCCL, have failed at a lost peer, or have done their work."""
+    write_script(tmp_path, REDUCE.replace("    env = os.environ", f'    if os.environ["LOCAL_WORLD_SIZE"] == "1": __import__("time").sleep(1); raise ValueError("alone")\n    {others_do}\n    env = os.environ'))  # fmt: skip
     own = {"static": static_args, "c10d": c10d_args}[meeting](free_port())
     args = [["--report", "report.json", *words] for words in own]
     results = finish_all(start_agents([RANKWISE, RANKWISE], args, tmp_path))

@@ -585,17 +585,25 @@ def test_the_text_of_an_exit_call_tells_its_line(text: str, where: str | None) -
 def test_lost_nodes_are_no_fault_of_the_script() -> None:
     """A job that ends for want of nodes exits with 75, so that its scheduler starts it again; a rank that has failed by itself comes first, with its own code."""
     lost = (LostNode(node=1, host="b", base_rank=2, num_ranks=2, why="it froze"),)
-    verdict = _judge(_raised(0, _PEER), _stopped(1), world_size=4, num_nodes=2, lost_nodes=lost)
+    verdict = _judge(_raised(0, _PEER), _stopped(1), world_size=4, num_nodes=2, lost_nodes=lost, min_nodes=2)
     assert (verdict.kind, verdict.culprits, verdict.exit_code) == ("failure", (), 75)
-    assert _judge(_stopped(0), given_up="it froze", world_size=2, num_nodes=2).exit_code == 75
-    own = _judge(_raised(0, "ValueError: x", code=3), world_size=2, num_nodes=2, lost_nodes=lost)
+    own = _judge(_raised(0, "ValueError: x", code=3), world_size=2, num_nodes=2, lost_nodes=lost, min_nodes=2)
     assert (own.culprits, own.exit_code) == ((0,), 3)
+    # Those that are lost may go on without us; and a script's own 75 asks for nothing.
+    assert _judge(_stopped(0), world_size=4, num_nodes=2, lost_nodes=lost, min_nodes=1).exit_code == 1
+    assert _judge(_stopped(0), given_up="it froze", world_size=2, num_nodes=2, min_nodes=2).exit_code == 1
+    assert _judge(_raised(0, "x", code=75)).exit_code == 1
 
 
 def test_a_failure_on_another_node_is_named_here() -> None:
-    """Whether our ranks have lost their peer or were terminated, the cause is what the other node has told; what one of ours did by itself comes first."""
-    told = {"elsewhere": "on node 1 (b): rank 2: ValueError: x", "world_size": 4, "num_nodes": 2}
-    for rank in (_raised(0, _PEER), _stopped(0)):
-        verdict = _judge(rank, _stopped(1), **told)
-        assert (verdict.message, verdict.culprits, verdict.exit_code) == (told["elsewhere"], (), 1)
+    """Whether our ranks have lost their peer, were terminated or are through, the cause and the exit code are those that the other node has told; what one of ours did by itself comes first."""
+    told = {
+        "elsewhere": "on node 1 (b): rank 2: ValueError: x",
+        "elsewhere_code": 3,
+        "world_size": 4,
+        "num_nodes": 2,
+    }
+    for rank in (_raised(0, _PEER), _stopped(0), _end(0)):
+        verdict = _judge(rank, _end(1), **told)
+        assert (verdict.message, verdict.culprits, verdict.exit_code) == (told["elsewhere"], (), 3)
     assert _judge(_raised(0, "KeyError: 1"), **told).culprits == (0,)

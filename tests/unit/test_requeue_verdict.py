@@ -84,9 +84,9 @@ def test_a_rank_that_the_kernel_killed_meanwhile_is_the_cause() -> None:
 
 
 def test_what_outweighs_it() -> None:
-    """Where 75 has no such meaning it is an exit code as any other; and a lost supervisor is no requeue."""
+    """Where 75 has no such meaning the rank has failed, and the launcher asks for nothing by its own; and a lost supervisor is no requeue."""
     verdict = _judge(_end(0, 75, asks=False))
-    assert (verdict.kind, verdict.exit_code, verdict.culprits) == ("failure", 75, (0,))
+    assert (verdict.kind, verdict.exit_code, verdict.culprits) == ("failure", 1, (0,))
     assert "not announced as a requeue" in verdict.reason
     mixed = _judge(_end(0, 75), _end(1, 75, asks=False))
     assert (mixed.kind, mixed.exit_code, mixed.culprits) == ("failure", 75, (1,))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 LOG, STATE, LOCK, CANCEL, PLAN = "log", "state.json", "lock", "cancel", "plan.json"
 _LOOK_S = 0.1
+#: A job that can't start does not keep its hosts busy with that.
+_AGAIN_S = 1.0
 #: Once a node has failed, the others learn it from each other; those that don't are ended after so long.
 _OTHERS_S = 40.0
 #: What a node's guard may take beyond the time that it gives to the ranks.
@@ -36,7 +38,8 @@ _LONGEST_LINE = 1 << 16
 _FULL_DISK_S = 300.0
 #: How the line of a launcher's report begins that names the rank which failed first.
 _CAUSE = b"  first "
-#: What it says on the nodes where no rank failed first.
+#: What it says on the nodes where no rank failed first: that another node has told it, or has not.
+_TOLD = "on node "
 _ELSEWHERE = "the first cause is on another node"
 
 
@@ -64,11 +67,11 @@ def decide_outcome(ends: Sequence[tuple[str, int]], min_nodes: int) -> tuple[int
     """
     bad = [(name, code) for name, code in ends if code]
     lost = ", ".join(name for name, code in bad if code == SSH_FAILED)
-    if any(code == REQUEUE for _, code in ends):
-        return REQUEUE, f"the connection to {lost} was lost" if lost else ""
     if len(ends) - len(bad) >= min_nodes:
         # A failure that concerned all of them would have ended all of them.
         return 0, f"without {', '.join(name for name, _ in bad)}" if bad else ""
+    if any(code == REQUEUE for _, code in ends):
+        return REQUEUE, f"the connection to {lost} was lost" if lost else ""
     name, code = next(((name, code) for name, code in bad if code != SSH_FAILED), bad[0])
     if code == SSH_FAILED:
         return 1, f"the connection to {lost} was lost"
@@ -87,7 +90,9 @@ class Log:
         """Add a line; one of a launcher says which node it is from, if there are several."""
         text = line.rstrip(b"\r\n")
         is_ours = node and self._names_nodes and not RANK_LINE.match(text.decode("utf-8", "replace"))
-        if text.startswith(_CAUSE) and (not self.cause or _ELSEWHERE in self.cause):
+        if text.startswith(_CAUSE) and (
+            not self.cause or _ELSEWHERE in self.cause or self.cause.startswith(_TOLD)
+        ):
             self.cause = text.removeprefix(_CAUSE).decode("utf-8", "replace").strip()
         with self._lock, suppress(OSError):  # a full disk stops no training
             self._file.write((f"[{node}]: ".encode() if is_ours else b"") + text + b"\n")
@@ -190,6 +195,7 @@ class JobProcess:
             if code != REQUEUE or self._is_stopping or self._starts > self._plan["requeue"]:
                 break
             self._say(f"exit code {REQUEUE}: start {self._starts + 1} of the job")
+            SYSTEM_CLOCK.sleep(_AGAIN_S)
         phase: Phase = "succeeded" if code == 0 else "stopped" if code == REQUEUE else "failed"
         self._write_state("cancelled" if self._cancelled and code else phase, code, self._cancelled or reason)
         self._log.close()
@@ -221,7 +227,7 @@ class JobProcess:
         code, reason = decide_outcome(start.ends, plan["min_nodes"])
         if self._is_late and code:
             return code, f"time limit of {plan['time_s']} s"
-        return code, reason + (f": {self._log.cause}" if code and reason and self._log.cause else "")
+        return code, ": ".join(filter(None, (reason, self._log.cause if code else "")))
 
     def _look(self, age_s: float) -> None:
         """See who wants the job to end."""

@@ -138,8 +138,9 @@ class Desk:
         self._exchange().end_attempt(text)
         return {}
 
-    def hear(self, bound_s: float) -> dict[str, Any]:
-        return {"num": self._exchange().hear(bound_s)}
+    def hear(self, bound_s: float, what: str) -> dict[str, Any]:
+        self._exchange().hear(bound_s, what)
+        return {}
 
     def settle(self, bound_s: float) -> dict[str, Any]:
         if (members := self._met().members) is not None:

@@ -338,8 +338,11 @@ def listen_for_life() -> tuple[int, str]:
 
     def answer() -> None:
         while True:
-            with contextlib.suppress(OSError), listener.accept()[0] as connection:
-                connection.sendall(name.encode() + b"\n")
+            try:
+                with listener.accept()[0] as connection:
+                    connection.sendall(name.encode() + b"\n")
+            except OSError:  # it has gone again, or there are no descriptors left
+                time.sleep(_TURN_S)
 
     _start(answer)
     return int(listener.getsockname()[1]), name

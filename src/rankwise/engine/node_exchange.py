@@ -90,17 +90,19 @@ class Exchange:
 
     def end_attempt(self, text: str) -> None:
         """Make known that the attempt ends here, and why; the first word of any node counts."""
-        self._store.compare_set("ended", "", text)
+        # torch's etcd has no compare_set.
+        if int(self._store.add("num_ends", 1)) == 1:
+            self._store.set("ended", text)
         self._store.add("asked", 1)
+        self._hear_ends()
 
-    def hear(self, timeout_s: float) -> int:
-        """Say that we have heard the last word, and wait until all have; return how many have."""
-        heard, wanted = int(self._store.add("heard", 1)), len(self.list_nodes())
+    def hear(self, timeout_s: float, what: str) -> None:
+        """Say that we have heard the last word, and wait until all have; ``what`` it was."""
+        self._store.set(f"heard/{what}/{self._node_rank}", "1")
+        keys = [f"heard/{what}/{node}" for node in self.list_nodes()]
         end = time.monotonic() + timeout_s
-        while heard < wanted and time.monotonic() < end:
+        while not self._store.check(keys) and time.monotonic() < end:
             threading.Event().wait(_SOON_S)
-            heard = int(self._store.add("heard", 0))
-        return heard
 
     def wait_word(self, timeout_s: float) -> str:
         """Return what the judge has said of the whole job after its end; empty if nothing in time."""

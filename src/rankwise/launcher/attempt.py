@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.launcher.job import Job
-    from rankwise.launcher.node_link import EndElsewhere
+    from rankwise.launcher.node_link import AttemptEnd
     from rankwise.launcher.policy import Failure
     from rankwise.launcher.rendezvous.assignment import Assignment
 
@@ -164,20 +164,13 @@ class Attempt:
         if clean and self._requeue.has_begun and not self._job.spec.is_one_node:
             self._regroup = self._job.rendezvous.nodes_waiting() > 0
         if not clean:
-            self._tell_end()
-            if not (self._regroup or self._supervisor_lost or self._has_lost_nodes):
-                self._take_evidence()
-            # Those that have not followed by now had the time that others get after SIGTERM.
-            self._hurry |= self._is_overdue()
-            self._stop(self._interrupted or signal.SIGTERM)
-            self._workers.sweep(0.0 if self._hurry else _ORPHAN_GRACE_S)
-            self._take_signals()
+            self._end_all()
         for rank in self._ranks:
             rank.streams.close_rank_end()
         self._tee.finish()
         streams = self._pump.finish()
         self._monitor.tell_end()
-        case = self._to_case(self._ranks)
+        case = self._monitor.add_end(self._to_case(self._ranks))
         # Ranks of other nodes, on their way out as ours were, may still need the store.
         is_needed = is_requeue(case) and not self._regroup
         if not is_needed and (not clean or self._regroup or self._job.serial is not None):
@@ -194,6 +187,19 @@ class Attempt:
             imported=imported,
             open_streams=streams,
         )
+
+    def _end_all(self) -> None:
+        """Tell the other nodes, look at the living, and stop them."""
+        self._tell_end()
+        if not (self._regroup or self._supervisor_lost or self._has_lost_nodes):
+            self._take_evidence()
+        # Those that have not followed by now had the time that others get after SIGTERM.
+        self._hurry |= self._is_overdue()
+        self._stop(self._interrupted or signal.SIGTERM)
+        if self._interrupted is None and not (self._regroup or self._has_lost_nodes):
+            self._tell_end()  # the first rank to fail may take longer to end than those that have only lost it
+        self._workers.sweep(0.0 if self._hurry else _ORPHAN_GRACE_S)
+        self._take_signals()
 
     def _restart_alone(self) -> None:
         """Start ranks again that have failed, where the others can go on without them meanwhile."""
@@ -219,29 +225,31 @@ class Attempt:
             self._starter.start(rank, restarts=self._restarts)
 
     @property
-    def _ended_elsewhere(self) -> EndElsewhere | None:
+    def _ended_elsewhere(self) -> AttemptEnd | None:
         """That another node has ended the attempt; None if none has."""
         return None if self._part.link is None else self._part.link.ended_elsewhere
 
     def _tell_end(self) -> None:
         """Tell other nodes that this attempt ends here, and why: their ranks would wait for ours, over NCCL for minutes."""
         link, spec = self._part.link, self._job.spec
-        if link is None or self._ended_elsewhere is not None or self._monitor.has_hung:
+        if link is None or link.has_end or self._monitor.has_hung:
             return
-        failed = [rank for rank in self._ranks if self._has_failed(rank)]
+        failed = [rank for rank in self._ranks if rank.stopped_s is None and self._has_failed(rank)]
         verdict = judge(self._to_case(failed or self._ranks))
         if self._interrupted is not None:
-            # Other nodes may go on without this one, unless its ranks with roles were to come back alone.
+            # Other nodes may go on without this one, unless all are needed, or ranks with roles were to come back alone.
             has_notice = any(self._is_notice(self._interrupted, rank) for rank in self._living())
-            if has_notice or not self._single_restarts.is_on:
+            is_needed = spec.min_nodes == spec.max_nodes and not spec.max_restarts
+            if has_notice or not (is_needed or self._single_restarts.is_on):
                 return
-        elif not failed or verdict.lacks_cause:
+        elif not (self._supervisor_lost or self._store_code is not None) and (
+            not failed or verdict.lacks_cause
+        ):
             return
-        decision = decide([*self._failures, to_failure(verdict, lasted_s=0.0)], spec.max_restarts)
-        link.end_attempt(
-            name_roles(verdict.message, spec.roles),
-            gives_up=self._interrupted is not None or isinstance(decision, GiveUp),
-        )
+        lasted_s = self._clock.monotonic() - self._started_s
+        decision = decide([*self._failures, to_failure(verdict, lasted_s=lasted_s)], spec.max_restarts)
+        gives_up = self._interrupted is not None or self._supervisor_lost or isinstance(decision, GiveUp)
+        link.end_attempt(name_roles(verdict.message, spec.roles), code=verdict.exit_code, gives_up=gives_up)
 
     def _tell_slow_start(self) -> None:
         if self._is_told_slow or any(rank.pid for rank in self._ranks):
@@ -481,5 +489,5 @@ class Attempt:
             supervisor_lost=self._supervisor_lost,
             lost_nodes=link.lost_nodes if link is not None and self._has_lost_nodes else (),
             given_up=link.given_up if link is not None and self._has_lost_nodes else "",
-            elsewhere="" if self._ended_elsewhere is None else self._ended_elsewhere.why,
+            min_nodes=self._job.spec.min_nodes,
         )

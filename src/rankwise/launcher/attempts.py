@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.base.errors import LaunchError
+from rankwise.base.errors import LaunchError, RankwiseError
 from rankwise.launcher.attempt import Attempt, Outcome
 from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.job import drop_folder
 from rankwise.launcher.job_monitor import HungElsewhere
+from rankwise.launcher.node_link import EndedElsewhere
 from rankwise.launcher.output import relay_in_background
-from rankwise.launcher.policy import Decision, GiveUp, decide, to_failure
+from rankwise.launcher.policy import Decision, GiveUp, Restart, decide, to_failure
 from rankwise.launcher.publish import is_silent, publish, save_evidence
 from rankwise.launcher.rendezvous.assignment import NotNeeded
 from rankwise.launcher.rendezvous.several import SeveralNodes
@@ -89,7 +90,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         if case is not outcome.case:
             verdict = judge(case)
             save_evidence(job, case, verdict)
-        if is_through and not case.hung:
+        if is_through and not case.hung and not case.elsewhere:
             job.rendezvous.close()
             publish(job, verdict, attempt=index)
             _leave(job, outcome, verdict, restarts=len(failures))
@@ -104,8 +105,8 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         if isinstance(decision, GiveUp):
             if job.host_check is not None:
                 verdict = job.host_check.add_to(verdict, outcome.monitor.host_problems)
-            job.rendezvous.close()
             publish(job, verdict, attempt=index, reason=decision.reason)
+            job.rendezvous.close()
             if verdict.stopped_by and not verdict.notes and not verdict.culprits:
                 drop_folder(job.spec.logs, job.folder)  # nothing failed: there is nothing to look at
             return verdict.exit_code
@@ -130,14 +131,17 @@ def _join(job: Job, restarts: int, *, is_first: bool) -> Assignment | None:
 
 def _decide(job: Job, part: Assignment, case: Case, failures: list[Failure]) -> Decision:
     """Decide on another attempt, unless the user, another node, or what happened, has decided already."""
-    end = None if part.link is None else part.link.ended_elsewhere
-    if end is not None and end.gives_up:
-        return GiveUp(reason="that node does not restart its ranks" if job.spec.max_restarts else "")
     if case.interrupted is not None or case.supervisor_lost:
         return GiveUp()
     if case.hung and job.spec.on_hang == "stop":
         return GiveUp(reason="--on-hang stop: no restart after a hang" if job.spec.max_restarts else "")
-    return decide(failures, job.spec.max_restarts)
+    decision = decide(failures, job.spec.max_restarts)
+    end = None if part.link is None else part.link.end
+    if end is None or (end.gives_up and isinstance(decision, GiveUp)):
+        return decision
+    # All nodes do what the one has told that ended the attempt: each counts the failures of its own ranks.
+    reason = "that node does not restart its ranks" if job.spec.max_restarts else ""
+    return GiveUp(reason=reason) if end.gives_up else Restart()
 
 
 def _are_rare(case: Case, losses: dict[str, list[float]], now_s: float) -> bool:
@@ -164,15 +168,15 @@ def _does_one_join(job: Job, part: Assignment, verdict: Verdict) -> bool:
 def _find_regroup(job: Job, part: Assignment, outcome: Outcome, verdict: Verdict) -> str:
     """Say why all ranks start again without a failure: a node joins, or nodes were lost and enough are left; empty if they don't."""
     case = outcome.case
-    if outcome.regroup:
-        end = None if part.link is None else part.link.ended_elsewhere
-        return f"{'another node joins' if end is None else end.why}: all ranks are restarted"
+    end = None if part.link is None else part.link.end
+    if outcome.regroup and end is None:
+        return "another node joins: all ranks are restarted"
     if job.spec.meeting.backend == "static" or case.interrupted is not None or verdict.culprits:
         return ""
     if case.given_up:
         return f"{verdict.message}; its ranks are terminated, and it asks to join again"
     if not case.lost_nodes:
-        joins = not case.elsewhere and _does_one_join(job, part, verdict)
+        joins = end is None and _does_one_join(job, part, verdict)
         return "another node joins: all ranks are restarted" if joins else ""
     left, standby = part.num_nodes - len(case.lost_nodes), job.rendezvous.nodes_standing_by()
     if left + standby < job.spec.min_nodes:
@@ -207,6 +211,8 @@ def _finish(job: Job, outcome: Outcome, *, is_requeue: bool) -> Case:
                 case = monitor.finish(case, "through")
         except HungElsewhere:
             case = monitor.finish(case, "hung")
+        except EndedElsewhere:
+            case = monitor.add_end(case)
     return case
 
 
@@ -228,7 +234,17 @@ def _run_attempt(
     job: Job, part: Assignment, *, index: int, restarts: int, failures: list[Failure]
 ) -> Outcome:
     try:
-        return Attempt(job, part, index=index, restarts=restarts, failures=failures).run()
+        return _see_through(Attempt(job, part, index=index, restarts=restarts, failures=failures), job)
+    except RankwiseError as error:
+        if part.link is not None:  # without a word, the others would take this node for lost
+            part.link.end_attempt(error.message, code=1, gives_up=True)
+            job.rendezvous.close()
+        raise
+
+
+def _see_through(attempt: Attempt, job: Job) -> Outcome:
+    try:
+        return attempt.run()
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise LaunchError(

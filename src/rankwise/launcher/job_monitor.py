@@ -172,7 +172,7 @@ class JobMonitor:
 
     def _adopt(self, link: NodeLink, decision: str) -> None:
         self.decided = read_findings(decision)
-        link.wait_heard()
+        link.wait_heard("decision")
 
     @property
     def _stopped(self) -> set[int]:
@@ -258,13 +258,13 @@ class JobMonitor:
         if self._is_on and not self._link.lost_nodes:
             case = self._try(lambda: self._find_early_exits(case)) or case
         self._link.settle()
-        end = self._link.ended_elsewhere
-        return replace(
-            case,
-            lost_nodes=self._link.lost_nodes,
-            given_up=self._link.given_up,
-            elsewhere="" if end is None else end.why,
-        )
+        case = replace(case, lost_nodes=self._link.lost_nodes, given_up=self._link.given_up)
+        return self.add_end(case)
+
+    def add_end(self, case: Case) -> Case:
+        """Return a case with what has failed on another node that has ended the attempt."""
+        end = None if self._link is None else self._link.ended_elsewhere
+        return case if end is None else replace(case, elsewhere=end.why, elsewhere_code=end.code)
 
     def _find_early_exits(self, case: Case) -> Case:
         link = self._link
@@ -303,7 +303,7 @@ class JobMonitor:
             own = with_sources(everyone.with_others(own))
             findings = self._name_hosts(tuple(finding for finding in look(own) if finding.kind == "mismatch"))
             link.say_word(write_findings(findings))
-        link.wait_heard()
+        link.wait_heard("word")
         return replace(case, decided=findings, scene=own) if findings else case
 
     def _judge(self, scene: Scene) -> tuple[JobFinding, ...]:

@@ -61,16 +61,24 @@ class NodeMessage:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndElsewhere:
-    """That another node has ended the attempt.
+class AttemptEnd:
+    """That a node has ended the attempt for all.
 
     Attributes:
+        node: Which.
         why: What has failed there.
+        code: Its exit code.
         gives_up: Whether it does not meet the others for another attempt.
     """
 
+    node: int
     why: str
+    code: int
     gives_up: bool
+
+
+class EndedElsewhere(Exception):  # noqa: N818 - it is no error
+    """Another node has ended the attempt, while we waited for its ranks."""
 
 
 @final
@@ -138,29 +146,46 @@ class NodeLink:
         return None if answer is None else str(answer)
 
     @property
-    def ended_elsewhere(self) -> EndElsewhere | None:
-        """That another node has ended the attempt; None if none has."""
+    def end(self) -> AttemptEnd | None:
+        """That a node, the first one if several have, has ended the attempt; None if none has."""
         answer = self._news("ended")
         if answer is None:
             return None
         facts = json.loads(str(answer))
-        if facts["node"] == self.node_rank:
-            return None
-        return EndElsewhere(why=str(facts["why"]), gives_up=bool(facts["gives_up"]))
+        return AttemptEnd(
+            node=int(facts["node"]),
+            why=str(facts["why"]),
+            code=int(facts["code"]),
+            gives_up=bool(facts["gives_up"]),
+        )
 
-    def end_attempt(self, why: str, *, gives_up: bool) -> None:
+    @property
+    def has_end(self) -> bool:
+        """Whether the attempt was ended for all: by us, or by another node."""
+        return self._has_told_end or self.end is not None
+
+    @property
+    def ended_elsewhere(self) -> AttemptEnd | None:
+        """That another node has ended the attempt; None if none has."""
+        end = self.end
+        return None if end is None or end.node == self.node_rank else end
+
+    def end_attempt(self, why: str, *, code: int, gives_up: bool) -> None:
         """Tell the other nodes that the attempt ends here: their ranks are stopped, and are not started again alone.
 
         Args:
             why: What has failed.
+            code: Our exit code, if we give up.
             gives_up: Whether this node does not meet the others for another attempt.
         """
         facts = {
             "node": self.node_rank,
             "why": f"on node {self.node_rank} ({self.host}): {why}",
+            "code": code,
             "gives_up": gives_up,
         }
-        self._has_told_end = self._try("end_attempt", timeout_s=_DECIDE_S, text=json.dumps(facts)) is not None
+        self._has_told_end = True
+        self._try("end_attempt", timeout_s=_DECIDE_S, text=json.dumps(facts))
 
     @property
     def nodes(self) -> dict[int, Node]:
@@ -210,12 +235,12 @@ class NodeLink:
 
     def wait_end_heard(self) -> None:
         """Wait, if the attempt was ended for all, until they have heard why."""
-        if self._has_told_end or self.ended_elsewhere is not None:
-            self.wait_heard()
+        if self.has_end:
+            self.wait_heard("ended")
 
-    def wait_heard(self) -> None:
+    def wait_heard(self, what: str) -> None:
         """Wait, before we take the store away, until all others have heard the last word."""
-        self._try("hear", timeout_s=_HEAR_S + 1, bound_s=_HEAR_S)
+        self._try("hear", timeout_s=_HEAR_S + 1, bound_s=_HEAR_S, what=what)
 
     def settle(self) -> None:
         """Wait, when our ranks have lost a peer, until it is known whether its node is lost: others may have given that up sooner."""

@@ -80,11 +80,12 @@ def judge(case: Case) -> Verdict:
         or case.store_code is not None
         or bool(case.lost_nodes)
         or bool(case.given_up)
+        or bool(case.elsewhere)
     )
     if not outside and all(end.code == 0 for end in case.ranks):
         verdict = judge_silent(case) or Verdict(kind="ok", message="all ranks finished")
         return replace(verdict, exits=exits, logs=logs, notes=notes + verdict.notes)
-    if is_requeue(case):
+    if is_requeue(case) and not case.elsewhere:
         verdict = judge_requeue(case)
         return replace(verdict, notes=notes + verdict.notes)
     found = _judge_by_finding(case)
@@ -174,6 +175,8 @@ def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, th
     own = [end for end in left if find_blame(end) in {"own", "mismatch"}]
     if (problem := _judge_problem(case, left, own)) or own:
         return problem or _judge_own(case, own)
+    if case.elsewhere:
+        return _Cause(kind="failure", culprits=(), message=case.elsewhere)
     if case.lost_nodes or case.given_up:
         return _judge_lost_nodes(case)
     if waited := [end for end in left if find_blame(end) == "timeout"]:
@@ -364,8 +367,6 @@ def _is_in_init(end: RankEnd) -> bool:
 
 def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
     """All that failed only lost a peer: it was one that left without an error, or one of another node."""
-    if case.elsewhere:
-        return _Cause(kind="failure", culprits=(), message=case.elsewhere)
     felt = left[0] if left else next((end for end in case.ranks if end.stack is not None), None)
     gone = find_silent_exits(case, felt)
     place = felt.where if felt else None
@@ -435,17 +436,27 @@ def _casualty(end: RankEnd, first: RankEnd | None) -> Casualty:
     return Casualty(rank=end.rank, fate=fate, detail=first_line(end) if in_error else "")
 
 
+def _find_outer_code(case: Case) -> int | None:
+    """Return the exit code of what came from outside; None if nothing did."""
+    if case.interrupted is not None:
+        return 128 + case.interrupted
+    if case.elsewhere:
+        return case.elsewhere_code
+    # No fault of the script: whoever schedules the job may start it again, unless those that are lost can go on alone.
+    return REQUEUE if 0 < len(case.lost_nodes) < case.min_nodes and not case.given_up else None
+
+
 def _exit_code(case: Case, cause: _Cause) -> int:
     """Return the first cause's exit code; 128 + N for a signal, as shells do; 75 where only nodes were lost."""
-    if case.interrupted is not None and not cause.culprits:
-        return 128 + case.interrupted
-    if not cause.culprits and (case.lost_nodes or case.given_up):
-        return REQUEUE  # no fault of the script: whoever schedules the job may start it again
+    outer = None if cause.culprits else _find_outer_code(case)
+    if outer is not None:
+        return outer
     if cause.culprits and cause.culprits[0].fault is not None and cause.culprits[0].stopped_s is not None:
         return 1  # it had raised, and we stopped it before it could say so by its own exit code
     for end in (*cause.culprits, *sorted(case.ranks, key=_moment)):
         if end.code and end.stopped_s is None and not leaves_for_requeue(end):
-            return end.code if end.code > 0 else 128 - end.code
+            # The script's own 75 asks for nothing: no scheduler is to start it again for that.
+            return 1 if end.code == REQUEUE else end.code if end.code > 0 else 128 - end.code
     if case.store_code:
         return case.store_code if case.store_code > 0 else 128 - case.store_code
     return 137 if case.supervisor_lost else 1

@@ -66,7 +66,7 @@ class Loaded:
     def _has_written(self, path: str) -> bool:
         """Tell whether this process has itself written a module, as torch up to 2.8 does from templates: into a new temporary folder, which the first rank that exits removes."""
         folder = os.path.dirname(path)
-        is_temporary = os.path.dirname(folder) == os.path.realpath(tempfile.gettempdir())
+        is_temporary = os.path.realpath(os.path.dirname(folder)) == os.path.realpath(tempfile.gettempdir())
         return is_temporary and folder not in self._known_folders and _stamp(path)[0] >= self.begin_s * 1e9
 
     def note_all(self, modules: Iterable[Any]) -> None:

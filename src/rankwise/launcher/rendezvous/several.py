@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import LaunchError, RankwiseError, RendezvousError, UsageError
 from rankwise.launcher.helper import InterruptedByUser
-from rankwise.launcher.node_link import NodeLink
+from rankwise.launcher.node_link import EndedElsewhere, NodeLink
 from rankwise.launcher.rendezvous.assignment import Assignment, NotNeeded
 from rankwise.launcher.rendezvous.single import bind_store
 
@@ -207,13 +207,19 @@ class SeveralNodes:
         return int(str(self._helper.news("standby") or 0))
 
     def finish(self, on_tick: Callable[[], None] | None = None) -> bool:
-        """Wait for the other nodes' ranks; the store on one of them serves all. A node that is lost meanwhile will not come."""
+        """Wait for the other nodes' ranks; the store on one of them serves all. A node that is lost meanwhile will not come.
+
+        Raises:
+            EndedElsewhere: One of them has failed.
+        """
         link = self._link
         known = 0 if link is None else len(link.lost_nodes)
 
         def look() -> None:
             if link is not None and len(lost := link.lost_nodes) > known:
                 raise LaunchError("; ".join(one.describe() for one in lost[known:]))
+            if link is not None and link.ended_elsewhere is not None:
+                raise EndedElsewhere
             if on_tick is not None:
                 on_tick()
 
