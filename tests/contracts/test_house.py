@@ -209,14 +209,14 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
     "base": 2_360,  # aim: base and engine 3,000
-    "engine": 3_400,  # aim: base and engine 3,000
+    "engine": 3_405,  # aim: base and engine 3,000
     "evidence": 8_600,  # aim: evidence and verdict 11,000
     "verdict": 8_850,  # aim: evidence and verdict 11,000
     "lint": 34_950,  # aim: 18,000
     "cluster": 3_990,  # aim: 3,000
     "doctor": 14_550,  # aim: 9,000
     "warm": 2_225,  # aim: launcher and warm 9,000
-    "launcher": 10_480,  # aim: launcher and warm 9,000
+    "launcher": 10_535,  # aim: launcher and warm 9,000
     "runtime": 6_350,  # aim: 6,000
     "data": 4_850,  # aim: 4,500
     "checkpoint": 4_750,  # aim: 4,500
