@@ -33,7 +33,7 @@ TALK = """
     import os, sys
     rank = os.environ["RANK"]
     for word in ("alpha", "beta"):
-        print(f"out {word} {rank}"); print(f"err {word} {rank}", file=sys.stderr)
+        sys.stdout.write(f"out {word} {rank}\\n"); sys.stderr.write(f"err {word} {rank}\\n")
 """
 
 

@@ -89,6 +89,7 @@ LEGAL = {
     ("RW319", "tested"): "x = torch.rand(1)\nh = dist.all_reduce(x)\nif h is not None:\n    h.wait()",
     ("RW319", "another value"): "x = torch.rand(1)\nh = dist.all_reduce(x)\nh = x.clone()\nprint(h / world)",
     ("RW319", "returned"): "def sync(x):\n    return dist.all_reduce(x)\nsync(torch.rand(1))",
+    ("RW319", "what returns something"): "import rankwise\nended = rankwise.Trainer(None).fit()\nprint(ended.reason)",
     ("RW320", "a tensor for each"): "bufs = [torch.zeros(1) for _ in range(world)]\ndist.all_gather(bufs, torch.rand(1))",
     ("RW320", "objects"): "bag = [None] * world\ndist.all_gather_object(bag, rank)",
     ("RW320", "filled before"): "bag = []\nfor _ in range(world):\n    bag.append(torch.zeros(1))\ndist.all_gather(bag, torch.rand(1))",
