@@ -58,7 +58,8 @@ class FakeLink:
     def note_questions(self) -> None:
         return
 
-    def wait_heard(self) -> None:
+    def wait_heard(self, what: str) -> None:
+        assert what == "decision"
         self.num_heard += 1
 
 

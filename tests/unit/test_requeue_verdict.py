@@ -89,5 +89,5 @@ def test_what_outweighs_it() -> None:
     assert (verdict.kind, verdict.exit_code, verdict.culprits) == ("failure", 1, (0,))
     assert "not announced as a requeue" in verdict.reason
     mixed = _judge(_end(0, 75), _end(1, 75, asks=False))
-    assert (mixed.kind, mixed.exit_code, mixed.culprits) == ("failure", 75, (1,))
+    assert (mixed.kind, mixed.exit_code, mixed.culprits) == ("failure", 1, (1,))
     assert not is_requeue(Case(ranks=(_end(0, 75),), world_size=1, supervisor_lost=True))

@@ -190,7 +190,9 @@ class Attempt:
 
     def _end_all(self) -> None:
         """Tell the other nodes, look at the living, and stop them."""
-        self._tell_end()
+        # Whoever kills a node may kill its ranks first: then this launcher does not live to tell of them, and its node is lost.
+        if self._interrupted is not None or not any(rank.code == -KILL_SIGNAL for rank in self._ranks):
+            self._tell_end()
         if not (self._regroup or self._supervisor_lost or self._has_lost_nodes):
             self._take_evidence()
         # Those that have not followed by now had the time that others get after SIGTERM.

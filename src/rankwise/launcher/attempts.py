@@ -23,6 +23,7 @@ from rankwise.launcher.rendezvous.single import SingleNode
 from rankwise.verdict.judge import judge
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     from rankwise.launcher.console import Console
@@ -234,7 +235,9 @@ def _run_attempt(
     job: Job, part: Assignment, *, index: int, restarts: int, failures: list[Failure]
 ) -> Outcome:
     try:
-        return _see_through(Attempt(job, part, index=index, restarts=restarts, failures=failures), job)
+        return _see_through(
+            lambda: Attempt(job, part, index=index, restarts=restarts, failures=failures), job
+        )
     except RankwiseError as error:
         if part.link is not None:  # without a word, the others would take this node for lost
             part.link.end_attempt(error.message, code=1, gives_up=True)
@@ -242,9 +245,9 @@ def _run_attempt(
         raise
 
 
-def _see_through(attempt: Attempt, job: Job) -> Outcome:
+def _see_through(make: Callable[[], Attempt], job: Job) -> Outcome:
     try:
-        return attempt.run()
+        return make().run()
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise LaunchError(
