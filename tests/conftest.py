@@ -31,6 +31,8 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1")
 # Ranks without a launcher have a thread for each core, as their users' have; several tests at once leave these no core, and
 # a thread that waits for one that has none would spin its time away. Inherited, too.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Where it is set, Python writes a line and its end apart, and lines of two ranks mix. Users' machines do not set it.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # A shell starts what it runs in the background with SIGINT ignored, and all processes that tests start would inherit that:
 # those that are about Ctrl-C could not pass.
@@ -43,7 +45,7 @@ _REAL_PROCESSES = ("cluster", "gpu", "launch", "nodes", "warm")
 #: server serves from outside.
 _RESIDENT = ("contracts", "examples", "launch")
 #: Folders whose tests last for seconds each, those that last longest first.
-_DEAR = ("nodes", "cluster", "warm", "contracts", "launch", "examples", "numerics", "ranks")
+_DEAR = ("cluster", "nodes", "warm", "contracts", "launch", "examples", "numerics", "ranks")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -112,6 +114,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "linux" in item.keywords and not sys.platform.startswith("linux"):
             item.add_marker(pytest.mark.skip(reason="Linux only"))
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Take back what a test, or a library that it imports (accelerate sets variables), has changed in the environment."""
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

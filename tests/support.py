@@ -40,7 +40,7 @@ TORCHRUN: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run")
 
 #: Variables of an outer launcher or of the machine that would change what a test sees.
 _NOT_OURS = ("PET_", "RANKWISE_", "TORCHELASTIC_", "PYTHONPATH", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE",
-             "MASTER_", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED", "NO_COLOR", "FORCE_COLOR", "PYTEST_", "TESTS_RESIDENT")  # fmt: skip
+             "MASTER_", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "NO_COLOR", "FORCE_COLOR", "PYTEST_", "TESTS_RESIDENT")  # fmt: skip
 #: What an interpreter, its allocator and its loader read before a line is run.
 _AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")
 #: A datagram holds the arguments and the environment of a process that is to be forked.

@@ -62,7 +62,7 @@ _NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b|^from rankwise import |rank
 _IS_ABOUT_PROCESSES = re.compile(r"timeout |nohup|kill|pid|(?<![>&])&(?!&)|PYTHON|LC_|LANG|resident")
 _CLASS_ID = re.compile(r"[A-Z]\d{1,2}")
 #: What would change what a command does or prints: an outer launcher's variables, and the test runner's.
-_NOT_PASSED_ON = ("PYTORCH_NVML_BASED", "PET_", "RANKWISE_", "TORCHELASTIC_", "MASTER_", "PYTEST_", "LOCAL_", "GROUP_", "ROLE_", "RANK",
+_NOT_PASSED_ON = ("PET_", "RANKWISE_", "TORCHELASTIC_", "MASTER_", "PYTEST_", "LOCAL_", "GROUP_", "ROLE_", "RANK",
                   "WORLD_SIZE", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHON_EXEC", "NO_COLOR", "FORCE_COLOR")  # fmt: skip
 
 

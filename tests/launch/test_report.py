@@ -245,6 +245,7 @@ def test_the_launchers_own_error_file(boom: tuple[Result, dict[str, Any], Path])
     assert "ValueError: boom" in body["message"]["message"]
     assert "train.py" in body["message"]["extraInfo"]["py_callstack"]
     assert body["message"]["extraInfo"]["timestamp"].isdigit()
+    assert body["message"]["errorCode"] == boom[0].code == 1
 
 
 def test_each_ranks_error_file(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -126,13 +128,16 @@ def test_a_failure_on_one_node_ends_both(meeting: str, others_do: str, tmp_path:
 
 
 def test_a_killed_agent_takes_its_ranks_and_frees_the_other(tmp_path: Path) -> None:
-    """Kill -9 of one agent: its ranks go, the other node's agent names the lost node, and no rank of its own."""
-    text = REDUCE.replace("    env = os.environ", "    open('up' + os.environ['LOCAL_RANK'], 'w').close()\n    import time\n    time.sleep(1 if dist.get_rank() < 2 else 60)\n    dist.all_reduce(total)\n    env = os.environ")  # fmt: skip
+    """Kill -9 of a node, its rank a moment before its agent: the other node's agent names the lost node, and no rank of its own."""
+    text = REDUCE.replace("    env = os.environ", "    up = 'up' + os.environ['LOCAL_RANK']\n    open('new' + up, 'w').write(str(os.getpid()))\n    os.rename('new' + up, up)\n    if dist.get_rank() == 2: __import__('time').sleep(60)\n    dist.all_reduce(total)\n    env = os.environ")  # fmt: skip
     write_script(tmp_path, text)
     args = [["--report", "report.json", *words] for words in static_args(free_port())]
     agents = start_agents([RANKWISE, RANKWISE], args, tmp_path)
     try:
         wait_until((tmp_path / "node1" / "up0").exists, 40, "ranks")
+        time.sleep(3)  # the others wait, and ask for news five times a second
+        os.kill(int((tmp_path / "node1" / "up0").read_text()), signal.SIGKILL)
+        time.sleep(0.3)
         os.kill(agents[1].process.pid, signal.SIGKILL)
     finally:
         results = finish_all(agents, 30)
@@ -143,3 +148,24 @@ def test_a_killed_agent_takes_its_ranks_and_frees_the_other(tmp_path: Path) -> N
     assert report["culprits"] == []
     assert "node 1 (host " in report["message"]
     assert "rank 2) is lost: its launcher has ended" in report["message"]
+
+
+def test_a_signal_while_the_other_node_is_awaited(tmp_path: Path) -> None:
+    """SIGTERM to an agent that waits for the other one: 143, and a report that no rank was running."""
+    write_script(tmp_path, REDUCE)
+    port = free_port()
+    agents = start_agents([RANKWISE], [["--report", "report.json", *c10d_args(port)[0]]], tmp_path)
+    try:
+        wait_until(lambda: not is_free(port), 40, "the store of the rendezvous")
+        agents[0].process.send_signal(signal.SIGTERM)
+    finally:
+        (result,) = finish_all(agents, 30)
+    report = json.loads((tmp_path / "node0" / "report.json").read_text())
+    assert (result.code, report["exit_code"]) == (143, 143), result.err
+    assert report["message"] == "stopped by SIGTERM while no rank was running"
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nobody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

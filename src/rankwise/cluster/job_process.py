@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,9 +39,8 @@ _LONGEST_LINE = 1 << 16
 _FULL_DISK_S = 300.0
 #: How the line of a launcher's report begins that names the rank which failed first.
 _CAUSE = b"  first "
-#: What it says on the nodes where no rank failed first: that another node has told it, or has not.
-_TOLD = "on node "
-_ELSEWHERE = "the first cause is on another node"
+#: What it says on the nodes where no rank failed first: what another node has reported, or that one must have failed.
+_ELSEWHERE = re.compile(r"on node \d+ \(|.*the first cause is on another node")
 
 
 class Plan(TypedDict):
@@ -90,9 +90,7 @@ class Log:
         """Add a line; one of a launcher says which node it is from, if there are several."""
         text = line.rstrip(b"\r\n")
         is_ours = node and self._names_nodes and not RANK_LINE.match(text.decode("utf-8", "replace"))
-        if text.startswith(_CAUSE) and (
-            not self.cause or _ELSEWHERE in self.cause or self.cause.startswith(_TOLD)
-        ):
+        if text.startswith(_CAUSE) and (not self.cause or _ELSEWHERE.match(self.cause)):
             self.cause = text.removeprefix(_CAUSE).decode("utf-8", "replace").strip()
         with self._lock, suppress(OSError):  # a full disk stops no training
             self._file.write((f"[{node}]: ".encode() if is_ours else b"") + text + b"\n")

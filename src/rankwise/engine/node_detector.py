@@ -81,22 +81,22 @@ class Silence:
     """
 
     def __init__(self, now_s: float, start_s: float = _START_S) -> None:
-        self.begun_s = self.heard_s = self.told_s = now_s
+        self.begun_s = self.heard_s = self.stated_s = now_s
         self._start_s = start_s
         self._longest_s, self._forgiven_s = BEAT_S, 0.0
         self.num_answers = 0
 
     def hear(self, now_s: float) -> None:
         """Note that something came."""
-        self.told_s = now_s
+        self.stated_s = now_s
         self._longest_s = max(now_s - self.heard_s, self._longest_s * (1 - _FORGET))
         self.heard_s, self._forgiven_s, self.num_answers = now_s, 0.0, 0
 
     def answer(self, now_s: float) -> None:
         """Note that another connection was answered: that it lives, not that it still takes part."""
-        num_answers, told_s = self.num_answers + 1, self.told_s
+        num_answers, stated_s = self.num_answers + 1, self.stated_s
         self.hear(now_s)
-        self.num_answers, self.told_s = num_answers, told_s
+        self.num_answers, self.stated_s = num_answers, stated_s
 
     def forgive(self, stalled_s: float) -> None:
         """Take from the silence what this process could not have heard: the longest stall, since one that stalls again and again would never judge."""
@@ -150,7 +150,7 @@ class Peer:
         reach: Since when its host has acknowledged nothing.
         link: The connection, for whoever holds it.
         num_acknowledged: How many bytes its host has.
-        doubted: What it has told while its host acknowledged nothing.
+        doubted: What it has sent while its host acknowledged nothing.
     """
 
     node: int
@@ -291,7 +291,7 @@ class Detector:
         # Who was given up may have met others before it ended.
         if self.is_expelled or peer.node in self.losses:
             return
-        is_ended, is_gone = self.judge_end(now_s, peer.silence.told_s)
+        is_ended, is_gone = self.judge_end(now_s, peer.silence.stated_s)
         self._num_probing += 1
 
         def conclude(state: str) -> None:
@@ -309,22 +309,22 @@ class Detector:
 
         self._links.probe(peer, conclude)
 
-    def judge_end(self, now_s: float, told_s: float | None = None) -> tuple[bool, bool]:
+    def judge_end(self, now_s: float, stated_s: float | None = None) -> tuple[bool, bool]:
         """Return what the end of a launcher that is seen now proves, as in :class:`Loss`.
 
         Who did not run for a while may have been given up meanwhile, and so may a node that was silent: it may have met others before it ended.
 
         Args:
             now_s: When, monotonic.
-            told_s: When it last said itself that it is a member: what had come during a stall was read at its end, and what comes later was sent
+            stated_s: When it last said itself that it is a member: what had come during a stall was read at its end, and what comes later was sent
                 later; None: it is no neighbour, and nobody knows.
         """
         proofs = []
         for stalled_s, most_s in ((self._stalled_at_s, _LEAST_S), (self._stalled_long_at_s, _JOIN_S)):
-            is_fresh = told_s is None or now_s - told_s <= most_s
+            is_fresh = stated_s is None or now_s - stated_s <= most_s
             proofs.append(
                 is_fresh
-                and (now_s - stalled_s >= _MEANWHILE_S or (told_s is not None and told_s > stalled_s))
+                and (now_s - stalled_s >= _MEANWHILE_S or (stated_s is not None and stated_s > stalled_s))
             )
         return proofs[0], proofs[1]
 

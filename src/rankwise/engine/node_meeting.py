@@ -281,12 +281,12 @@ class Meeting:
         threading.Thread(target=self._watch, args=(self.handler,), daemon=True).start()
 
     def _watch(self, handler: Any) -> None:
-        told = told_standby = joined = 0
+        published = published_standby = joined = 0
         tickets, turns = self._open_tickets(handler), 0
         while handler is self.handler:
             time.sleep(0.5)
             if not self.watching or joined != self.num_joined:
-                told, told_standby, turns, joined = 0, 0, 0, self.num_joined
+                published, published_standby, turns, joined = 0, 0, 0, self.num_joined
                 self._tell_joined()
                 continue
             try:
@@ -300,17 +300,17 @@ class Meeting:
                 continue  # that was the last round
             if self._load("node_rendezvous").is_full(handler):
                 waiting = 0  # torch keeps who was a moment too late for the last place among those that wait
-            if waiting != told:
+            if waiting != published:
                 self._say({"waiting": waiting})
-                told = waiting
-            self.num_more = waiting + told_standby
+                published = waiting
+            self.num_more = waiting + published_standby
             turns += 1
             if tickets is not None and turns % _STANDBY_TURNS == 1:
                 with contextlib.suppress(Exception):
                     standby = len(tickets.list_alive(handler._state_holder.state))
-                    if standby != told_standby:
+                    if standby != published_standby:
                         self._say({"standby": standby})
-                        told_standby = standby
+                        published_standby = standby
 
     def _open_tickets(self, handler: Any) -> Any:
         standby = self._load("node_standby")

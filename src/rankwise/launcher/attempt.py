@@ -61,6 +61,8 @@ _LAST_WORDS_S = 0.5
 #: Ranks that take SIGTERM for a notice, and have nothing to save after a failure, get this long to end.
 _PARTING_S = 2.0
 _ORPHAN_GRACE_S = 5.0
+#: All processes of a node are killed within this.
+_NODE_KILL_S = 0.5
 _KILL_TIMEOUT_S = 20.0
 
 
@@ -189,19 +191,28 @@ class Attempt:
         )
 
     def _end_all(self) -> None:
-        """Tell the other nodes, look at the living, and stop them."""
-        # Whoever kills a node may kill its ranks first: then this launcher does not live to tell of them, and its node is lost.
-        if self._interrupted is not None or not any(rank.code == -KILL_SIGNAL for rank in self._ranks):
-            self._tell_end()
+        """Report to the other nodes, look at the living ranks, and stop them."""
+        killed = [rank for rank in self._ranks if rank.code == -KILL_SIGNAL]
+        if self._interrupted is not None or not killed:
+            self._publish_end()
         if not (self._regroup or self._supervisor_lost or self._has_lost_nodes):
             self._take_evidence()
         # Those that have not followed by now had the time that others get after SIGTERM.
         self._hurry |= self._is_overdue()
         self._stop(self._interrupted or signal.SIGTERM)
         if self._interrupted is None and not (self._regroup or self._has_lost_nodes):
-            self._tell_end()  # the first rank to fail may take longer to end than those that have only lost it
+            self._survive(killed)
+            self._publish_end()  # the first rank to fail may take longer to end than those that have only lost it
         self._workers.sweep(0.0 if self._hurry else _ORPHAN_GRACE_S)
         self._take_signals()
+
+    def _survive(self, killed: Sequence[Rank]) -> None:
+        """See whether this launcher outlives its killed ranks: whoever kills a node may begin with them, and the others then have lost a node."""
+        if self._part.link is None or not killed:
+            return
+        end_s = max(rank.ended_s for rank in killed) + _NODE_KILL_S
+        while (left_s := end_s - self._clock.monotonic()) > 0 and self._interrupted is None:
+            self._look(left_s)
 
     def _restart_alone(self) -> None:
         """Start ranks again that have failed, where the others can go on without them meanwhile."""
@@ -231,8 +242,8 @@ class Attempt:
         """That another node has ended the attempt; None if none has."""
         return None if self._part.link is None else self._part.link.ended_elsewhere
 
-    def _tell_end(self) -> None:
-        """Tell other nodes that this attempt ends here, and why: their ranks would wait for ours, over NCCL for minutes."""
+    def _publish_end(self) -> None:
+        """Report to the other nodes that this attempt ends here, and why: their ranks would wait for ours, over NCCL for minutes."""
         link, spec = self._part.link, self._job.spec
         if link is None or link.has_end or self._monitor.has_hung:
             return

@@ -140,7 +140,7 @@ def _decide(job: Job, part: Assignment, case: Case, failures: list[Failure]) -> 
     end = None if part.link is None else part.link.end
     if end is None or (end.gives_up and isinstance(decision, GiveUp)):
         return decision
-    # All nodes do what the one has told that ended the attempt: each counts the failures of its own ranks.
+    # All nodes do what the one decided that ended the attempt: each counts the failures of its own ranks.
     reason = "that node does not restart its ranks" if job.spec.max_restarts else ""
     return GiveUp(reason=reason) if end.gives_up else Restart()
 
@@ -239,7 +239,7 @@ def _run_attempt(
             lambda: Attempt(job, part, index=index, restarts=restarts, failures=failures), job
         )
     except RankwiseError as error:
-        if part.link is not None:  # without a word, the others would take this node for lost
+        if part.link is not None:  # without a report, the others would take this node for lost
             part.link.end_attempt(error.message, code=1, gives_up=True)
             job.rendezvous.close()
         raise

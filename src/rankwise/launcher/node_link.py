@@ -100,7 +100,7 @@ class NodeLink:
         self._helper, self._name = helper, name
         self.node_rank, self.judge, self.host = node_rank, judge, host
         self.questions: dict[int, float] = {}
-        self._num_published, self._has_told_end = 0, False
+        self._num_published, self._has_published_end = 0, False
         self._seen: dict[int, int] = {}
 
     @property
@@ -162,7 +162,7 @@ class NodeLink:
     @property
     def has_end(self) -> bool:
         """Whether the attempt was ended for all: by us, or by another node."""
-        return self._has_told_end or self.end is not None
+        return self._has_published_end or self.end is not None
 
     @property
     def ended_elsewhere(self) -> AttemptEnd | None:
@@ -184,7 +184,7 @@ class NodeLink:
             "code": code,
             "gives_up": gives_up,
         }
-        self._has_told_end = True
+        self._has_published_end = True
         self._try("end_attempt", timeout_s=_DECIDE_S, text=json.dumps(facts))
 
     @property

@@ -308,8 +308,8 @@ def _parallelize(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle) -> N
 def _settle(parameter: torch.Tensor) -> None:
     """Add up the parts of a gradient that each rank has of its part of the sequence.
 
-    DTensor would let the optimizer do that. But up to torch 2.10 at least, ``mul_`` of a tensor in parts counts each part as the whole, which an
-    optimizer with momentum does, and so do torch's functions on lists up to 2.11.
+    DTensor would let the optimizer do that. But on torch 2.8 ``mul_``, which an optimizer with momentum calls, counts each part as the whole, and
+    on 2.11 torch's functions on lists still do.
     """
     if parameter.grad is not None:
         parameter.grad = add_up(parameter.grad)

@@ -36,8 +36,6 @@ def to_json(case: Case) -> Plain:
         **{name: getattr(case, name) for name in _OTHERS},
         "ranks": [_spread_end(end) for end in case.ranks],
         "lost_nodes": [asdict(one) for one in case.lost_nodes],
-        "elsewhere": [case.elsewhere, case.elsewhere_code],
-        "min_nodes": case.min_nodes,
         "sights": [_spread_finding(finding) for finding in case.findings],
         "decided": [_spread_finding(finding) for finding in case.decided],
     }
@@ -60,9 +58,6 @@ def from_json(body: Plain) -> Case:
             decided=tuple(map(_fill_finding, body.get("decided", ()))),
             scene=None,
             lost_nodes=tuple(fill(LostNode, one) for one in body.get("lost_nodes", ())),
-            elsewhere=str(body.get("elsewhere", [""])[0]),
-            elsewhere_code=int(body.get("elsewhere", ["", 1])[1]),
-            min_nodes=int(body.get("min_nodes", 1)),
             supervisor_lost=bool(body.get("supervisor_lost", body.get("keeper_lost"))),  # as 0.2 called it
         )
     except (TypeError, KeyError, AttributeError) as error:

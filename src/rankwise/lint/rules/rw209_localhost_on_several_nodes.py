@@ -94,10 +94,10 @@ def check(script: Script) -> Iterator[Finding]:
     several = _several(script)
     if several is None:
         return
-    why, is_certain, told = several
+    why, is_certain, declared = several
     for place, value, node in _addresses(script):
         if isinstance(value.const, str) and _HERE.match(value.const) and not _tested(place):
-            if told is not None and told.excludes(place.last):
+            if declared is not None and declared.excludes(place.last):
                 continue  # the cluster's nodes get another address
             yield script.finding(
                 RULE,

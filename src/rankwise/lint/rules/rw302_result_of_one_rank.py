@@ -61,7 +61,7 @@ _KEEPS = frozenset({"append", "extend", "clear", "setdefault", "__setitem__", "_
 
 def check(script: Script) -> Iterator[Finding]:
     """Uses of a result that `reduce`, `gather` or `gather_object` leaves on one rank only."""
-    told: set[ast.AST] = set()
+    reported: set[ast.AST] = set()
     for entry in script.entries:
         history = entry.histories[-1]
         if not is_distributed(entry):
@@ -73,8 +73,8 @@ def check(script: Script) -> Iterator[Finding]:
             for node, value in _used(script, call) if is_here else ():
                 for origin in value.origin:
                     made = makers.get(origin)
-                    if made is not None and made.node not in told and made.module is script.module:
-                        told.add(made.node)
+                    if made is not None and made.node not in reported and made.module is script.module:
+                        reported.add(made.node)
                         yield _tell(script, made, node)
 
 

@@ -59,16 +59,16 @@ _TAKES = frozenset({*(f"builtins.{name}" for name in "print float int len sum ab
 
 def check(script: Script) -> Iterator[Finding]:
     """The first use of what each in-place collective returned."""
-    told: set[ast.AST] = set()
+    reported: set[ast.AST] = set()
     for use in sorted(_uses(script), key=lambda use: (use.node.lineno, use.node.col_offset)):
         made = use.made.node
         if (
             use.module is script.module
             and use.made.module is script.module
-            and made not in told
+            and made not in reported
             and not is_caught(script.tree, use.node)
         ):
-            told.add(made)
+            reported.add(made)
             act = ACTS[use.made.name]
             filled = text_of(use.made.arg_node(*act.fills[:2])) if act.fills is not None else ""
             name = text_of(getattr(made, "func", made))

@@ -67,7 +67,7 @@ def check(script: Script) -> Iterator[Finding]:
         for node in (ast.walk(script.tree) if lacking else ())
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
     }
-    told = set()
+    reported = set()
     for (node, entry), without in lacking.items():
         having = ranks[entry] - without
         name = ast.unparse(node)
@@ -75,13 +75,13 @@ def check(script: Script) -> Iterator[Finding]:
         if (
             having
             and without & {0, 1}
-            and name not in told
+            and name not in reported
             and _name(node) in stored
             and not is_caught(script.tree, node)
         ):
             who = "only rank 0 has" if having == {0} else "only some ranks have"
             kind = "NameError" if isinstance(node, ast.Name) else "AttributeError"
-            told.add(name)
+            reported.add(name)
             yield script.finding(
                 RULE,
                 node,
