@@ -66,6 +66,7 @@ GROUPS = {
 }  # fmt: skip
 #: Users get these from calls, and don't make them.
 GIVEN = {
+    "Pipeline",
     "RankContext",
     "BatchPlan",
     "Mesh",
@@ -221,8 +222,7 @@ def write_class(name: str, kind: type) -> Iterator[str]:
     types: dict[str, str] = {}
     if dataclasses.is_dataclass(kind):
         types = {field.name: _name_type(field.type) for field in dataclasses.fields(kind)}
-    if name not in GIVEN:
-        yield from (*write_signature(name, kind.__init__ if "__init__" in vars(kind) else kind), "")
+    yield from write_making(name, kind)
     yield from write_docstring(kind, name, types)
     for member, value in vars(kind).items():
         if member.startswith("_") or is_told_by_family(kind, member):
@@ -238,6 +238,14 @@ def write_class(name: str, kind: type) -> Iterator[str]:
             )
         elif inspect.isfunction(value):
             yield from (f"#### {name}.{member}", "", *write_function(member, value))
+
+
+def write_making(name: str, kind: type) -> Iterator[str]:
+    """Show how users come by an instance, if not from us: the members of an enumeration, or the constructor's call."""
+    if issubclass(kind, enum.Enum):
+        yield from (f"    {', '.join(f'{name}.{member}' for member in kind.__members__)}", "")
+    elif name not in GIVEN:
+        yield from (*write_signature(name, kind.__init__ if "__init__" in vars(kind) else kind), "")
 
 
 def is_told_by_family(kind: type, member: str) -> bool:

@@ -187,7 +187,9 @@ def run_command(command: str, folder: Path) -> tuple[int, str]:
     if str(PYTHON) == sys.executable and find_torch() < (2, 9):
         # What a document gives to another program of the shell is what a later torch writes.
         command = re.sub(
-            r"(rankwise run [^|]*)\|(?!\|)", rf"\1| {sys.executable} {gloo_words.__file__} |", command
+            r"(rankwise run [^|>]*)((?<!\d)>(?! \S+ 2>)|\|(?!\|))",
+            rf"\1| {sys.executable} {gloo_words.__file__} \2",
+            command,
         )
     env |= {
         "CUDA_VISIBLE_DEVICES": "",

@@ -96,7 +96,10 @@ def ask(
     if until is None:
         return once()
     found: list[tuple[int, dict[str, Any]]] = []
-    wait_until(lambda: found.append(once()) or found[-1][0] == until, timeout_s=60)
+    try:
+        wait_until(lambda: found.append(once()) or found[-1][0] == until, timeout_s=60)
+    except AssertionError as error:
+        raise AssertionError(f"never {until}, at last {found[-1]}") from error
     return found[-1]
 
 
