@@ -209,7 +209,7 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
     "base": 2_360,  # aim: base and engine 3,000
-    "engine": 3_405,  # aim: base and engine 3,000
+    "engine": 3_440,  # aim: base and engine 3,000
     "evidence": 8_600,  # aim: evidence and verdict 11,000
     "verdict": 8_850,  # aim: evidence and verdict 11,000
     "lint": 34_950,  # aim: 18,000

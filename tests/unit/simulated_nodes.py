@@ -18,7 +18,7 @@ from rankwise.engine.node_detector import BEAT_S, Detector, Loss, Peer, list_nei
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-_LATENCY_S, _RESEND_S, _PROBE_S, _AGAIN_S = 0.0005, 0.2, 0.5, 0.3
+_LATENCY_S, _RESEND_S, _PROBE_S, _TRY_EVERY_S, _AGAIN_S = 0.0005, 0.2, 0.5, 0.02, 0.3
 _QUICKLY, _WINDOW = 2, 10
 
 
@@ -73,10 +73,10 @@ class Node:
         """How much the host has acknowledged."""
         return int(peer.link.num_acknowledged)
 
-    def probe(self, peer: Peer, conclude: Callable[[str], None]) -> None:
+    def probe(self, peer: Peer, conclude: Callable[[str], None], *, host_only: bool = False) -> None:
         """Look what is at the port: the kernel of a frozen process takes the connection, and nobody answers."""
         there, network = peer.link.there, self._network
-        delay_s = network.find_answer(self, there)
+        delay_s = network.find_answer(self, there, host_only=host_only)
         if delay_s > _PROBE_S:
             network.after(_PROBE_S, self, conclude, "silent")
         else:
@@ -102,13 +102,14 @@ class Network:
     Attributes:
         nodes: By their rank.
         now_s: The clock.
+        loss: The share of packets that are lost.
         num_beats: How many were sent; ``num_messages`` and ``num_bytes``: of all else.
     """
 
     def __init__(
         self, number: int, *, loss: float = 0.0, slow: Mapping[int, float] | None = None, seed: int = 0
     ) -> None:
-        self._random, self._loss, self._slow = random.Random(seed), loss, slow or {}
+        self._random, self.loss, self._slow = random.Random(seed), loss, slow or {}
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._num_events = 0
         self.now_s = 0.0
@@ -176,13 +177,18 @@ class Network:
         """Whether packets pass, and the host answers."""
         return there.is_up and (here.side, there.side) in self._ways
 
-    def find_answer(self, here: Node, there: Node) -> float:
-        """Return the seconds until a new connection is answered; TCP repeats its first packets after a second, which is never soon enough."""
-        is_lost = self._random.random() < 1 - (1 - self._loss) ** 2
-        if is_lost or not (self.reaches(here, there) and self.reaches(there, here)) or there.is_frozen:
+    def find_answer(self, here: Node, there: Node, *, host_only: bool) -> float:
+        """Return the seconds until one of several new connections is answered: TCP repeats their first packets after a second, which is never soon enough."""
+        is_deaf = there.is_frozen and not host_only
+        if is_deaf or not (self.reaches(here, there) and self.reaches(there, here)):
             return float("inf")
-        pause_s = self._slow.get(there.number, 0.0) if there.is_alive else 0.0
-        return 2 * _LATENCY_S + self._random.random() * pause_s
+        passes, tried_s = (1 - self.loss) ** (2 if host_only else 4), 0.0
+        while self._random.random() >= passes:
+            tried_s += _TRY_EVERY_S
+            if tried_s > _PROBE_S:
+                return float("inf")
+        pause_s = self._slow.get(there.number, 0.0) if there.is_alive and not host_only else 0.0
+        return tried_s + 2 * _LATENCY_S + self._random.random() * pause_s
 
     def connect(self, child: Node, parent: Node) -> None:
         """Make a connection, and have each side admit the other."""
@@ -220,7 +226,7 @@ class Network:
 
     def _find_arrival(self, link: _Link) -> float:
         delay_s, resend_s, num = _LATENCY_S, _RESEND_S, 0
-        while self._loss and self._random.random() < self._loss:
+        while self.loss and self._random.random() < self.loss:
             num += 1
             delay_s += BEAT_S if num <= _QUICKLY else resend_s
             resend_s *= 1 if num <= _QUICKLY else 2

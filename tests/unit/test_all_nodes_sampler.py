@@ -72,12 +72,19 @@ class FakeLink:
         messages, self.messages = self.messages, []
         return messages
 
-    def post(self, *ranks: RankFacts, way_s: float = 0.0, is_last: bool = False, **sign: Any) -> None:
+    def post(
+        self,
+        *ranks: RankFacts,
+        way_s: float = 0.0,
+        is_last: bool = False,
+        stopped: tuple[int, ...] = (),
+        **sign: Any,
+    ) -> None:
         """Node 1 answers the last question."""
         then = scene(*ranks, world_size=2, now_s=self.clock.now - 500 - way_s, is_whole=False)
         facts = {"quiet_s": 0.1, "idle_s": 0.1, "is_answered": True, "has_joined": True, **sign}
         signs = () if is_last else (Sign(rank=1, question=self.asked, **facts),)
-        told = NodeScene(scene=then, signs=signs, question=self.asked, is_last=is_last)
+        told = NodeScene(scene=then, signs=signs, question=self.asked, is_last=is_last, stopped=stopped)
         self.messages.append(NodeMessage(node=1, num=1, at_s=self.clock.now, text=pack(told)))
 
 
@@ -157,6 +164,15 @@ def test_ranks_that_have_ended_are_seen_for_ever() -> None:
     stage.run(100)
     assert stage.ranks == [0, 1]
     assert not stage.said
+
+
+def test_ranks_that_their_launcher_has_stopped_are_not_seen() -> None:
+    """A node that goes on without another one, or is stopped, ends its ranks: that they left is no mistake of the script, and proves no hang."""
+    stage = Stage(quiet_s=3.0).run(0.25)
+    stage.link.post(ended(1), is_last=True, stopped=(1,))
+    stage.run(5)
+    assert stage.ranks == [0]
+    assert not stage.all_nodes.take().is_whole
 
 
 def test_a_node_that_does_not_answer_is_named_once() -> None:

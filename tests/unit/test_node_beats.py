@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
+import select
 import socket
 import threading
 import time
@@ -100,7 +102,7 @@ def test_a_launcher_that_has_left_the_round_without_a_word_has_not_ended(monkeyp
 def test_a_refusal_proves_no_end_where_the_port_was_never_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind NAT or a firewall every new connection is refused, while the launcher and its own connection live."""
     monkeypatch.setattr(node_detector, "_FIRST_S", 0.0)
-    monkeypatch.setattr(node_beats, "try_to_reach", lambda *_: "refused")
+    monkeypatch.setattr(node_beats, "try_to_reach", lambda *_, **__: "refused")
     made = [_Node(number) for number in range(2)]
     _begin(made, are_reached=False)
     _die(made[1])
@@ -116,6 +118,26 @@ def test_another_process_at_its_port_is_no_sign_of_life() -> None:
     port, name = node_beats.listen_for_life()
     assert node_beats.try_to_reach("127.0.0.1", port, name) == "open"
     assert node_beats.try_to_reach("127.0.0.1", port, "another") == "refused"
+
+
+def test_a_port_is_tried_again_before_tcp_repeats_what_was_lost() -> None:
+    """A kernel whose queue is full drops the first packets of a connection, as a bad network does, and TCP sends them again after a second; a launcher, and its host, answer a new one sooner."""
+    with contextlib.ExitStack() as made:
+        listener = made.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        port = listener.getsockname()[1]
+        for _ in range(2):  # one more than it takes
+            made.enter_context(node_beats._connect("127.0.0.1", port))
+        for host_only in (False, True):
+            found = queue.SimpleQueue[str]()
+            node_beats._start(lambda host_only=host_only, found=found: found.put(node_beats.try_to_reach("127.0.0.1", port, "name", host_only=host_only)))  # type: ignore[misc]  # fmt: skip
+            time.sleep(0.1)  # what it has sent is lost
+            while not found.qsize() and select.select([listener], [], [], 1.0)[0]:
+                with listener.accept()[0] as connection:
+                    if not host_only:
+                        connection.send(b"name\n")
+            assert found.get(timeout=20) == "open"
+            for _ in range(2):
+                made.enter_context(node_beats._connect("127.0.0.1", port))
 
 
 def test_what_came_during_a_stall_is_read_as_old(monkeypatch: pytest.MonkeyPatch) -> None:

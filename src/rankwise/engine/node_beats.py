@@ -24,8 +24,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_REACH_S, _REACH_TRIES, _REACH_PAUSE_S = 0.5, 4, 0.025
+#: How long to try a port, and when to connect once more: TCP repeats a lost SYN only after a second.
+_REACH_S, _REACH_EVERY_S = 0.5, 0.02
 _CONNECT_S, _AGAIN_S, _MEET_S, _HELLO_S = 15.0, 0.3, 3.0, 5.0
+#: Neighbours that try a port connect often, and a kernel whose queue is full does not answer.
+_BACKLOG = 1024
 _LONGEST_LINE, _LONGEST_GREETING = 1 << 16, 256
 #: So long the loop waits at most for something to come.
 _TURN_S = 0.1
@@ -164,12 +167,12 @@ class Beats:
         """Return how many bytes the peer's host has; where the system does not tell, all."""
         return int(peer.link.num_sent) - _count_unacknowledged(peer.link.socket)
 
-    def probe(self, peer: Any, conclude: Callable[[str], None]) -> None:
-        """Look, in a thread of its own, what is at the peer's port."""
+    def probe(self, peer: Any, conclude: Callable[[str], None], *, host_only: bool = False) -> None:
+        """Look, in a thread of its own, what is at the peer's port, or whether its host answers."""
         host, port, life_port, name = peer.link.host, peer.link.port, peer.link.life_port, peer.link.name
 
         def look() -> None:
-            state = try_to_reach(host, port, name)
+            state = try_to_reach(host, port, name, host_only=host_only)
             if state == "refused" and life_port and try_to_reach(host, life_port, name) != "refused":
                 state = "left"
             if state == "refused" and not peer.link.is_reached:
@@ -314,21 +317,43 @@ def _note_reached(connection: _Connection) -> None:
     connection.is_reached = try_to_reach(connection.host, connection.life_port or connection.port, connection.name) == "open"  # fmt: skip
 
 
-def try_to_reach(host: str, port: int, name: str = "") -> str:
-    """Return "open" if a launcher answers there, the one of that name, "refused" if the host says that nothing listens or another answers, else "silent"."""
-    for _ in range(_REACH_TRIES):
-        try:
-            with socket.create_connection((host, port), timeout=_REACH_S) as connection:
-                if said := connection.recv(_LONGEST_GREETING):
-                    return "open" if name.encode() in said else "refused"
-        except ConnectionRefusedError:
-            return "refused"
-        except ConnectionResetError:
-            pass
-        except OSError:
-            break
-        time.sleep(_REACH_PAUSE_S)  # a process that was killed loses its sockets one after the other
+def try_to_reach(host: str, port: int, name: str = "", *, host_only: bool = False) -> str:
+    """Return "open" if a launcher answers there, the one of that name, "refused" if the host says that nothing listens or another answers, else "silent".
+
+    Args:
+        host: Where.
+        port: Where.
+        name: What it says there.
+        host_only: Whether it is enough that its kernel answers, by whatever.
+    """
+    end_s = time.monotonic() + _REACH_S
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as made:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if host_only else 0)
+        while (now_s := time.monotonic()) < end_s:
+            with contextlib.suppress(OSError):  # without a route, or a descriptor
+                selector.register(made.enter_context(_connect(host, port)), events)
+            for key, _ in selector.select(min(_REACH_EVERY_S, end_s - now_s)):
+                connection: Any = key.fileobj
+                selector.unregister(connection)
+                try:
+                    if host_only and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                        return "open"
+                    if said := connection.recv(_LONGEST_GREETING):
+                        return "open" if name.encode() in said else "refused"
+                except ConnectionRefusedError:
+                    return "open" if host_only else "refused"
+                except OSError:  # a process that was killed loses its sockets one after the other
+                    pass
     return "silent"
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    """Begin to connect, and return at once."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    connection = socket.socket(family, kind, protocol)
+    connection.settimeout(0)
+    connection.connect_ex(address)
+    return connection
 
 
 @cache
@@ -352,8 +377,10 @@ def _listen() -> socket.socket:
     """Return a socket that takes connections by IPv4 and, where the host has it, IPv6."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=64)
-    return socket.create_server(("", 0), backlog=64)
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
+            )
+    return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
 def _count_unacknowledged(connection: socket.socket) -> int:

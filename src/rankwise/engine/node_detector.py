@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         def count_acknowledged(self, peer: Peer) -> int:
             """Return how many bytes, of those that were sent, the peer's host has acknowledged."""
 
-        def probe(self, peer: Peer, conclude: Callable[[str], None]) -> None:
-            """Find out what is at the peer's port, and call back with "open", "silent", "refused" if its launcher has ended, or "left" if that has left the round."""
+        def probe(self, peer: Peer, conclude: Callable[[str], None], *, host_only: bool = False) -> None:
+            """Find out what is at the peer's port, and call back with "open", "silent", "refused" if its launcher has ended, or "left" if that has left the round; with "open" or "silent" if only the host is asked."""
 
         def reach_parent(self) -> None:
             """Connect to the parent again."""
@@ -47,7 +47,7 @@ _FACTOR, _FORGET = 4.0, 0.001
 #: Who did not get to run for so long forgives the others their silence.
 _STALL_S = 0.4
 #: Before a silence is too long, the peer is asked by new connections: packets may have been lost, and TCP waits longer each time before it repeats one.
-_ASK_S = 0.4
+_ASK_S = 0.5
 #: A connection over which nothing has come between so many answers is made anew: news would not pass.
 _MOST_ANSWERS = 3
 #: And what ends so soon after that may have ended meanwhile.
@@ -151,6 +151,7 @@ class Peer:
         link: The connection, for whoever holds it.
         num_acknowledged: How many bytes its host has.
         doubted: What it has sent while its host acknowledged nothing.
+        is_asked: Whether a new connection is being tried.
     """
 
     node: int
@@ -160,6 +161,7 @@ class Peer:
     reach: Silence
     link: Any
     num_acknowledged: int = 0
+    is_asked: bool = False
     doubted: list[Mapping[str, Any]] = field(default_factory=list)
 
 
@@ -359,19 +361,25 @@ class Detector:
 
     def _ask(self, peer: Peer, asked_s: float) -> None:
         """Take it for a sign of life if a launcher answers at the peer's port; the same loop does that as sends beats."""
+        if peer.is_asked:
+            return
+        peer.is_asked = True
         silences = [(one, one.heard_s) for one in (peer.silence, peer.reach)]
 
         def conclude(state: str) -> None:
+            peer.is_asked = False
             if state != "open" or peer not in self.peers:
                 return
             # Several answers to one silence are one; and something may have come meanwhile.
-            for one in [one for one, heard_s in silences if one.heard_s == heard_s]:
+            for one in [one for one, heard_s in silences[host_only:] if one.heard_s == heard_s]:
                 one.answer(asked_s)
             if max(peer.silence.num_answers, peer.reach.num_answers) > _MOST_ANSWERS:
                 self._drop(peer)
                 self._await(peer, asked_s)
 
-        self._links.probe(peer, conclude)
+        # Whoever is heard lives, but may have to be reached.
+        host_only = peer.silence.find_excess_s(asked_s) <= -_ASK_S
+        self._links.probe(peer, conclude, host_only=host_only)
 
     def _give_up(self, peer: Peer, now_s: float) -> None:
         silent_s, unreached_s = now_s - peer.silence.heard_s, now_s - peer.reach.heard_s

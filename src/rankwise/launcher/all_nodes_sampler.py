@@ -212,8 +212,8 @@ class AllNodesSampler:
         return self.with_others(self._sampler.take())
 
     def with_others(self, scene: Scene) -> Scene:
-        """Return a scene of our own ranks together with what others have told of theirs."""
-        return join(scene, (other.scene for other in self._list_present()))
+        """Return a scene of our own ranks together with what others have told of theirs, less those that their own launchers have stopped."""
+        return join(scene, (other.unstopped for other in self._list_present()))
 
     def list_ends(self) -> tuple[NodeScene, ...] | None:
         """Return what all other nodes have left; None while it is not known of every rank of the job."""

@@ -81,6 +81,12 @@ class NodeScene:
     stopped: tuple[int, ...] = ()
     host_problems: tuple[str, ...] = ()
 
+    @property
+    def unstopped(self) -> Scene:
+        """The scene without the ranks that were stopped: why these have ended says nothing of the script."""
+        ranks = tuple(facts for facts in self.scene.ranks if facts.rank not in self.stopped)
+        return replace(self.scene, ranks=ranks, is_whole=self.scene.is_whole and not self.stopped)
+
 
 def count_ops(world_size: int) -> int:
     """Return how many operations of each rank are told, so that whoever reads them all can.
