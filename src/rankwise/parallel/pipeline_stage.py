@@ -117,6 +117,11 @@ class Stage(PipelineStage):  # type: ignore[misc]
     def _clear_unlaunched_bwd_recv(self, *_: Any) -> None:
         return None
 
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        # Torch 2.9 to 2.12 connect all neighbours first; Gloo has no connection of a rank with itself.
+        connecting = super()._get_init_p2p_neighbors_ops()
+        return [one for one in connecting if one.peer != dist.get_rank()]
+
     # ---------------------------------------------------------------- messages; nothing of no samples is sent
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
