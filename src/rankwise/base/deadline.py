@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import queue
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,6 +13,9 @@ if TYPE_CHECKING:
 
 _GLANCE_S = 1.0
 Result = TypeVar("Result")
+_STARTS_NONE_AT_EXIT = platform.python_version().startswith("3.12.")
+#: What is to run in a thread that waits for it, by process.
+_waiting: dict[int, queue.SimpleQueue[Callable[[], None]]] = {}
 
 
 class OverdueError(Exception):
@@ -48,7 +54,7 @@ def call_within(
         finally:
             done.set()
 
-    threading.Thread(target=run, name="rankwise-deadline", daemon=True).start()
+    _start(run)
     left_s = timeout_s
     while not done.wait(min(left_s, _GLANCE_S) if find_reason else left_s):
         left_s -= _GLANCE_S if find_reason else left_s
@@ -58,3 +64,25 @@ def call_within(
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+def prepare_exit() -> None:
+    """Keep a thread for calls at the exit of this process: Python 3.12 starts none there."""
+    if not _STARTS_NONE_AT_EXIT or os.getpid() in _waiting:
+        return
+    calls = _waiting[os.getpid()] = queue.SimpleQueue()
+
+    def run_all() -> None:
+        while True:
+            calls.get()()
+
+    threading.Thread(target=run_all, name="rankwise-exit", daemon=True).start()
+
+
+def _start(run: Callable[[], None]) -> None:
+    try:
+        threading.Thread(target=run, name="rankwise-deadline", daemon=True).start()
+    except RuntimeError:
+        if (calls := _waiting.get(os.getpid())) is None:
+            raise
+        calls.put(run)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.deadline import OverdueError, call_within
+from rankwise.base.deadline import OverdueError, call_within, prepare_exit
 from rankwise.base.environ import get, read_float
 from rankwise.base.errors import RankwiseError, RendezvousError, UsageError
 from rankwise.base.log import get_logger
@@ -177,6 +177,7 @@ def _to_seconds(value: object, name: str) -> float | None:
 
 
 def _join(request: _Request, given: dist.Store | None) -> RankContext:
+    prepare_exit()
     it, place = request.identity, request.place
     if it.local_rank is not None or it.world_size == 1:
         device = choose_device(request.device, it.local_rank or 0, it.rank)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from typing import TextIO, final
 
 
@@ -30,7 +32,7 @@ class Outlet:
                 OSError,
                 ValueError,
             ):  # the reader is gone, the terminal hung up, the disk is full, the file closed
-                self._stream = None
+                self._give_up()
         return len(text)
 
     def flush(self) -> None:
@@ -39,7 +41,21 @@ class Outlet:
             try:
                 self._stream.flush()
             except (OSError, ValueError):
-                self._stream = None
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """Write nothing any more, and empty the stream's buffers: at exit Python would try once more, and exit with 120."""
+        stream, self._stream = self._stream, None
+        with suppress(OSError, ValueError, AttributeError):
+            fd = stream.fileno()  # type: ignore[union-attr]
+            kept, nowhere = os.dup(fd), os.open(os.devnull, os.O_WRONLY)
+            try:
+                os.dup2(nowhere, fd)
+                stream.flush()  # type: ignore[union-attr]
+            finally:
+                os.dup2(kept, fd)
+                os.close(kept)
+                os.close(nowhere)
 
     def say(self, line: str) -> None:
         """Write one line, at once."""
