@@ -286,7 +286,7 @@ def test_the_rank_that_failed_first_is_named_though_all_fail_alike(tmp_path: Pat
     def fail(rank: int) -> None:
         if rank == 0:
             wait_until((tmp_path / "failing").exists, what="rank 1")
-            threading.Event().wait(0.05)
+            threading.Event().wait(0.3)
         (tmp_path / "failing").touch()
         raise ValueError(f"of rank {rank}")
 

@@ -192,6 +192,7 @@ def list_differences(
     }
 
 
+@pytest.mark.timeout(400)  # torch is imported a dozen times
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_rank_sees_the_same_however_it_is_started(name: str, tmp_path: Path) -> None:
     """No fact about its process that a script can look at tells warm from cold, nor from torchrun, save those listed.

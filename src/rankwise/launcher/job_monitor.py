@@ -46,6 +46,8 @@ _LAST_ANSWER_S, _ANSWER_S = 0.5, 0.1
 _PARTED_S = 3.0
 #: When a peer was lost, so long the other nodes may take to tell how their ranks have ended.
 _LEAVE_S, _SOON_S = 2.0, 0.05
+#: A node that has ended the attempt tells what it has seen of its host once its ranks have ended.
+_LOOK_BACK_S = 6.0
 #: So long what all nodes have left is read at the job's end.
 _LAST_READING_S = 2.0
 
@@ -272,8 +274,12 @@ class JobMonitor:
             return case
         everyone = self._all or AllNodesSampler(self._sampler, link, self._say, self._clock)
         end, ends = self._clock.monotonic() + _LEAVE_S, everyone.list_ends()
-        while link.decision is None and ends is None and not link.lost_nodes and link.ended_elsewhere is None:
-            if self._clock.monotonic() > end or not link.collect():
+        while link.decision is None and ends is None and not link.lost_nodes:
+            # What is wrong with the host of the node that has ended the attempt belongs to the report on each.
+            if link.ended_elsewhere is not None and everyone.has_ended(link.ended_elsewhere.node):
+                break
+            bound_s = end if link.ended_elsewhere is None else end - _LEAVE_S + _LOOK_BACK_S
+            if self._clock.monotonic() > bound_s or not link.collect():
                 self._host_problems_elsewhere = everyone.list_host_problems()
                 return case
             everyone.read_all(_LAST_READING_S)
@@ -281,7 +287,7 @@ class JobMonitor:
             self._clock.sleep(_SOON_S)
         self._host_problems_elsewhere = everyone.list_host_problems()
         decision = link.decision
-        if decision is None and ends and case.scene is not None:
+        if decision is None and ends and case.scene is not None and link.ended_elsewhere is None:
             scene = join(self._sampler.take_end(), (one.scene for one in ends))
             stopped = {rank for one in ends for rank in one.stopped} | self._stopped
             finding = find_early_exits(scene, stopped)

@@ -22,6 +22,7 @@ from rankwise.evidence.reader.process_state import (
     IDLE_SHARE,
     ProcessFacts,
     read_children,
+    read_core_wait,
     read_process,
     reads_terminal,
     ticks_per_second,
@@ -43,6 +44,8 @@ _NAMES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_
 _JOB = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _OURS = "RANKWISE_RANK"
 _AT_ONCE = 8
+#: A debugger that takes its stack makes a thread that computes rest so often.
+_MOST_RESTS = 5
 _STACKS_ONLY = "a stack shows where a rank is, not which of its collectives it is in"
 
 
@@ -67,6 +70,7 @@ class _Look:
     """One rank at one moment."""
 
     process: ProcessFacts | None
+    core_wait: tuple[float, int] | None
     dump: SpyDump | str
     evidence: Evidence | None
     at_s: float
@@ -173,6 +177,7 @@ def _look_at(one: LiveRank, clock: Clock) -> _Look:
     dump = pyspy.take(one.pid) if can_tell else ""
     return _Look(
         process=process,
+        core_wait=read_core_wait(one.pid),
         dump=dump,
         evidence=_read_evidence(one.pid) if one.is_ours else None,
         at_s=clock.monotonic(),
@@ -198,9 +203,17 @@ def _tell_kernels(ranks: Sequence[LiveRank], facts: Sequence[RankFacts]) -> str:
 
 
 def _find_share(was: _Look, now: _Look) -> float | None:
+    """Return which share of a core a rank has used, or would have used on a host with a core left for it."""
     if was.process is None or now.process is None or now.at_s <= was.at_s:
         return None
-    return (now.process.ticks - was.process.ticks) / ticks_per_second() / (now.at_s - was.at_s)
+    used_s = (now.process.ticks - was.process.ticks) / ticks_per_second()
+    if was.core_wait is not None and now.core_wait is not None:
+        waited_s, num_rests = (
+            after - before for before, after in zip(was.core_wait, now.core_wait, strict=True)
+        )
+        if num_rests <= _MOST_RESTS:  # else each short wait for a core is one after a sleep
+            used_s += waited_s
+    return used_s / (now.at_s - was.at_s)
 
 
 def _pick(pids: Iterable[int], parents: Mapping[int, int]) -> tuple[LiveRank, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.evidence.reader.scene import Child
@@ -89,6 +90,16 @@ def read_process(pid: int) -> ProcessFacts | None:
         memory_bytes=int(fields[21]) * page,
         is_traced=letter == _TRACED,
     )
+
+
+def read_core_wait(pid: int) -> tuple[float, int] | None:
+    """Return for how many seconds the main thread was ready to run and had no core, and how often it has let go of its own; None if the kernel does not say."""
+    try:
+        waited_ns = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+        status = Path(f"/proc/{pid}/status").read_text()
+        return waited_ns / 1e9, int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def read_children(parents: Collection[int]) -> dict[int, tuple[Child, ...]]:
