@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
+from rankwise.evidence.reader.process_state import read_process
 from rankwise.evidence.reader.scene import Child, Evidence, RankFacts, Scene
 from rankwise.launcher.spawned_children import SpawnedChildren
+from support import wait_until
 
 pytestmark = pytest.mark.linux
 #: A process with a thread of torch's name, which says so.
@@ -51,3 +53,27 @@ def test_ranks_below_a_rank_are_told_once() -> None:
         for one in members:
             one.kill()
             one.communicate()
+
+
+def test_a_script_that_starts_its_own_ranks_is_told() -> None:
+    """Below a launcher processes of mp.spawn wait for ever for the store of their rank 0: two that did nothing for half a minute are named once, not one, and not those that compute."""
+    idle = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        for pids, num_lines in (([one.pid for one in idle], 1), ([idle[0].pid, busy.pid], 0)):
+            said: list[str] = []
+            own = SpawnedChildren(said.append)
+            children = tuple(Child(pid=pid, name="python", state="S") for pid in pids)
+            facts = [RankFacts(rank=rank, pid=1, evidence=Evidence(), children=children) for rank in range(2)]
+            for now_s in (1.0, 32.0):
+                own.look(Scene(ranks=tuple(facts), world_size=2, now_s=now_s))
+                used = read_process(busy.pid)
+                if busy.pid in pids:
+                    wait_until(lambda used=used: read_process(busy.pid).ticks > used.ticks + 60)  # type: ignore[misc, union-attr]
+            assert [line.partition(" of its own")[0] for line in said] == [
+                "rankwise: rank 0 is in no process group, and waits for 2 processes"
+            ] * num_lines
+    finally:
+        for one in [*idle, busy]:
+            one.kill()
+            one.wait()

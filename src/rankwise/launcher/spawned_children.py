@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from rankwise.evidence.reader.process_state import has_group_threads
+from rankwise.evidence.reader.process_state import has_group_threads, read_process, ticks_per_second
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankwise.evidence.reader.scene import Scene
+    from rankwise.evidence.reader.scene import RankFacts, Scene
+
+#: Processes that use less than this in so long wait for something.
+_IDLE_S, _USED_S = 30.0, 0.5
 
 
 @final
@@ -22,6 +26,8 @@ class SpawnedChildren:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._reported = say, set[int]()
+        #: What each child had used, and since when no more.
+        self._used: dict[int, tuple[float, int]] = {}
 
     def look(self, scene: Scene) -> None:
         """Say it of each rank that was not told before.
@@ -39,3 +45,33 @@ class SpawnedChildren:
                     f"rankwise: rank {facts.rank} has started {len(members)} processes with a process group of their own: these are not watched "
                     f"for hangs\n  -> let `rankwise run --nproc-per-node {len(members)}` start them, or ask `rankwise why` what they do"
                 )
+            elif (num_idle := self._count_idle(facts, scene.now_s)) > 1:
+                self._reported |= {one.rank for one in scene.ranks}  # all of them do what the script says
+                self._say(
+                    f"rankwise: rank {facts.rank} is in no process group, and waits for {num_idle} processes of its own that have done nothing for "
+                    f"{_IDLE_S:.0f} s\n  -> a script that starts its own ranks, by mp.spawn or the like, is started by `python`: below a launcher rank 0 "
+                    f"of them serves no store; or let `rankwise run --nproc-per-node {num_idle}` start them, without mp.spawn"
+                )
+
+    def _count_idle(self, facts: RankFacts, now_s: float) -> int:
+        """Count the children that have long used no CPU time: those of a pool that prepares data do."""
+        idle = 0
+        for child in facts.children:
+            process = read_process(child.pid)
+            if process is None or _is_helper(child.pid):
+                continue
+            since_s, ticks = self._used.setdefault(child.pid, (now_s, process.ticks))
+            if process.ticks - ticks > _USED_S * ticks_per_second():
+                self._used[child.pid] = (now_s, process.ticks)
+            elif now_s - since_s >= _IDLE_S:
+                idle += 1
+        return idle
+
+
+def _is_helper(pid: int) -> bool:
+    """Tell whether it is one of multiprocessing's own, which wait for as long as its parent lives."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True
+    return b"resource_tracker" in command or b"forkserver" in command
