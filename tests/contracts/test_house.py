@@ -216,7 +216,7 @@ BUDGETS = {
     "cluster": 3_995,  # aim: 3,000
     "doctor": 14_550,  # aim: 9,000
     "warm": 2_225,  # aim: launcher and warm 9,000
-    "launcher": 10_610,  # aim: launcher and warm 9,000
+    "launcher": 10_595,  # aim: launcher and warm 9,000
     "runtime": 6_350,  # aim: 6,000
     "data": 4_850,  # aim: 4,500
     "checkpoint": 4_750,  # aim: 4,500
