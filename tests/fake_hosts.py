@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.doctor.host import Host, Ran
 from rankwise.doctor.network.interfaces import Address, Interface
-from rankwise.doctor.reading import Reading
+from rankwise.doctor.probe import Reading
 from rankwise.doctor.torch_facts import TorchFacts
 
 if TYPE_CHECKING:

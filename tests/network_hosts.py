@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankwise.doctor.network.interfaces import Interface
-    from rankwise.doctor.probe import Probe
-    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.probe import Probe, Reading
 
 ETH1 = make_interface("eth1", "192.168.7.1/24")
 DOCKER0 = make_interface("docker0", "172.17.0.1/16", kind="container")

@@ -8,7 +8,7 @@ from fake_hosts import make_host
 from rankwise.doctor import at_launch
 from rankwise.doctor.at_launch import find_host_problems, look_after, look_before, tell
 from rankwise.doctor.host import JobShape
-from rankwise.doctor.reading import Reading
+from rankwise.doctor.probe import Reading
 
 if TYPE_CHECKING:
     from pathlib import Path

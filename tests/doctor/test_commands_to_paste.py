@@ -14,11 +14,11 @@ from fake_hosts import look, make_host
 from network_hosts import ask, compare, find_one
 from rankwise.base.host import find_port_holder
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.network.hosts_file import forget_name
+from rankwise.doctor.network.names import forget_name
 from rankwise.doctor.probes import ports
 from rankwise.doctor.rendezvous.cluster_report import ClusterReport, NameLook
 from rankwise.doctor.rendezvous.join_failure import explain_failure
-from rankwise.doctor.rendezvous.judging_names import judge_names
+from rankwise.doctor.rendezvous.judging import judge_names
 from rankwise.doctor.rendezvous.plan import Plan
 
 if TYPE_CHECKING:

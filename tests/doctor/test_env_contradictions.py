@@ -17,7 +17,7 @@ from rankwise.doctor.variables.launches import count_devices, find_launch_contra
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.probe import Reading
 
 _STEP = load(FOLDER / "sbatch_srun.json").ranks[3]
 _ONE_TASK_A_NODE = load(FOLDER / "srun_where_a_launcher_starts.json").ranks[1]

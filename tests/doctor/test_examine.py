@@ -10,15 +10,14 @@ import pytest
 from fake_hosts import make_host
 from rankwise.doctor import examine as examining
 from rankwise.doctor.examine import collect_facts, compare_hosts, examine
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, find_worst, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, find_worst, ok, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Facts
+    from rankwise.doctor.probe import Facts
 
 
 def _make(name: str, look: object, compare: object = None) -> Probe:

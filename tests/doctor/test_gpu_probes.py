@@ -10,8 +10,13 @@ import pytest
 import gpu_texts as texts
 from fake_hosts import add_process, look, make_host
 from rankwise.doctor.examine import collect_facts, compare_hosts
-from rankwise.doctor.gpu.nvidia import find_driver_cuda, list_cards, read_driver_version
-from rankwise.doctor.gpu.topology import list_gpu_pairs, read_links, read_matrix
+from rankwise.doctor.gpu.nvidia import (
+    find_driver_cuda,
+    list_gpu_pairs,
+    read_driver_version,
+    read_links,
+    read_matrix,
+)
 from rankwise.doctor.host import Host, JobShape, Ran
 from rankwise.doctor.probes import (
     gpu_peer_access,
@@ -124,7 +129,7 @@ def test_nvidia_smi_is_asked_once_for_all_probes(tmp_path: Path) -> None:
     host = Host(
         root=tmp_path, run=run, torch_facts=lambda _: TorchFacts(python="p", version="2.13", cuda="13.0")
     )
-    threads = [Thread(target=list_cards, args=(host,)) for _ in range(4)]
+    threads = [Thread(target=lambda: host.cards) for _ in range(4)]
     for one in threads:
         one.start()
     assert entered.wait(30)
@@ -157,7 +162,7 @@ def test_a_lost_gpu_is_named(tmp_path: Path) -> None:
     told = look(gpus_seen.PROBE, host)
     assert told[0].verdict == "fail"
     assert "GPU3: 0000:5D:00.0" in told[0].what
-    assert len(list_cards(host).gpus) == 3
+    assert len(host.cards.gpus) == 3
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,19 @@ import pytest
 from fake_hosts import ETH0, LOOPBACK, make_host, make_interface
 from network_hosts import CABLE, enter_network
 from rankwise.doctor.host import Host
+from rankwise.doctor.network.gloo_nccl import (
+    choose_nccl_interfaces,
+    find_gloo_address,
+    find_nccl_address,
+    match_names,
+    read_settings,
+)
 from rankwise.doctor.network.interfaces import (
     choose_best,
-    find_gloo_address,
     find_kind,
-    list_interfaces,
     read_interfaces,
-    resolve,
 )
-from rankwise.doctor.network.nccl import choose_nccl_interfaces, find_nccl_address, match_names, read_settings
+from rankwise.doctor.network.names import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +63,7 @@ def test_kinds(tmp_path: Path, name: str, files: dict[str, str], kind: str) -> N
 
 def test_this_host_has_loopback() -> None:
     """On a real host loopback is found, with its address and its kind."""
-    lo = next(one for one in list_interfaces(Host()) if one.kind == "loopback")
+    lo = next(one for one in Host().interfaces() if one.kind == "loopback")
     assert "127.0.0.1" in [address.ip for address in lo.addresses]
     assert resolve("127.0.0.1") == ("127.0.0.1",)
     assert resolve("no-such-host.invalid") == ()
@@ -155,7 +159,7 @@ ASK_GLOO = """
 import json, os, sys, tempfile
 import torch.distributed as dist
 from rankwise.doctor.host import Host
-from rankwise.doctor.network.interfaces import find_gloo_address, list_interfaces
+from rankwise.doctor.network.gloo_nccl import find_gloo_address
 
 def find_listening():
     found = set()
@@ -173,7 +177,7 @@ for hosts, variable in json.loads(sys.argv[1]):
     if variable:
         os.environ["GLOO_SOCKET_IFNAME"] = variable
     host = Host()
-    ours = find_gloo_address(host, list_interfaces(host))
+    ours = find_gloo_address(host, host.interfaces())
     try:
         dist.init_process_group("gloo", init_method="file://" + tempfile.mktemp(), rank=0, world_size=1)
         theirs = find_listening()

@@ -25,7 +25,7 @@ from rankwise.doctor.rendezvous.plan import Plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.probe import Reading
 
 PLAN = Plan(endpoint_host="h0", endpoint_port=29500)
 SIZES = [2, 3, 4, 5, 8, 16, 64]

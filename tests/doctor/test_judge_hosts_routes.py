@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.probe import Reading, ok
 from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard, Link, Outcome, Plane
 from rankwise.doctor.rendezvous.judging import find_blocked, judge
 from rankwise.doctor.rendezvous.plan import Plan

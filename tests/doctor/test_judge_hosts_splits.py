@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from doctor.test_judge_hosts import bad, make_set, ways
-from rankwise.doctor.network.hosts_file import forget_name
-from rankwise.doctor.reading import Reading
-from rankwise.doctor.rendezvous import cluster_report_json
+from rankwise.doctor.network.names import forget_name
+from rankwise.doctor.probe import Reading
+from rankwise.doctor.rendezvous import cluster_report
 from rankwise.doctor.rendezvous.blaming import find_blames
 from rankwise.doctor.rendezvous.cluster_report import NameLook
 from rankwise.doctor.rendezvous.judging import find_blocked
@@ -20,7 +20,7 @@ from rankwise.doctor.rendezvous.judging import find_blocked
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankwise.doctor.reading import Verdict
+    from rankwise.doctor.probe import Verdict
     from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 
 # ── groups of hosts ──
@@ -210,9 +210,7 @@ def test_both_commands_pass_through_json() -> None:
     cards = tuple(
         replace(one, opening="in", opening_out="out", private=("172.17.0.1",)) for one in found.hosts
     )
-    assert (
-        cluster_report_json.from_json(cluster_report_json.to_json(replace(found, hosts=cards))).hosts == cards
-    )
+    assert cluster_report.from_json(cluster_report.to_json(replace(found, hosts=cards))).hosts == cards
 
 
 # ── addresses that are another place on each host ──

@@ -12,8 +12,7 @@ import pytest
 
 from fake_hosts import add_process, look, make_host
 from rankwise.doctor.host import Host
-from rankwise.doctor.limits.orphans import find_possible_launcher, list_left_over
-from rankwise.doctor.limits.processes import read_process
+from rankwise.doctor.limits.processes import find_possible_launcher, list_left_over, read_process
 from rankwise.doctor.probes import leftovers
 
 if TYPE_CHECKING:

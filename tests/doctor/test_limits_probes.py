@@ -20,13 +20,13 @@ from rankwise.doctor.limits.cgroups import (
     find_process_room,
 )
 from rankwise.doctor.limits.processes import is_inside, list_processes, name_command, read_process
+from rankwise.doctor.probe import find_worst
 from rankwise.doctor.probes import cores, leftovers, limits, memory
-from rankwise.doctor.reading import find_worst
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.probe import Reading
 
 GIB = 1 << 30
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units

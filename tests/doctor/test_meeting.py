@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.doctor.host import Host
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.rendezvous.cluster_report import (
     AllReduce,
     ClusterReport,
@@ -21,13 +20,14 @@ from rankwise.doctor.rendezvous.cluster_report import (
     Link,
     Measure,
     NameLook,
+    from_json,
+    to_json,
 )
-from rankwise.doctor.rendezvous.cluster_report_json import from_json, to_json
 from rankwise.doctor.rendezvous.connection import Connection
 from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
 from rankwise.doctor.rendezvous.peer import short_name
+from rankwise.doctor.rendezvous.phases import plan_rounds
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
-from rankwise.doctor.rendezvous.rounds import plan_rounds
 from rankwise.doctor.rendezvous.wire import GoneError, StrangerError
 from support import free_port
 

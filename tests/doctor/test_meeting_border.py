@@ -14,13 +14,12 @@ import pytest
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.rendezvous.admission import Admission
 from rankwise.doctor.rendezvous.all_reduce import Reducing, read_reduce
-from rankwise.doctor.rendezvous.cluster_report_json import from_json
+from rankwise.doctor.rendezvous.cluster_report import from_json
 from rankwise.doctor.rendezvous.connection import Connection
 from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
 from rankwise.doctor.rendezvous.join_failure import explain_failure
-from rankwise.doctor.rendezvous.peer import Peer
+from rankwise.doctor.rendezvous.peer import Admission, Peer
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
 from rankwise.doctor.rendezvous.results import Results
 from rankwise.doctor.rendezvous.sanitize import BadMessageError, clean_host_name, clean_name, one_line

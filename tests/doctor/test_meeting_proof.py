@@ -19,16 +19,14 @@ from rankwise.base.clock import SystemClock
 from rankwise.base.errors import UsageError
 from rankwise.cli.doctor_flags import read_token
 from rankwise.doctor.host import Host
-from rankwise.doctor.rendezvous.admission import Admission
 from rankwise.doctor.rendezvous.all_reduce import Reducing
-from rankwise.doctor.rendezvous.authentication import is_proof, make_nonce, mark, prove
 from rankwise.doctor.rendezvous.coordinator import Coordinator
 from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
 from rankwise.doctor.rendezvous.link_server import LinkServer
 from rankwise.doctor.rendezvous.over_ssh import RemoteHosts
-from rankwise.doctor.rendezvous.peer import Peer
+from rankwise.doctor.rendezvous.peer import Admission, Peer
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
-from rankwise.doctor.rendezvous.wire import VERSION, encode
+from rankwise.doctor.rendezvous.wire import VERSION, encode, is_proof, make_nonce, mark, prove
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-from rankwise.doctor.reading import Reading, ok, skipped
-from rankwise.doctor.rendezvous.cluster_report import AllReduce, ClusterReport, HostCard, Link, Measure
-from rankwise.doctor.rendezvous.cluster_report_json import from_json, to_json
+from rankwise.doctor.probe import Reading, ok, skipped
+from rankwise.doctor.rendezvous.cluster_report import (
+    AllReduce,
+    ClusterReport,
+    HostCard,
+    Link,
+    Measure,
+    from_json,
+    to_json,
+)
 from rankwise.doctor.reporters import heat, page, text
 from rankwise.doctor.reporters.grouping import count_verdicts, group, judge, name_hosts
 from rankwise.doctor.reporters.record import record

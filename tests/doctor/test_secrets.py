@@ -15,8 +15,7 @@ from rankwise.doctor import registry
 from rankwise.doctor.at_launch import look_before, tell
 from rankwise.doctor.examine import collect_facts, compare_hosts, examine
 from rankwise.doctor.host import JobShape
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading
+from rankwise.doctor.probe import Probe, Reading
 from rankwise.doctor.variables.masking import mask_fact, mask_text, mask_value
 from support import run_rankwise, write_script
 
@@ -250,6 +249,6 @@ def test_command_lines_as_lists_are_masked() -> None:
 
 def test_masking_is_light() -> None:
     """`rankwise run` examines its host at each start: nothing is imported for masking that is not there already."""
-    code = "import sys, json, threading; import rankwise.doctor.reading, rankwise.doctor.examine; print([one for one in ('hashlib', 'html', 'psutil', 'socket', 'subprocess', 'rankwise.doctor.variables.places') if one in sys.modules])"  # fmt: skip
+    code = "import sys, json, threading; import rankwise.doctor.probe, rankwise.doctor.examine; print([one for one in ('hashlib', 'html', 'psutil', 'socket', 'subprocess', 'rankwise.doctor.variables.places') if one in sys.modules])"  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -192,7 +192,7 @@ def test_a_sound_one_costs_a_launcher_no_imports(tmp_path: Path) -> None:
 def _look_at_mount(mount: str, *, uid: int = 0) -> list[dict[str, str]]:
     # All that it imports late is there before the user changes: who that is may not look into the folder of the sources.
     program = (
-        "import json, os; import rankwise.doctor.limits.limit_owners, rankwise.doctor.limits.cgroups; from rankwise.doctor.probes.shared_memory import PROBE; from rankwise.doctor.host import Host; "
+        "import json, os; import rankwise.doctor.limits.ulimits, rankwise.doctor.limits.cgroups; from rankwise.doctor.probes.shared_memory import PROBE; from rankwise.doctor.host import Host; "
         f"os.seteuid({uid}); "
         "print(json.dumps([one.to_json() for one in PROBE.look(Host(env={}))]))"
     )

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from rankwise.doctor.probe import Probe
-    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.probe import Probe, Reading
 
 H100S = tuple(
     Device(index=i, name="NVIDIA H100 80GB HBM3", uuid=texts.uuid(i), memory_bytes=85 << 30, capability="9.0")

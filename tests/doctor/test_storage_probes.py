@@ -21,7 +21,7 @@ from rankwise.doctor.storage.folder_trial import Trial, try_folder
 from rankwise.doctor.storage.mounts import Mount, find_absolute, find_existing, find_mount
 
 if TYPE_CHECKING:
-    from rankwise.doctor.reading import Fact, Reading
+    from rankwise.doctor.probe import Fact, Reading
 
 MIB, GIB = 1 << 20, 1 << 30
 MOUNTS = """/dev/sda2 / ext4 rw,relatime 0 0

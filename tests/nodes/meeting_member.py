@@ -16,12 +16,12 @@ from rankwise.base.errors import RankwiseError
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.registry import find
-from rankwise.doctor.rendezvous.cluster_report_json import to_json
+from rankwise.doctor.rendezvous.cluster_report import to_json
 from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
 
 if TYPE_CHECKING:
-    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.probe import Reading
 
 
 class ShiftedClock:

@@ -15,9 +15,9 @@ from rankwise.base.errors import UsageError
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard
-from rankwise.doctor.rendezvous.plan import JoinError
-from rankwise.doctor.rendezvous.planning import (
+from rankwise.doctor.rendezvous.plan import (
     Bystander,
+    JoinError,
     Wish,
     find_plan,
     is_batch_script,

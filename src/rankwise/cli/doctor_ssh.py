@@ -17,19 +17,17 @@ from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError
 from rankwise.cli.doctor_hosts import limit, look_alone, read_job, say, tell_unmet
 from rankwise.doctor.host import Host
-from rankwise.doctor.network.interfaces import list_interfaces, resolve
-from rankwise.doctor.rendezvous.cluster_report_json import from_json
+from rankwise.doctor.network.names import resolve
+from rankwise.doctor.rendezvous.cluster_report import from_json
 from rankwise.doctor.rendezvous.over_ssh import RemoteHosts, find_own
-from rankwise.doctor.rendezvous.plan import JoinError, Plan
-from rankwise.doctor.rendezvous.planning import DEFAULT_PORT
+from rankwise.doctor.rendezvous.plan import DEFAULT_PORT, JoinError, Plan
 from rankwise.doctor.variables.masking import mask_value
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from rankwise.doctor.probe import Probe
-    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.probe import Probe, Reading
     from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 
 #: Flags of the hosts that ssh starts are those of this one, less what it does itself.
@@ -62,7 +60,7 @@ def look_over_ssh(
         LaunchError: No host is reached, or the one that held the meeting has not answered.
     """
     here = Host(env=environ())
-    addresses = [address.ip for one in list_interfaces(here) for address in one.addresses]
+    addresses = [address.ip for one in here.interfaces() for address in one.addresses]
     own = find_own(hosts, here.name, addresses, resolve)
     remotes, is_over = RemoteHosts(args.ssh, say), threading.Event()
     try:

@@ -13,7 +13,7 @@ from rankwise.cli.columns import align
 from rankwise.cli.printing import put
 from rankwise.doctor.host import Host
 from rankwise.doctor.variables.contradictions import find_contradictions
-from rankwise.doctor.variables.devices import may_have_gpus
+from rankwise.doctor.variables.launches import may_have_gpus
 from rankwise.doctor.variables.masking import escape, list_variables
 from rankwise.doctor.variables.table import report_misspellings
 from rankwise.doctor.variables.understanding import understand
@@ -22,7 +22,7 @@ from rankwise.lint.reporters.words import paint
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.probe import Reading
     from rankwise.doctor.variables.masking import Listed
     from rankwise.doctor.variables.understanding import Understood
 

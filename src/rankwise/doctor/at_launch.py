@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from rankwise.doctor import registry
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host
-from rankwise.doctor.reading import first_step
+from rankwise.doctor.probe import first_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rankwise.doctor.host import JobShape
-    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.probe import Reading
     from rankwise.doctor.torch_facts import TorchFacts
 
 #: Asked before each start: they read some files.

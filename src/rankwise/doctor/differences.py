@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.reading import Reading
+from rankwise.doctor.probe import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rankwise.doctor.reading import Facts, Verdict
+    from rankwise.doctor.probe import Facts, Verdict
 
 
 def report_difference(

@@ -6,15 +6,14 @@ from dataclasses import replace
 from threading import Event, Thread
 from typing import TYPE_CHECKING, final
 
-from rankwise.doctor.reading import Reading, skipped
+from rankwise.doctor.probe import Reading, skipped
 from rankwise.doctor.variables.masking import make_mask, mask_fact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Probe, Speed
-    from rankwise.doctor.reading import Fact, Facts
+    from rankwise.doctor.probe import Fact, Facts, Probe, Speed
 
 #: So long a probe may take; what is late is told as skipped.
 BOUND_S: dict[Speed, float] = {"instant": 5.0, "quick": 20.0, "slow": 120.0}

@@ -1,15 +1,15 @@
-"""A probe: one thing that is looked at on a host, and compared between hosts."""
+"""A probe, which looks at one thing on a host and compares it between hosts; and its result: what was found, a verdict, and the fix."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias, final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Facts, Reading
+
 
 Topic = Literal["environment", "software", "gpu", "resources", "storage", "network", "hosts"]
 TOPICS: tuple[Topic, ...] = ("environment", "software", "gpu", "resources", "storage", "network", "hosts")
@@ -18,7 +18,7 @@ Speed = Literal["instant", "quick", "slow"]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Probe:
     """One probe. Its page is the docstring of its module.
 
@@ -41,3 +41,92 @@ class Probe:
     look: Callable[[Host], Iterable[Reading]] | None = None
     classes: tuple[str, ...] = ()
     compare: Callable[[Mapping[str, Facts]], Iterable[Reading]] | None = None
+
+
+Verdict = Literal["ok", "warn", "fail", "skipped"]
+#: From the best to the worst.
+VERDICTS: tuple[Verdict, ...] = ("ok", "skipped", "warn", "fail")
+#: What survives a journey as JSON.
+Fact: TypeAlias = "str | int | float | bool | list[Fact] | dict[str, Fact] | None"
+Facts: TypeAlias = "Mapping[str, Fact]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one probe tells of one thing.
+
+    Attributes:
+        verdict: ``fail`` breaks or hangs a job, ``warn`` does so in some settings or makes it slow, ``skipped`` could
+            not be looked at.
+        what: What was seen, as a clause without a full stop, with the values: ``/dev/shm has 64 MiB``.
+        why: What comes of it, or why it was skipped; empty for ok.
+        fix: The command that mends it, to be typed as it is, or several, one a line; what can't be typed stands
+            behind ``#``. Empty for ok.
+        class_id: The failure class it leads to (docs/reference/failure-classes.md); empty for none.
+        facts: What other hosts' facts of the same probe are compared with; plain JSON.
+        probe: The probe's id; set by who runs it.
+        hosts: The hosts that it is about, by name; set by who runs it, or by a comparison of hosts.
+    """
+
+    verdict: Verdict
+    what: str
+    why: str = ""
+    fix: str = ""
+    class_id: str = ""
+    facts: Facts = field(default_factory=dict)
+    probe: str = ""
+    hosts: tuple[str, ...] = ()
+
+    def of(self, probe: str, *hosts: str) -> Reading:
+        """Return it with the name of its probe, and of its hosts if it names none."""
+        return replace(self, probe=probe, hosts=self.hosts or hosts)
+
+    def to_json(self) -> dict[str, Fact]:
+        """Return it as plain JSON."""
+        return {
+            "probe": self.probe, "hosts": list(self.hosts), "verdict": self.verdict, "what": self.what, "why": self.why,
+            "fix": self.fix, "class": self.class_id or None, "facts": dict(self.facts),
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(info: Facts) -> Reading:
+        """Read it again.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        facts, hosts = info.get("facts"), info.get("hosts")
+        known = next((one for one in VERDICTS if one == info.get("verdict")), None)
+        if known is None or not isinstance(facts, dict) or not isinstance(hosts, list):
+            raise ValueError(f"this is not a reading of the doctor: {info!r:.200}")
+
+        def text(name: str) -> str:
+            return str(info.get(name) or "")
+
+        return Reading(
+            verdict=known, what=text("what"), why=text("why"), fix=text("fix"), class_id=text("class"), facts=facts, probe=text("probe"),
+            hosts=tuple(map(str, hosts)),
+        )  # fmt: skip
+
+
+def ok(what: str, **facts: Fact) -> Reading:
+    """Return a reading that all is well."""
+    return Reading(verdict="ok", what=what, facts=facts)
+
+
+def skipped(what: str, why: str) -> Reading:
+    """Return a reading of what could not be looked at, and why."""
+    return Reading(verdict="skipped", what=what, why=why)
+
+
+def find_worst(readings: Iterable[Reading]) -> Verdict:
+    """Return the worst verdict; ok where there is none."""
+    return max((one.verdict for one in readings), key=VERDICTS.index, default="ok")
+
+
+def first_step(fix: str) -> str:
+    """Return the first command of a fix, without the remark behind it; where it has none, what is to be done, in words."""
+    lines = [line for line in fix.splitlines() if line.strip()]
+    # A remark that ends so leads to the command below it; another one is itself what is to be done first.
+    first = next((line for line in lines if not (line.startswith("#") and line.endswith((":", "?")))), fix)
+    return first.lstrip("# ").partition("  # ")[0]

@@ -11,7 +11,7 @@ from rankwise.engine import TORCH_FACTS_PROCESS
 
 if TYPE_CHECKING:
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Fact
+    from rankwise.doctor.probe import Fact
 
 #: An import of torch takes 1 s, from a busy network disk a minute.
 _MOST_S = 90.0

@@ -35,7 +35,7 @@ class HostCheck:
         if not self._is_on:
             return
         from rankwise.doctor.at_launch import look_before  # noqa: PLC0415 - beside the import of torch
-        from rankwise.doctor.reading import first_step  # noqa: PLC0415
+        from rankwise.doctor.probe import first_step  # noqa: PLC0415
 
         for one in look_before(self._host()):
             why = f"; {one.why}" if one.why else ""

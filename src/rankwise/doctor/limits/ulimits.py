@@ -1,18 +1,17 @@
-"""The limits of a process (``ulimit``), and how each is raised: in the shell up to the hard limit, and beyond by whoever set that."""
+"""The limits of a process (``ulimit``), who sets them, and how each is raised: in the shell up to the hard limit, and beyond by whoever set that."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
-
-from rankwise.doctor.limits.limit_owners import find_limit_owner
+from typing import TYPE_CHECKING, Literal, TypeAlias, final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rankwise.doctor.host import Host
+
 
 _CAP_SYS_RESOURCE = 24
 _MANY_FILES = 65536
@@ -106,3 +105,60 @@ def is_among_all_users(host: Host) -> bool:
     """Return whether this process sees the users of the whole host: root of a user namespace is nobody where the kernel's limits count."""
     # A kernel without such namespaces has no such file.
     return host.read("/proc/self/uid_map").split() in ([], ["0", "0", "4294967295"])
+
+
+#: Empty: a plain host, or a container that does not tell.
+Container: TypeAlias = Literal["kubernetes", "apptainer", "docker", "podman", ""]
+LimitOwner: TypeAlias = Literal["kubernetes", "apptainer", "docker", "podman", "slurm", "systemd", ""]
+_APPTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+
+
+def find_container(host: Host) -> Container:
+    """Return what kind of container this is, as far as it tells."""
+    if "KUBERNETES_SERVICE_HOST" in host.env or host.has("/var/run/secrets/kubernetes.io"):
+        return "kubernetes"
+    if any(name in host.env for name in _APPTAINER) or host.has("/.singularity.d"):
+        return "apptainer"
+    if host.has("/run/.containerenv"):
+        return "podman"
+    return "docker" if host.has("/.dockerenv") else ""
+
+
+def find_limit_owner(host: Host) -> LimitOwner:
+    """Return who holds this process to its limits; of a job of Slurm it is Slurm, whatever container it is in.
+
+    Apptainer sets none itself: those of the host outside count, where they are raised, too.
+    """
+    if "SLURM_JOB_ID" in host.env:
+        return "slurm"
+    inside = find_container(host)
+    if inside:
+        return inside
+    is_unit = re.search(r"\.(service|scope|slice)\b", host.read("/proc/self/cgroup"))
+    return "systemd" if is_unit else ""
+
+
+def suggest_more_memory(host: Host) -> str:
+    """Return how the limit of memory is raised here."""
+    owner = find_limit_owner(host)
+    if owner == "slurm":
+        return "sbatch --mem=… …  # or #SBATCH --mem=… in the job's script; or fewer ranks or workers"
+    if owner in {"docker", "podman"}:
+        return f"{owner} run --memory=… …  # or fewer ranks or workers"
+    if owner == "kubernetes":
+        return "# more in resources.limits.memory of the pod, or fewer ranks or workers"
+    if owner == "systemd":
+        return "systemctl status $$  # names the service or session whose MemoryMax= is to be raised; or fewer ranks or workers"
+    return "# fewer ranks or workers, or more memory: sbatch --mem=…, docker run --memory=…, resources.limits.memory of Kubernetes"
+
+
+def suggest_more_processes(host: Host) -> str:
+    """Return how the group's limit of processes and threads is raised here."""
+    owner = find_limit_owner(host)
+    if owner in {"docker", "podman"}:
+        return f"{owner} run --pids-limit=-1 …"
+    if owner == "kubernetes":
+        return "# podPidsLimit of the kubelet's configuration on the node, or fewer ranks or workers"
+    if owner == "systemd":
+        return "systemctl status $$  # names the service or session whose TasksMax= is to be raised; or fewer ranks or workers"
+    return "# fewer ranks or workers, or more processes: TasksMax= of systemd, docker run --pids-limit=-1, podPidsLimit of Kubernetes"

@@ -9,17 +9,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rankwise.doctor.network.gloo import find_gloo_address
-from rankwise.doctor.network.names import resolve
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rankwise.doctor.host import Host
-
-__all__ = [
-    "Address", "Interface", "Kind", "choose_best", "find_gloo_address", "find_kind", "list_interfaces", "read_interfaces", "resolve",
-]  # fmt: skip
 
 Kind = Literal["loopback", "ethernet", "infiniband", "wireless", "bridge", "container", "vpn", "virtual"]
 
@@ -87,11 +80,6 @@ class Interface:
     def is_candidate(self) -> bool:
         """Whether ranks of several hosts may meet on it: it is up, has an address, and is neither a container's nor a VPN's."""
         return self.is_up and self.kind in _SOLID and bool(self.reachable)
-
-
-def list_interfaces(host: Host) -> tuple[Interface, ...]:
-    """Return all interfaces of the host, in the order in which Gloo and NCCL see them."""
-    return host.interfaces()
 
 
 def read_interfaces(host: Host) -> tuple[Interface, ...]:

@@ -1,4 +1,4 @@
-"""The addresses of a name, as a rank gets them, within a bound: a name server that does not answer blocks for half a minute."""
+"""The addresses of a name, as a rank gets them, within a bound (a name server may not answer for half a minute); and commands that fix ``/etc/hosts``."""
 
 from __future__ import annotations
 
@@ -33,3 +33,50 @@ def is_loopback_address(ip: str) -> bool:
 def is_host_name(text: str) -> bool:
     """Return whether a text has only signs that names and addresses of hosts have: what else there is must not come into a command."""
     return re.fullmatch(r"(?!-)[\w.:%\[\]-]+", text) is not None
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9._:-]+")
+
+
+def forget_name(name: str) -> str:
+    """Return the command that takes a name out of ``/etc/hosts``, and leaves the other names of its lines there."""
+    # A line without a name goes, too. The last `a` ends the last line where it has no end: more is to be added behind it.
+    take_out = rf":a;s/^([^#]*[[:space:]]){_escape(name)}([[:space:]#]|$)/\1\2/I;ta;/^[[:space:]]*[^#[:space:]]+[[:space:]]*(#.*)?$/d;$a"
+    return _rewrite(f"{take_out}\\")
+
+
+def lead_name(name: str, address: str, hosts: str) -> list[str]:
+    """Return the commands that make a name lead to an address, and nowhere else.
+
+    Args:
+        name: The name.
+        address: The address.
+        hosts: What ``/etc/hosts`` holds now.
+    """
+    if not _PLAIN.fullmatch(f"{name}{address}"):  # nothing else may come into a command
+        return [f"# in /etc/hosts: {address} is the address of this host's own name"]
+    add = f"echo '{address} {name}' | sudo tee -a /etc/hosts"
+    lines = [line.partition("#")[0].lower().split() for line in hosts.splitlines()]
+    wrong = [words for words in lines if name.lower() in words[1:] and words[0] != address.lower()]
+    if not wrong:
+        return [add]
+    if len(wrong) == 1 and _is_of_one_host(wrong[0], name) and _PLAIN.fullmatch(wrong[0][0]):
+        # The whole line: its long name, host.domain, is to lead there, too.
+        old = rf"^[[:space:]]*{_escape(wrong[0][0])}"
+        named = rf"{old}[[:space:]]([^#]*[[:space:]])?{_escape(name)}([[:space:]#]|$)"
+        return [_rewrite(f"/{named}/Is/{old}/{address}/I")]
+    return [forget_name(name), add]
+
+
+def _is_of_one_host(words: list[str], name: str) -> bool:
+    """Return whether all names of a line are one host's: ``host2.cluster host2``."""
+    short = name.lower().partition(".")[0]
+    return all(word.partition(".")[0] == short for word in words[1:])
+
+
+def _escape(text: str) -> str:
+    return "".join(one if one.isalnum() or one in "-_" else f"[{one}]" for one in text)
+
+
+def _rewrite(edit: str) -> str:
+    return f"sudo cp /etc/hosts /etc/hosts.before && sed -E '{edit}' /etc/hosts.before | sudo tee /etc/hosts"

@@ -15,4 +15,4 @@ from __future__ import annotations
 
 from rankwise.doctor.probe import Probe
 
-PROBE = Probe(id="all-reduce", title="an all-reduce by torch over all hosts", topic="hosts", speed="slow")
+PROBE = Probe("all-reduce", "an all-reduce by torch over all hosts", "hosts", "slow")

@@ -17,8 +17,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import find_odd_hosts, format_groups, group_hosts
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.storage.folder_trial import try_folder
 from rankwise.doctor.storage.mounts import (
     find_absolute,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Fact, Facts
+    from rankwise.doctor.probe import Fact, Facts
     from rankwise.doctor.storage.folder_trial import Trial
     from rankwise.doctor.storage.mounts import Mount
 
@@ -214,6 +213,4 @@ def _judge_mount(folder: str, mount: Mount | None) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-PROBE = Probe(
-    id="checkpoint-folder", title="the folder for checkpoints", topic="storage", speed="quick", look=look, classes=("K8",), compare=compare,
-)  # fmt: skip
+PROBE = Probe("checkpoint-folder", "the folder for checkpoints", "storage", "quick", look, classes=("K8",), compare=compare)  # fmt: skip

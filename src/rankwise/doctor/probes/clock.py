@@ -15,8 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.network.master import has_several_hosts
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,4 +72,4 @@ def _query_ntp(host: Host) -> tuple[str, bool, float | None] | None:
     return "ntpq", "leap_alarm" not in info.out, float(off[1]) / 1000 if off else None
 
 
-PROBE = Probe(id="clock", title="the clock", topic="network", speed="quick", look=look, classes=("I23",))
+PROBE = Probe("clock", "the clock", "network", "quick", look, classes=("I23",))

@@ -14,6 +14,4 @@ from __future__ import annotations
 
 from rankwise.doctor.probe import Probe
 
-PROBE = Probe(
-    id="clocks", title="by how much the hosts' clocks differ", topic="hosts", speed="quick", classes=("I23",)
-)
+PROBE = Probe("clocks", "by how much the hosts' clocks differ", "hosts", "quick", classes=("I23",))

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.host import find_cpu_quota
 from rankwise.base.identity import Identity, read_all
 from rankwise.doctor.limits.cgroups import list_groups, read_counters
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
@@ -186,11 +185,4 @@ def _check_throttled(host: Host) -> Iterator[Reading]:
             return
 
 
-PROBE = Probe(
-    id="cores",
-    title="cores against ranks, threads and workers",
-    topic="resources",
-    speed="instant",
-    look=look,
-    classes=("X17",),
-)
+PROBE = Probe("cores", "cores against ranks, threads and workers", "resources", "instant", look, classes=("X17",))  # fmt: skip

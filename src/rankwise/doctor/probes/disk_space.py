@@ -14,8 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.storage.mounts import (
     find_absolute,
     find_current,
@@ -129,4 +128,4 @@ def _judge(
     return None
 
 
-PROBE = Probe(id="disk-space", title="disk space", topic="storage", speed="instant", look=look)
+PROBE = Probe("disk-space", "disk space", "storage", "instant", look)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.doctor.network.firewalls import find_firewall, suggest
 from rankwise.doctor.network.master import find_master, has_several_hosts, suggest_interface
-from rankwise.doctor.probe import Probe
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.probes.ports import read_range
-from rankwise.doctor.reading import Reading, ok, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,4 +62,4 @@ def look(host: Host) -> Iterator[Reading]:
         yield ok("no firewall is running here")
 
 
-PROBE = Probe(id="firewall", title="the firewall of this host", topic="network", speed="quick", look=look, classes=("I8",))  # fmt: skip
+PROBE = Probe("firewall", "the firewall of this host", "network", "quick", look, classes=("I8",))

@@ -15,18 +15,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import find_odd_hosts, group_hosts, report_difference
-from rankwise.doctor.network.gloo import split_names
+from rankwise.doctor.network.gloo_nccl import split_names, uses_nccl
 from rankwise.doctor.network.master import describe_interface, has_several_hosts, suggest_name
-from rankwise.doctor.network.nccl import uses_nccl
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.probe import Probe, Reading, ok
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.network.interfaces import Interface
-    from rankwise.doctor.reading import Fact, Facts, Verdict
+    from rankwise.doctor.probe import Fact, Facts, Verdict
 
 #: torch's builds for Linux know the first two; other systems and builds have the rest.
 _TRANSPORTS = ("TCP", "LINUX", "TCP_TLS", "UV", "APPLE", "WIN32", "IBVERBS")
@@ -134,6 +132,4 @@ def _set(host: Host, variable: str, *, near: str = "") -> str:
     return f"export {variable}={name}" if name else f"unset {variable}"
 
 
-PROBE = Probe(
-    id="gloo-variables", title="variables of Gloo", topic="environment", speed="instant", look=look, compare=compare, classes=("I6", "I5"),
-)  # fmt: skip
+PROBE = Probe("gloo-variables", "variables of Gloo", "environment", "instant", look, classes=("I6", "I5"), compare=compare)  # fmt: skip

@@ -17,17 +17,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.base.environ import is_on
-from rankwise.doctor.gpu.nvidia import list_cards, run_smi
-from rankwise.doctor.gpu.topology import (
+from rankwise.doctor.gpu.nvidia import (
     is_translated,
     is_virtual,
     list_bridges_with_acs,
     list_gpu_pairs,
     list_switches_above,
     read_matrix,
+    run_smi,
 )
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ _Pairs = dict[tuple[int, int], str]
 
 def look(host: Host) -> Iterator[Reading]:
     """Report which GPUs reach each other, and what stands in their way."""
-    cards = list_cards(host)
+    cards = host.cards
     if len(cards.gpus) < 2:
         yield cards.skip() if not cards.gpus else ok("one GPU: no peer to reach")
         return
@@ -168,6 +167,4 @@ def _check_access_control(host: Host, places: set[str]) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-PROBE = Probe(
-    id="gpu-peer-access", title="GPUs that reach each other's memory", topic="gpu", speed="slow", look=look, classes=("R12", "R9"),
-)  # fmt: skip
+PROBE = Probe("gpu-peer-access", "GPUs that reach each other's memory", "gpu", "slow", look, classes=("R12", "R9"))  # fmt: skip

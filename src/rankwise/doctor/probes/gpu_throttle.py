@@ -14,15 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import group_hosts, report_difference
-from rankwise.doctor.gpu.nvidia import list_cards, query, to_int
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.gpu.nvidia import query, to_int
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Facts
+    from rankwise.doctor.probe import Facts
 
 _REASONS = {
     "hw_thermal_slowdown": "it is too hot", "sw_thermal_slowdown": "it is too hot", "hw_power_brake_slowdown": "the power supply asks for it",
@@ -32,7 +31,7 @@ _REASONS = {
 
 def look(host: Host) -> Iterator[Reading]:
     """Report which GPUs are slowed down, and which may use less power than others."""
-    cards = list_cards(host)
+    cards = host.cards
     if not cards.gpus:
         yield cards.skip()
         return
@@ -94,11 +93,4 @@ def _query_reasons(host: Host) -> dict[int, dict[str, str]]:
     return {}
 
 
-PROBE = Probe(
-    id="gpu-throttle",
-    title="GPUs slowed down by heat or power",
-    topic="gpu",
-    speed="slow",
-    look=look,
-    compare=compare,
-)
+PROBE = Probe("gpu-throttle", "GPUs slowed down by heat or power", "gpu", "slow", look, compare=compare)

@@ -16,10 +16,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.gpu.nvidia import list_cards, query, run_smi
-from rankwise.doctor.gpu.topology import list_gpu_pairs, read_links, read_matrix
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.gpu.nvidia import list_gpu_pairs, query, read_links, read_matrix, run_smi
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ _SETTLED = {"completed", "n/a", "[n/a]", "not supported", "[not supported]", ""}
 
 def look(host: Host) -> Iterator[Reading]:
     """Report the ways between the GPUs, and the links that are lost."""
-    cards = list_cards(host)
+    cards = host.cards
     if not cards.gpus:
         yield cards.skip()
         return
@@ -94,6 +92,4 @@ def _describe(cards: Cards, pairs: dict[tuple[int, int], str], matrix: dict[tupl
     return f"{len(cards.gpus)} GPUs, {format_count(len(pairs), 'pair')}: {ways}{beside}"
 
 
-PROBE = Probe(
-    id="gpu-topology", title="links between the GPUs", topic="gpu", speed="slow", look=look, classes=("R12",)
-)
+PROBE = Probe("gpu-topology", "links between the GPUs", "gpu", "slow", look, classes=("R12",))

@@ -16,11 +16,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.gpu.nvidia import list_cards, run_smi, to_int
-from rankwise.doctor.limits.orphans import is_left_over
-from rankwise.doctor.limits.processes import is_inside, read_process
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.gpu.nvidia import run_smi, to_int
+from rankwise.doctor.limits.processes import is_inside, is_left_over, read_process
+from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ class _Holder:
 
 def look(host: Host) -> Iterator[Reading]:
     """Report which processes hold memory on which GPU."""
-    cards = list_cards(host)
+    cards = host.cards
     if not cards.gpus:
         yield cards.skip()
         return
@@ -97,11 +95,4 @@ def _list_holders(host: Host) -> dict[str, list[_Holder]]:
     return found
 
 
-PROBE = Probe(
-    id="gpus-busy",
-    title="who holds memory on the GPUs",
-    topic="gpu",
-    speed="slow",
-    look=look,
-    classes=("R5",),
-)
+PROBE = Probe("gpus-busy", "who holds memory on the GPUs", "gpu", "slow", look, classes=("R5",))

@@ -20,10 +20,9 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import report_difference
-from rankwise.doctor.gpu.nvidia import list_cards, query, run_smi, to_int, to_kernel_bus_id
+from rankwise.doctor.gpu.nvidia import query, run_smi, to_int, to_kernel_bus_id
 from rankwise.doctor.limits.processes import list_processes
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from rankwise.doctor.gpu.nvidia import Cards
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Facts
+    from rankwise.doctor.probe import Facts
 
 #: The driver's errors that tell of the hardware or of the driver itself, and not of a program.
 _XIDS = {
@@ -46,7 +45,7 @@ _NONE = {"", "-1", "NoDevFiles", "none"}
 
 def look(host: Host) -> Iterator[Reading]:
     """Report what the driver says, how many GPUs a rank can see, and which of them are ill."""
-    cards = list_cards(host)
+    cards = host.cards
     if cards.sight in {"broken", "late"}:
         yield _report_broken(host, cards)
         return
@@ -244,7 +243,4 @@ def _read_kernel_log(host: Host) -> dict[tuple[str, int], int]:
     return found
 
 
-PROBE = Probe(
-    id="gpus-seen", title="GPUs that the driver and the job see", topic="gpu", speed="slow", look=look, classes=("L7", "R14", "R13", "I17"),
-    compare=compare,
-)  # fmt: skip
+PROBE = Probe("gpus-seen", "GPUs that the driver and the job see", "gpu", "slow", look, classes=("L7", "R14", "R13", "I17"), compare=compare)  # fmt: skip

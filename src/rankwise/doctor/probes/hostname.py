@@ -17,20 +17,17 @@ import shlex
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import group_hosts
-from rankwise.doctor.network.gloo import can_bind, find_gloo_address, split_names
-from rankwise.doctor.network.hosts_file import lead_name
+from rankwise.doctor.network.gloo_nccl import can_bind, find_gloo_address, split_names, uses_nccl
 from rankwise.doctor.network.master import has_several_hosts, suggest_interface
-from rankwise.doctor.network.names import is_loopback_address
-from rankwise.doctor.network.nccl import uses_nccl
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.network.names import is_loopback_address, lead_name
+from rankwise.doctor.probe import Probe, Reading, ok
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.network.interfaces import Interface
-    from rankwise.doctor.reading import Facts
+    from rankwise.doctor.probe import Facts
 
 #: Each rank asks for the name at least once, when it starts.
 _SLOW_S = 1.0
@@ -94,6 +91,4 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
             )  # fmt: skip
 
 
-PROBE = Probe(
-    id="hostname", title="the address of the host's own name", topic="network", speed="quick", look=look, classes=("I5",), compare=_compare
-)  # fmt: skip
+PROBE = Probe("hostname", "the address of the host's own name", "network", "quick", look, classes=("I5",), compare=_compare)  # fmt: skip

@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import report_difference
-from rankwise.doctor.network.nccl import list_rdma_devices, uses_nccl
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.network.gloo_nccl import list_rdma_devices, uses_nccl
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Facts
+    from rankwise.doctor.probe import Facts
 
 _CAP_IPC_LOCK = 1 << 14
 _LITTLE_BYTES = 1 << 30
@@ -127,11 +126,4 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         )
 
 
-PROBE = Probe(
-    id="infiniband",
-    title="InfiniBand and RoCE",
-    topic="network",
-    speed="instant",
-    look=look,
-    compare=_compare,
-)
+PROBE = Probe("infiniband", "InfiniBand and RoCE", "network", "instant", look, compare=_compare)

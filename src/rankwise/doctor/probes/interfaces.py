@@ -16,7 +16,15 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.network.gloo import find_gloo_address, find_interface, split_names
+from rankwise.doctor.network.gloo_nccl import (
+    choose_nccl_interfaces,
+    find_gloo_address,
+    find_interface,
+    match_names,
+    read_settings,
+    split_names,
+    uses_nccl,
+)
 from rankwise.doctor.network.master import (
     describe_interface,
     find_master,
@@ -24,16 +32,14 @@ from rankwise.doctor.network.master import (
     suggest_interface,
 )
 from rankwise.doctor.network.names import is_loopback_address
-from rankwise.doctor.network.nccl import choose_nccl_interfaces, match_names, read_settings, uses_nccl
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.probe import Probe, Reading, ok
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.network.interfaces import Interface
-    from rankwise.doctor.reading import Fact, Facts, Verdict
+    from rankwise.doctor.probe import Fact, Facts, Verdict
 
 _FOREIGN = ("container", "vpn", "loopback")
 
@@ -217,7 +223,4 @@ def _fits(variable: str, value: str, info: Facts) -> bool:
     return bool(match_names(value, names))
 
 
-PROBE = Probe(
-    id="interfaces", title="network interfaces, and which ones are used", topic="network", speed="quick", look=look, classes=("I7",),
-    compare=_compare,
-)  # fmt: skip
+PROBE = Probe("interfaces", "network interfaces, and which ones are used", "network", "quick", look, classes=("I7",), compare=_compare)  # fmt: skip

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import report_difference
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Facts
+    from rankwise.doctor.probe import Facts
     from rankwise.doctor.torch_facts import TorchFacts
 
 
@@ -119,6 +118,4 @@ def _find_interpreter(host: Host, launcher: str) -> str:
     return found if found.startswith("/") or not found else find_program(host, found)
 
 
-PROBE = Probe(
-    id="interpreter", title="Python and torch of the ranks", topic="software", speed="slow", look=look, classes=("L17", "R11"), compare=compare,
-)  # fmt: skip
+PROBE = Probe("interpreter", "Python and torch of the ranks", "software", "slow", look, classes=("L17", "R11"), compare=compare)  # fmt: skip

@@ -15,17 +15,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.base.host import is_loopback
-from rankwise.doctor.network.gloo import find_gloo_address, find_interface
+from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_interface
 from rankwise.doctor.network.master import find_master, suggest_interface
 from rankwise.doctor.network.names import is_loopback_address
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.probe import Probe, Reading, ok
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Fact, Facts
+    from rankwise.doctor.probe import Fact, Facts
 
 
 def look(host: Host) -> Iterator[Reading]:
@@ -89,6 +88,4 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     )  # fmt: skip
 
 
-PROBE = Probe(
-    id="ipv6", title="IPv6", topic="network", speed="quick", look=look, classes=("I22",), compare=_compare
-)
+PROBE = Probe("ipv6", "IPv6", "network", "quick", look, classes=("I22",), compare=_compare)

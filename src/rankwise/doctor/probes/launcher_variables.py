@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.variables.contradictions import find_contradictions
-from rankwise.doctor.variables.devices import may_have_gpus
-from rankwise.doctor.variables.launches import find_launch_contradictions
+from rankwise.doctor.variables.launches import find_launch_contradictions, may_have_gpus
 from rankwise.doctor.variables.table import report_misspellings
 from rankwise.doctor.variables.understanding import understand
 
@@ -55,11 +53,4 @@ def look(host: Host) -> Iterator[Reading]:
         yield ok("no variable says that this process is one of several")
 
 
-PROBE = Probe(
-    id="launcher-variables",
-    title="variables of launchers",
-    topic="environment",
-    speed="instant",
-    look=look,
-    classes=("I1", "I3", "I4", "I10", "I11", "I12", "I24", "L7", "L16"),
-)
+PROBE = Probe("launcher-variables", "variables of launchers", "environment", "instant", look, classes=("I1", "I3", "I4", "I10", "I11", "I12", "I24", "L7", "L16"))  # fmt: skip

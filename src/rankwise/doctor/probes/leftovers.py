@@ -19,14 +19,13 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.limits.orphans import (
+from rankwise.doctor.limits.processes import (
     find_holdings,
     find_possible_launcher,
     list_left_over,
     list_suspects,
 )
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.limits.orphans import Holdings
-    from rankwise.doctor.limits.processes import Process
+    from rankwise.doctor.limits.processes import Holdings, Process
 
 _MIB = 1 << 20
 #: What is less is no reason to look.
@@ -167,11 +165,4 @@ def _warn_of_others(host: Host) -> str:
     return "" if is_first else "  # if no other container shares this /dev/shm"
 
 
-PROBE = Probe(
-    id="leftovers",
-    title="processes and files of earlier jobs",
-    topic="resources",
-    speed="quick",
-    look=look,
-    classes=("R5", "I9", "X16"),
-)
+PROBE = Probe("leftovers", "processes and files of earlier jobs", "resources", "quick", look, classes=("R5", "I9", "X16"))  # fmt: skip

@@ -19,10 +19,15 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.limits.cgroups import find_process_room
-from rankwise.doctor.limits.limit_owners import suggest_more_processes
-from rankwise.doctor.limits.ulimits import Limit, has_capability, is_among_all_users, raise_limit, read_limits
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.limits.ulimits import (
+    Limit,
+    has_capability,
+    is_among_all_users,
+    raise_limit,
+    read_limits,
+    suggest_more_processes,
+)
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,6 +148,4 @@ def _describe(limit: float) -> str:
     return "any number of" if math.isinf(limit) else f"{limit:.0f}"
 
 
-PROBE = Probe(
-    id="limits", title="limits of a process", topic="resources", speed="instant", look=look, classes=("R3",)
-)
+PROBE = Probe("limits", "limits of a process", "resources", "instant", look, classes=("R3",))

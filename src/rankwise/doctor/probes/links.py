@@ -18,6 +18,4 @@ from __future__ import annotations
 
 from rankwise.doctor.probe import Probe
 
-PROBE = Probe(
-    id="links", title="every way between two hosts", topic="hosts", speed="slow", classes=("I2", "I7", "I8")
-)
+PROBE = Probe("links", "every way between two hosts", "hosts", "slow", classes=("I2", "I7", "I8"))

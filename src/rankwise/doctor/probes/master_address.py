@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.doctor.network.master import find_master, has_several_hosts, suggest_interface
 from rankwise.doctor.network.names import is_host_name, is_loopback_address
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy
 from rankwise.doctor.variables.masking import mask_value
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Fact, Facts
+    from rankwise.doctor.probe import Fact, Facts
 
 
 def look(host: Host) -> Iterator[Reading]:
@@ -159,7 +158,4 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
             )  # fmt: skip
 
 
-PROBE = Probe(
-    id="master-address", title="the address of the rendezvous", topic="network", speed="quick", look=look, compare=_compare,
-    classes=("I2", "I3", "I4", "I21"),
-)  # fmt: skip
+PROBE = Probe("master-address", "the address of the rendezvous", "network", "quick", look, classes=("I2", "I3", "I4", "I21"), compare=_compare)  # fmt: skip

@@ -21,10 +21,4 @@ from __future__ import annotations
 
 from rankwise.doctor.probe import Probe
 
-PROBE = Probe(
-    id="meeting",
-    title="whether all hosts reach the master's address",
-    topic="hosts",
-    speed="slow",
-    classes=("I1", "I2", "I4", "I10", "I11", "I12"),
-)
+PROBE = Probe("meeting", "whether all hosts reach the master's address", "hosts", "slow", classes=("I1", "I2", "I4", "I10", "I11", "I12"))  # fmt: skip

@@ -16,9 +16,8 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.limits.cgroups import count_oom_kills, find_memory_room
-from rankwise.doctor.limits.limit_owners import suggest_more_memory
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.limits.ulimits import suggest_more_memory
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -114,11 +113,4 @@ def _check_promises(host: Host, info: dict[str, int]) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-PROBE = Probe(
-    id="memory",
-    title="memory left for the job",
-    topic="resources",
-    speed="instant",
-    look=look,
-    classes=("R3",),
-)
+PROBE = Probe("memory", "memory left for the job", "resources", "instant", look, classes=("R3",))

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.probe import Probe, Reading, ok
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Fact, Facts
+    from rankwise.doctor.probe import Fact, Facts
 
 #: The least that IPv6 takes; some tunnels have just that.
 _LEAST = 1280
@@ -62,4 +61,4 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
             )  # fmt: skip
 
 
-PROBE = Probe(id="mtu", title="packet sizes", topic="network", speed="instant", look=look, compare=_compare)
+PROBE = Probe("mtu", "packet sizes", "network", "instant", look, compare=_compare)

@@ -15,10 +15,4 @@ from __future__ import annotations
 
 from rankwise.doctor.probe import Probe
 
-PROBE = Probe(
-    id="names",
-    title="what the hosts' names resolve to on other hosts",
-    topic="hosts",
-    speed="quick",
-    classes=("I2", "I3", "I5"),
-)
+PROBE = Probe("names", "what the hosts' names resolve to on other hosts", "hosts", "quick", classes=("I2", "I3", "I5"))  # fmt: skip

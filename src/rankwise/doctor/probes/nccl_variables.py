@@ -19,16 +19,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import format_groups
-from rankwise.doctor.network.master import suggest_name
-from rankwise.doctor.network.nccl import (
+from rankwise.doctor.network.gloo_nccl import (
     choose_nccl_interfaces,
     list_rdma_devices,
     match_names,
     read_settings,
     uses_nccl,
 )
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.network.master import suggest_name
+from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.variables.masking import mask_fact, mask_value
 from rankwise.doctor.variables.table import find, report_misspellings
 
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.network.nccl import Setting
-    from rankwise.doctor.reading import Fact, Facts, Verdict
+    from rankwise.doctor.network.gloo_nccl import Setting
+    from rankwise.doctor.probe import Fact, Facts, Verdict
     from rankwise.doctor.variables.table import Variable
 
     Settings = Mapping[str, Setting]
@@ -289,6 +288,4 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
             )  # fmt: skip
 
 
-PROBE = Probe(
-    id="nccl-variables", title="variables of NCCL", topic="environment", speed="instant", look=look, classes=("I7",), compare=_compare
-)  # fmt: skip
+PROBE = Probe("nccl-variables", "variables of NCCL", "environment", "instant", look, classes=("I7",), compare=_compare)  # fmt: skip

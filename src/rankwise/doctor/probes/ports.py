@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.host import find_port_holder
 from rankwise.doctor.limits.processes import name_command
 from rankwise.doctor.network.master import find_master, has_several_hosts
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,6 +131,4 @@ def _judge_queue(host: Host) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-PROBE = Probe(
-    id="ports", title="the master port, and ports in general", topic="network", speed="instant", look=look, classes=("I9",)
-)  # fmt: skip
+PROBE = Probe("ports", "the master port, and ports in general", "network", "instant", look, classes=("I9",))

@@ -16,15 +16,14 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import find_odd_hosts, format_groups, group_hosts
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Fact, Facts
+    from rankwise.doctor.probe import Fact, Facts
 
 #: More files than this are a library and no script.
 _MOST_FILES = 400
@@ -137,6 +136,4 @@ def _find_module(start: Path, name: str) -> list[Path]:
     return found
 
 
-PROBE = Probe(
-    id="script", title="the same program on all hosts", topic="software", speed="quick", look=look, classes=("X19", "D12", "C3"), compare=compare,
-)  # fmt: skip
+PROBE = Probe("script", "the same program on all hosts", "software", "quick", look, classes=("X19", "D12", "C3"), compare=compare)  # fmt: skip

@@ -20,15 +20,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.storage.mounts import find_mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.limits.limit_owners import Container
+    from rankwise.doctor.limits.ulimits import Container
 
 _SHM = "/dev/shm"
 _MIB = 1 << 20
@@ -191,16 +190,9 @@ def _describe_more(host: Host, size: int) -> str:
 
 
 def _find_container(host: Host) -> Container:
-    from rankwise.doctor.limits.limit_owners import find_container  # noqa: PLC0415 - asked before each start, where mostly all is well
+    from rankwise.doctor.limits.ulimits import find_container  # noqa: PLC0415 - asked before each start, where mostly all is well
 
     return find_container(host)
 
 
-PROBE = Probe(
-    id="shared-memory",
-    title="space in /dev/shm",
-    topic="resources",
-    speed="instant",
-    look=look,
-    classes=("X16",),
-)
+PROBE = Probe("shared-memory", "space in /dev/shm", "resources", "instant", look, classes=("X16",))

@@ -17,4 +17,4 @@ from __future__ import annotations
 
 from rankwise.doctor.probe import Probe
 
-PROBE = Probe(id="speed", title="latency, bandwidth and loss between hosts", topic="hosts", speed="slow")
+PROBE = Probe("speed", "latency, bandwidth and loss between hosts", "hosts", "slow")

@@ -19,9 +19,8 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import group_hosts, report_difference
-from rankwise.doctor.gpu.nvidia import find_driver_cuda, list_cards
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.gpu.nvidia import find_driver_cuda
+from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from rankwise.doctor.gpu.nvidia import Cards
     from rankwise.doctor.host import Host
-    from rankwise.doctor.reading import Facts
+    from rankwise.doctor.probe import Facts
     from rankwise.doctor.torch_facts import TorchFacts
 
 _INDEX = "https://download.pytorch.org/whl"
@@ -41,7 +40,7 @@ def look(host: Host) -> Iterator[Reading]:
     if not info.has_torch:
         yield skipped("torch could not be queried", f"{info.why} ({info.python})")
         return
-    cards = list_cards(host)
+    cards = host.cards
     found = [*_check_devices(host, info, cards), *_check_packages(info)]
     yield from found
     kind = f"CUDA {info.cuda}" if info.cuda else f"ROCm {info.hip}" if info.hip else "the CPU"
@@ -189,7 +188,4 @@ def _to_numbers(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
 
 
-PROBE = Probe(
-    id="torch-build", title="torch against the GPUs, the driver and NCCL", topic="software", speed="slow", look=look, classes=("I17", "R11"),
-    compare=compare,
-)  # fmt: skip
+PROBE = Probe("torch-build", "torch against the GPUs, the driver and NCCL", "software", "slow", look, classes=("I17", "R11"), compare=compare)  # fmt: skip

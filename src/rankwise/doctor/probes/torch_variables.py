@@ -14,9 +14,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.network.nccl import uses_nccl
-from rankwise.doctor.probe import Probe
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.network.gloo_nccl import uses_nccl
+from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.variables.table import report_misspellings
 
 if TYPE_CHECKING:
@@ -107,6 +106,4 @@ def _is_on(host: Host, name: str) -> bool:
     return host.env.get(name, "").strip().lower() in {"1", "true", "yes", "on", "y"}
 
 
-PROBE = Probe(
-    id="torch-variables", title="variables of torch", topic="environment", speed="instant", look=look
-)
+PROBE = Probe("torch-variables", "variables of torch", "environment", "instant", look)

@@ -21,7 +21,7 @@ from rankwise.doctor.rendezvous.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rankwise.doctor.reading import Fact
+    from rankwise.doctor.probe import Fact
 
 Result = TypeVar("Result")
 #: So long a line may be: from somebody unknown, and from a host of the rendezvous.

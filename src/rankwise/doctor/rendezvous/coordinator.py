@@ -6,11 +6,9 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
-from rankwise.doctor.rendezvous.admission import Admission, refuse
-from rankwise.doctor.rendezvous.authentication import is_proof, make_nonce, mark, prove
 from rankwise.doctor.rendezvous.cluster_report import NO_SENSE
 from rankwise.doctor.rendezvous.connection import Connection
-from rankwise.doctor.rendezvous.peer import Peer, list_names
+from rankwise.doctor.rendezvous.peer import Admission, Peer, list_names, refuse
 from rankwise.doctor.rendezvous.sanitize import clean_name, one_line
 from rankwise.doctor.rendezvous.wire import (
     BEAT_S,
@@ -21,7 +19,11 @@ from rankwise.doctor.rendezvous.wire import (
     Message,
     StrangerError,
     encode,
+    is_proof,
+    make_nonce,
+    mark,
     number,
+    prove,
     text,
     whole,
 )  # fmt: skip

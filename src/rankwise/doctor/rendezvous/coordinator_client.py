@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.host import find_port_holder, listen_tcp
-from rankwise.doctor.rendezvous.authentication import is_proof, make_nonce, mark, prove
 from rankwise.doctor.rendezvous.connection import Connection, in_thread
 from rankwise.doctor.rendezvous.join_failure import describe, explain_failure
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
@@ -25,7 +24,11 @@ from rankwise.doctor.rendezvous.wire import (
     SilentError,
     StrangerError,
     explain,
+    is_proof,
     keep_packets_small,
+    make_nonce,
+    mark,
+    prove,
     text,
     whole,
 )  # fmt: skip

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.rendezvous import cluster_report_json
+from rankwise.doctor.rendezvous import cluster_report
 from rankwise.doctor.rendezvous.coordinator_client import bind_endpoint, find_rival, join, read_refusal
 from rankwise.doctor.rendezvous.host_tasks import HostTasks
 from rankwise.doctor.rendezvous.phases import END_S, Phases
@@ -154,7 +154,7 @@ async def _do(tasks: HostTasks, order: Message, client: CoordinatorClient) -> No
 
 def _read_result(result: Message, plan: Plan) -> ClusterReport:
     try:
-        return cluster_report_json.from_json(result)
+        return cluster_report.from_json(result)
     except ValueError as error:
         raise JoinError(
             f"what the host at {plan.endpoint} sent is not a result: {error}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import socket
 from contextlib import suppress
 from functools import partial
@@ -15,16 +14,16 @@ from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.host import is_loopback
 from rankwise.doctor.examine import examine
 from rankwise.doctor.network.firewalls import suggest
-from rankwise.doctor.network.interfaces import Interface, find_gloo_address, list_interfaces, resolve
+from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_nccl_address
+from rankwise.doctor.network.names import resolve
 from rankwise.doctor.rendezvous.all_reduce import Reducing, describe_torch
-from rankwise.doctor.rendezvous.authentication import mark
 from rankwise.doctor.rendezvous.connection import in_thread
 from rankwise.doctor.rendezvous.judging_links import list_networks
 from rankwise.doctor.rendezvous.link_probe import Target, Tried, try_all
 from rankwise.doctor.rendezvous.link_server import LinkServer
 from rankwise.doctor.rendezvous.link_speed import measure_link
 from rankwise.doctor.rendezvous.sanitize import read_port
-from rankwise.doctor.rendezvous.wire import entries, number, parts, text, texts, whole
+from rankwise.doctor.rendezvous.wire import entries, mark, number, parts, text, texts, whole
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.network.firewalls import Hook
-    from rankwise.doctor.probe import Probe
-    from rankwise.doctor.reading import Fact
+    from rankwise.doctor.network.interfaces import Interface
+    from rankwise.doctor.probe import Fact, Probe
     from rankwise.doctor.rendezvous.cluster_report import Outcome, Plane
     from rankwise.doctor.rendezvous.plan import Plan
     from rankwise.doctor.rendezvous.wire import Message
@@ -152,7 +151,7 @@ class HostTasks:
         """Return the interfaces, and where Gloo and NCCL will listen."""
         if self._plan.listen_address:
             return (), self._plan.listen_address, ""
-        interfaces = list_interfaces(self._host)
+        interfaces = self._host.interfaces()
         return interfaces, find_gloo_address(self._host, interfaces), _find_nccl(self._host, interfaces)
 
     def _listen(self, server: LinkServer, address: str) -> list[Fact]:
@@ -299,18 +298,10 @@ def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
 
 
 def _find_nccl(host: Host, interfaces: Sequence[Interface]) -> str:
-    """Return where NCCL listens here; empty if nobody uses it."""
-    if host.job.backend == "gloo" or not (
-        host.job.backend == "nccl" or host.has("/proc/driver/nvidia/version")
-    ):
-        return ""
-    try:
-        module = importlib.import_module("rankwise.doctor.network.nccl")
-        find = cast("Callable[[Host, Sequence[Interface]], str]", module.find_nccl_address)
-    except (ImportError, AttributeError):
-        usable = [one for one in interfaces if one.is_up and one.kind not in {"loopback", "container"}]
-        return next((address.ip for one in usable for address in one.addresses if address.is_ipv4), "")
-    return find(host, interfaces)
+    """Return where NCCL listens here; empty if nobody uses it. nvidia-smi is not asked: all hosts wait for this answer."""
+    backend = host.job.backend
+    is_used = backend == "nccl" or (backend != "gloo" and host.has("/proc/driver/nvidia/version"))
+    return find_nccl_address(host, interfaces) if is_used else ""
 
 
 def _is_address(name: str) -> bool:

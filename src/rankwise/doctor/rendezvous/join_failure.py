@@ -8,8 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from rankwise.base.deadline import OverdueError
-from rankwise.doctor.network.hosts_file import forget_name
-from rankwise.doctor.network.names import is_host_name
+from rankwise.doctor.network.names import forget_name, is_host_name
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
 from rankwise.doctor.rendezvous.wire import SilentError, StrangerError, explain
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import statistics
 from typing import TYPE_CHECKING
 
 from rankwise.base.host import is_loopback
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.network.names import forget_name, is_host_name
+from rankwise.doctor.probe import Reading, ok
 from rankwise.doctor.rendezvous.cluster_report import NO_SENSE
 from rankwise.doctor.rendezvous.judging_links import find_blocked, judge_links
-from rankwise.doctor.rendezvous.judging_names import judge_addresses, judge_clocks, judge_names
 from rankwise.doctor.rendezvous.judging_speed import find_suspects, judge_speed
+from rankwise.doctor.rendezvous.peer import short_name
 from rankwise.doctor.rendezvous.wire import INTERRUPTED
 from rankwise.doctor.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard, NameLook
     from rankwise.doctor.rendezvous.plan import Plan
+
 
 __all__ = ["find_blocked", "find_suspects", "judge"]
 
@@ -142,3 +147,140 @@ def _judge_all_reduce(found: ClusterReport) -> Iterator[Reading]:
                 verdict="warn", what=f"in each round of the all-reduce the others waited {late_s:.1f} s for {name}", hosts=(name,),
                 why="each step of a job takes as long as its slowest host", fix=f"# on {name}: who else uses its cores?\ntop -b -n 1 | head -n 15",
             )  # fmt: skip
+
+
+#: torch's c10d rendezvous takes a node for dead after 3 heartbeats of 5 s, by the wall clocks of both.
+_APART_S, _FAR_APART_S = 1.0, 5.0
+
+_PLAIN = re.compile(r"[A-Za-z0-9._:-]+")
+
+
+def judge_names(found: ClusterReport, plan: Plan) -> Iterator[Reading]:
+    """Report hosts that know others by wrong addresses. A name without an address matters only where the ranks meet."""
+    cards = {one.name: one for one in found.hosts}
+    named = [one.own_name for one in found.hosts]
+    good = bool(found.names)
+    for look in found.names:
+        target = cards.get(look.target)
+        if target is not None and named.count(look.name) > 1:
+            continue
+        reading = _judge_name(look, target, found, plan) if target is not None else _judge_master(look)
+        if reading is not None:
+            good = False
+            yield reading
+    if good:
+        yield ok("the hosts resolve each other's names to the right addresses, or not at all")
+
+
+def _judge_master(look: NameLook) -> Reading | None:
+    if look.got:
+        return None
+    ask = (
+        f"getent hosts {shlex.quote(look.name)}  # prints nothing now; else use an address: "
+        if is_host_name(look.name)
+        else ""
+    )
+    return Reading(
+        verdict="fail", what=f"{look.source} has no address for {look.name}, where the ranks rendezvous", class_id="I3", hosts=(look.source,),
+        why="its ranks wait for the store until their timeout: 'The client socket has timed out'",
+        fix=f"# on {look.source}:\n{ask}export MASTER_ADDR=…",
+    )  # fmt: skip
+
+
+def _judge_name(look: NameLook, target: HostCard, found: ClusterReport, plan: Plan) -> Reading | None:
+    own = {target.address, target.gloo_address, *(ip for _, ip in target.interfaces)}
+    if not look.got or own & set(look.got):
+        return None
+    right = target.address
+    other = next(
+        (
+            one.name
+            for one in found.hosts
+            if one.name != target.name and {one.address, *(ip for _, ip in one.interfaces)} & set(look.got)
+        ),
+        "",
+    )
+    whose = f"that is {other}'s address" if other else "no host of these has that address"
+    if look.got[0].startswith("127."):
+        whose = f"that is {look.source} itself"
+        other = look.source
+    matters = (
+        bool(other)
+        or short_name(plan.endpoint_host) == short_name(look.name)
+        or target.name == found.hosts[0].name
+    )
+    name = look.name
+    fix = _correct(name, right, is_written=look.is_written)
+    where = f"in {look.source}'s /etc/hosts" if look.is_written else f"by {look.source}'s name server"
+    return Reading(
+        verdict="fail" if matters else "warn", class_id="I2" if matters else "",
+        what=f"{where} {name} is {', '.join(look.got)}, and {whose}; {target.name} is {right}", hosts=(look.source,),
+        why=f"what connects to {name} from there reaches the wrong place: the ranks if {name} is the master (torchrun takes the name "
+        "of node 0), ssh and mpirun always", fix=f"# on {look.source}:\n{fix}",
+    )  # fmt: skip
+
+
+def _correct(name: str, address: str, *, is_written: bool) -> str:
+    if not _PLAIN.fullmatch(f"{name}{address}"):  # sent by another host: nothing else may get into a command
+        return f"# in /etc/hosts: {address} is the address of {name}"
+    line = f"echo '{address} {name}' | sudo tee -a /etc/hosts"
+    return f"{forget_name(name)}\n{line}" if is_written else line
+
+
+def judge_addresses(found: ClusterReport) -> Iterator[Reading]:
+    """Report hosts where Gloo would listen at a loopback address."""
+    if len(found.hosts) < 2:
+        return
+    for one in found.hosts:
+        # The probe of the host's own name may have reported it already, in more detail.
+        is_told = any(
+            reading.class_id == "I5" and reading.verdict in {"warn", "fail"} for reading in one.readings
+        )
+        if one.lost or is_told or not one.gloo_address or not is_loopback(one.gloo_address):
+            continue
+        interface = next((name for name, ip in one.interfaces if ip == one.address), "IFACE")
+        # Either is enough: of what is pasted as a whole, the one is done that changes no file.
+        mending = _correct(one.own_name, one.address, is_written=True).splitlines()
+        for_good = "\n".join(f"# {line.removeprefix('# ')}" for line in mending)
+        yield Reading(
+            verdict="fail", what=f"Gloo would listen at {one.gloo_address} on {one.name}: that is what its own name resolves to", class_id="I5",
+            why="the other hosts look for it at their own such address: 'connectFullMesh failed … Connection refused, remote=[127.0.0.1]', or a hang",
+            fix=f"# on {one.name}:\nexport GLOO_SOCKET_IFNAME={shlex.quote(interface)}\n# or, for good:\n{for_good}",
+            hosts=(one.name,),
+        )  # fmt: skip
+
+
+def judge_clocks(found: ClusterReport) -> Iterator[Reading]:
+    """Report clocks that differ."""
+    offsets = {
+        one.name: (one.clock_ahead_s, one.clock_error_s)
+        for one in found.hosts
+        if one.clock_ahead_s is not None and not one.lost
+    }
+    if len(offsets) < 2:
+        return
+    # Most hosts are right: the middle one is, if the coordinator's own clock is wrong, too.
+    usual_s = statistics.median_low(ahead for ahead, _ in offsets.values()) if len(offsets) > 2 else 0.0
+    good = True
+    for name, (ahead_s, error_s) in offsets.items():
+        off_s = ahead_s - usual_s
+        if abs(off_s) - error_s <= _APART_S:
+            continue
+        good = False
+        first = found.hosts[0].name
+        hosts = (name,) if len(offsets) > 2 else (first, name)
+        than = "the other hosts'" if len(offsets) > 2 else f"{first}'s"
+        lines = [
+            line
+            for host in hosts
+            for line in (f"# on {host}:", "sudo timedatectl set-ntp true && sudo chronyc makestep")
+        ]
+        yield Reading(
+            verdict="fail" if abs(off_s) - error_s > _FAR_APART_S else "warn", class_id="I23", hosts=hosts, fix="\n".join(lines),
+            what=f"{name}'s clock is {abs(off_s):.1f} s {'ahead of' if off_s > 0 else 'behind'} {than} (± {error_s * 1000:.0f} ms)",
+            why="torchrun's c10d rendezvous considers a node dead whose heartbeat is 15 s old by its "
+            "own clock, and restarts again and again; files and logs are out of order" + ("" if len(offsets) > 2 else ". With two hosts either clock may be wrong"),
+        )  # fmt: skip
+    if good:
+        worst_s = max(abs(ahead_s - usual_s) for ahead_s, _ in offsets.values())
+        yield ok(f"the clocks of {len(offsets)} hosts agree within {worst_s * 1000:.0f} ms")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.reading import Reading, ok, skipped
+from rankwise.doctor.probe import Reading, ok, skipped
 from rankwise.doctor.rendezvous.blaming import find_blames
 from rankwise.doctor.rendezvous.cluster_report import find_interface
 from rankwise.doctor.rendezvous.judging_routes import WHY_OF_OTHERS, judge_routes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.reading import Reading
+from rankwise.doctor.probe import Reading
 from rankwise.doctor.rendezvous.cluster_report import find_interface
 from rankwise.doctor.units import join_names
 

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.reading import Reading, ok
+from rankwise.doctor.probe import Reading, ok
 from rankwise.doctor.rendezvous.blaming import find_blames
 from rankwise.doctor.units import format_rate, format_seconds, join_names
 

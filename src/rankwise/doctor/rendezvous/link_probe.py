@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.base.clock import Clock
-    from rankwise.doctor.reading import Fact
+    from rankwise.doctor.probe import Fact
     from rankwise.doctor.rendezvous.cluster_report import Outcome, Plane
 
 #: A first packet that is lost is sent again after 1 s and after 3 s. A host that has accepted may be busy: its greeting may take longer.

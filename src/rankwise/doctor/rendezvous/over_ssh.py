@@ -21,7 +21,7 @@ from rankwise.base.ssh import (
     write_ssh,
     write_ssh_test,
 )
-from rankwise.doctor.reading import Reading
+from rankwise.doctor.probe import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

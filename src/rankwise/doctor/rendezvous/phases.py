@@ -7,15 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from rankwise.doctor.examine import BOUND_S, collect_facts, compare_hosts
-from rankwise.doctor.reading import Reading
-from rankwise.doctor.rendezvous import cluster_report_json
+from rankwise.doctor.probe import Reading
+from rankwise.doctor.rendezvous import cluster_report
 from rankwise.doctor.rendezvous.all_reduce import find_obstacle, plan_reduce, read_reduce
 from rankwise.doctor.rendezvous.cluster_report import NO_SENSE
 from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
 from rankwise.doctor.rendezvous.judging import find_blocked, find_suspects, judge
 from rankwise.doctor.rendezvous.peer import make_names_distinct, order_peers
 from rankwise.doctor.rendezvous.results import Results
-from rankwise.doctor.rendezvous.rounds import plan_rounds
 from rankwise.doctor.rendezvous.sanitize import BadMessageError
 from rankwise.doctor.rendezvous.wire import INTERRUPTED, Message, encode, text
 
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Probe
-    from rankwise.doctor.reading import Facts
+    from rankwise.doctor.probe import Facts, Probe
     from rankwise.doctor.rendezvous.cluster_report import AllReduce, ClusterReport
     from rankwise.doctor.rendezvous.peer import Peer
     from rankwise.doctor.rendezvous.plan import Plan
+
 
 _OPEN_S, _SUGGEST_S, _ALL_REDUCE_S = 30.0, 15.0, 100.0
 #: At the end all hosts are waited for: so long at most, and less if nobody takes anything of what still waits to be sent.
@@ -235,11 +234,11 @@ class Phases:
         compared = self._compare({one.name: collect_facts(one.readings) for one in found.hosts})
         readings = (*judge(found, self._plan), *compared)
         found = replace(found, readings=readings, took_s=self._clock.monotonic() - self._begin_s)
-        whole = encode({"result": cluster_report_json.to_json(found)})
+        whole = encode({"result": cluster_report.to_json(found)})
         for peer in self._coordinator.here():
             line = whole
             if len(self._numbered) > MANY_HOSTS and not peer.is_own:
-                line = encode({"result": cluster_report_json.to_json(_trim(found, peer.name))})
+                line = encode({"result": cluster_report.to_json(_trim(found, peer.name))})
             self._coordinator.tell(peer, {}, line)
         await self._coordinator.wait_until_left(_LEAVE_S, END_S)
 
@@ -285,3 +284,24 @@ def _trim(found: ClusterReport, name: str) -> ClusterReport:
     )  # fmt: skip
     links = tuple(one for one in found.links if one.outcome != "ok" or one.source == name)
     return replace(found, hosts=hosts, links=links, names=())
+
+
+def plan_rounds(count: int, *, most: int | None = None) -> list[list[tuple[int, int]]]:
+    """Return rounds of pairs (circle method), so that each pair meets once and no host is in two pairs of one round.
+
+    Args:
+        count: How many hosts there are; they are numbers from 0.
+        most: So many rounds at most: each host then has so many partners, near ones and far ones.
+
+    Returns:
+        The rounds: with ``count`` even ``count - 1``, else ``count``, of which each leaves one host out.
+    """
+    seats = count + count % 2
+    rounds = []
+    for turn in range(seats - 1):
+        pairs = [(seats - 1, turn)]
+        pairs += [((turn + step) % (seats - 1), (turn - step) % (seats - 1)) for step in range(1, seats // 2)]
+        rounds.append([(min(pair), max(pair)) for pair in pairs if max(pair) < count])
+    if most is None or len(rounds) <= most:
+        return rounds
+    return [rounds[index * len(rounds) // most] for index in range(max(1, most))]

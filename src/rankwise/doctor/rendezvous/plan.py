@@ -1,12 +1,22 @@
-"""What each of several hosts must know before it starts: where the coordinator is, and how many hosts there are."""
+"""What each of several hosts must know before it starts, from the flags and the environment: where the coordinator is, how many hosts there are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rankwise.base.errors import RendezvousError
-from rankwise.doctor.reading import Reading
+from rankwise.base.errors import RendezvousError, UsageError
+from rankwise.base.host import is_loopback, is_unspecified
+from rankwise.base.host_list import expand_hosts
+from rankwise.base.identity import read_identity
+from rankwise.doctor.probe import Reading
 from rankwise.doctor.rendezvous.wire import SILENCE_S
+from rankwise.doctor.variables.places import find_place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankwise.base.identity import Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +85,166 @@ class JoinError(RendezvousError):
             verdict="fail", what=self.message, fix=self.fix or (f"# {self.hint}" if self.hint else ""), class_id=self.class_id, probe="meeting",
             why="the ranks of this host would not find those of the others, and all would wait in init_process_group until their timeout",
         )  # fmt: skip
+
+
+#: Where torch.distributed meets if nobody says otherwise.
+DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the user has said of the hosts; what was not said is None or empty.
+
+    Attributes:
+        num_hosts: How many.
+        node_rank: Which one this is.
+        master_addr: Name or address of node 0, and ``master_port``: the port there.
+        endpoint: ``HOST:PORT`` of a host that holds the rendezvous, whichever node that is.
+    """
+
+    num_hosts: int | None = None
+    node_rank: int | None = None
+    master_addr: str = ""
+    master_port: int | None = None
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bystander:
+    """This process has nothing to do: another one of this host takes part. ``why`` says which."""
+
+    why: str
+
+
+def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
+    """Return how this host takes part.
+
+    Args:
+        wish: What the user says: it wins.
+        env: The environment, which knows under srun and its kin.
+
+    Returns:
+        The plan; None if this host is alone.
+
+    Raises:
+        UsageError: It is not said where several hosts meet, or the place can't be one.
+    """
+    message = read_told(env) if not wish.num_hosts else None
+    if message is not None and _has_several_hosts(message):
+        return _plan_by(message, wish, env)
+    if not wish.num_hosts:
+        return _plan_by_place(wish, env)
+    if wish.num_hosts == 1:
+        return None
+    host, port = read_place(wish)
+    is_coordinator = None if wish.endpoint or wish.node_rank is None else wish.node_rank == 0
+    _refuse_loopback(host, is_coordinator=is_coordinator)
+    return Plan(
+        endpoint_host=host,
+        endpoint_port=port or DEFAULT_PORT,
+        num_hosts=wish.num_hosts,
+        node_rank=wish.node_rank,
+        is_coordinator=is_coordinator,
+    )
+
+
+def read_told(env: Mapping[str, str]) -> Identity | None:
+    """Return who this process is by its variables; None also where they can't be read: then the probe of the variables says so."""
+    try:
+        return read_identity(env)
+    except UsageError:
+        return None
+
+
+def _has_several_hosts(identity: Identity) -> bool:
+    if identity.num_nodes is not None:
+        return identity.num_nodes > 1
+    return identity.local_world_size is not None and identity.local_world_size < identity.world_size
+
+
+def _plan_by(identity: Identity, wish: Wish, env: Mapping[str, str]) -> Plan | Bystander:
+    """Return the plan of a process that a launcher has started: of several on a host the first takes part."""
+    if identity.local_rank:
+        return Bystander(
+            why=f"rank {identity.rank}: the first rank of this host takes part ({identity.source})"
+        )
+    wished, port = read_place(wish)
+    host = wished or identity.master_addr or ""
+    if not host:
+        raise UsageError(
+            f"{identity.source} shows that there are several hosts, but nothing says where they rendezvous",
+            hint="--master-addr ADDRESS-OF-THE-FIRST-HOST",
+        )
+    is_coordinator = None if wish.endpoint else identity.rank == 0
+    _refuse_loopback(host, is_coordinator=is_coordinator)
+    return Plan(
+        endpoint_host=host, endpoint_port=port or identity.master_port or DEFAULT_PORT, num_hosts=identity.num_nodes,
+        node_rank=identity.node_rank, is_coordinator=is_coordinator, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""),
+    )  # fmt: skip
+
+
+def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
+    """Return the plan of a node that a cluster has set up for a launcher; None for a batch script, which runs on its first node only."""
+    place = find_place(env)
+    if place is None or place.num_nodes is None or place.num_nodes < 2 or is_batch_script(env):
+        return None
+    wished, wished_port = read_place(wish)
+    host, _, port = env.get("PET_RDZV_ENDPOINT", "").rpartition(":")
+    host = wished or env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
+    if not host:
+        raise UsageError(
+            f"{place.told_by} says that this is one of {place.num_nodes} nodes, but nothing says where they rendezvous",
+            hint="--master-addr ADDRESS-OF-NODE-0",
+        )
+    is_coordinator = None if place.node_rank is None or wish.endpoint else place.node_rank == 0
+    _refuse_loopback(host, is_coordinator=is_coordinator)
+    told_port = next(
+        (
+            text
+            for text in (env.get("PET_MASTER_PORT", ""), port, env.get("MASTER_PORT", ""))
+            if text.isdecimal()
+        ),
+        "",
+    )
+    return Plan(
+        endpoint_host=host, endpoint_port=wished_port or int(told_port or DEFAULT_PORT), num_hosts=place.num_nodes, node_rank=place.node_rank,
+        is_coordinator=is_coordinator,
+    )  # fmt: skip
+
+
+def is_batch_script(env: Mapping[str, str]) -> bool:
+    """Return whether this is a Slurm job's script, and no step of it."""
+    return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env
+
+
+def read_place(wish: Wish) -> tuple[str, int | None]:
+    """Return where the user lets the hosts meet; empty and None where nothing was said.
+
+    Raises:
+        UsageError: The port is none.
+    """
+    if not wish.endpoint:
+        return wish.master_addr.strip("[]"), wish.master_port
+    host, colon, port = wish.endpoint.rpartition(":")
+    if not colon or (":" in host and not host.startswith("[")):
+        return wish.endpoint.strip("[]"), DEFAULT_PORT
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(
+            f"--rdzv-endpoint {wish.endpoint}: {port!r} is not a port",
+            hint="HOST:PORT, with a port from 1 to 65535",
+        )
+    return host.strip("[]"), int(port)
+
+
+def _refuse_loopback(host: str, *, is_coordinator: bool | None) -> None:
+    # At all of its addresses the first host can listen, and the others may be told one of them.
+    if is_loopback(host) or (is_unspecified(host) and not is_coordinator):
+        raise UsageError(
+            f"several hosts can't rendezvous at {host}: that is a different host on each of them",
+            hint="give an address of node 0 that the others reach",
+        )
+
+
+def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of a job's hosts, as Slurm tells them; none where it does not."""
+    return expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))

@@ -11,7 +11,7 @@ from rankwise.base.terminal import clean_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankwise.doctor.reading import Fact
+    from rankwise.doctor.probe import Fact
 
 #: A line of JSON without these bytes has nothing unseemly: most lines, and the long ones are worth the look.
 _SUSPECT = re.compile(rb"\\[bfru]|[^\x20-\x7e]")

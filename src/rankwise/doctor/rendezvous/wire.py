@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import math
+import secrets
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from rankwise.doctor.rendezvous.sanitize import clean, is_suspect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankwise.doctor.reading import Fact
+    from rankwise.doctor.probe import Fact
+
 
 Message: TypeAlias = "dict[str, Fact]"
 #: The first word of each connection, and the version of what follows.
@@ -118,3 +122,30 @@ def keep_packets_small(sock: socket.socket) -> None:
 def explain(error: OSError) -> str:
     """Return the system's words for an error."""
     return error.strerror or str(error) or type(error).__name__
+
+
+Side = Literal["coordinator", "peer"]
+
+
+def make_nonce() -> str:
+    """Return a number that is used once."""
+    return secrets.token_hex(16)
+
+
+def mark(token: str) -> str:
+    """Return what identifies a rendezvous in public; empty without a token."""
+    return _sign(token, "meeting") if token else ""
+
+
+def prove(token: str, side: Side, peer_nonce: str, coordinator_nonce: str) -> str:
+    """Return the proof for these two nonces, which only who knows the token can compute, for one side of the connection."""
+    return _sign(token, side, peer_nonce, coordinator_nonce)
+
+
+def is_proof(proof: str, token: str, side: Side, peer_nonce: str, coordinator_nonce: str) -> bool:
+    """Return whether the other side knows the token."""
+    return hmac.compare_digest(proof.encode(), prove(token, side, peer_nonce, coordinator_nonce).encode())
+
+
+def _sign(token: str, *words: str) -> str:
+    return hmac.new(token.encode(), "\n".join(words).encode(), hashlib.sha256).hexdigest()

@@ -7,13 +7,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.reading import find_worst
+from rankwise.doctor.probe import find_worst
 from rankwise.doctor.units import join_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rankwise.doctor.reading import Reading, Verdict
+    from rankwise.doctor.probe import Reading, Verdict
     from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard
 
 #: So many hosts are named; of more the others are counted.

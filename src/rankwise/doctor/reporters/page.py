@@ -21,7 +21,7 @@ from rankwise.doctor.units import format_rate, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rankwise.doctor.reading import Reading
+    from rankwise.doctor.probe import Reading
     from rankwise.doctor.rendezvous.cluster_report import ClusterReport
     from rankwise.doctor.reporters.grouping import Line
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.reading import VERDICTS
-from rankwise.doctor.rendezvous.cluster_report_json import to_json
+from rankwise.doctor.probe import VERDICTS
+from rankwise.doctor.rendezvous.cluster_report import to_json
 from rankwise.doctor.reporters.grouping import join_same, judge, list_readings
 
 if TYPE_CHECKING:
-    from rankwise.doctor.reading import Fact
+    from rankwise.doctor.probe import Fact
     from rankwise.doctor.rendezvous.cluster_report import ClusterReport
     from rankwise.doctor.reporters.grouping import Line
 

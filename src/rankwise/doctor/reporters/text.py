@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.reading import find_worst
+from rankwise.doctor.probe import find_worst
 from rankwise.doctor.reporters.grouping import (
     count_host,
     count_verdicts,
@@ -21,7 +21,7 @@ from rankwise.doctor.units import format_rate, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankwise.doctor.reading import Verdict
+    from rankwise.doctor.probe import Verdict
     from rankwise.doctor.rendezvous.cluster_report import ClusterReport, Measure
     from rankwise.doctor.reporters.grouping import Line
 

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.base.identity import read_all
-from rankwise.doctor.reading import Reading
+from rankwise.doctor.probe import Reading
 from rankwise.doctor.variables.places import Place, find_meeting, find_place, number, write_static
 
 if TYPE_CHECKING:

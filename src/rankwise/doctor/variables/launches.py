@@ -13,7 +13,7 @@ from rankwise.base.identity_launchers import (
     read_open_mpi,
     read_slurm,
 )
-from rankwise.doctor.reading import Reading
+from rankwise.doctor.probe import Reading
 from rankwise.doctor.variables.masking import make_mask
 from rankwise.doctor.variables.places import count, number
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from rankwise.base.identity import Identity
+    from rankwise.doctor.host import Host
 
 
 #: What accelerate takes for yes.
@@ -128,3 +129,12 @@ def _check_devices(env: Mapping[str, str], num_ranks: int | None) -> Iterator[Re
             verdict="warn", what=f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']} is {devices} {'GPU' if devices == 1 else 'GPUs'} for {num_ranks} ranks on this node", class_id="L7",
             why="ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`; ranks on CPUs are not affected", fix=f"rankwise run --nproc-per-node {devices} …",
         )  # fmt: skip
+
+
+#: The drivers of NVIDIA (also in containers, in WSL, on Jetson) and AMD.
+_SIGNS = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd")  # fmt: skip
+
+
+def may_have_gpus(host: Host) -> bool | None:
+    """Return whether a host may have GPUs that torch can use; None where files don't tell."""
+    return any(map(host.has, _SIGNS)) if host.has("/proc") or host.has("/dev") else None

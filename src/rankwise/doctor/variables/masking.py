@@ -12,7 +12,7 @@ from rankwise.doctor.variables.table import find, find_family, is_explained, ran
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rankwise.doctor.reading import Fact
+    from rankwise.doctor.probe import Fact
 
 MASK = "***"
 _WORDS = r"TOKEN(?!IZ)|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|SIGNATURE|PRIVATE|CERT|BEARER"

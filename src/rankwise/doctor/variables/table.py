@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from rankwise.doctor.reading import Reading
+from rankwise.doctor.probe import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
