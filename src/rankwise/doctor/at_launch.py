@@ -56,12 +56,7 @@ _MOST_BEFORE_S, _MOST_AFTER_S = 0.5, 5.0
 
 
 def make_host(job: JobShape, env: Mapping[str, str] | None = None) -> Host:
-    """Return this host as a launcher looks at it: torch is not asked, as importing it once more would take a second.
-
-    Args:
-        job: The job that runs here.
-        env: The environment of its ranks; without, that of this process.
-    """
+    """Return this host as a launcher looks at it, with its ranks' environment: torch is not asked, as importing it takes a second."""
     return Host(job=job, env=env, torch_facts=_query_nothing)
 
 
@@ -83,13 +78,8 @@ def look_before(host: Host) -> list[Reading]:
 def look_after(host: Host, *, class_id: str | None, told: str = "") -> list[Reading]:
     """Return what is wrong with the host that fits how a job has failed, or hangs; a few seconds at most.
 
-    Args:
-        host: Where it ran.
-        class_id: The failure class of the verdict, if it has one.
-        told: The verdict's own words: what stands there already is not said again.
-
-    Returns:
-        What surely breaks jobs; and what is doubtful, if it leads to that class or to one that may stand behind it.
+    What surely breaks jobs; and what is doubtful, if it leads to the verdict's failure class or to one that may stand behind it. What
+    the verdict says already (``reported``) is not said again.
     """
     classes = {class_id, *_BEHIND.get(class_id, ())} if class_id else set[str]()
     fitting = [
@@ -111,12 +101,7 @@ def find_host_problems(host: Host) -> list[Reading]:
 
 
 def tell(readings: Iterable[Reading], *, host: str = "") -> tuple[str, ...]:
-    """Return readings as sentences with the way out, for a report.
-
-    Args:
-        readings: What was found.
-        host: Which host it is about, where the reader may be on another one.
-    """
+    """Return readings as sentences with the way out, for a report; with the name of the host, where the reader may be on another one."""
     where = f"on {host}: " if host else ""
     return tuple(f"{where}{one.what}" + _report_fix(one) for one in readings)
 

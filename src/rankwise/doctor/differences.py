@@ -22,17 +22,7 @@ def report_difference(
     verdict: Verdict = "warn",
     class_id: str = "",
 ) -> Iterator[Reading]:
-    """Yield a reading if the hosts differ in one fact.
-
-    Args:
-        facts: By host.
-        name: The fact.
-        what: What differs, as a clause: ``the number of GPUs differs``.
-        why: What comes of it.
-        fix: What to do; ``{most}`` stands for the most common value.
-        verdict: How bad it is.
-        class_id: The failure class that it leads to.
-    """
+    """Yield a reading if the hosts differ in a fact; in ``fix``, ``{most}`` stands for the most common value."""
     groups = group_hosts(facts, name)
     if len(groups) > 1:
         yield Reading(

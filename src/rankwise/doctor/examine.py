@@ -20,12 +20,7 @@ BOUND_S: dict[Speed, float] = {"instant": 5.0, "quick": 20.0, "slow": 120.0}
 
 
 def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")) -> list[Reading]:
-    """Look at one host by some probes.
-
-    Args:
-        host: The host.
-        probes: What to look at.
-        most_s: So long it may take in all, whatever the probes' own bounds are.
+    """Look at one host by some probes, within ``most_s`` in all, whatever their own bounds are.
 
     Returns:
         Their readings, with the names of probe and host, in the order of the probes. A probe that fails, or takes too long (a disk
@@ -47,12 +42,7 @@ def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")
 
 
 def mask_reading(one: Reading, mask: Callable[[str], str]) -> Reading:
-    """Return a reading without secrets.
-
-    Args:
-        one: What was read.
-        mask: Masks a text (``make_mask``).
-    """
+    """Return a reading without secrets; ``mask`` is that of ``make_mask``."""
     facts = {name: _mask_fact(fact) for name, fact in one.facts.items()}
     return replace(one, what=mask(one.what), why=mask(one.why), fix=mask(one.fix), facts=facts)
 
@@ -74,15 +64,7 @@ def collect_facts(readings: Sequence[Reading]) -> dict[str, dict[str, Fact]]:
 
 
 def compare_hosts(probes: Sequence[Probe], facts: Mapping[str, Mapping[str, Facts]]) -> list[Reading]:
-    """Compare what several hosts have told.
-
-    Args:
-        probes: Those that were asked.
-        facts: By host, then by probe.
-
-    Returns:
-        What differs, with the names of probe and hosts.
-    """
+    """Compare the facts of several hosts (by host, then by probe): what differs, with the names of probe and hosts."""
     found: list[Reading] = []
     for probe in probes:
         info = {host: by_probe[probe.id] for host, by_probe in facts.items() if by_probe.get(probe.id)}

@@ -26,13 +26,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_count(number: int, one: str, several: str = "") -> str:
-    """Return a number of things with their word: ``1 process``, ``2 processes``.
-
-    Args:
-        number: How many.
-        one: The word for one.
-        several: The word for more; without, ``one`` with an s.
-    """
+    """Return a number of things with their word, which gets an s unless that for several is given: ``1 process``, ``2 processes``."""
     return f"{number} {one if number == 1 else several or f'{one}s'}"
 
 

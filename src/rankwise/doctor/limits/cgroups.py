@@ -15,12 +15,7 @@ _ROOT = "/sys/fs/cgroup"
 
 
 def list_groups(host: Host, controller: str) -> list[str]:
-    """Return the folders of our group and of those around it, ours first: a limit may stand at any of them.
-
-    Args:
-        host: The host.
-        controller: ``cpu``, ``memory`` or ``pids``.
-    """
+    """Return the folders of our group of a controller (``cpu``, ``memory``, ``pids``) and of those around it, ours first: any may set a limit."""
     root, own = _find_root(host, controller)
     here = PurePosixPath(root + own)
     chain = [str(one) for one in (here, *here.parents) if one.is_relative_to(root)]

@@ -51,14 +51,7 @@ def read_limits(text: str) -> dict[str, Limit]:
 
 
 def raise_limit(host: Host, limits: Mapping[str, Limit], name: str, *, least: float = math.inf) -> str:
-    """Return what raises a limit, to be typed.
-
-    Args:
-        host: The host.
-        limits: Its limits.
-        name: Which, as /proc/self/limits calls it.
-        least: What is needed; without, that there is none.
-    """
+    """Return what raises a limit of /proc/self/limits to ``least``, or away, to be typed."""
     option, word = _NAMES[name]
     hard = limits.get(name, Limit()).hard
     if math.isinf(hard) and word != "nofile":

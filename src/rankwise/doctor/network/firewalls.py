@@ -107,17 +107,10 @@ def find_firewall(host: Host) -> Firewall:
 
 
 def suggest(host: Host, networks: Sequence[str], hook: Hook) -> str:
-    """Return the commands that let TCP in from some networks, or out to them, one a line.
+    """Return the commands that let TCP in from some networks (``10.0.0.0/24``), or out to them, one a line.
 
-    Each chain decides alone, and a drop in one is not undone by another: all that may drop are opened.
-
-    Args:
-        host: The host.
-        networks: As ``10.0.0.0/24``.
-        hook: ``input`` lets TCP in, ``output`` out.
-
-    Returns:
-        The commands; a comment with what to do if nothing here is in the way.
+    Each chain decides alone, and a drop in one is not undone by another: all that may drop are opened. If nothing here is in the way, it is
+    a comment with what to do.
     """
     firewall = find_firewall(host)
     is_in, chains, lines = hook == "input", firewall.list_dropping(hook), list[str]()

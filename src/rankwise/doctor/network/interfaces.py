@@ -131,12 +131,7 @@ def find_kind(host: Host, name: str) -> Kind:
 
 
 def choose_best(interfaces: Iterable[Interface], near: Iterable[str] = ()) -> Interface | None:
-    """Return the interface on which the hosts of a job should meet; None if there is none.
-
-    Args:
-        interfaces: Those of the host.
-        near: Addresses of other hosts, as the master's: an interface in their network is better than any other one.
-    """
+    """Return the interface on which the hosts of a job should meet, best one in the network of a ``near`` address; None if there is none."""
     others = [ipaddress.ip_address(ip) for ip in near]
 
     def rank(one: Interface) -> tuple[bool, int, bool]:

@@ -46,13 +46,7 @@ def forget_name(name: str) -> str:
 
 
 def lead_name(name: str, address: str, hosts: str) -> list[str]:
-    """Return the commands that make a name lead to an address, and nowhere else.
-
-    Args:
-        name: The name.
-        address: The address.
-        hosts: What ``/etc/hosts`` holds now.
-    """
+    """Return the commands that make a name lead to an address, and nowhere else; ``hosts`` is what ``/etc/hosts`` holds now."""
     if not _PLAIN.fullmatch(f"{name}{address}"):  # nothing else may come into a command
         return [f"# in /etc/hosts: {address} is the address of this host's own name"]
     add = f"echo '{address} {name}' | sudo tee -a /etc/hosts"

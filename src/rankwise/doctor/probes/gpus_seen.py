@@ -70,16 +70,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
 
 
 def read_visible(text: str, cards: Cards, mig: int) -> tuple[int, str]:
-    """Read CUDA_VISIBLE_DEVICES as CUDA does.
-
-    Args:
-        text: Its value.
-        cards: The GPUs.
-        mig: How many MIG devices there are.
-
-    Returns:
-        How many devices a rank sees, and the first entry that names none; empty if all do.
-    """
+    """Read CUDA_VISIBLE_DEVICES as CUDA does: how many devices a rank sees, and the first entry that names none (empty if all do)."""
     if text.strip() in _NONE:
         return 0, ""
     seen: list[str] = []

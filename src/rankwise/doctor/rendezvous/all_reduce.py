@@ -48,12 +48,7 @@ def describe_torch(host: Host) -> Message:
 
 
 def find_obstacle(found: ClusterReport, torch: Mapping[str, Message]) -> AllReduce | None:
-    """Return why an all-reduce makes no sense; None if it does.
-
-    Args:
-        found: What was found of the hosts.
-        torch: What those that are here say of their torch, by name.
-    """
+    """Return why an all-reduce makes no sense, by what was found and what the hosts say of their torch; None if it does."""
     lacking = [name for name, message in torch.items() if not texts(message, "backends")]
     if len(torch) < 2:
         return AllReduce(why="it needs two hosts that stay to the end")
@@ -79,14 +74,11 @@ def find_obstacle(found: ClusterReport, torch: Mapping[str, Message]) -> AllRedu
 
 
 def plan_reduce(torch: Mapping[str, Message], address: str) -> dict[str, Message]:
-    """Return the order for each host.
+    """Return the order for each host by name: one rank on each with Gloo, one for each GPU with NCCL.
 
     Args:
         torch: What the hosts say of their torch, by name; the first one serves the store.
         address: Where the others reach the first one.
-
-    Returns:
-        Orders by name: one rank on each host with Gloo, one for each GPU with NCCL.
     """
     message = list(torch.values())
     is_nccl = all(
@@ -105,11 +97,7 @@ def plan_reduce(torch: Mapping[str, Message], address: str) -> dict[str, Message
 
 @final
 class Reducing:
-    """This host's ranks, which can be stopped from another thread: without one of the hosts the rest would wait in vain.
-
-    Args:
-        host: This host.
-    """
+    """This host's ranks, which can be stopped from another thread: without one of the hosts the rest would wait in vain."""
 
     def __init__(self, host: Host) -> None:
         self._host, self._lock = host, Lock()
@@ -183,13 +171,7 @@ def _report_failed(why: str) -> Message:
 def read_reduce(
     orders: Mapping[str, Message], message: Mapping[str, Message], lost: Collection[str] = ()
 ) -> AllReduce:
-    """Return the result of all ranks.
-
-    Args:
-        orders: What the hosts were told, by name.
-        message: What they answered.
-        lost: Names of the hosts that were lost meanwhile: whatever the others say comes of that.
-    """
+    """Return the result of all ranks; where hosts were lost meanwhile, whatever the others say comes of that."""
     if lost:
         return AllReduce(why=f"{', '.join(lost)} was lost while it ran")
     backend, world = (

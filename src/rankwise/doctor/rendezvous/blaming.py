@@ -40,11 +40,7 @@ class Blame:
 
 
 def find_blames(tried: Collection[Way], bad: Collection[Way]) -> list[Blame]:
-    """Explain bad ways by as few culprits as possible.
-
-    Args:
-        tried: All ways that were tried.
-        bad: Those that are bad.
+    """Explain bad ways, of all that were tried, by as few culprits as possible.
 
     Returns:
         What lies between groups of hosts that are well among themselves; hosts of which most ways in or out are bad, those with the

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 #: Where the target listens: at the address and on the kind of ports that Gloo, or NCCL, will take there; at the master's port.
 Plane = Literal["gloo", "nccl", "master"]
+#: What listens on a plane, and the variable that chooses its interface; on the master's port the store does.
+LIBRARIES: dict[Plane, tuple[str, str]] = {
+    "gloo": ("Gloo", "GLOO_SOCKET_IFNAME"),
+    "nccl": ("NCCL", "NCCL_SOCKET_IFNAME"),
+    "master": ("the store", "MASTER_ADDR"),
+}
 #: How a connection went. ``no route``: the source's kernel has no route there. ``other host``: another host answers at that address.
 #: ``stalled``: it opened, and large data did not pass.
 Outcome = Literal[
@@ -179,9 +185,14 @@ class ClusterReport:
     doubled: tuple[tuple[str, str, int], ...] = ()
 
 
-def find_interface(card: HostCard, address: str) -> str:
-    """Return the interface of a host that has an address; empty if none has."""
-    return next((name for name, ip in card.interfaces if ip == address), "")
+def find_interface(card: HostCard, *addresses: str) -> str:
+    """Return the first interface of a host that has one of some addresses; empty if none has."""
+    return next((name for name, ip in card.interfaces if ip in addresses), "")
+
+
+def on_host(name: str, *commands: str) -> str:
+    """Return commands as they stand in a fix, under the host where they are to be typed."""
+    return "\n".join([f"# on {name}:", *commands])
 
 
 def to_json(found: ClusterReport) -> dict[str, Fact]:

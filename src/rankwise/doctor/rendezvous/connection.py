@@ -31,12 +31,7 @@ _READ_BYTES = 1 << 18
 
 @final
 class Connection:
-    """Messages to and from one other host: each is a line of JSON.
-
-    Args:
-        reader: The stream from the other host.
-        writer: The stream to it; it is ours from here on.
-    """
+    """Messages to and from one other host: each is a line of JSON. The streams are ours from here on."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         sock = writer.get_extra_info("socket")

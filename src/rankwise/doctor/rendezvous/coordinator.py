@@ -52,13 +52,7 @@ class OwnHostLostError(Exception):
 
 @final
 class Coordinator:
-    """All connections of the coordinator.
-
-    Args:
-        host: The host that it runs on.
-        plan: The plan.
-        hello_s: So long a host that connects may take to say who it is.
-    """
+    """All connections of the coordinator; a host that connects may take ``hello_s`` to say who it is."""
 
     def __init__(self, host: Host, plan: Plan, *, hello_s: float = _HELLO_S) -> None:
         self.peers: list[Peer] = []
@@ -90,15 +84,7 @@ class Coordinator:
     async def ask(
         self, orders: Mapping[Peer, Message], *, timeout_s: float, doing: str
     ) -> dict[Peer, Message]:
-        """Give orders, and wait for the answers. A host that is late is lost.
-
-        Args:
-            orders: By host; all of one kind, which stands as ``do``.
-            timeout_s: How long to wait.
-            doing: What is done, in words: ``trying all links``.
-
-        Returns:
-            The answers of those that gave one.
+        """Give orders (all of one kind, which stands as ``do``), and return the answers. A host that is late is lost.
 
         Raises:
             OwnHostLostError: Our own host is lost.
@@ -188,9 +174,7 @@ class Coordinator:
     async def wait_until_left(self, timeout_s: float, most_s: float) -> None:
         """Wait until all have received their results, and have left: to close before would take the results away.
 
-        Args:
-            timeout_s: So long to wait at most while nobody takes any of what still waits to be sent.
-            most_s: So long to wait at all.
+        At most ``most_s``, and ``timeout_s`` while nobody takes any of what still waits to be sent.
         """
         self._is_over = True
         loop = asyncio.get_running_loop()

@@ -50,13 +50,7 @@ _ARGUMENTS = re.compile(r"(?<=\S) (?:-|[^ ]*=).*\)$|(?<=\.py) .*\)$")
 
 @final
 class CoordinatorClient:
-    """The connection to the coordinator, while it lasts.
-
-    Args:
-        connection: It is ours from here on.
-        clock: Gives the time of this host, as the coordinator is to see it.
-        silence_s: After so long a silence the coordinator is gone.
-    """
+    """The connection to the coordinator, while it lasts; after a silence of ``silence_s`` the coordinator is gone."""
 
     def __init__(self, connection: Connection, clock: Clock, silence_s: float) -> None:
         #: Our address, by which we reached the coordinator.
@@ -163,7 +157,7 @@ async def join(host: Host, plan: Plan, say: Callable[[str], None], *, secret: st
         secret: If the coordinator is in this process, by which it knows us.
 
     Raises:
-        MeetingError: It can't be found or reached, is another program, or rejects us.
+        JoinError: It can't be found or reached, is another program, or rejects us.
     """
     loop = asyncio.get_running_loop()
     begin_s = loop.time()

@@ -30,20 +30,14 @@ def examine_hosts(
 ) -> ClusterReport:
     """Meet the other hosts, look at this one and at the links to them, and judge what all of them found.
 
-    Every host of the set calls it at about the same time. Its time is bounded: a host that does not arrive, dies or freezes is
-    named, and the others continue.
-
-    Args:
-        host: This host.
-        probes: What to look at on each host; the same on all of them.
-        plan: Where to meet, and whom.
-        say: Called, in this thread, with a line that says what is waited for, where that takes long.
+    Every host of the set calls it at about the same time, with the same probes. Its time is bounded: a host that does not arrive, dies or
+    freezes is named, and the others continue. ``say`` is called, in this thread, with a line that says what is waited for.
 
     Returns:
         The same on each host; where there are more than 32, a host other than the coordinator gets of the others only what is wrong.
 
     Raises:
-        MeetingError: The coordinator can't be found or reached, rejected this host, or was lost.
+        JoinError: The coordinator can't be found or reached, rejected this host, or was lost.
     """
     if sys.platform == "win32":
         # link_probe waits for sockets, which the usual loop there can't.

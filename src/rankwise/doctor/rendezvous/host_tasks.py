@@ -63,13 +63,7 @@ _OUTCOMES: tuple[Outcome, ...] = (
 
 @final
 class HostTasks:
-    """What one host can do.
-
-    Args:
-        host: The host.
-        probes: What to look at there; it begins at once.
-        plan: The plan.
-    """
+    """What one host can do; its probes begin at once."""
 
     def __init__(self, host: Host, probes: Sequence[Probe], plan: Plan) -> None:
         self._host, self._probes, self._plan = host, probes, plan
@@ -85,15 +79,7 @@ class HostTasks:
         self._examined = asyncio.create_task(in_thread(partial(examine, host, probes)))
 
     async def do(self, order: Message, reached_at: str) -> Message:
-        """Do what the coordinator asks for; what is unknown here is answered with nothing.
-
-        Args:
-            order: The order.
-            reached_at: Our address, by which we reached the coordinator.
-
-        Returns:
-            The answer.
-        """
+        """Do what the coordinator asks for, and return the answer; ``reached_at`` is our address, by which we reached it."""
         kind = text(order, "do")
         if kind == "open" and not text(order, "own"):
             order = {**order, "own": reached_at}

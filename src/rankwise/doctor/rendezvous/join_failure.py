@@ -29,13 +29,7 @@ def describe(plan: Plan, error: Exception) -> str:
 
 
 def explain_failure(host: Host, plan: Plan, error: Exception) -> JoinError:
-    """Return the error that says why this host could not join.
-
-    Args:
-        host: This host.
-        plan: The plan.
-        error: What happened the last time.
-    """
+    """Return the error that says why this host could not join, by what happened the last time."""
     waited = f"within {plan.arrival_timeout_s:.0f} s"
     name, port = plan.endpoint_host, plan.endpoint_port
     if isinstance(error, socket.gaierror | UnicodeError | OverdueError):

@@ -28,15 +28,7 @@ __all__ = ["find_blocked", "find_suspects", "judge"]
 
 
 def judge(found: ClusterReport, plan: Plan) -> tuple[Reading, ...]:
-    """Return the findings about a set of hosts.
-
-    Args:
-        found: The facts.
-        plan: What was to come together.
-
-    Returns:
-        Readings of ``meeting``, ``names``, ``links``, ``clocks``, ``speed`` and ``all-reduce``.
-    """
+    """Return the findings about a set of hosts: readings of ``meeting``, ``names``, ``links``, ``clocks``, ``speed`` and ``all-reduce``."""
     is_simulated = bool(plan.listen_address)
     message = {
         "meeting": [*_judge_arrival(found, plan), *_judge_numbers(found, plan), *_judge_losses(found)],

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 
 from rankwise.doctor.probe import Reading, ok, skipped
 from rankwise.doctor.rendezvous.blaming import find_blames
-from rankwise.doctor.rendezvous.cluster_report import find_interface
+from rankwise.doctor.rendezvous.cluster_report import LIBRARIES, find_interface, on_host
 from rankwise.doctor.rendezvous.judging_routes import WHY_OF_OTHERS, judge_routes
 from rankwise.doctor.units import join_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Literal, TypeAlias
 
     from rankwise.doctor.rendezvous.blaming import Blame
     from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard, Link, Plane
 
-_PLANES: tuple[Plane, ...] = ("gloo", "nccl", "master")
+    Side: TypeAlias = Literal["in", "out"]
+
 _CLASSES: dict[Plane, str] = {"gloo": "I8", "nccl": "I7", "master": "I2"}
 #: Of so many hosts the one at fault can't be known.
 _FEWEST = 2
@@ -33,7 +35,7 @@ def find_blocked(found: ClusterReport) -> set[str]:
     """Return the hosts whose firewalls are to be looked at: at whose ports something fails, or who may let nothing out."""
     alive = {one.name for one in found.hosts if not one.lost}
     blocked: set[str] = set()
-    for plane in _PLANES:
+    for plane in LIBRARIES:
         tried = [one for one in found.links if one.plane == plane and {one.source, one.target} <= alive]
         shut = {(one.source, one.target) for one in tried if one.outcome in _SHUT}
         blocked |= {target for _, target in shut}
@@ -51,12 +53,9 @@ def judge_links(found: ClusterReport) -> Iterator[Reading]:
     links = [one for one in found.links if not cards[one.source].lost and not cards[one.target].lost]
     # Other probes may report these.
     good = not any(one.outcome == "no route" for one in links)
-    for plane in _PLANES:
-        of_plane = {
-            (one.source, one.target): one
-            for one in links
-            if one.plane == plane and one.outcome != "not tried"
-        }
+    for plane in LIBRARIES:
+        tried = [one for one in links if one.plane == plane and one.outcome != "not tried"]
+        of_plane = {(one.source, one.target): one for one in tried}
         for reading in _judge_plane(plane, of_plane, cards):
             good = False
             yield reading
@@ -116,20 +115,20 @@ def _report_private(
     for target, address in sorted(private, key=lambda one: order.index(one[0])):
         interface = find_interface(cards[target], address) or "an interface"
         places.setdefault((address, interface), []).append(target)
-    library, variable = ("Gloo", "GLOO_SOCKET_IFNAME") if plane == "gloo" else ("NCCL", "NCCL_SOCKET_IFNAME")
+    library, variable = LIBRARIES[plane]
     for (address, interface), targets in places.items():
-        lines = [
-            line for name in targets
-            for line in (f"# on {name}:", f"export {variable}={find_interface(cards[name], cards[name].address) or '…'}")
-        ]  # fmt: skip
-        own = sorted({source for target in targets for source in private[target, address]} - set(targets))
+        own = (
+            sorted({source for target in targets for source in private[target, address]} - set(targets))
+            or targets
+        )
         what = f"{library} listens at {address} on {', '.join(targets)}: that is {interface} there"
-        if own or len(targets) > 1:
-            what += f", and {', '.join(own or targets)} {'has' if len(own or targets) == 1 else 'have'} that address, too"
+        if own != targets or len(targets) > 1:
+            what += f", and {', '.join(own)} {'has' if len(own) == 1 else 'have'} that address, too"
         yield Reading(
             verdict="fail", what=what + "; the rendezvous reached " + ", ".join(f"{name} at {cards[name].address}" for name in targets),
             why="other hosts look for it at their own such address, or find no route: 'connectFullMesh failed', 'Connection refused', or a hang",
-            class_id="I7" if plane == "nccl" else "", hosts=tuple(targets), fix="\n".join(lines),
+            class_id="I7" if plane == "nccl" else "", hosts=tuple(targets),
+            fix="\n".join(on_host(name, f"export {variable}={find_interface(cards[name], cards[name].address) or '…'}") for name in targets),
         )  # fmt: skip
 
 
@@ -142,15 +141,14 @@ def _report_shut(
     hosts = blame.hosts if blame.kind in {"all", "link"} else blame.hosts[:1]
     why = _WHY[plane]
     if blame.kind == "link" and len(bad) == 1 and plane != "nccl":
-        way = f"{hosts[1]} lets nothing in, or {hosts[0]} nothing out"
+        source, target = hosts
         if len(cards) > _FEWEST:
-            way = f"{hosts[1]} lets nothing in from {hosts[0]}, or {hosts[0]} nothing out to {hosts[1]}"
-        why += (
-            f". {'Either' if len(cards) > _FEWEST else 'With two hosts either'} side may be the cause: {way}"
-        )
+            why += f". Either side may be the cause: {target} lets nothing in from {source}, or {source} nothing out to {target}"
+        else:
+            why += f". With two hosts either side may be the cause: {target} lets nothing in, or {source} nothing out"
     return Reading(
         verdict="fail", what=_describe_shut(plane, blame, bad, cards), why=why, class_id=_CLASSES[plane], hosts=hosts,
-        fix=_suggest(plane, blame, [cards[name] for name in hosts], list(cards.values())),
+        fix=_suggest(plane, blame, [cards[name] for name in hosts], cards),
     )  # fmt: skip
 
 
@@ -173,9 +171,7 @@ def _describe_shut(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[
 
 
 def _name_ports(plane: Plane, bad: Sequence[Link]) -> str:
-    if plane == "master":
-        return f"port {bad[0].port}"
-    return f"the ports that {'Gloo' if plane == 'gloo' else 'NCCL'} takes"
+    return f"port {bad[0].port}" if plane == "master" else f"the ports that {LIBRARIES[plane][0]} takes"
 
 
 def _give_sample(bad: Sequence[Link]) -> str:
@@ -189,8 +185,7 @@ def _report_split(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[s
     guilty = _find_own_firewalls(blame, cards)
     between = "a switch, a VLAN, a router, or the security groups of a cloud"
     if guilty:
-        many = len(guilty) > 1
-        what += f"; {join_names(list(guilty))}'s own {'firewalls drop' if many else 'firewall drops'} it: see firewall"
+        what += f"; {join_names(list(guilty))}'s own {'firewalls drop' if len(guilty) > 1 else 'firewall drops'} it: see firewall"
         why = f"check the other hosts' own firewalls as well, and then what is between them: {between}"
     else:
         why = (
@@ -205,48 +200,42 @@ def _report_split(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[s
 def _find_own_firewalls(blame: Blame, cards: dict[str, HostCard]) -> dict[str, Reading]:
     """Return the readings of firewalls that are not well, of hosts at which nothing arrives from another group."""
     targets = {target for _, target in blame.bad}
+    readings = ((name, one) for name in blame.hosts if name in targets for one in cards[name].readings)
     return {
-        name: reading
-        for name in blame.hosts
-        if name in targets
-        for reading in cards[name].readings
-        if reading.probe == "firewall" and reading.verdict in {"warn", "fail"}
+        name: one for name, one in readings if one.probe == "firewall" and one.verdict in {"warn", "fail"}
     }
 
 
 def _suggest_for_split(blame: Blame, guilty: dict[str, Reading], cards: dict[str, HostCard]) -> str:
     source, target = blame.bad[0]
-    lines = []
-    for name, reading in guilty.items():
-        others = [one.address for one in cards.values() if one.name != name]
-        lines += [f"# on {name}:", reading.fix or cards[name].opening or _open_plainly(others)]
-    way = [
-        f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:",
-        f"ip route get {cards[target].address}\ntraceroute {cards[target].address}",
+    lines = [
+        on_host(name, reading.fix or _open("in", cards[name], cards.values()))
+        for name, reading in guilty.items()
     ]
+    address = cards[target].address
+    way = f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:\nip route get {address}\ntraceroute {address}"
     rest = next((one for _, one in blame.bad if one not in guilty), "")
     rules = (
-        [f"# or in their own firewalls. The rules, on {rest}:", "sudo nft list ruleset; sudo iptables-save"]
+        [f"# or in their own firewalls. The rules, on {rest}:\nsudo nft list ruleset; sudo iptables-save"]
         if rest
         else []
     )
-    return "\n".join([*lines, *rules, *way] if guilty else [*way, *rules])
+    return "\n".join([*lines, *rules, way] if guilty else [way, *rules])
 
 
 def describe_sides(blame: Blame) -> str:
     """Describe of a split between which groups nothing passes."""
-    sides = set(blame.sides)
-    count = len(blame.groups)
+    sides, count = set(blame.sides), len(blame.groups)
     if len(sides) == count * (count - 1):
         return "nothing passes between these groups" if count > _FEWEST else "nothing passes between the two"
-    message = []
+    shut = []
     for one, other in sorted(sides):
         first, second = join_names(blame.groups[one]), join_names(blame.groups[other])
         if (other, one) not in sides:
-            message.append(f"nothing passes from {first} to {second}")
+            shut.append(f"nothing passes from {first} to {second}")
         elif one < other:
-            message.append(f"nothing passes between {first} and {second}")
-    return ", ".join(message)
+            shut.append(f"nothing passes between {first} and {second}")
+    return ", ".join(shut)
 
 
 def _describe_outcome(bad: Sequence[Link]) -> str:
@@ -258,60 +247,42 @@ def _describe_outcome(bad: Sequence[Link]) -> str:
     return "are refused" if outcomes <= {"refused", "reset"} else "are rejected"
 
 
-def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostCard], everyone: Sequence[HostCard]) -> str:
+def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostCard], cards: dict[str, HostCard]) -> str:
     if plane == "nccl" and all(find_interface(one, one.gloo_address) for one in fixed):
         targets = {target for _, target in blame.bad} if blame.kind == "link" else {one.name for one in fixed}
         return "\n".join(
-            f"# on {one.name}:\nexport NCCL_SOCKET_IFNAME={find_interface(one, one.gloo_address)}  # the one by which Gloo reaches it"
-            for one in fixed
-            if one.name in targets
-        )
+            on_host(one.name, f"export NCCL_SOCKET_IFNAME={find_interface(one, one.gloo_address)}  # the one by which Gloo reaches it")
+            for one in fixed if one.name in targets
+        )  # fmt: skip
     if blame.kind == "link":
-        return _suggest_for_link(blame, everyone)
-    lines = []
-    for card in fixed:
-        lines.append(f"# on {card.name}:")
-        if blame.kind != "out":
-            lines.append(_open(card, everyone))
-        if blame.kind in {"out", "both"}:
-            lines.append(_let_out(card, everyone))
-    return "\n".join(lines)
-
-
-def _suggest_for_link(blame: Blame, everyone: Sequence[HostCard]) -> str:
-    """Open what may drop something: where the target comes in, and else where the source goes out."""
-    cards = {one.name: one for one in everyone}
-    ways = [("in", target) for _, target in blame.bad] + [("out", source) for source, _ in blame.bad]
-    message = {
-        (side, name): (_open if side == "in" else _let_out)(cards[name], everyone) for side, name in ways
-    }
-    # A host that has looked at its rules, and found none in the way, says so in a comment.
-    guilty = [way for way in ways if not message[way].startswith("#")]
-    first = [way for way in guilty if way[0] == "in"] or guilty or ways[: len(blame.bad)]
-    lines = [line for way in first for line in (f"# on {way[1]}:", message[way])]
-    rest = [way for way in ways if way not in first and (way in guilty or not guilty)]
+        return _suggest_for_link(blame, cards)
+    sides: list[Side] = ["out"] if blame.kind == "out" else ["in", "out"] if blame.kind == "both" else ["in"]
     return "\n".join(
-        [
-            *lines,
-            *(line for way in rest for line in (f"# or, if that does not help, on {way[1]}:", message[way])),
-        ]
+        on_host(one.name, *(_open(side, one, cards.values()) for side in sides)) for one in fixed
     )
 
 
-def _let_out(card: HostCard, everyone: Sequence[HostCard]) -> str:
-    return card.opening_out or _let_out_plainly([one.address for one in everyone if one.name != card.name])
+def _suggest_for_link(blame: Blame, cards: dict[str, HostCard]) -> str:
+    """Open what may drop something: where the target comes in, and else where the source goes out."""
+    ways: list[tuple[Side, str]] = [("in", target) for _, target in blame.bad]
+    ways += [("out", source) for source, _ in blame.bad]
+    commands = {(side, name): _open(side, cards[name], cards.values()) for side, name in ways}
+    # A host that has looked at its rules, and found none in the way, says so in a comment.
+    guilty = [way for way in ways if not commands[way].startswith("#")]
+    first = [way for way in guilty if way[0] == "in"] or guilty or ways[: len(blame.bad)]
+    rest = [way for way in ways if way not in first and (way in guilty or not guilty)]
+    return "\n".join([
+        *(on_host(way[1], commands[way]) for way in first),
+        *(f"# or, if that does not help, on {way[1]}:\n{commands[way]}" for way in rest),
+    ])  # fmt: skip
 
 
-def _open(card: HostCard, everyone: Sequence[HostCard]) -> str:
-    return card.opening or _open_plainly([one.address for one in everyone if one.name != card.name])
-
-
-def _let_out_plainly(others: Sequence[str]) -> str:
-    return f"sudo iptables -I OUTPUT -p tcp -d {','.join(list_networks(others))} -j ACCEPT"
-
-
-def _open_plainly(others: Sequence[str]) -> str:
-    return f"sudo iptables -I INPUT -p tcp -s {','.join(list_networks(others))} -j ACCEPT"
+def _open(side: Side, card: HostCard, everyone: Iterable[HostCard]) -> str:
+    """Return what opens a host's firewall on one side; plain rules where the host did not say."""
+    others = ",".join(list_networks([one.address for one in everyone if one.name != card.name]))
+    if side == "in":
+        return card.opening or f"sudo iptables -I INPUT -p tcp -s {others} -j ACCEPT"
+    return card.opening_out or f"sudo iptables -I OUTPUT -p tcp -d {others} -j ACCEPT"
 
 
 def list_networks(addresses: Sequence[str]) -> list[str]:
@@ -320,44 +291,38 @@ def list_networks(addresses: Sequence[str]) -> list[str]:
         read = [ipaddress.ip_address(one) for one in addresses]
     except ValueError:
         return list(addresses)
-    networks = {str(ipaddress.ip_network(f"{one}/24", strict=False)) for one in read if one.version == 4}
-    if (
-        len(networks) == 1
-        and all(one.version == 4 for one in read)
-        and not any(one.is_loopback for one in read)
-    ):
-        return sorted(networks)
-    return sorted(set(addresses))
+    is_plain = all(one.version == 4 and not one.is_loopback for one in read)
+    networks = (
+        {str(ipaddress.ip_network(f"{one}/24", strict=False)) for one in read} if is_plain else set[str]()
+    )
+    return list(networks) if len(networks) == 1 else sorted(set(addresses))
 
 
 def _report_other(plane: Plane, link: Link, target: HostCard, source: HostCard) -> Reading:
-    who = link.detail or "another host"
+    who, (library, variable) = link.detail or "another host", LIBRARIES[plane]
     if plane == "master":
         return Reading(
             verdict="fail", what=f"at the master's address, as {source.name} resolves it ({link.address}), {who} answers, and not {target.name}",
-            why=_WHY[plane], class_id="I2", hosts=(source.name, target.name),
-            fix=f"# on {source.name}:\nexport MASTER_ADDR={target.address}",
+            why=_WHY[plane], class_id="I2", hosts=(source.name, target.name), fix=on_host(source.name, f"export {variable}={target.address}"),
         )  # fmt: skip
-    variable = "GLOO_SOCKET_IFNAME" if plane == "gloo" else "NCCL_SOCKET_IFNAME"
-    interface = find_interface(target, target.address) or "…"
     return Reading(
-        verdict="fail", what=f"at {link.address}, where {plane.capitalize() if plane == 'gloo' else 'NCCL'} listens on {target.name}, "
-        f"{source.name} finds {who}", why="two hosts have this address (a container's bridge?): ranks connect to the wrong one, or to themselves",
+        verdict="fail", what=f"at {link.address}, where {library} listens on {target.name}, {source.name} finds {who}",
+        why="two hosts have this address (a container's bridge?): ranks connect to the wrong one, or to themselves",
         class_id="I7" if plane == "nccl" else "", hosts=(target.name, source.name),
-        fix=f"# on {target.name}:\nexport {variable}={interface}",
+        fix=on_host(target.name, f"export {variable}={find_interface(target, target.address) or '…'}"),
     )  # fmt: skip
 
 
 def _report_stalled(blame: Blame, cards: dict[str, HostCard]) -> Reading:
     pairs = ", ".join(f"{source} → {target}" for source, target in blame.bad[:6])
     who = blame.hosts[0] if blame.kind in {"in", "out", "both"} else ""
-    fixed = [cards[name] for name in ((who,) if who else blame.hosts)]
-    lines = []
-    for card in fixed:
-        interface = find_interface(card, card.gloo_address) or "IFACE"
-        lines += [f"# on {card.name}:", f"sudo ip link set dev {interface} mtu 1400"]
-    target = cards[blame.bad[0][1]]
-    lines.append(f"ping -c 1 -M do -s 1472 {target.address}  # shows whether whole packets pass")
+    lines = [
+        on_host(name, f"sudo ip link set dev {find_interface(cards[name], cards[name].gloo_address) or 'IFACE'} mtu 1400")
+        for name in ((who,) if who else blame.hosts)
+    ]  # fmt: skip
+    lines.append(
+        f"ping -c 1 -M do -s 1472 {cards[blame.bad[0][1]].address}  # shows whether whole packets pass"
+    )
     return Reading(
         verdict="fail", what=f"small messages pass, but a stream does not ({pairs})" + (f": all at {who}" if who else ""),
         why="large packets are dropped silently on the way (path MTU): init succeeds, and the first large collective hangs",

@@ -6,7 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.probe import Reading
-from rankwise.doctor.rendezvous.cluster_report import find_interface
+from rankwise.doctor.rendezvous.cluster_report import LIBRARIES, find_interface, on_host
 from rankwise.doctor.units import join_names
 
 if TYPE_CHECKING:
@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
     from rankwise.doctor.rendezvous.cluster_report import HostCard, Link, Plane
 
-_LISTENERS: dict[Plane, tuple[str, str]] = {
-    "gloo": ("Gloo", "GLOO_SOCKET_IFNAME"),
-    "nccl": ("NCCL", "NCCL_SOCKET_IFNAME"),
-}
+
 #: What becomes of a job whose ranks do not get through, whatever stops them.
 WHY_OF_OTHERS: dict[Plane, str] = {
     "nccl": "NCCL takes this address: its first collective hangs, or fails with 'ncclSystemError: Connect to … failed'",
@@ -31,20 +28,14 @@ _CLASSES: dict[Plane, str] = {"gloo": "", "nccl": "I7", "master": "I2"}
 
 
 def judge_routes(plane: Plane, lost: Sequence[Link], cards: dict[str, HostCard]) -> Iterator[Reading]:
-    """Report hosts that listen where others have no route to, and of hosts that have no route to others.
-
-    Args:
-        plane: For whom the targets listen.
-        lost: Links of which the source has no route to the address.
-        cards: All hosts by name.
-    """
+    """Report hosts that listen where others have no route to, and hosts that have no route to others, by the links that lack one."""
     elsewhere: dict[str, list[Link]] = {}
     nowhere: dict[str, list[Link]] = {}
     for link in lost:
         lacks_ipv6 = _lacks_ipv6(link, cards)
-        if lacks_ipv6 and _is_told(cards):
+        if lacks_ipv6 and _is_reported(cards):
             continue  # the probe of IPv6 compares the hosts, and reports it better
-        if plane in _LISTENERS and link.address != cards[link.target].address and not lacks_ipv6:
+        if plane != "master" and link.address != cards[link.target].address and not lacks_ipv6:
             elsewhere.setdefault(link.target, []).append(link)
         else:
             nowhere.setdefault(link.source, []).append(link)
@@ -55,16 +46,15 @@ def judge_routes(plane: Plane, lost: Sequence[Link], cards: dict[str, HostCard])
 
 
 def _report_elsewhere(plane: Plane, target: HostCard, links: Sequence[Link]) -> Reading:
-    library, variable = _LISTENERS[plane]
-    address = links[0].address
-    interface = find_interface(target, address)
+    library, variable = LIBRARIES[plane]
+    interface, address = find_interface(target, links[0].address), links[0].address
     sources = join_names([one.source for one in links])
     where = f"at {address}" + (f" ({interface})" if interface else "")
     return Reading(
         verdict="fail", hosts=(target.name,), class_id=_CLASSES[plane], why=_WHY[plane],
         what=f"{library} listens {where} on {target.name}, and {sources} {'has' if len(links) == 1 else 'have'} no route to it ({links[0].detail}); "
         f"the rendezvous reached {target.name} at {target.address}",
-        fix=f"# on {target.name}:\nexport {variable}={find_interface(target, target.address) or '…'}",
+        fix=on_host(target.name, f"export {variable}={find_interface(target, target.address) or '…'}"),
     )  # fmt: skip
 
 
@@ -75,7 +65,7 @@ def _report_nowhere(plane: Plane, source: str, links: Sequence[Link], cards: dic
     if not lines and _is_own_only(address):
         lines = [
             f"# {address} is valid on one link only; on {links[0].target}, use an interface that has another address (ip -br addr):",
-            f"export {_LISTENERS.get(plane, _LISTENERS['gloo'])[1]}=…",
+            f"export {LIBRARIES['nccl' if plane == 'nccl' else 'gloo'][1]}=…",
         ]
     if not lines:
         net = ipaddress.ip_network(f"{address}/{64 if ':' in address else 24}", strict=False)
@@ -121,7 +111,7 @@ def _is_own_only(ip: str) -> bool:
     return read.is_loopback or read.is_link_local
 
 
-def _is_told(cards: dict[str, HostCard]) -> bool:
+def _is_reported(cards: dict[str, HostCard]) -> bool:
     """Return whether the probe of IPv6 was looked at, and finds that Gloo takes both families."""
     taken = {":" in one.gloo_address for one in cards.values() if one.gloo_address}
     looked = all(

@@ -64,12 +64,7 @@ def find_suspects(found: ClusterReport) -> list[Suspect]:
 
 
 def judge_speed(found: ClusterReport, *, is_simulated: bool = False) -> Iterator[Reading]:
-    """Report slow, far and lossy links.
-
-    Args:
-        found: The facts.
-        is_simulated: Whether one host plays all of them: then all share its cores, and how fast they are tells nothing.
-    """
+    """Report slow, far and lossy links; where one host simulates all of them, they share its cores, and nothing is slow."""
     measures = _list_alive(found)
     if not measures:
         return

@@ -56,11 +56,7 @@ class Tried:
 
 
 def open_socket(address: str, source_address: str = "") -> socket.socket:
-    """Return a socket of an address's family that does not block.
-
-    Args:
-        address: Where it is to connect.
-        source_address: From where; empty: the kernel chooses.
+    """Return a socket of an address's family that does not block; without a source address the kernel chooses one.
 
     Raises:
         OSError: There is no descriptor left, or the source is not ours.
@@ -156,7 +152,7 @@ async def try_all(
     at_once: int = 128,
     greeting_s: float = _GREETING_S,
 ) -> list[Tried]:
-    """Connect to all targets, many at a time, and see who answers.
+    """Connect to all targets, many at a time, and see who answers; the results are in their order.
 
     Args:
         targets: Where.
@@ -165,9 +161,6 @@ async def try_all(
         source_address: From where to connect; empty: the kernel chooses.
         at_once: How many connections may be open at a time.
         greeting_s: For how long a host that has accepted may send nothing.
-
-    Returns:
-        How it went, in their order.
     """
     gate = asyncio.Semaphore(at_once)
 

@@ -25,14 +25,7 @@ _READ_BYTES, _READS_AT_ONCE = 1 << 18, 8
 
 @final
 class LinkServer:
-    """Listens at ports that the kernel chooses.
-
-    Args:
-        mark: Of the rendezvous.
-        number: Of this host in it.
-        name: Of this host.
-        clock: Where the time comes from.
-    """
+    """Listens at ports that the kernel chooses, as the host of a name and a number in the rendezvous."""
 
     def __init__(self, *, mark: str, number: int, name: str, clock: Clock) -> None:
         self._greeting = encode({GREETING: VERSION, "mark": mark, "number": number, "name": name})
@@ -41,14 +34,7 @@ class LinkServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listen(self, address: str, port: int = 0) -> int:
-        """Listen at an address; an empty one means all of them.
-
-        Args:
-            address: The address.
-            port: The port; 0 lets the system choose.
-
-        Returns:
-            The port.
+        """Listen at an address (empty: all of them), and return the port; port 0 lets the system choose.
 
         Raises:
             OSError: The address is not ours, or the port is taken.

@@ -47,18 +47,9 @@ async def measure_link(
     source_address: str = "",
     bytes_per_s: float = 0.0,
 ) -> Speed:
-    """Measure the link to a host that listens (`link_server`).
+    """Measure the link to a host that listens (`link_server`), within ``seconds`` and some more; it never raises.
 
-    Args:
-        address: Its address.
-        port: Its port.
-        clock: Where the time comes from.
-        seconds: How long to send.
-        source_address: From where to connect; empty: the kernel chooses.
-        bytes_per_s: How fast to send at most, where the kernel can pace; 0: as fast as it goes.
-
-    Returns:
-        What was measured, within ``seconds`` and some more; it never raises.
+    ``bytes_per_s`` is how fast to send at most, where the kernel can pace; 0: as fast as it goes.
     """
     try:
         sock = open_socket(address, source_address)

@@ -90,16 +90,7 @@ class RemoteHosts:
         self._remotes.append(_Remote(host=host, process=process, words=words))
 
     def try_all(self, hosts: Sequence[str], command: Sequence[str], clock: Clock) -> list[Reading]:
-        """Run a short command on all hosts at once, and forget it.
-
-        Args:
-            hosts: As ssh knows them.
-            command: Its words.
-            clock: Where the time comes from.
-
-        Returns:
-            The readings of those on which it could not be run; each has been said.
-        """
+        """Run a short command on all hosts at once, and forget it; return the readings of those where it could not be run (each was shown)."""
         for host in hosts:
             self.start(host, command, folder=Path.cwd())
         end_s = clock.monotonic() + SSH_TRY_S
@@ -191,14 +182,7 @@ class RemoteHosts:
 def find_own(
     hosts: Sequence[str], own_name: str, own_addresses: Sequence[str], resolve: Callable[[str], Sequence[str]]
 ) -> int | None:
-    """Return which of the hosts this one is; None if it is none of them.
-
-    Args:
-        hosts: Names or addresses.
-        own_name: This host's own name.
-        own_addresses: Its addresses.
-        resolve: Tells a name's addresses.
-    """
+    """Return which of the hosts (names or addresses) this one is; None if it is none of them."""
     for number, host in enumerate(hosts):
         bare = host.rpartition("@")[2]
         if bare in {own_name, own_name.partition(".")[0]} or bare in own_addresses:

@@ -124,14 +124,7 @@ def refuse(why: str, hint: str, class_id: str = "") -> Message:
 
 @final
 class Admission:
-    """Decides who is admitted, and remembers who was rejected.
-
-    Args:
-        name: What the coordinator's host calls itself.
-        plan: The plan.
-        here: Returns who is here.
-        clock: Where the time comes from.
-    """
+    """Decides who is admitted, and remembers who was rejected; ``here`` returns who is here."""
 
     def __init__(self, name: str, plan: Plan, here: Callable[[], Sequence[Peer]], clock: Clock) -> None:
         self._name, self._plan, self._here, self._clock = name, plan, here, clock

@@ -45,13 +45,7 @@ MANY_HOSTS = 32
 
 @final
 class Phases:
-    """One rendezvous, from the arrival of the hosts to the result.
-
-    Args:
-        host: The host that coordinates it.
-        probes: What is looked at.
-        plan: The plan.
-    """
+    """One rendezvous, from the arrival of the hosts to the result."""
 
     def __init__(self, host: Host, probes: Sequence[Probe], plan: Plan) -> None:
         self._host, self._probes, self._plan, self._clock = host, probes, plan, host.clock
@@ -287,14 +281,9 @@ def _trim(found: ClusterReport, name: str) -> ClusterReport:
 
 
 def plan_rounds(count: int, *, most: int | None = None) -> list[list[tuple[int, int]]]:
-    """Return rounds of pairs (circle method), so that each pair meets once and no host is in two pairs of one round.
+    """Return rounds of pairs of the numbers below ``count`` (circle method): each pair meets once, and no host is in two pairs of one round.
 
-    Args:
-        count: How many hosts there are; they are numbers from 0.
-        most: So many rounds at most: each host then has so many partners, near ones and far ones.
-
-    Returns:
-        The rounds: with ``count`` even ``count - 1``, else ``count``, of which each leaves one host out.
+    With ``most`` there are so many rounds at most: each host then has so many partners, near ones and far ones.
     """
     seats = count + count % 2
     rounds = []

@@ -117,14 +117,7 @@ class Bystander:
 
 
 def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
-    """Return how this host takes part.
-
-    Args:
-        wish: What the user says: it wins.
-        env: The environment, which knows under srun and its kin.
-
-    Returns:
-        The plan; None if this host is alone.
+    """Return how this host takes part, by what the user says, which wins, and by the environment; None if it is alone.
 
     Raises:
         UsageError: It is not said where several hosts meet, or the place can't be one.

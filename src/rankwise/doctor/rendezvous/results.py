@@ -254,15 +254,10 @@ def read_plane(message: Message) -> Plane:
 
 
 def read_link(message: Message, source: str, target: str) -> Link:
-    """Read how a connection went.
-
-    Args:
-        message: What was told.
-        source: Who tells it.
-        target: To whom it was.
+    """Read how a connection from one host (which sends the message) to another went.
 
     Raises:
-        BadMessageError: No doctor would tell this.
+        BadMessageError: No doctor would send this.
     """
     outcome = next((one for one in _OUTCOMES if one == message.get("outcome")), None)
     if outcome is None:
@@ -274,11 +269,7 @@ def read_link(message: Message, source: str, target: str) -> Link:
 
 
 def read_readings(message: Message, source: str) -> tuple[Reading, ...]:
-    """Read what probes have read on a host.
-
-    Args:
-        message: What was told.
-        source: Who tells it: the readings are of that host, whatever they say.
+    """Read what probes have found on a host: the readings are of the host that sends them, whatever they say.
 
     Raises:
         BadMessageError: They are no readings.

@@ -105,12 +105,7 @@ def read_port(message: Fact) -> int:
 
 
 def read_number(message: Fact, count: int, own: int) -> int:
-    """Return the number of another host.
-
-    Args:
-        message: What was told.
-        count: How many hosts there are.
-        own: The number of the host that tells it.
+    """Return the number of another host, of ``count``, sent by the host with the number ``own``.
 
     Raises:
         BadMessageError: It is none.

@@ -58,12 +58,7 @@ _NAMES = {"fail": "fails", "warn": "warning", "ok": "ok", "skipped": "skipped"}
 
 
 def render(together: ClusterReport, *, made: str) -> str:
-    """Return the page.
-
-    Args:
-        together: One host, or several.
-        made: When it was made, in words.
-    """
+    """Return the page; ``made`` says when it was made."""
     names = [host.name for host in together.hosts]
     readings = list_readings(together)
     lines = group(readings)

@@ -19,14 +19,7 @@ SCHEMA = 1
 
 
 def record(together: ClusterReport, *, version: str, made: str, exit_code: int) -> dict[str, Fact]:
-    """Return the report as plain JSON: first what a gate asks for, then what hosts tell each other as it is.
-
-    Args:
-        together: One host, or several.
-        version: Of rankwise.
-        made: When it was made: UTC, ISO 8601.
-        exit_code: What the command ends with.
-    """
+    """Return the report as plain JSON: first what a gate asks for, then what hosts tell each other as it is. ``made`` is UTC, ISO 8601."""
     readings = list_readings(together)
     counts = Counter(one.verdict for one in readings)
     bad = [line for line in join_same(readings) if line.reading.verdict in {"fail", "warn"}]

@@ -43,12 +43,7 @@ class Trial:
 
 
 def try_folder(folder: Path, clock: Clock) -> Trial:
-    """Try a folder, for little more than a second, with 64 MiB at most.
-
-    Args:
-        folder: The folder, which must be there.
-        clock: Measures how long the writing takes.
-    """
+    """Try a folder that is there, for little more than a second, with 64 MiB at most."""
     try:
         place = Path(tempfile.mkdtemp(prefix=".rankwise-probe-", dir=folder))
     except OSError as error:

@@ -86,13 +86,7 @@ def read_mounts(host: Host) -> list[Mount]:
 
 
 def find_mount(host: Host, folder: str, mounts: Sequence[Mount] | None = None) -> Mount | None:
-    """Return the file system that a folder, or what of its path is there, is on; None where the system does not tell.
-
-    Args:
-        host: The host.
-        folder: The folder.
-        mounts: All of the host's, where they have been read before.
-    """
+    """Return the file system that a folder, or what of its path is there, is on; None where the system does not tell."""
     path = PurePosixPath(os.path.realpath(host.path(folder)))
     root = PurePosixPath(os.path.realpath(host.root))
     inside = str(PurePosixPath("/") / path.relative_to(root) if path.is_relative_to(root) else folder)

@@ -66,12 +66,7 @@ def _find_strange_signs(text: str) -> AddressMistake | None:
 
 
 def write_remedy(mistake: AddressMistake, port: int | None) -> str:
-    """Return the command that sets MASTER_ADDR right, and MASTER_PORT where the port stood in the address alone.
-
-    Args:
-        mistake: What was found.
-        port: What MASTER_PORT is already; None if it is not set.
-    """
+    """Return the command that sets MASTER_ADDR right, and MASTER_PORT (which is ``port`` now) where the port stood in the address alone."""
     if not mistake.host:
         return "export MASTER_ADDR=…  # the name or an address of the first host"
     command = f"export MASTER_ADDR={mistake.host}"

@@ -40,15 +40,9 @@ _OR_BY_RIGHT = "; or another launcher ordered them, as Ray does, and they are co
 def find_contradictions(
     env: Mapping[str, str], *, backend: str = "", has_gpus: bool | None = None
 ) -> tuple[Reading, ...]:
-    """Return what can't be true in the environment of a rank, or of a script that is to become one.
+    """Return what can't be true in the environment of a rank, or of a script that is to become one, without secrets.
 
-    Args:
-        env: The environment.
-        backend: The backend of the ranks; empty if it is not known.
-        has_gpus: Whether this host has GPUs; None if it is not known.
-
-    Returns:
-        A reading for each contradiction, without secrets: ``fail`` if the job breaks or hangs, ``warn`` if it may.
+    A reading is ``fail`` if the job breaks or hangs, ``warn`` if it may. ``has_gpus`` is None where that is not known.
     """
     checks = (
         _check_readable, _check_rank, _check_against_step, _check_numbers, _check_leftover_local_rank, _check_address, _check_loopback, _check_ports,
@@ -354,12 +348,7 @@ _WHY = "one of them is left over, or was set by hand: if it is RANK, two process
 
 
 def check_numbers(env: Mapping[str, str], outer: Identity | None) -> Iterator[Reading]:
-    """Yield a warning if the numbers don't fit each other; others than torchrun may order ranks as they like.
-
-    Args:
-        env: The environment.
-        outer: What the launcher of processes says, if there is one.
-    """
+    """Yield a warning if the numbers don't fit each other; others than torchrun may order ranks as they like."""
     rank, world, local, ranks = (
         number(env, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     )

@@ -36,17 +36,9 @@ def find_launch_contradictions(
     backend: str = "",
     has_gpus: bool | None = None,
 ) -> tuple[Reading, ...]:
-    """Return what can't be true in the environment of a launcher; pure, and without secrets.
+    """Return what can't be true in the environment of a launcher, without secrets.
 
-    Args:
-        env: The launcher's environment.
-        num_nodes: Nodes of the job, the most of a range; None if it is not known.
-        num_ranks: Ranks on this node; None if it is not known.
-        backend: The backend of the ranks; empty if it is not known.
-        has_gpus: Whether this host has GPUs; None if it is not known.
-
-    Returns:
-        A reading for each contradiction: ``fail`` if the job breaks or hangs, ``warn`` if it may.
+    A reading is ``fail`` if the job breaks or hangs, ``warn`` if it may. ``num_nodes`` is the most of a range; None is what is not known.
     """
     found = [*_check_tasks(env, num_nodes), *_check_nodes(env, num_nodes), *check_switches(env)]
     if may_use_gpus(env, backend=backend, has_gpus=has_gpus):

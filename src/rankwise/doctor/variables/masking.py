@@ -78,13 +78,7 @@ def mask_credentials(text: str) -> str:
 
 
 def mask_value(name: str, value: str, *, is_known: bool = False) -> str:
-    """Return a variable's value as it may be shown.
-
-    Args:
-        name: The variable.
-        value: What it says.
-        is_known: Whether the name is known to hold no secret, whatever it sounds like (NCCL_IB_PKEY).
-    """
+    """Return a variable's value as it may be shown; ``is_known``: the name holds no secret, whatever it sounds like (NCCL_IB_PKEY)."""
     if not value:
         return value
     if is_secret_name(name) and not is_known:
@@ -101,11 +95,6 @@ def mask_fact(name: str, value: str, *, is_known: bool = False) -> str:
     """Return a variable's value as it may be sent to other hosts: what must not be shown is replaced by a short checksum of it.
 
     So hosts can tell whether they have the same one.
-
-    Args:
-        name: The variable.
-        value: What it says.
-        is_known: Whether the name is known to hold no secret.
     """
     shown = mask_value(name, value, is_known=is_known)
     if MASK not in shown or shown == value:
@@ -138,10 +127,9 @@ def list_variables(env: Mapping[str, str]) -> list[Listed]:
 
 
 def make_mask(env: Mapping[str, str]) -> Callable[[str], str]:
-    """Return what masks a text about an environment: values of its secrets as a whole, and what looks like one; signs that steer a terminal are written out.
+    """Return what masks a text about an environment: values of its secrets as a whole, and what looks like one.
 
-    Args:
-        env: The environment; only the variables that the doctor shows are looked at.
+    Signs that steer a terminal are written out. Only the variables that the doctor shows are looked at.
     """
     swaps: list[tuple[str, str]] = []
     for name, value in env.items():
@@ -163,12 +151,7 @@ def make_mask(env: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def escape(text: str, *, newlines: bool = False) -> str:
-    r"""Return a text with signs written out that steer a terminal, or can't be printed: ``\x1b``.
-
-    Args:
-        text: The text.
-        newlines: Whether the ends of lines are written out as well.
-    """
+    r"""Return a text with signs written out that steer a terminal, or can't be printed (``\x1b``); ends of lines only if ``newlines``."""
     if text.isprintable():
         return text
     # What is no UTF-8 in the environment comes as half a pair, which no stream takes: it is written out, too.

@@ -132,13 +132,7 @@ def find_misspellings(
 def report_misspellings(
     env: Iterable[str], *, prefixes: tuple[str, ...] = ("",), but: tuple[str, ...] = ()
 ) -> list[Reading]:
-    """Return a warning for each name that is probably misspelt.
-
-    Args:
-        env: The names of the variables.
-        prefixes: How the names begin that are looked at.
-        but: How those begin that are not.
-    """
+    """Return a warning for each name that is probably misspelt, of those that begin with ``prefixes`` and not with ``but``."""
     return [
         Reading(
             verdict="warn", what=f"{name} is set, which nothing reads; did you mean {meant}?", why=f"{meant} silently stays at its default",
