@@ -36,12 +36,7 @@ _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a program has answered.
-
-    Attributes:
-        code: Its exit code; None if there is no such program, or it did not end in time.
-        why: Why there is none.
-    """
+    """What a program has answered; without an exit code there is none such, or it did not end in time, and ``why`` says which."""
 
     code: int | None
     out: str = ""
@@ -59,16 +54,11 @@ class JobShape:
     """The job that is to run here, as far as it is known; what is not known is None or empty.
 
     Attributes:
-        num_ranks: Ranks on this host.
+        num_ranks: Ranks on this host; ``num_workers``: workers of each rank's data loader.
         num_nodes: Hosts of the job; 1 where nobody says more.
-        num_workers: Workers of each rank's data loader.
-        master_addr: Where the ranks meet.
-        master_port: The port there.
-        is_master: Whether this host is the one where they meet; None if that is not known.
-        checkpoints: The folder for checkpoints.
-        python: The interpreter of the ranks.
+        master_addr: Where the ranks meet; ``is_master``: whether that is this host.
+        python: The interpreter of the ranks; ``script``: their program, a file or a folder.
         backend: ``gloo`` or ``nccl``; empty: whichever fits.
-        script: The program of the ranks: a file, or a folder.
         is_launch: Whether a launcher is about to start the ranks here: it sets RANK and its kin anew, whatever they say now.
     """
 
@@ -120,15 +110,9 @@ def _abandon(process: subprocess.Popen[bytes]) -> None:
 
 @final
 class Host:
-    """One host.
+    """One host: its environment, job, files below ``root``, programs, clock and name.
 
     Args:
-        env: The environment of the job.
-        job: The job that is to run here.
-        root: Where its files are: ``/``, or a folder in a test.
-        run: Runs a program.
-        clock: Where the time comes from.
-        name: Its name; the system's without.
         torch_facts: Tells what torch says in the ranks' interpreter; without, a process there is asked when it is first needed.
         lookup: Tells the addresses of a name, in their order; none if it has none. Without, the system is asked.
         interfaces: Tells the network interfaces, in the system's order; without, psutil is asked.

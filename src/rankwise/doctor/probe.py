@@ -90,11 +90,7 @@ class Reading:
 
     @staticmethod
     def from_json(info: Facts) -> Reading:
-        """Read it again.
-
-        Raises:
-            ValueError: It is something else.
-        """
+        """Read it again; ValueError: it is something else."""
         facts, hosts = info.get("facts"), info.get("hosts")
         known = next((one for one in VERDICTS if one == info.get("verdict")), None)
         if known is None or not isinstance(facts, dict) or not isinstance(hosts, list):

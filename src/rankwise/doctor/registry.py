@@ -32,11 +32,7 @@ def _import(id_: str) -> ModuleType:
 
 @cache
 def all_probes() -> tuple[Probe, ...]:
-    """Return all probes, by topic, then by id.
-
-    Raises:
-        ValueError: A probe's id is not that of its module, or is a topic, too.
-    """
+    """Return all probes, by topic, then by id; ValueError: A probe's id is not that of its module, or is a topic, too."""
     from rankwise.doctor.probe import TOPICS  # noqa: PLC0415
 
     found: list[Probe] = []
@@ -50,11 +46,7 @@ def all_probes() -> tuple[Probe, ...]:
 
 
 def probe(id: str) -> Probe:  # noqa: A002 - the word for it
-    """Return the probe of an id.
-
-    Raises:
-        UsageError: There is none; says which one may be meant.
-    """
+    """Return the probe of an id; UsageError: there is none; says which one may be meant."""
     known = {one.id: one for one in all_probes()}
     if (word := _plain(id)) not in known:
         raise _report_unknown("probe", id, known)
@@ -62,11 +54,7 @@ def probe(id: str) -> Probe:  # noqa: A002 - the word for it
 
 
 def choose(word: str) -> tuple[Probe, ...]:
-    """Return the probe of an id, or those of a topic.
-
-    Raises:
-        UsageError: There is none; says which word may be meant.
-    """
+    """Return the probe of an id, or those of a topic; UsageError: there is none; says which word may be meant."""
     from rankwise.doctor.probe import TOPICS  # noqa: PLC0415
 
     found = tuple(one for one in all_probes() if _plain(word) in {one.id, one.topic})
@@ -86,11 +74,7 @@ def _report_unknown(noun: str, word: str, known: Iterable[str]) -> UsageError:
 
 
 def find(*ids: str) -> tuple[Probe, ...]:
-    """Return some probes, and import no others: a launcher has no time for all.
-
-    Raises:
-        ModuleNotFoundError: There is no such probe.
-    """
+    """Return some probes, and import no others: a launcher has no time for all; ModuleNotFoundError: there is no such probe."""
     return tuple(_import(id_).PROBE for id_ in ids)
 
 

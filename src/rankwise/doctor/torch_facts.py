@@ -30,22 +30,16 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFacts:
-    """What torch says.
+    """What torch says; what it says nothing of is empty.
 
     Attributes:
-        python: The interpreter that was asked, and ``python_version``: which Python it is.
         why: Why torch said nothing; empty if it did.
-        version: torch's; ``folder``: where it lies.
-        cuda: The CUDA that torch was built for; empty for none. ``hip``: the same for ROCm.
-        nccl: The NCCL that torch brings; empty for none.
+        folder: Where torch lies; ``prefix``: the folder of the interpreter's environment.
+        cuda: The CUDA that torch was built for; ``hip``: the same for ROCm; ``archs``: the architectures (``sm_90``).
         backends: Which of gloo, nccl, mpi, ucc, xccl torch.distributed has.
-        devices: The GPUs that a rank would see.
-        cuda_error: What torch says when it can't use the GPUs.
-        peers: Which devices reach each other's memory: ``peers[a][b]``; empty where there are none.
-        archs: The GPU architectures that torch was built for: ``sm_90``.
-        prefix: The folder of the interpreter's environment.
+        peers: Which devices reach each other's memory: ``peers[a][b]``.
         wheels: The installed packages that torch consists of, as ``torch 2.13.0 in /folder``, by what Python finds first.
-        nccl_file: The file of NCCL that is loaded with torch; empty if it is part of torch itself, or not there.
+        nccl_file: The file of NCCL that is loaded with torch; empty if it is part of torch itself.
     """
 
     python: str

@@ -33,12 +33,7 @@ Sight = Literal["ok", "none", "amd", "blind", "broken", "late"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU, as nvidia-smi tells it.
-
-    Attributes:
-        bus_id: Its place on PCI as the kernel writes it: ``0000:18:00.0``.
-        compute_mode: ``Default``, ``Exclusive_Process`` or ``Prohibited``.
-    """
+    """One GPU, as nvidia-smi lists it; its place on PCI is as the kernel writes it: ``0000:18:00.0``."""
 
     index: int
     uuid: str
@@ -53,15 +48,7 @@ class Gpu:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cards:
-    """What nvidia-smi says.
-
-    Attributes:
-        sight: Whether it says anything.
-        why: Its words, or ours, where it does not.
-        gpus: Those that it lists.
-        driver: The driver's version: ``550.54.15``.
-        lost: What it says of single GPUs that it can't reach, one a line.
-    """
+    """The GPUs that nvidia-smi lists, and what it says of single ones that it can't reach; or why it says nothing."""
 
     sight: Sight
     why: str = ""

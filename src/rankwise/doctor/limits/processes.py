@@ -26,9 +26,7 @@ class Process:
         command: The program and its script: ``python train.py``; arguments may be secret, and are left out.
         name: What the process calls itself: ``pt_data_worker``.
         user: Whose it is: a name, else a number.
-        age_s: How long it has run.
         is_stuck: Whether it is stuck in the kernel; ``is_dead``: whether it has ended, and its parent has not yet noticed.
-        is_spawned: Whether multiprocessing has spawned it.
         env: The environment that it was started with; empty where it is another user's.
     """
 
@@ -146,13 +144,7 @@ _GPU_FILES = ("/dev/nvidia", "/dev/kfd")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """What processes hold, as far as it can be seen.
-
-    Attributes:
-        has_gpus: Whether one has a GPU open.
-        memory_bytes: Memory of them all, with what they share counted for each.
-        ports: At which they listen.
-    """
+    """What processes hold, as far as it can be seen; memory that they share counts for each of them."""
 
     has_gpus: bool = False
     memory_bytes: int = 0

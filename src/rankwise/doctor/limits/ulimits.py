@@ -29,12 +29,7 @@ _NAMES = {
 @final
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit; infinity for none.
-
-    Attributes:
-        soft: What counts.
-        hard: Up to where anybody may raise it.
-    """
+    """A limit, infinity for none: ``soft`` counts, and up to ``hard`` anybody may raise it."""
 
     soft: float = math.inf
     hard: float = math.inf

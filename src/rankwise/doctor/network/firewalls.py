@@ -46,13 +46,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firewall:
-    """What is known of this host's firewall.
-
-    Attributes:
-        program: What manages it; empty if there is none, or none can be seen.
-        chains: Its chains.
-        why: Why its rules, or some of them, can't be read; empty if they were.
-    """
+    """What is known of this host's firewall; ``why`` says why its rules, or some of them, can't be read."""
 
     program: Program = ""
     chains: tuple[Chain, ...] = ()

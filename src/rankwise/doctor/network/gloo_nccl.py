@@ -23,12 +23,7 @@ _BY_ITSELF = ("^docker,lo,virbr", "docker", "lo", "virbr")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A variable of NCCL.
-
-    Attributes:
-        value: Letter by letter.
-        source: The file it stands in; empty for the environment.
-    """
+    """A variable of NCCL, letter by letter, and the file it stands in; empty for the environment."""
 
     value: str
     source: str = ""

@@ -51,15 +51,9 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """A network interface.
+    """A network interface; its addresses of IPv4 come first, and 0 is what the system does not tell.
 
-    Attributes:
-        name: ``eth0``.
-        kind: What it is: ``container`` is docker0, veth and their kin, ``vpn`` a tunnel, ``virtual`` anything else without hardware.
-        addresses: Its addresses; those of IPv4 first.
-        mtu: The largest packet in bytes; 0 if it is not told.
-        is_up: Whether it carries traffic.
-        speed_mbit: As the driver tells; 0 if it does not.
+    ``kind``: ``container`` is docker0, veth and their kin, ``vpn`` a tunnel, ``virtual`` anything else without hardware.
     """
 
     name: str

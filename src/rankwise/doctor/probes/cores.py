@@ -39,13 +39,7 @@ _MANY_CPUS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """What the job may use.
-
-    Attributes:
-        cpus: Processors as the system counts them: two for each core with hyper-threads.
-        cores: Cores of them.
-        quota: So many processors' worth of time; infinity without a limit.
-    """
+    """What the job may use: processors as the system counts them (two for a core with hyper-threads), their cores, and how many by quota."""
 
     cpus: int
     cores: int

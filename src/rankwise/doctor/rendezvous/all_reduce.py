@@ -76,9 +76,7 @@ def find_obstacle(found: ClusterReport, torch: Mapping[str, Message]) -> AllRedu
 def plan_reduce(torch: Mapping[str, Message], address: str) -> dict[str, Message]:
     """Return the order for each host by name: one rank on each with Gloo, one for each GPU with NCCL.
 
-    Args:
-        torch: What the hosts say of their torch, by name; the first one serves the store.
-        address: Where the others reach the first one.
+    ``torch`` is what the hosts say of theirs; the first one serves the store, at ``address``.
     """
     message = list(torch.values())
     is_nccl = all(

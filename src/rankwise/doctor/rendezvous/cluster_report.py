@@ -39,23 +39,17 @@ NO_SENSE = "its answer makes no sense"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCard:
-    """One host of the set.
+    """One host of the set; what it did not say, or was not measured, is None.
 
     Attributes:
-        name: Its name; made distinct by its address where two hosts have the same.
+        name: Its name; made distinct by its address where two hosts have the same: ``own_name`` is what it calls itself.
         address: Where the rendezvous saw it come from.
-        readings: What the probes have read there.
-        clock_ahead_s: By how much its clock is ahead of the first host's, in seconds; None if it was not measured.
-        clock_error_s: How far off that may be: half of the round trip.
+        clock_ahead_s: By how much its clock is ahead of the first host's; ``clock_error_s``: how far off that may be.
         lost: Why it could not be looked at to the end; empty for all well.
-        node_rank: Which node it says it is; None if it does not say.
-        num_hosts: Of how many; None if it does not say.
         interfaces: Its interfaces, each with one of its addresses.
         gloo_address: Where Gloo will listen there; ``nccl_address``: the same for NCCL, empty where it is not used.
-        opening: The commands that open its firewall for what comes from the others; empty if it was not asked for.
-        opening_out: The same for what goes to the others.
+        opening: The commands that open its firewall for what comes from the others; ``opening_out``: for what goes to them.
         private: Those of its addresses that mean another place on each host: of containers' bridges.
-        own_name: What it calls itself; ``name`` where that is its alone.
     """
 
     name: str
@@ -77,15 +71,7 @@ class HostCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameLook:
-    """What a host gets for the name of another one.
-
-    Attributes:
-        source: The host that looked.
-        name: The name that it looked up.
-        target: The host whose name that is; empty for the master's address.
-        got: The addresses that it got; none if the name has none there.
-        is_written: Whether the name stands in its ``/etc/hosts``.
-    """
+    """What a host gets for the name of another one (empty: for the master's address); ``is_written``: it stands in its ``/etc/hosts``."""
 
     source: str
     name: str
@@ -96,14 +82,7 @@ class NameLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A connection that one host has tried to another: the target listens.
-
-    Attributes:
-        source, target: Names of hosts.
-        address, port: Where it was tried.
-        detail: The system's words, where it failed.
-        connect_s: How long it took to open.
-    """
+    """A connection that one host has tried to another, which listens; ``detail`` has the system's words, where it failed."""
 
     source: str
     target: str
@@ -139,14 +118,9 @@ class AllReduce:
     """An all-reduce by torch over all hosts, or why there was none.
 
     Attributes:
-        backend: ``gloo`` or ``nccl``.
-        num_ranks: Ranks that took part.
         latency_s: Of 4 bytes, the median.
         bytes_per_s: Of a large tensor: its bytes over the time, the median (the "algorithm bandwidth" of nccl-tests).
-        size_bytes: How large that was.
         waited_s: By host: for how long the others waited for it, the median over the rounds, where it came late.
-        why: Why it did not happen; empty if it did.
-        class_id: The failure class of that.
     """
 
     backend: str = ""
@@ -166,12 +140,8 @@ class ClusterReport:
     Attributes:
         hosts: Those that came, in the order of their numbers; the first one held the rendezvous.
         missing: Those that did not come, by the name that they were expected by, or as ``node rank 2``, or as ``1 of 4 hosts``.
-        names: What the hosts got for each other's names.
         doubled: Hosts that claimed one node rank: the first one, the second one, who was refused, and the rank.
-        links: All that was tried.
-        measures: All that was measured.
         readings: What was judged from comparing hosts, links and measures; those of single hosts stand with these.
-        took_s: How long it all took.
     """
 
     hosts: tuple[HostCard, ...]
@@ -201,11 +171,7 @@ def to_json(found: ClusterReport) -> dict[str, Fact]:
 
 
 def from_json(message: Facts) -> ClusterReport:
-    """Read it again; what is missing, or of another type, has its usual value.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Read it again; what is missing, or of another type, has its usual value; ValueError: it is something else."""
     message = clean_all(message)
     if not isinstance(message.get("hosts"), list):
         raise ValueError(  # noqa: TRY004 - a text from elsewhere, not an argument of the wrong type

@@ -53,11 +53,7 @@ class Connection:
         return self._writer.transport.get_write_buffer_size()
 
     def send(self, message: Mapping[str, Fact], line: bytes = b"") -> None:
-        """Send a message; ``line`` is the same, if it was encoded already.
-
-        Raises:
-            GoneError: The connection has ended.
-        """
+        """Send a message; ``line`` is the same, if it was encoded already; GoneError: the connection has ended."""
         if self._writer.is_closing():
             raise GoneError(CLOSED)
         self._writer.write(line or encode(message))

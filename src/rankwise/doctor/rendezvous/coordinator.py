@@ -84,11 +84,7 @@ class Coordinator:
     async def ask(
         self, orders: Mapping[Peer, Message], *, timeout_s: float, doing: str
     ) -> dict[Peer, Message]:
-        """Give orders (all of one kind, which stands as ``do``), and return the answers. A host that is late is lost.
-
-        Raises:
-            OwnHostLostError: Our own host is lost.
-        """
+        """Give orders (all of one kind, which stands as ``do``), and return the answers. A host that is late is lost; OwnHostLostError: our own host is lost."""
         kind = next((text(one, "do") for one in orders.values()), "")
         for peer, order in orders.items():
             peer.answers.pop(kind, None)

@@ -60,13 +60,7 @@ class CoordinatorClient:
 
     @staticmethod
     async def connect(where: str, plan: Plan, clock: Clock, silence_s: float) -> CoordinatorClient:
-        """Connect to the coordinator at a name or address.
-
-        Raises:
-            OSError: It can't be reached.
-            UnicodeError: It is no name.
-            OverdueError: No name server answers.
-        """
+        """Connect to the coordinator at a name or address; OSError, UnicodeError or OverdueError if that can't be done."""
         sock = await in_thread(partial(_connect, where, plan))
         return CoordinatorClient(Connection(*await asyncio.open_connection(sock=sock)), clock, silence_s)
 
@@ -123,14 +117,9 @@ class CoordinatorClient:
 
 
 def bind_endpoint(plan: Plan) -> socket.socket | None:
-    """Listen at the endpoint, if it is here.
+    """Return a listener at the endpoint; None if that is another host's, or if its port is taken and nobody has said that it is ours.
 
-    Returns:
-        The listener; None if the endpoint is another host's, or if the port is taken and nobody has said that it is ours: that may
-        be the coordinator.
-
-    Raises:
-        MeetingError: The port is taken, and this host is to be the coordinator.
+    In the latter case the holder of the port may be the coordinator; else it is a JoinError.
     """
     if plan.is_coordinator is False or (plan.is_coordinator is None and not _is_own(plan.endpoint_host)):
         return None
@@ -148,16 +137,9 @@ def bind_endpoint(plan: Plan) -> socket.socket | None:
 
 
 async def join(host: Host, plan: Plan, say: Callable[[str], None], *, secret: str = "") -> CoordinatorClient:
-    """Connect to the coordinator, and be admitted; try again until the time is over.
+    """Connect to the coordinator, and be admitted; try again until the time is over, and tell by ``say`` what is waited for.
 
-    Args:
-        host: This host.
-        plan: The plan.
-        say: Called with a line that says what is waited for.
-        secret: If the coordinator is in this process, by which it knows us.
-
-    Raises:
-        JoinError: It can't be found or reached, is another program, or rejects us.
+    A coordinator in this process knows us by its ``secret``. It is a JoinError if none can be reached, or if we are rejected.
     """
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
@@ -219,13 +201,10 @@ def read_refusal(message: Message) -> JoinError:
 
 
 async def find_rival(host: Host, plan: Plan, secret: str) -> JoinError | None:
-    """Look for another coordinator at the master's address, while hosts arrive here.
+    """Look for another coordinator at the master's address, while hosts arrive here; return the error with which it rejects us.
 
     Two hosts that both claim node rank 0 would each wait for the others. But an address that is not ours may still lead
     here (address translation, the service of a cluster): whoever answers is asked whether it is ourselves.
-
-    Returns:
-        The error if there is one: this host is rejected there. None if there is none.
     """
     if await in_thread(partial(_is_own, plan.endpoint_host)):
         return None

@@ -56,11 +56,7 @@ class Tried:
 
 
 def open_socket(address: str, source_address: str = "") -> socket.socket:
-    """Return a socket of an address's family that does not block; without a source address the kernel chooses one.
-
-    Raises:
-        OSError: There is no descriptor left, or the source is not ours.
-    """
+    """Return a socket of an address's family that does not block; without a source address the kernel chooses one; OSError: there is no descriptor left, or the source is not ours."""
     sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)  # noqa: FBT003 - its only form
@@ -73,22 +69,14 @@ def open_socket(address: str, source_address: str = "") -> socket.socket:
 
 
 def begin_connect(sock: socket.socket, address: str, port: int) -> None:
-    """Begin to connect.
-
-    Raises:
-        OSError: It fails at once.
-    """
+    """Begin to connect; OSError: it fails at once."""
     code = sock.connect_ex((address, port))
     if code not in _UNDER_WAY:
         raise OSError(code, os.strerror(code))
 
 
 async def wait_ready(sock: socket.socket, timeout_s: float, *, to_write: bool = False) -> None:
-    """Wait until a socket can be read from, or written to.
-
-    Raises:
-        TimeoutError: It can't in time.
-    """
+    """Wait until a socket can be read from, or written to; TimeoutError: it can't in time."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
@@ -107,12 +95,7 @@ async def wait_ready(sock: socket.socket, timeout_s: float, *, to_write: bool = 
 
 
 async def read_exactly(sock: socket.socket, count: int, clock: Clock, until_s: float) -> bytes:
-    """Return so many bytes from a socket.
-
-    Raises:
-        TimeoutError: They have not come in time.
-        OSError: The connection has ended.
-    """
+    """Return so many bytes from a socket; TimeoutError if they have not come in time, OSError if the connection has ended."""
     found = b""
     while len(found) < count:
         await wait_ready(sock, until_s - clock.monotonic())
@@ -124,11 +107,7 @@ async def read_exactly(sock: socket.socket, count: int, clock: Clock, until_s: f
 
 
 async def wait_connected(sock: socket.socket, timeout_s: float) -> None:
-    """Wait until a connection is open.
-
-    Raises:
-        OSError: It can't be opened, or not in time.
-    """
+    """Wait until a connection is open; OSError: it can't be opened, or not in time."""
     await wait_ready(sock, timeout_s, to_write=True)
     if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
         raise OSError(code, os.strerror(code))

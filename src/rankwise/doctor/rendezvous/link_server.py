@@ -34,11 +34,7 @@ class LinkServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listen(self, address: str, port: int = 0) -> int:
-        """Listen at an address (empty: all of them), and return the port; port 0 lets the system choose.
-
-        Raises:
-            OSError: The address is not ours, or the port is taken.
-        """
+        """Listen at an address (empty: all of them), and return the port; port 0 lets the system choose; OSError: the address is not ours, or the port is taken."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, port), family=family, backlog=1024)
         listener.setblocking(False)  # noqa: FBT003 - its only form

@@ -41,15 +41,7 @@ class _Remote:
 
 @final
 class RemoteHosts:
-    """The doctor on other hosts.
-
-    Args:
-        ssh: The command, with its own options: ``ssh -p 2222``.
-        say: Shows a line on the terminal.
-
-    Raises:
-        UsageError: The command can't be read.
-    """
+    """The doctor on other hosts, by an ssh command with its own options (``ssh -p 2222``); ``say`` shows a line on the terminal."""
 
     def __init__(self, ssh: str, say: Callable[[str], None]) -> None:
         self._ssh = read_ssh(ssh)
@@ -59,17 +51,10 @@ class RemoteHosts:
     def start(
         self, host: str, command: Sequence[str], *, folder: Path, keeps_output: bool = False, secret: str = ""
     ) -> None:
-        """Start a command on a host, in a folder there, if it has it.
+        """Start a command on a host, in a folder there, if it has it; UsageError if the ssh command is no program.
 
-        Args:
-            host: As ssh knows it.
-            command: The words; the shell there gets them quoted.
-            folder: Where to start it.
-            keeps_output: Whether ``take_output`` will ask for what it prints.
-            secret: The first line of its standard input: a command line can be read by all users of a host.
-
-        Raises:
-            UsageError: There is no such program as the ssh command.
+        ``secret`` is the first line of its standard input: a command line can be read by all users of a host. Only with ``keeps_output``
+        there is something for ``take_output``.
         """
         line = f"cd {shlex.quote(str(folder))} 2>/dev/null; exec {shlex.join(command)}"
         words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
@@ -113,11 +98,7 @@ class RemoteHosts:
         )  # fmt: skip
 
     def take_output(self, host: str, *, timeout_s: float) -> bytes:
-        """Wait for a host's end, and return what it has printed.
-
-        Raises:
-            OverdueError: It has not ended in time.
-        """
+        """Wait for a host's end, and return what it has printed; OverdueError: it has not ended in time."""
         remote = next(one for one in self._remotes if one.host == host)
         stream = remote.process.stdout
         if stream is None:

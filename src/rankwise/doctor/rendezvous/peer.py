@@ -25,9 +25,8 @@ class Peer:
     """A host.
 
     Attributes:
-        name: Its name, fit for a terminal and for a command's comment; made distinct when all are there.
-        address: Where it comes from; ``met_at``: at which of our addresses.
-        is_own: Whether it is the coordinator's own host.
+        name: Fit for a terminal and for a command's comment; made distinct when all are there.
+        met_at: At which of our addresses it arrived.
         rival: What another coordinator calls itself, which asks whether this is it; empty for all others.
         lost: Why it is not here any more; empty while it is.
         answers: The last answer to each kind of order.

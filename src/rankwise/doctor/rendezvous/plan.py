@@ -21,22 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a host knows of the rendezvous.
+    """What a host knows of the rendezvous; None is what nobody has said.
 
     Attributes:
         endpoint_host: Where the hosts meet: a name or an address of one of them.
-        endpoint_port: The port there.
-        num_hosts: How many are to come; None if nobody has said it.
-        node_rank: Which of them this one is, from 0; None if nobody has said it.
         is_coordinator: Whether the rendezvous is at this host; None: it is if the endpoint's address is its own.
         expected: Names of the hosts that are to come; may be empty.
-        arrival_timeout_s: How long to wait for them.
-        seconds_per_link: How long each way between two hosts may be measured.
-        measure: Whether to measure.
-        all_reduce: Whether to let torch reduce over all hosts.
         token: What this rendezvous calls itself: two meetings at one port do not mix.
         listen_address: Where to listen, and from where to connect, in the place of Gloo's and NCCL's addresses: for many hosts
-            that are played by one. Their names mean nothing then, and are not looked up.
+            that are simulated by one. Their names mean nothing then, and are not looked up.
     """
 
     endpoint_host: str
@@ -65,14 +58,7 @@ class Plan:
 
 
 class JoinError(RendezvousError):
-    """This host could not take part in the rendezvous, or lost it.
-
-    Args:
-        message: What happened.
-        hint: What to do about it.
-        class_id: The failure class that a job would meet here; empty for none.
-        fix: Commands that mend it, as in a reading; without, the hint is told as a comment.
-    """
+    """This host could not take part in the rendezvous, or lost it: with what to do, and the failure class that a job would meet here."""
 
     def __init__(self, message: str, *, hint: str, class_id: str = "", fix: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -93,14 +79,7 @@ DEFAULT_PORT = 29500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the user has said of the hosts; what was not said is None or empty.
-
-    Attributes:
-        num_hosts: How many.
-        node_rank: Which one this is.
-        master_addr: Name or address of node 0, and ``master_port``: the port there.
-        endpoint: ``HOST:PORT`` of a host that holds the rendezvous, whichever node that is.
-    """
+    """What the user has said of the hosts: how many, which one this is, where they meet (``endpoint``: whichever node serves there)."""
 
     num_hosts: int | None = None
     node_rank: int | None = None
@@ -117,11 +96,7 @@ class Bystander:
 
 
 def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
-    """Return how this host takes part, by what the user says, which wins, and by the environment; None if it is alone.
-
-    Raises:
-        UsageError: It is not said where several hosts meet, or the place can't be one.
-    """
+    """Return how this host takes part, by what the user says, which wins, and by the environment; None if it is alone; UsageError: it is not said where several hosts meet, or the place can't be one."""
     message = read_told(env) if not wish.num_hosts else None
     if message is not None and _has_several_hosts(message):
         return _plan_by(message, wish, env)
@@ -211,11 +186,7 @@ def is_batch_script(env: Mapping[str, str]) -> bool:
 
 
 def read_place(wish: Wish) -> tuple[str, int | None]:
-    """Return where the user lets the hosts meet; empty and None where nothing was said.
-
-    Raises:
-        UsageError: The port is none.
-    """
+    """Return where the user lets the hosts meet; empty and None where nothing was said; UsageError: the port is none."""
     if not wish.endpoint:
         return wish.master_addr.strip("[]"), wish.master_port
     host, colon, port = wish.endpoint.rpartition(":")

@@ -38,15 +38,9 @@ if TYPE_CHECKING:
 @final
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """All that the hosts have answered. An answer is checked as a whole first: of an invalid one nothing is kept.
+    """All that the hosts have answered, by the number of the host. An answer is checked as a whole first: of an invalid one nothing is kept.
 
-    Attributes:
-        peers: The hosts by number.
-        missing: Who has not come.
-        doubled: Pairs of hosts that claimed one node rank, and the rank.
-        clocks: By number: ahead by, off by at most.
-        openings: By number: how its firewall is opened for what comes in, and for what goes out.
-        torch: By number: what it says of its torch.
+    ``clocks`` are ahead by, and off by at most; ``openings`` open its firewall for what comes in, and for what goes out.
     """
 
     peers: list[Peer] = field(default_factory=list)
@@ -63,11 +57,7 @@ class Results:
     _measures: dict[tuple[int, int], Measure] = field(default_factory=dict)
 
     def take_opened(self, peer: Peer, message: Message) -> None:
-        """Take where a host listens.
-
-        Raises:
-            BadMessageError: No doctor would tell this; the same holds for all that is taken.
-        """
+        """Take where a host listens; as all that takes an answer, it raises BadMessageError where no doctor would send this."""
         self._opened[peer.number] = read_opened(message)
 
     def list_peers(self, here: Sequence[Peer]) -> list[Fact]:
@@ -87,11 +77,7 @@ class Results:
         return (message.reached_at if message else "") or peer.address
 
     def take_links(self, peer: Peer, message: Message) -> None:
-        """Take what a host has tried, and what names mean to it.
-
-        Raises:
-            BadMessageError: See `take_opened`.
-        """
+        """Take what a host has tried, and what names mean to it."""
         links = [
             (target, read_link(one, peer.name, self.peers[target].name))
             for one in parts(message, "links")
@@ -115,20 +101,12 @@ class Results:
         )  # fmt: skip
 
     def take_readings(self, peer: Peer, message: Message) -> None:
-        """Take what the probes have read on a host.
-
-        Raises:
-            BadMessageError: See `take_opened`.
-        """
+        """Take what the probes have found on a host."""
         self._readings[peer.number] = read_readings(message, peer.name)
         self.torch[peer.number] = next(iter(parts(message, "torch")), {})
 
     def take_measure(self, peer: Peer, message: Message) -> None:
-        """Take a measure; of several of one way, the best of each.
-
-        Raises:
-            BadMessageError: See `take_opened`.
-        """
+        """Take a measure; of several of one way, the best of each."""
         target = read_number(message.get("target"), len(self.peers), peer.number)
         if text(message, "why"):
             return
@@ -214,11 +192,7 @@ class Opened:
 
 
 def read_opened(message: Message) -> Opened:
-    """Read where a host listens.
-
-    Raises:
-        BadMessageError: No doctor would tell this.
-    """
+    """Read where a host listens; BadMessageError: no doctor would tell this."""
     interfaces = [
         (clean_name(text(one, "name")), read_address(one.get("ip"))) for one in parts(message, "interfaces")
     ]
@@ -242,11 +216,7 @@ def _read_place(message: Message) -> Place:
 
 
 def read_plane(message: Message) -> Plane:
-    """Read for whom a place is.
-
-    Raises:
-        BadMessageError: There is no such plane.
-    """
+    """Read for whom a place is; BadMessageError: there is no such plane."""
     known = next((one for one in _PLANES if one == message.get("plane")), None)
     if known is None:
         raise BadMessageError(f"{message.get('plane')!r:.60} is not a kind of port")
@@ -254,11 +224,7 @@ def read_plane(message: Message) -> Plane:
 
 
 def read_link(message: Message, source: str, target: str) -> Link:
-    """Read how a connection from one host (which sends the message) to another went.
-
-    Raises:
-        BadMessageError: No doctor would send this.
-    """
+    """Read how a connection from one host (which sends the message) to another went; BadMessageError: no doctor would send this."""
     outcome = next((one for one in _OUTCOMES if one == message.get("outcome")), None)
     if outcome is None:
         raise BadMessageError(f"{message.get('outcome')!r:.60} is not an outcome of a connection")
@@ -269,11 +235,7 @@ def read_link(message: Message, source: str, target: str) -> Link:
 
 
 def read_readings(message: Message, source: str) -> tuple[Reading, ...]:
-    """Read what probes have found on a host: the readings are of the host that sends them, whatever they say.
-
-    Raises:
-        BadMessageError: They are no readings.
-    """
+    """Read what probes have found on a host: the readings are of the host that sends them, whatever they say; BadMessageError: they are no readings."""
     try:
         found = [Reading.from_json(one) for one in parts(message, "readings")[:_MOST_READINGS]]
     except ValueError as error:

@@ -26,20 +26,12 @@ class BadMessageError(ValueError):
 
 
 def clean(value: Fact) -> Fact:
-    """Return what was sent, without the characters that a terminal would obey.
-
-    Raises:
-        BadMessageError: It is a list of lists of lists … that nobody needs.
-    """
+    """Return what was sent, without the characters that a terminal would obey; BadMessageError: it is a list of lists of lists … that nobody needs."""
     return _clean(value, _MOST_DEEP)
 
 
 def clean_all(message: Mapping[str, Fact]) -> dict[str, Fact]:
-    """Return a message without the characters that a terminal would obey.
-
-    Raises:
-        BadMessageError: See `clean`.
-    """
+    """Return a message without the characters that a terminal would obey; BadMessageError: see `clean`."""
     return {clean_text(key): clean(one) for key, one in message.items()}
 
 
@@ -76,11 +68,7 @@ def clean_host_name(message: str) -> str:
 
 
 def read_address(message: Fact) -> str:
-    """Return an address; an empty text stays.
-
-    Raises:
-        BadMessageError: It is none.
-    """
+    """Return an address; an empty text stays; BadMessageError: it is none."""
     if message in ("", None):
         return ""
     if isinstance(message, str) and _ADDRESS.fullmatch(message):
@@ -94,22 +82,14 @@ def read_address(message: Fact) -> str:
 
 
 def read_port(message: Fact) -> int:
-    """Return a port.
-
-    Raises:
-        BadMessageError: It is none.
-    """
+    """Return a port; BadMessageError: it is none."""
     if isinstance(message, int) and not isinstance(message, bool) and 0 < message < 1 << 16:
         return message
     raise BadMessageError(f"{message!r:.60} is not a port")
 
 
 def read_number(message: Fact, count: int, own: int) -> int:
-    """Return the number of another host, of ``count``, sent by the host with the number ``own``.
-
-    Raises:
-        BadMessageError: It is none.
-    """
+    """Return the number of another host, of ``count``, sent by the host with the number ``own``; BadMessageError: it is none."""
     if isinstance(message, int) and not isinstance(message, bool) and 0 <= message < count and message != own:
         return message
     raise BadMessageError(f"{message!r:.60} is not another host of {count}")

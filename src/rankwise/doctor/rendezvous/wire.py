@@ -87,11 +87,7 @@ def encode(message: Mapping[str, Fact]) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Read a line; its texts have nothing in them that a terminal would obey.
-
-    Raises:
-        StrangerError: It is no message.
-    """
+    """Read a line; its texts have nothing in them that a terminal would obey; StrangerError: it is no message."""
     try:
         message = cast("Fact", json.loads(line))
         if is_suspect(line):

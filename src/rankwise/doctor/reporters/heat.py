@@ -28,13 +28,7 @@ _RATIOS = ((0.0, "like the middle, or better"), (0.5, "twice as bad"), (1.0, "fo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One pair of hosts in a map.
-
-    Attributes:
-        text: What stands in it, where there is room.
-        info: All of it, for the pointer.
-        heat: From 0 (as good as the best) to 1 (far worse); None for a cell that says nothing.
-    """
+    """One pair of hosts in a map: its text, all of it for the pointer, and from 0 (as good as the best) to 1 (far worse) or None."""
 
     text: str
     info: str

@@ -46,12 +46,8 @@ def render(
 ) -> str:
     """Return the report.
 
-    Args:
-        together: One host, or several.
-        color: Whether to use a terminal's colours.
-        width: Of the terminal; None for a file, which keeps a sentence in a line.
-        verbose: Whether to tell of several hosts also what is well, one line for each reading.
-        quiet: Whether to leave out all that is well.
+    ``width`` is that of the terminal (None: a file, which keeps a sentence in a line); ``verbose`` tells of several hosts also what is well,
+    ``quiet`` of none.
     """
     return "\n".join(_Text(together, color=color, width=width).lines(verbose=verbose, quiet=quiet))
 

@@ -23,16 +23,7 @@ _MOST_BYTES, _MOST_S = 64 << 20, 1.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a folder can do.
-
-    Attributes:
-        error: Why nothing could be written; empty if it could.
-        rename_error: Why a file or a folder could not take the place, or the name, of another.
-        sync_error: Why data could not be flushed to the disk.
-        has_locks: Whether a file can be locked, and the lock keeps another one out.
-        bytes_per_s: How fast one file was written, until it was on the disk.
-        size_bytes: How large that was.
-    """
+    """What a folder can do: why what failed failed, whether a lock on a file keeps another one out, and how fast a file got to the disk."""
 
     error: str = ""
     rename_error: str = ""

@@ -38,14 +38,7 @@ _LOCAL_FUSE = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A mounted file system.
-
-    Attributes:
-        source: The device, or the server and what it exports.
-        point: Where it is mounted.
-        kind: ``ext4``, ``nfs4``, ``overlay``.
-        options: How it is mounted.
-    """
+    """A mounted file system: the device, or the server and what it exports; where; ``ext4``, ``nfs4``, ``overlay``; and how."""
 
     source: str
     point: str

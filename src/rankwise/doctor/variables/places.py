@@ -34,13 +34,11 @@ _OF_A_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TAS
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A node on which a launcher is to be started.
+    """A node on which a launcher is to be started; what is not told is None.
 
     Attributes:
-        told_by: Who says so: ``SkyPilot``.
+        source: Who says so: ``SkyPilot``.
         what: What it is, in words.
-        node_rank: The number of the node; None if it is not told.
-        num_nodes: How many there are; None if it is not told.
         command: What to start here; capital words are to be filled in.
         note: What else must be known about the command.
         is_rank_too: Whether a script that is started here without a launcher is a rank itself, as with `srun`.
@@ -86,16 +84,10 @@ def count(env: Mapping[str, str], *names: str) -> int | None:
 def find_meeting(
     env: Mapping[str, str], derived: Identity | None = None, *, blank: str = "NODE0", is_first: bool = False
 ) -> tuple[str, int]:
-    """Return where nodes are to meet, as it may stand in a command for several nodes.
+    """Return the address and port where nodes are to meet, as they may stand in a command; ``blank`` is for one that is to be filled in.
 
-    Args:
-        env: The environment.
-        derived: What the cluster says, read without MASTER_ADDR, which may be a slip or mean this host only.
-        blank: What stands for an address that is to be filled in.
-        is_first: Whether the command is for the node that the others meet at: it may be told that it is itself.
-
-    Returns:
-        The address, and the port.
+    ``derived`` is what the cluster says, read without MASTER_ADDR, which may be a slip or mean this host only: that is right where the command
+    is for the node itself (``is_first``).
     """
     info, ports = env.get("MASTER_ADDR", ""), [number(env, "MASTER_PORT")]
     mistake = find_mistake(info)

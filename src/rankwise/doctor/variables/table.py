@@ -19,16 +19,13 @@ _LONG, _LEAST = 8, 5
 @final
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable.
+    """One variable, in the family that it is shown in.
 
     Attributes:
-        name: Its name.
-        family: The group that it is shown in.
         kind: What it may hold: ``number``, ``file``, ``word``, ``word or number``, ``exact``, ``list`` or ``terms``; or whose other
             name it is: ``old name of``, ``replaced by``, ``slip for``. Empty if nothing is known.
         words: The words that it may hold, or that other name.
         does: What it does; empty if it is not explained.
-        least, most: The bounds of a number.
     """
 
     name: str

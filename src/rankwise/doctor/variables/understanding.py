@@ -35,13 +35,7 @@ _LAUNCHERS = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One value, and how it is known.
-
-    Attributes:
-        name: As in Identity: ``local_rank``.
-        value: None if nothing tells it.
-        how: ``SLURM_PROCID=3``; empty if nothing tells it.
-    """
+    """A value by its name in Identity, and how it is known: ``SLURM_PROCID=3``; None and empty if nothing tells it."""
 
     name: str
     value: int | str | None
@@ -51,12 +45,7 @@ class Value:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What one launcher's variables say.
-
-    Attributes:
-        name: The launcher.
-        says: Rank and world size with their variables, or why they can't be read.
-    """
+    """What one launcher's variables say: rank and world size, or why they can't be read."""
 
     name: str
     says: str
@@ -65,17 +54,14 @@ class Source:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Understood:
-    """All that is known of this process's place in its job; no secret is in it.
+    """All that is known of this process's place in its job; no secret is in it, and what nothing tells is empty.
 
     Attributes:
-        role: What it is.
-        launcher: Who has started it, in words; empty if nothing tells.
-        source: Whose variables told, as in Identity; empty if nothing tells.
-        values: Who it is, or would be if a script were started here without a launcher; empty if nothing tells.
+        launcher: Who has started it, in words; ``source``: whose variables say so, as in Identity.
+        values: Who it is, or would be if a script were started here without a launcher.
         place: Where a launcher is to be started.
         others: What other sources say, which are farther away.
-        problem: Why it is unclear.
-        hint: What to do about it.
+        problem: Why it is unclear; ``hint``: what to do about it.
     """
 
     role: Role
