@@ -14,18 +14,11 @@ if TYPE_CHECKING:
 
 #: Where nothing holds the driver awake it wakes each GPU first: a second or two for one, more than ten for eight.
 ANSWER_S = 30.0
-_FIELDS = (
-    "index",
-    "uuid",
-    "name",
-    "pci.bus_id",
-    "driver_version",
-    "memory.total",
-    "memory.used",
-    "compute_mode",
-    "mig.mode.current",
-)
+_FIELDS = "index,uuid,name,pci.bus_id,driver_version,memory.total,memory.used,compute_mode,mig.mode.current"
+#: What CUDA_VISIBLE_DEVICES says for none.
+NO_DEVICES = {"", "-1", "NoDevFiles", "none"}
 
+_CSV = "--format=csv,noheader,nounits"
 #: ``none``: no GPU of NVIDIA here. ``broken``: one, and its driver does not serve it. ``blind``: a driver, and no nvidia-smi to ask it.
 Sight = Literal["ok", "none", "amd", "blind", "broken", "late"]
 
@@ -68,18 +61,18 @@ class Cards:
 
 def query_cards(host: Host) -> Cards:
     """Query nvidia-smi for the GPUs; it is bounded, and no answer is an answer, too."""
-    ran = run_smi(host, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
+    fields = _FIELDS
+    ran = run_smi(host, f"--query-gpu={fields}", _CSV)
+    if "not a valid field" in ran.out + ran.err:  # a driver before MIG
+        fields = fields.rpartition(",")[0]
+        ran = run_smi(host, f"--query-gpu={fields}", _CSV)
     output = f"{ran.out}\n{ran.err}"
-    if "not a valid field" in output:  # a driver before MIG
-        ran = run_smi(host, f"--query-gpu={','.join(_FIELDS[:-1])}", "--format=csv,noheader,nounits")
-        output = f"{ran.out}\n{ran.err}"
-    lost = tuple(
-        line.strip()
-        for line in output.splitlines()
-        if "Unable to determine the device handle" in line or "GPU is lost" in line
-    )
+    signs = ("Unable to determine the device handle", "GPU is lost")
+    lost = tuple(line.strip() for line in output.splitlines() if any(sign in line for sign in signs))
     rows = [
-        row for row in map(_split, ran.out.splitlines()) if len(row) >= len(_FIELDS) - 1 and row[0].isdigit()
+        row
+        for row in map(split_row, ran.out.splitlines())
+        if len(row) > fields.count(",") and row[0].isdigit()
     ]
     if rows or lost:
         return Cards(
@@ -96,18 +89,16 @@ def run_smi(host: Host, *words: str) -> Ran:
 
 def query(host: Host, *fields: str) -> dict[int, dict[str, str]]:
     """Return further fields by the GPU's index; nothing if this driver does not know one of them."""
-    ran = run_smi(host, f"--query-gpu={','.join(('index', *fields))}", "--format=csv,noheader,nounits")
-    rows = [_split(line) for line in ran.out.splitlines()] if ran.is_good else []
+    ran = run_smi(host, f"--query-gpu={','.join(('index', *fields))}", _CSV)
+    rows = [split_row(line) for line in ran.out.splitlines()] if ran.is_good else []
     good = (row for row in rows if len(row) == len(fields) + 1 and row[0].isdigit())
     return {int(row[0]): dict(zip(fields, row[1:], strict=True)) for row in good}
 
 
 def read_driver_version(host: Host) -> str:
     """Return the version of the loaded kernel driver; empty if none is."""
-    found = re.search(
-        r"(?:Kernel Module|x86_64|aarch64)\s+(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)",
-        host.read("/proc/driver/nvidia/version"),
-    )
+    form = r"(?:Kernel Module|x86_64|aarch64)\s+(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)"
+    found = re.search(form, host.read("/proc/driver/nvidia/version"))
     return found[1] if found else ""
 
 
@@ -135,31 +126,25 @@ def to_kernel_bus_id(text: str) -> str:
 
 
 def _explain_silence(host: Host, ran: Ran, output: str) -> Cards:
+    driver, is_on_bus = read_driver_version(host), bool(list_pci_gpus(host))
     if ran.code is None and "did not end" in ran.why:
-        return Cards(
-            sight="late",
-            why=f"nvidia-smi did not answer within {ANSWER_S:.0f} s",
-            driver=read_driver_version(host),
-        )
-    driver = read_driver_version(host)
+        return Cards(sight="late", why=f"nvidia-smi did not answer within {ANSWER_S:.0f} s", driver=driver)
     if ran.code is None and (driver or host.has("/proc/driver/nvidia/gpus")):
-        return Cards(
-            sight="blind",
-            why=f"the NVIDIA driver {driver} is loaded, but there is no nvidia-smi to query it",
-            driver=driver,
-        )
-    if ran.code is not None and ("mismatch" in output or list_pci_gpus(host) or driver):
+        why = f"the NVIDIA driver {driver} is loaded, but there is no nvidia-smi to query it"
+        return Cards(sight="blind", why=why, driver=driver)
+    if ran.code is not None and ("mismatch" in output or is_on_bus or driver):
         return Cards(sight="broken", why=output[:300] or f"nvidia-smi ended with {ran.code}", driver=driver)
     if host.has("/dev/kfd"):
         return Cards(sight="amd")
-    if list_pci_gpus(host):
+    if is_on_bus:
         return Cards(
             sight="broken", why="there is an NVIDIA GPU on the PCI bus, but no NVIDIA driver is loaded"
         )
     return Cards(sight="none", why=output[:300] or "there is no nvidia-smi, and no loaded driver")
 
 
-def _split(line: str) -> list[str]:
+def split_row(line: str) -> list[str]:
+    """Return the cells of a row that nvidia-smi prints as CSV."""
     return [cell.strip() for cell in line.split(",")]
 
 

@@ -65,12 +65,9 @@ def look(host: Host) -> Iterator[Reading]:
     facts = _collect(host, folder, mount)
     facts["exists"] = folder == wanted
     if not host.path(folder).is_dir():
+        why = "the first checkpoint fails: `Not a directory`"
         yield Reading(
-            verdict="fail",
-            what=f"{folder} is not a folder",
-            why="the first checkpoint fails: `Not a directory`",
-            fix=f"ls -l {folder}",
-            facts=facts,
+            verdict="fail", what=f"{folder} is not a folder", why=why, fix=f"ls -l {folder}", facts=facts
         )
         return
     trial = try_folder(host.path(folder), host.clock)
@@ -80,27 +77,23 @@ def look(host: Host) -> Iterator[Reading]:
             fix=f"ls -ld {folder}; df -h {folder}  # or use another folder", facts=facts,
         )  # fmt: skip
         return
-    found = [*_judge_trial(wanted, mount, trial), *_judge_mount(wanted, mount)]
-    yield from found
+    yield from (*_judge_trial(wanted, mount, trial), *_judge_mount(wanted, mount))
     kind = f" ({mount.kind} on {mount.point})" if mount else ""
     later = "" if facts["exists"] else ", not there yet"
-    yield ok(
-        f"{wanted}{later}{kind}: {trial.size_bytes // _MIB} MiB written at {trial.bytes_per_s / 1e6:.0f} MB/s",
-        **facts,
-    )
+    speed = f"{trial.size_bytes // _MIB} MiB written at {trial.bytes_per_s / 1e6:.0f} MB/s"
+    yield ok(f"{wanted}{later}{kind}: {speed}", **facts)
 
 
 def _report_dangling(host: Host, link: str) -> Reading:
-    target, error = host.path(link).readlink(), host.find_error(link)
+    what, error = f"{link} is a link to {host.path(link).readlink()}", host.find_error(link)
     if error:
         return Reading(
-            verdict="fail", what=f"{link} is a link to {target}, which can't be read: {error}",
-            why=f"the first checkpoint fails, long after startup: `{error}`", fix=f"namei -l {shlex.quote(link)}  # or use another folder",
+            verdict="fail", what=f"{what}, which can't be read: {error}", why=f"the first checkpoint fails, long after startup: `{error}`",
+            fix=f"namei -l {shlex.quote(link)}  # or use another folder",
         )  # fmt: skip
     return Reading(
-        verdict="fail", what=f"{link} is a link to {target}, which does not exist",
+        verdict="fail", what=f"{what}, which does not exist", fix=f"readlink -m {shlex.quote(link)}  # mount what is to be there, or make that folder",
         why="no folder can be created there: the first checkpoint fails, with `File exists` or `No such file or directory`",
-        fix=f"readlink -m {shlex.quote(link)}  # mount what is to be there, or make that folder",
     )  # fmt: skip
 
 
@@ -115,13 +108,13 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     if shared and local:
         yield Reading(
             verdict="fail",
-            what=f"{folder} is shared by {', '.join(shared[:8])}, and local to each of {', '.join(local[:8])}: {format_groups(_describe_kinds(facts))}",
+            what=f"{folder} is shared by {', '.join(shared[:8])}, and local to each of {', '.join(local[:8])}: {_describe_kinds(facts)}",
             why="the file system is not mounted there: checkpoints of these hosts are lost to the others, and the job can't resume", class_id="K8",
             fix="mount -a  # there, or: findmnt " + folder, hosts=tuple(local),
         )  # fmt: skip
     elif local:
         yield Reading(
-            verdict="warn", what=f"{folder} is another folder on each host: {format_groups(_describe_kinds(facts))}", class_id="K8", hosts=tuple(facts),
+            verdict="warn", what=f"{folder} is another folder on each host: {_describe_kinds(facts)}", class_id="K8", hosts=tuple(facts),
             why="no host has a complete checkpoint of a sharded model, and only some find one to resume from: the others start from scratch, and the job hangs",
             fix="# use a folder on a file system that all hosts mount, or copy the checkpoints before you resume",
         )  # fmt: skip
@@ -146,11 +139,8 @@ def _collect(host: Host, folder: str, mount: Mount | None) -> dict[str, Fact]:
     except OSError:
         return facts
     # Two containers on one machine have the same kernel, and may have the same folder.
-    return facts | {
-        "inode": info.st_ino,
-        "device": info.st_dev,
-        "boot": host.read("/proc/sys/kernel/random/boot_id"),
-    }
+    boot = host.read("/proc/sys/kernel/random/boot_id")
+    return facts | {"inode": info.st_ino, "device": info.st_dev, "boot": boot}
 
 
 def _name_place(info: Facts) -> str:
@@ -163,33 +153,32 @@ def _name_place(info: Facts) -> str:
     return f"boot {info.get('boot')} device {info.get('device')} inode {info.get('inode')}"
 
 
-def _describe_kinds(facts: Mapping[str, Facts]) -> dict[str, list[str]]:
-    return group_hosts(
-        {
-            host: {"kind": f"{info.get('kind') or 'unknown'} on {info.get('source') or '?'}"}
-            for host, info in facts.items()
-        },
-        "kind",
-    )
+def _describe_kinds(facts: Mapping[str, Facts]) -> str:
+    kinds = {
+        host: f"{info.get('kind') or 'unknown'} on {info.get('source') or '?'}"
+        for host, info in facts.items()
+    }
+    return format_groups(group_hosts({host: {"kind": kind} for host, kind in kinds.items()}, "kind"))
 
 
 def _judge_trial(folder: str, mount: Mount | None, trial: Trial) -> Iterator[Reading]:
-    kind = f" ({mount.kind})" if mount else ""
+    kind, other = f" ({mount.kind})" if mount else "", "# use a folder on another file system"
     if trial.rename_error:
+        why = "checkpoints are written under another name and renamed when they are complete: this fails"
         yield Reading(
-            verdict="fail", what=f"a file or folder in {folder}{kind} can't take its final name: {trial.rename_error}",
-            why="checkpoints are written under another name and renamed when they are complete: this fails", fix="# use a folder on another file system",
+            verdict="fail", what=f"a file or folder in {folder}{kind} can't take its final name: {trial.rename_error}", why=why, fix=other,
         )  # fmt: skip
     if trial.sync_error:
+        why = "after a crash of the host, a checkpoint may be empty"
         yield Reading(
-            verdict="warn", what=f"data in {folder}{kind} can't be flushed: {trial.sync_error}", why="after a crash of the host, a checkpoint may be empty",
-            fix="# use a folder on another file system",
+            verdict="warn", what=f"data in {folder}{kind} can't be flushed: {trial.sync_error}", why=why, fix=other,
         )  # fmt: skip
     if not trial.has_locks:
-        yield Reading(
-            verdict="warn", what=f"files in {folder}{kind} can't be locked", why="two jobs that write into one folder by mistake are not detected",
-            fix="# mount it with locks: without nolock for NFS, with flock for Lustre",
-        )  # fmt: skip
+        why, fix = (
+            "two jobs that write into one folder by mistake are not detected",
+            "# mount it with locks: without nolock for NFS, with flock for Lustre",
+        )
+        yield Reading(verdict="warn", what=f"files in {folder}{kind} can't be locked", why=why, fix=fix)
     if trial.bytes_per_s < _SLOW_BYTES_PER_S:
         yield Reading(
             verdict="warn", what=f"{folder}{kind} takes {trial.bytes_per_s / 1e6:.1f} MB/s ({trial.size_bytes // _MIB} MiB, flushed)",
@@ -199,18 +188,18 @@ def _judge_trial(folder: str, mount: Mount | None, trial: Trial) -> Iterator[Rea
 
 
 def _judge_mount(folder: str, mount: Mount | None) -> Iterator[Reading]:
-    if mount is None:
-        return
-    if mount.kind in {"tmpfs", "ramfs"}:
+    if mount is not None and mount.kind in {"tmpfs", "ramfs"}:
+        why = "checkpoints take memory from the job, and are lost when the host restarts"
         yield Reading(
-            verdict="warn", what=f"{folder} is in memory ({mount.kind})", why="checkpoints take memory from the job, and are lost when the host restarts",
-            fix="# use a folder on a disk",
+            verdict="warn", what=f"{folder} is in memory ({mount.kind})", why=why, fix="# use a folder on a disk",
         )  # fmt: skip
-    elif mount.kind == "overlay" and mount.point == "/":
-        yield Reading(
-            verdict="warn", what=f"{folder} is in the container's own file system (overlay)", why="checkpoints are lost with the container",
-            fix=f"docker run -v /some/disk:{folder} …  # or a volume of Kubernetes",
-        )  # fmt: skip
+    elif mount is not None and mount.kind == "overlay" and mount.point == "/":
+        fix = f"docker run -v /some/disk:{folder} …  # or a volume of Kubernetes"
+        what, why = (
+            f"{folder} is in the container's own file system (overlay)",
+            "checkpoints are lost with the container",
+        )
+        yield Reading(verdict="warn", what=what, why=why, fix=fix)
 
 
 PROBE = Probe("checkpoint-folder", "the folder for checkpoints", "storage", "quick", look, classes=("K8",), compare=compare)  # fmt: skip

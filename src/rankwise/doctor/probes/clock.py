@@ -28,14 +28,11 @@ _FAR_S = 5.0
 
 def look(host: Host) -> Iterator[Reading]:
     """Return whether a time server keeps the clock."""
-    info = _query_chrony(host) or _query_systemd(host) or _query_ntp(host)
-    if info is None:
-        yield skipped(
-            "clock synchronization",
-            "no chronyc, timedatectl or ntpq answers here; a container has its host's clock",
-        )
+    who, is_kept, offset_s = _query(host)
+    if not who:
+        why = "no chronyc, timedatectl or ntpq answers here; a container has its host's clock"
+        yield skipped("clock synchronization", why)
         return
-    who, is_kept, offset_s = info
     off = "" if offset_s is None else f", {abs(offset_s):.6f} s off"
     if is_kept and abs(offset_s or 0.0) < _FAR_S:
         yield ok(f"{who} synchronizes the clock{off}")
@@ -49,27 +46,18 @@ def look(host: Host) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-def _query_chrony(host: Host) -> tuple[str, bool, float | None] | None:
-    info = host.run("chronyc", "tracking")
-    status = re.search(r"Leap status\s*:\s*(.+)", info.out)
-    if not info.is_good or status is None:
-        return None
-    off = re.search(r"System time\s*:\s*([\d.]+) seconds", info.out)
-    return "chronyc", status[1].strip() != "Not synchronised", float(off[1]) if off else None
-
-
-def _query_systemd(host: Host) -> tuple[str, bool, float | None] | None:
-    info = host.run("timedatectl", "show", "--property=NTPSynchronized", "--value")
-    word = info.out.strip()
-    return ("timedatectl", word == "yes", None) if info.is_good and word in {"yes", "no"} else None
-
-
-def _query_ntp(host: Host) -> tuple[str, bool, float | None] | None:
-    info = host.run("ntpq", "-c", "rv")
-    off = re.search(r"\boffset=(-?[\d.]+)", info.out)
-    if not info.is_good or "leap" not in info.out:
-        return None
-    return "ntpq", "leap_alarm" not in info.out, float(off[1]) / 1000 if off else None
+def _query(host: Host) -> tuple[str, bool, float | None]:
+    """Return which program answers, whether a time server keeps the clock, and by how much it is off, if that is known."""
+    for who, words, sign, wrong, offset, unit_s in (
+        ("chronyc", ("tracking",), r"Leap status\s*:", r"Leap status\s*:\s*Not synchronised", r"System time\s*:\s*([\d.]+) seconds", 1.0),
+        ("timedatectl", ("show", "--property=NTPSynchronized", "--value"), r"^(yes|no)$", r"^no$", "", 1.0),
+        ("ntpq", ("-c", "rv"), "leap", "leap_alarm", r"\boffset=(-?[\d.]+)", 1e-3),
+    ):  # fmt: skip
+        ran = host.run(who, *words)
+        if ran.is_good and re.search(sign, ran.out.strip()):
+            off = re.search(offset, ran.out) if offset else None
+            return who, not re.search(wrong, ran.out.strip()), float(off[1]) * unit_s if off else None
+    return "", False, None
 
 
 PROBE = Probe("clock", "the clock", "network", "quick", look, classes=("I23",))

@@ -63,12 +63,8 @@ def look(host: Host) -> Iterator[Reading]:
     yield from found
     if not found:
         limit = "" if math.isinf(cores.quota) else f", {cores.quota:g} of them by quota"
-        yield ok(
-            f"{format_count(cores.cores, 'core')} ({format_count(cores.cpus, 'processor')}){limit}",
-            cores=cores.cores,
-            cpus=cores.cpus,
-            usable=cores.usable,
-        )
+        what = f"{format_count(cores.cores, 'core')} ({format_count(cores.cpus, 'processor')}){limit}"
+        yield ok(what, cores=cores.cores, cpus=cores.cpus, usable=cores.usable)
 
 
 def read_cores(host: Host) -> Cores | None:
@@ -82,15 +78,15 @@ def read_cores(host: Host) -> Cores | None:
 
 def _count_cores(host: Host, cpus: list[int]) -> int:
     """Count the cores that processors belong to: two threads of one core share its arithmetic units."""
-    folder = "/sys/devices/system/cpu"
+
+    def read_siblings(cpu: int) -> str:
+        return host.read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+
     if (
         len(cpus) > _MANY_CPUS
     ):  # a large host is as its first core is: reading hundreds of files takes too long
-        return math.ceil(
-            len(cpus)
-            / max(1, len(read_list(host.read(f"{folder}/cpu{cpus[0]}/topology/thread_siblings_list"))))
-        )
-    return len({host.read(f"{folder}/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
+        return math.ceil(len(cpus) / max(1, len(read_list(read_siblings(cpus[0])))))
+    return len({read_siblings(cpu) or str(cpu) for cpu in cpus})
 
 
 def read_list(text: str) -> list[int]:
@@ -107,9 +103,8 @@ def _check_ranks(host: Host, cores: Cores) -> Iterator[Reading]:
     ranks, workers = host.job.num_ranks, host.job.num_workers or 0
     if ranks is None or _is_bound(host, cores, ranks):
         return
-    seen = f"{format_count(cores.usable, 'processor')} can be used here" + (
-        "" if math.isinf(cores.quota) else f" (quota {cores.quota:g})"
-    )
+    limit = "" if math.isinf(cores.quota) else f" (quota {cores.quota:g})"
+    seen = f"{format_count(cores.usable, 'processor')} can be used here{limit}"
     if ranks > cores.usable:
         yield Reading(
             verdict="warn", what=f"{format_count(ranks, 'rank')}, and {seen}", why="ranks share cores: fine for testing, but slower than fewer ranks",

@@ -35,7 +35,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _FEW_INODES = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Place:
     """A folder that jobs write to: below ``full`` they break, below ``tight`` some do."""
 
@@ -47,23 +47,19 @@ class _Place:
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report what is free in each of the folders; one that is on the disk of another is told once."""
+    """Report what is free in each of the folders; one that is on the disk of another is reported once."""
     current = find_current(host)
-    places = _list_places(host, current)
     mounts = read_mounts(host)
     info: list[str] = []
     found: list[Reading] = [] if current else [_report_deleted()]
-    for place in places:
+    for place in _list_places(host, current):
         folder = find_existing(host, place.folder)
         usage = host.usage(folder)
         if usage is None:
             continue
-        bad = _judge(host, place, folder, usage, find_mount(host, folder, mounts))
-        if bad is not None:
-            found.append(bad)
+        found += _judge(host, place, folder, usage, find_mount(host, folder, mounts))
         # Some file systems of networks and programs tell no size at all.
-        if usage[0]:
-            info.append(f"{place.folder}: {format_size(usage[1])}")
+        info += [f"{place.folder}: {format_size(usage[1])}"] if usage[0] else []
     yield from found
     if not info and not found:
         yield skipped("free space is unknown", "this system reports it differently")
@@ -72,19 +68,16 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _list_places(host: Host, current: str) -> list[_Place]:
-    places = [
-        _Place(title="the temporary folder", folder=host.env.get("TMPDIR") or "/tmp", full_bytes=64 * _MIB, tight_bytes=_GIB // 2),
-    ]  # fmt: skip
-    if current:
-        places.append(
-            _Place(title="the current folder", folder=current, full_bytes=16 * _MIB, tight_bytes=_GIB // 2, must_write=False)
-        )  # fmt: skip
     folder = find_absolute(host, host.job.checkpoints) if host.job.checkpoints is not None else ""
-    # A link to nowhere is on no disk: the probe of that folder tells of it.
-    if folder and not find_dangling(host, folder):
-        title = "the folder of the checkpoints"
-        places.insert(0, _Place(title=title, folder=folder, full_bytes=256 * _MIB, tight_bytes=2 * _GIB))
-    return places
+    # A link to nowhere is on no disk: the probe of that folder reports it.
+    if folder and find_dangling(host, folder):
+        folder = ""
+    places = [
+        _Place("the folder of the checkpoints", folder, 256 * _MIB, 2 * _GIB),
+        _Place("the temporary folder", host.env.get("TMPDIR") or "/tmp", 64 * _MIB, _GIB // 2),
+        _Place("the current folder", current, 16 * _MIB, _GIB // 2, must_write=False),
+    ]
+    return [one for one in places if one.folder]
 
 
 def _report_deleted() -> Reading:
@@ -96,36 +89,35 @@ def _report_deleted() -> Reading:
 
 def _judge(
     host: Host, place: _Place, folder: str, usage: tuple[int, int], mount: Mount | None
-) -> Reading | None:
+) -> Iterator[Reading]:
     size, free = usage
-    where = f"{place.title} {place.folder}"
-    disk = f" (on {mount.point}, {mount.kind})" if mount else ""
+    where, disk, top = f"{place.title} {place.folder}", "", folder
+    if mount:
+        disk, top = f" (on {mount.point}, {mount.kind})", mount.point
+    is_temporary, is_checkpoint = "temporary" in place.title, "checkpoints" in place.title
     inodes = host.count_inodes(folder)
-    fix = f"du -xsh {mount.point if mount else folder}/* | sort -h | tail  # what takes the space"
-    if place.title.startswith("the temporary"):
-        fix += "\nexport TMPDIR=…  # a folder with space"
     if mount is not None and not mount.holds_files and place.must_write:
-        return Reading(
+        yield Reading(
             verdict="fail", what=f"{where} is in {mount.point} ({mount.kind}), a kernel file system that holds no files",
-            why="a rank ends with `No such file or directory` or `Permission denied`" + (" at the first checkpoint" if "checkpoints" in place.title else ""),
-            fix="export TMPDIR=…  # a folder on a disk" if place.title.startswith("the temporary") else "# use a folder on a disk",
+            why="a rank ends with `No such file or directory` or `Permission denied`" + " at the first checkpoint" * is_checkpoint,
+            fix="export TMPDIR=…  # a folder on a disk" if is_temporary else "# use a folder on a disk",
         )  # fmt: skip
-    if mount is not None and mount.is_read_only and place.must_write:
-        return Reading(
+    elif mount is not None and mount.is_read_only and place.must_write:
+        yield Reading(
             verdict="fail", what=f"{where} can't be written to: {mount.point} ({mount.kind}) is mounted read-only",
             why="`Read-only file system`: launchers, compilers of kernels or checkpoints fail", fix=f"mount | grep ' {mount.point} '  # and use another folder",
         )  # fmt: skip
-    if inodes is not None and inodes[1] < _FEW_INODES:
-        return Reading(
+    elif inodes is not None and inodes[1] < _FEW_INODES:
+        yield Reading(
             verdict="fail" if inodes[1] < 10 else "warn", what=f"{where} has space for {format_count(inodes[1], 'more file')} of {inodes[0]}{disk}, and {format_size(free)} free",
-            why="`No space left on device`, although bytes are free", fix=f"du --inodes -xs {mount.point if mount else folder}/* | sort -n | tail",
+            why="`No space left on device`, although bytes are free", fix=f"du --inodes -xs {top}/* | sort -n | tail",
         )  # fmt: skip
-    if free < min(place.tight_bytes, size):
-        return Reading(
+    elif free < min(place.tight_bytes, size):
+        yield Reading(
             verdict="fail" if free < place.full_bytes else "warn", what=f"{where} has {format_size(free)} of {format_size(size)} free{disk}",
-            why="a rank ends with `No space left on device`" + (" in the middle of a checkpoint" if "checkpoints" in place.title else ""), fix=fix,
+            why="a rank ends with `No space left on device`" + " in the middle of a checkpoint" * is_checkpoint,
+            fix=f"du -xsh {top}/* | sort -h | tail  # what takes the space" + "\nexport TMPDIR=…  # a folder with space" * is_temporary,
         )  # fmt: skip
-    return None
 
 
 PROBE = Probe("disk-space", "disk space", "storage", "instant", look)

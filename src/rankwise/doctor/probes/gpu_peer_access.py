@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 _NOW = "NCCL_P2P_DISABLE=1 rankwise run …  # at once, and slower"
 _WHY = "NCCL takes the direct way, and the copies crawl or never arrive: the first collective hangs with all GPUs at 100 %"
+_REASONS = {
+    "CNS": "the chipset does not allow it", "GNS": "these GPUs can't", "TNS": "not on these paths", "NS": "not supported", "DR": "switched off",
+}  # fmt: skip
 _Pairs = dict[tuple[int, int], str]
 
 
@@ -62,20 +65,11 @@ def look(host: Host) -> Iterator[Reading]:
 
 def _describe(access: _Pairs, direct: _Pairs) -> str:
     if len(direct) == len(access):
-        return (
-            f"all {len(access)} pairs of GPUs reach each other directly"
-            if len(access) > 1
-            else "both GPUs reach each other directly"
-        )
-    words = {
-        "CNS": "the chipset does not allow it",
-        "GNS": "these GPUs can't",
-        "TNS": "not on these paths",
-        "NS": "not supported",
-        "DR": "switched off",
-    }
-    others = sorted({cell for cell in access.values() if cell != "OK"})
-    reasons = ", ".join(f"{cell}: {words.get(cell, 'unknown')}" for cell in others)
+        pairs = f"all {len(access)} pairs of GPUs" if len(access) > 1 else "both GPUs"
+        return f"{pairs} reach each other directly"
+    reasons = ", ".join(
+        f"{cell}: {_REASONS.get(cell, 'unknown')}" for cell in sorted({*access.values()} - {"OK"})
+    )
     return f"{len(direct)} of {format_count(len(access), 'pair')} of GPUs reach each other directly ({reasons}); the others go through the host's memory"
 
 
@@ -119,25 +113,20 @@ def _check_bridges(host: Host, cards: Cards, direct: _Pairs) -> Iterator[Reading
         return
     if is_virtual(host):
         yield skipped(
-            "what is between the GPUs on PCIe can't be seen",
-            "a virtual machine does not show the real switches",
-        )
+            "what is between the GPUs on PCIe can't be seen", "a virtual machine does not show the real switches",
+        )  # fmt: skip
         return
     places = {one.index: one.bus_id for one in cards.gpus}
     by_switch = {index for pair, way in by_pcie.items() if way in {"PIX", "PXB"} for index in pair}
-    if by_switch:
-        yield from _check_access_control(host, {places[index] for index in by_switch if index in places})
-    translated = sorted(
-        {
-            index
-            for pair in by_pcie
-            for index in pair
-            if index in places and is_translated(host, places[index])
-        }
-    )
+    yield from _check_access_control(host, {places[index] for index in by_switch if index in places})
+    translated = [
+        str(index)
+        for index in sorted({index for pair in by_pcie for index in pair} & set(places))
+        if is_translated(host, places[index])
+    ]
     if translated:
         yield Reading(
-            verdict="warn", what=f"the IOMMU translates the addresses of GPU {', '.join(map(str, translated))}, which reach others over PCIe", why=_WHY,
+            verdict="warn", what=f"the IOMMU translates the addresses of GPU {', '.join(translated)}, which reach others over PCIe", why=_WHY,
             fix=f"{_NOW}\n# for good: iommu=pt on the kernel's command line, or the IOMMU off in the firmware", class_id="R12",
         )  # fmt: skip
 

@@ -38,56 +38,55 @@ def look(host: Host) -> Iterator[Reading]:
     info = _query_reasons(host)
     if not info:
         yield skipped(
-            "this driver does not report what slows a GPU down",
-            "`nvidia-smi --query-gpu` knows none of the fields",
-        )
+            "this driver does not report what slows a GPU down", "`nvidia-smi --query-gpu` knows none of the fields",
+        )  # fmt: skip
         return
-    is_quiet = True
+    why, found = "all ranks wait for it at each step", list[Reading]()
     for index, values in info.items():
-        reasons = [name for name in _REASONS if values.get(name) == "Active"]
-        if reasons:
-            is_quiet = False
-            yield Reading(
-                verdict="warn", what=f"GPU {index} is slowed down at this moment ({_REASONS[reasons[0]]}), {values['temperature.gpu']} °C",
-                why="all ranks wait for it at each step", fix=f"nvidia-smi -i {index} -q -d PERFORMANCE,TEMPERATURE,POWER",
-            )  # fmt: skip
-    limits = {one.index: to_int(info[one.index]["power.limit"]) for one in cards.gpus if one.index in info}
-    highest = {
-        name: max(limits.get(one.index, 0) for one in cards.gpus if one.name == name)
-        for name in {one.name for one in cards.gpus}
-    }
+        reason = next((words for name, words in _REASONS.items() if values.get(name) == "Active"), "")
+        if reason:
+            what = f"GPU {index} is slowed down at this moment ({reason}), {values['temperature.gpu']} °C"
+            fix = f"nvidia-smi -i {index} -q -d PERFORMANCE,TEMPERATURE,POWER"
+            found.append(Reading(verdict="warn", what=what, why=why, fix=fix))
+    highest: dict[str, int] = {}
+    limits = {one.index: to_int(info.get(one.index, {}).get("power.limit", "")) for one in cards.gpus}
     for one in cards.gpus:
-        limit = limits.get(one.index, 0)
-        if 0 < limit < 0.95 * highest[one.name]:
-            is_quiet = False
-            yield Reading(
-                verdict="warn", what=f"GPU {one.index} may use {limit} W, others of its model here {highest[one.name]} W",
-                why="all ranks wait for it at each step", fix=f"sudo nvidia-smi -i {one.index} -pl {highest[one.name]}",
-            )  # fmt: skip
-    power = ", ".join(f"{name}: {watts} W" for name, watts in sorted(highest.items()))
-    if is_quiet:
+        highest[one.name] = max(highest.get(one.name, 0), limits[one.index])
+    for one in cards.gpus:
+        if 0 < limits[one.index] < 0.95 * highest[one.name]:
+            what = f"GPU {one.index} may use {limits[one.index]} W, others of its model here {highest[one.name]} W"
+            found.append(
+                Reading(
+                    verdict="warn",
+                    what=what,
+                    why=why,
+                    fix=f"sudo nvidia-smi -i {one.index} -pl {highest[one.name]}",
+                )
+            )
+    yield from found
+    if not found:
+        power = ", ".join(f"{name}: {watts} W" for name, watts in sorted(highest.items()))
         yield ok(f"no GPU is slowed down; power limits {power}", power=power)
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Report hosts whose GPUs may use less power."""
-    models = {
-        tuple(part.rpartition(":")[0] for part in value.split(", ")) for value in group_hosts(facts, "power")
-    }
-    if len(models) == 1:
-        yield from report_difference(
-            facts, "power", "the power limits of the GPUs differ", "all ranks wait for the slowest GPU at each step",
+    """Report hosts whose GPUs, of the same models, may use less power."""
+    values = group_hosts(facts, "power")
+    if len({tuple(part.rpartition(":")[0] for part in value.split(", ")) for value in values}) == 1:
+        why, fix = (
+            "all ranks wait for the slowest GPU at each step",
             "sudo nvidia-smi -pl …  # the same on all hosts",
-        )  # fmt: skip
+        )
+        yield from report_difference(facts, "power", "the power limits of the GPUs differ", why, fix)
 
 
 def _query_reasons(host: Host) -> dict[int, dict[str, str]]:
     # The first name is that of drivers since 535, the second of those before.
-    for prefix in ("clocks_event_reasons", "clocks_throttle_reasons"):
-        info = query(host, "temperature.gpu", "power.limit", *(f"{prefix}.{name}" for name in _REASONS))
+    for prefix in ("clocks_event_reasons.", "clocks_throttle_reasons."):
+        info = query(host, "temperature.gpu", "power.limit", *(prefix + name for name in _REASONS))
         if info:
             return {
-                index: {name.removeprefix(f"{prefix}."): value for name, value in values.items()}
+                index: {name.removeprefix(prefix): one for name, one in values.items()}
                 for index, values in info.items()
             }
     return {}

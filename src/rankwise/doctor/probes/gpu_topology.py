@@ -55,9 +55,8 @@ def _check_fabric(host: Host) -> Iterator[Reading]:
     states = {index: info["fabric.state"] for index, info in query(host, "fabric.state").items()}
     late = {index: state for index, state in states.items() if state.strip().lower() not in _SETTLED}
     if late:
-        state = next(iter(late.values()))
         yield Reading(
-            verdict="fail", what=f"the NVLink fabric of GPU {', '.join(map(str, late))} is not set up: {state}",
+            verdict="fail", what=f"the NVLink fabric of GPU {', '.join(map(str, late))} is not set up: {next(iter(late.values()))}",
             why="CUDA can't be used: `system not yet initialized` (error 802)", fix="sudo systemctl start nvidia-fabricmanager  # of the driver's version",
         )  # fmt: skip
 
@@ -79,11 +78,8 @@ def _check_links(host: Host, cards: Cards) -> Iterator[Reading]:
 
 
 def _describe(cards: Cards, pairs: dict[tuple[int, int], str], matrix: dict[tuple[str, str], str]) -> str:
-    counts = Counter(pairs.values())
-    ways = ", ".join(
-        f"{count} by {way}"
-        for way, count in sorted(counts.items(), key=lambda one: (one[0] in _NEAR, one[0]))
-    )
+    counts = sorted(Counter(pairs.values()).items(), key=lambda one: (one[0] in _NEAR, one[0]))
+    ways = ", ".join(f"{count} by {way}" for way, count in counts)
     nics = {a for a, _ in matrix if not a.startswith("GPU")}
     near = {
         a for (a, b), way in matrix.items() if a.startswith("GPU") and b in nics and way in {"PIX", "PXB"}

@@ -13,10 +13,9 @@ be seen; their memory can.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.gpu.nvidia import run_smi, to_int
+from rankwise.doctor.gpu.nvidia import run_smi, split_row, to_int
 from rankwise.doctor.limits.processes import is_inside, is_left_over, read_process
 from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.units import format_count
@@ -26,19 +25,11 @@ if TYPE_CHECKING:
 
     from rankwise.doctor.gpu.nvidia import Gpu
     from rankwise.doctor.host import Host
-    from rankwise.doctor.limits.processes import Process
 
 #: A driver, a display and a monitor hold less.
 _SMALL_MIB = 1024
 #: With so much of the memory taken a job can hardly start.
 _FULL = 0.9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Holder:
-    pid: int
-    used_mib: int
-    process: Process | None
 
 
 def look(host: Host) -> Iterator[Reading]:
@@ -47,52 +38,39 @@ def look(host: Host) -> Iterator[Reading]:
     if not cards.gpus:
         yield cards.skip()
         return
-    holders = _list_holders(host)
+    ran = run_smi(host, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
+    rows = [cells for cells in map(split_row, ran.out.splitlines()) if len(cells) == 3 and cells[1].isdigit()]
     is_quiet = True
     for gpu in cards.gpus:
-        own = holders.get(gpu.uuid, [])
-        ours = sum(one.used_mib for one in own if is_inside(host, one.pid, os.getpid()))
-        others = [
-            one
-            for one in own
-            if one.used_mib >= _SMALL_MIB // 2 and not is_inside(host, one.pid, os.getpid())
-        ]
-        orphans = [one for one in others if one.process is not None and is_left_over(host, one.process)]
-        if orphans or gpu.used_mib - ours >= max(_SMALL_MIB, gpu.memory_mib // 20):
+        held = {int(pid): to_int(used) for uuid, pid, used in rows if uuid == gpu.uuid}
+        ours = {pid for pid in held if is_inside(host, pid, os.getpid())}
+        others = {pid: used for pid, used in held.items() if used >= _SMALL_MIB // 2 and pid not in ours}
+        processes = {pid: read_process(host, pid) for pid in others}
+        orphans = [pid for pid, one in processes.items() if one is not None and is_left_over(host, one)]
+        used_mib = gpu.used_mib - sum(held[pid] for pid in ours)
+        if orphans or used_mib >= max(_SMALL_MIB, gpu.memory_mib // 20):
             is_quiet = False
-            yield _report(gpu, others, orphans, gpu.used_mib - ours)
+            who = "; ".join(f"{processes[pid] or f'pid {pid}'}: {used} MiB" for pid, used in others.items())
+            yield _report(gpu, who, orphans, used_mib)
     if is_quiet:
         yield ok(f"no other process holds memory on {format_count(len(cards.gpus), 'GPU')}")
 
 
-def _report(gpu: Gpu, others: list[_Holder], orphans: list[_Holder], used_mib: int) -> Reading:
-    held = "; ".join(f"{one.process or f'pid {one.pid}'}: {one.used_mib} MiB" for one in others)
-    who = held or "by processes that can't be seen from here: another container's, or another user's"
-    is_full = used_mib > _FULL * gpu.memory_mib
+def _report(gpu: Gpu, who: str, orphans: list[int], used_mib: int) -> Reading:
+    who = who or "by processes that can't be seen from here: another container's, or another user's"
     what = f"GPU {gpu.index}: {used_mib} of {gpu.memory_mib} MiB are taken: {who}"
+    why = "a rank there ends with `CUDA out of memory`, or is slower than the others, and all wait for it"
+    fix = "nvidia-smi  # whose it is; or choose other GPUs: CUDA_VISIBLE_DEVICES=… rankwise run …"
     if orphans:
-        return Reading(
-            verdict="fail" if is_full else "warn", what=f"{what}; the launcher of {len(orphans)} of them is gone", class_id="R5",
-            why="left over from an earlier job: a new one ends with `CUDA out of memory`, or is slowed down by it",
-            fix="kill " + " ".join(str(one.pid) for one in orphans),
-        )  # fmt: skip
+        what += f"; the launcher of {len(orphans)} of them is gone"
+        why = (
+            "left over from an earlier job: a new one ends with `CUDA out of memory`, or is slowed down by it"
+        )
+        fix = "kill " + " ".join(map(str, orphans))
+    is_full = used_mib > _FULL * gpu.memory_mib
     return Reading(
-        verdict="fail" if is_full else "warn", what=what, why="a rank there ends with `CUDA out of memory`, or is slower than the others, and all wait for it",
-        fix="nvidia-smi  # whose it is; or choose other GPUs: CUDA_VISIBLE_DEVICES=… rankwise run …",
-    )  # fmt: skip
-
-
-def _list_holders(host: Host) -> dict[str, list[_Holder]]:
-    ran = run_smi(host, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
-    found: dict[str, list[_Holder]] = {}
-    for line in ran.out.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 3 and cells[1].isdigit():
-            pid = int(cells[1])
-            found.setdefault(cells[0], []).append(
-                _Holder(pid=pid, used_mib=to_int(cells[2]), process=read_process(host, pid))
-            )
-    return found
+        verdict="fail" if is_full else "warn", what=what, why=why, fix=fix, class_id="R5" if orphans else ""
+    )
 
 
 PROBE = Probe("gpus-busy", "who holds memory on the GPUs", "gpu", "slow", look, classes=("R5",))

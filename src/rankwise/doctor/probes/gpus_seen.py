@@ -20,7 +20,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import report_difference
-from rankwise.doctor.gpu.nvidia import query, run_smi, to_int, to_kernel_bus_id
+from rankwise.doctor.gpu.nvidia import NO_DEVICES, query, run_smi, to_int, to_kernel_bus_id
 from rankwise.doctor.limits.processes import list_processes
 from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.units import format_count
@@ -39,8 +39,6 @@ _XIDS = {
     92: "many memory errors that were corrected", 94: "memory error in one program", 95: "memory error, contained by nothing",
     119: "its own controller does not answer", 120: "error of its own controller", 140: "memory error that was not repaired",
 }  # fmt: skip
-#: So long a line of CUDA_VISIBLE_DEVICES may be a way to say none.
-_NONE = {"", "-1", "NoDevFiles", "none"}
 
 
 def look(host: Host) -> Iterator[Reading]:
@@ -48,13 +46,15 @@ def look(host: Host) -> Iterator[Reading]:
     cards = host.cards
     if cards.sight in {"broken", "late"}:
         yield _report_broken(host, cards)
-        return
-    if cards.sight != "ok":
+    elif cards.sight != "ok":
         yield cards.skip()
-        return
-    found = [*_check_lost(cards), *_check_visible(host, cards), *_check_health(cards, host)]
-    yield from found
-    yield _report(host, cards)
+    else:
+        yield from (
+            *_check_lost(cards),
+            *_check_visible(host, cards),
+            *_check_health(cards, host),
+            _report(host, cards),
+        )
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
@@ -71,7 +71,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
 
 def read_visible(text: str, cards: Cards, mig: int) -> tuple[int, str]:
     """Read CUDA_VISIBLE_DEVICES as CUDA does: how many devices a rank sees, and the first entry that names none (empty if all do)."""
-    if text.strip() in _NONE:
+    if text.strip() in NO_DEVICES:
         return 0, ""
     seen: list[str] = []
     for entry in (entry.strip() for entry in text.split(",")):
@@ -90,35 +90,32 @@ def read_visible(text: str, cards: Cards, mig: int) -> tuple[int, str]:
 
 
 def _report(host: Host, cards: Cards) -> Reading:
-    models = sorted({one.name for one in cards.gpus})
+    models, count = ", ".join(sorted({one.name for one in cards.gpus})), len(cards.gpus)
     present = len(host.names("/proc/driver/nvidia/gpus"))
-    more = f" of the host's {present}" if present > len(cards.gpus) else ""
+    shown = f"{count} of the host's {present} GPUs" if present > count else format_count(count, "GPU")
     return ok(
-        f"{len(cards.gpus)}{more} {'GPU' if len(cards.gpus) == 1 and not more else 'GPUs'} ({', '.join(models)}), driver {cards.driver}", count=len(cards.gpus), models=", ".join(models),
-        driver=cards.driver, uuids=[one.uuid for one in cards.gpus],
+        f"{shown} ({models}), driver {cards.driver}", count=count, models=models, driver=cards.driver, uuids=[one.uuid for one in cards.gpus]
     )  # fmt: skip
 
 
 def _report_broken(host: Host, cards: Cards) -> Reading:
-    reboot = (
-        "sudo reboot  # or: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia"
-    )
-    if cards.sight == "late":
-        return _report_late(host, cards)
     if "mismatch" in cards.why:
         return Reading(
-            verdict="fail", what=f"nvidia-smi reports: {cards.why}", fix=reboot,
+            verdict="fail", what=f"nvidia-smi reports: {cards.why}",
             why="the driver's files were updated, and the old one is still loaded: torch says that CUDA is not available, and uses the CPU",
+            fix="sudo reboot  # or: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
         )  # fmt: skip
-    return Reading(
-        verdict="fail" if host.job.backend == "nccl" or cards.driver else "warn", what=f"the NVIDIA driver does not serve the GPU here: {cards.why}",
-        why="no rank can use a GPU here: torch says that CUDA is not available, and NCCL that it needs GPUs",
-        fix="sudo modprobe nvidia  # in a container: docker run --gpus all …",
-    )  # fmt: skip
-
-
-def _report_late(host: Host, cards: Cards) -> Reading:
-    signs = [*_list_stuck(host), *_list_serious(host)]
+    if cards.sight == "broken":
+        return Reading(
+            verdict="fail" if host.job.backend == "nccl" or cards.driver else "warn", what=f"the NVIDIA driver does not serve the GPU here: {cards.why}",
+            why="no rank can use a GPU here: torch says that CUDA is not available, and NCCL that it needs GPUs",
+            fix="sudo modprobe nvidia  # in a container: docker run --gpus all …",
+        )  # fmt: skip
+    # It was told to end, and one that only waits for a slow driver has done so.
+    stuck = [one.pid for one in list_processes(host) if one.is_stuck and one.name == "nvidia-smi"]
+    xids = sorted({number for _, number in _read_kernel_log(host)} & set(_XIDS))
+    signs = [f"nvidia-smi (pid {pid}) is stuck in the kernel" for pid in stuck]
+    signs += [f"the kernel's log has Xid {number}: {_XIDS[number]}" for number in xids]
     if signs:
         return Reading(
             verdict="fail", what=f"{cards.why}, and {'; '.join(signs[:4])}", why="the driver hangs, mostly after a GPU has fallen off the bus: each "
@@ -129,17 +126,6 @@ def _report_late(host: Host, cards: Cards) -> Reading:
         why="a driver that nothing keeps loaded is initialized again for each program, and every rank waits for that; "
         "or it hangs, and each rank hangs in its first use of CUDA, silently",
     )  # fmt: skip
-
-
-def _list_stuck(host: Host) -> list[str]:
-    """Name the nvidia-smi that are stuck in the kernel: it was told to end, and one that only waits for a slow driver has done so."""
-    stuck = (one for one in list_processes(host) if one.is_stuck and one.name == "nvidia-smi")
-    return [f"nvidia-smi (pid {one.pid}) is stuck in the kernel" for one in stuck]
-
-
-def _list_serious(host: Host) -> list[str]:
-    numbers = sorted({number for _, number in _read_kernel_log(host)} & set(_XIDS))
-    return [f"the kernel's log has Xid {number}: {_XIDS[number]}" for number in numbers]
 
 
 def _check_lost(cards: Cards) -> Iterator[Reading]:
@@ -158,15 +144,10 @@ def _check_lost(cards: Cards) -> Iterator[Reading]:
 
 def _check_visible(host: Host, cards: Cards) -> Iterator[Reading]:
     ranks, backend = host.job.num_ranks, host.job.backend
-    mig = (
-        len(re.findall(r"^\s+MIG\s", run_smi(host, "-L").out, re.MULTILINE))
-        if any(one.has_mig for one in cards.gpus)
-        else 0
-    )
-    visible, unknown = len(cards.gpus), ""
+    is_split = any(one.has_mig for one in cards.gpus)
+    mig = len(re.findall(r"^\s+MIG\s", run_smi(host, "-L").out, re.MULTILINE)) if is_split else 0
     text = host.env.get("CUDA_VISIBLE_DEVICES")
-    if text is not None:
-        visible, unknown = read_visible(text, cards, mig)
+    visible, unknown = (len(cards.gpus), "") if text is None else read_visible(text, cards, mig)
     if unknown:
         yield Reading(
             verdict="warn", what=f"CUDA_VISIBLE_DEVICES={text}: {unknown} names no GPU of the {len(cards.gpus)} here; {visible} are seen",
@@ -189,26 +170,27 @@ def _check_visible(host: Host, cards: Cards) -> Iterator[Reading]:
 
 
 def _check_health(cards: Cards, host: Host) -> Iterator[Reading]:
-    ecc, rows = "ecc.errors.uncorrected.volatile.total", ("remapped_rows.pending", "remapped_rows.failure")
+    ecc, pending, failure = (
+        "ecc.errors.uncorrected.volatile.total",
+        "remapped_rows.pending",
+        "remapped_rows.failure",
+    )
     # One question where the driver knows all of it: each takes seconds on a host where nothing holds the driver awake.
-    info = query(host, ecc, *rows) or query(host, ecc)
-    for index, values in info.items():
-        count = to_int(values[ecc])
+    for index, values in (query(host, ecc, pending, failure) or query(host, ecc)).items():
+        reset, count = f"sudo nvidia-smi --gpu-reset -i {index}  # when it is idle", to_int(values[ecc])
         if count:
             yield Reading(
                 verdict="warn", what=f"GPU {index} has counted {format_count(count, 'memory error')} that could not be corrected",
                 why="ranks there end with `uncorrectable ECC error encountered`, or compute wrong numbers",
-                fix=f"sudo nvidia-smi --gpu-reset -i {index}  # when it is idle; errors that come back need repair",
+                fix=f"{reset}; errors that come back need repair",
             )  # fmt: skip
-        for name, says in zip(
-            rows,
-            ("has memory rows that wait for a reset to be replaced", "could not replace broken memory rows"),
-            strict=True,
-        ):
+        for name, says in {
+            pending: "has memory rows that wait for a reset to be replaced", failure: "could not replace broken memory rows",
+        }.items():  # fmt: skip
             if values.get(name, "0") == "Yes" or to_int(values.get(name, "0")):
+                why = "ranks there end with `uncorrectable ECC error encountered`"
                 yield Reading(
-                    verdict="warn", what=f"GPU {index} {says}", why="ranks there end with `uncorrectable ECC error encountered`",
-                    fix=f"sudo nvidia-smi --gpu-reset -i {index}  # when it is idle; a failure needs repair",
+                    verdict="warn", what=f"GPU {index} {says}", why=why, fix=f"{reset}; a failure needs repair",
                 )  # fmt: skip
     yield from _check_kernel_log(cards, host)
 

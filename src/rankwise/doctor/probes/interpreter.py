@@ -75,9 +75,8 @@ def _report_torch(info: TorchFacts) -> Reading:
         return ok(what, python=minor, torch=info.version, interpreter=info.python, folder=info.folder)
     if "did not end" in info.why or info.why == "not asked":
         return skipped(
-            f"torch could not be queried: {info.why}",
-            "an import of torch takes seconds; a disk or a driver does not answer in time",
-        )
+            f"torch could not be queried: {info.why}", "an import of torch takes seconds; a disk or a driver does not answer in time",
+        )  # fmt: skip
     install = (
         f"{info.python} -m pip install torch"
         if "No module named 'torch'" in info.why

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.limits.processes import (
@@ -30,7 +31,6 @@ from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.limits.processes import Holdings, Process
@@ -76,15 +76,13 @@ def look(host: Host) -> Iterator[Reading]:
 
 def _report_left(host: Host, left: list[Process]) -> Reading:
     stuck = sum(one.is_stuck for one in left)
-    note = (
-        f"\n# {stuck} {'is' if stuck == 1 else 'are'} stuck in the kernel (state D) until a reboot"
-        if stuck
-        else ""
-    )
+    fix = f"kill {' '.join(str(one.pid) for one in left[:_MOST_NAMES])}"
+    if stuck:
+        fix += f"\n# {stuck} {'is' if stuck == 1 else 'are'} stuck in the kernel (state D) until a reboot"
+    what = f"{format_count(len(left), 'process', 'processes')} of jobs whose launcher is gone: {_show(left)}"
     return Reading(
-        verdict="warn", what=f"{format_count(len(left), 'process', 'processes')} of jobs whose launcher is gone: {_show(left)}", class_id="R5",
-        why=_describe_holdings(find_holdings(host, left)), fix=f"kill {' '.join(str(one.pid) for one in left[:_MOST_NAMES])}{note}",
-    )  # fmt: skip
+        verdict="warn", what=what, why=_describe_holdings(find_holdings(host, left)), fix=fix, class_id="R5"
+    )
 
 
 def _show(processes: list[Process]) -> str:
@@ -93,16 +91,10 @@ def _show(processes: list[Process]) -> str:
 
 
 def _describe_holdings(held: Holdings) -> str:
-    ports = ", ".join(map(str, held.ports[:4]))
-    info = [
-        *(["GPUs (`CUDA out of memory`)"] if held.has_gpus else []),
-        *([f"{held.memory_bytes / (1 << 30):.1f} GiB of memory"] if held.memory_bytes >= _MUCH_BYTES else []),
-        *(
-            [f"{'port' if len(held.ports) == 1 else 'ports'} {ports} (`address already in use`)"]
-            if held.ports
-            else []
-        ),
-    ]
+    info = ["GPUs (`CUDA out of memory`)"] * held.has_gpus
+    info += [f"{held.memory_bytes / (1 << 30):.1f} GiB of memory"] * (held.memory_bytes >= _MUCH_BYTES)
+    noun = "port" if len(held.ports) == 1 else "ports"
+    info += [f"{noun} {', '.join(map(str, held.ports[:4]))} (`address already in use`)"] * bool(held.ports)
     if info:
         return f"they hold {', '.join(info)}"
     return (
@@ -114,55 +106,38 @@ def _list_dead_files(host: Host) -> dict[str, int]:
     """Return the files of dead processes in /dev/shm by name, with their sizes in bytes."""
     own = getattr(os, "getuid", lambda: -1)()
     found: dict[str, int] = {}
-    for name in host.names("/dev/shm"):
-        if not _NAMES.fullmatch(name):
-            continue
-        try:
+    for name in filter(_NAMES.fullmatch, host.names("/dev/shm")):
+        with suppress(OSError):
             info = host.path(f"/dev/shm/{name}").lstat()
-        except OSError:
-            continue
-        if info.st_uid == own:
-            found[name] = info.st_blocks * 512
-    if sum(found.values()) < _MUCH_BYTES:
-        return {
-            name: size
-            for name, size in found.items()
-            if name.startswith("torch_") and not host.has(f"/proc/{name.split('_')[1]}")
-        }
-    used = _list_used(host)
-    return {name: size for name, size in found.items() if name not in used}
+            found |= {name: info.st_blocks * 512} if info.st_uid == own else {}
+    if sum(found.values()) >= _MUCH_BYTES:
+        used = _list_used(host)
+        return {name: size for name, size in found.items() if name not in used}
+    of_dead = {
+        name for name in found if name.startswith("torch_") and not host.has(f"/proc/{name.split('_')[1]}")
+    }
+    return {name: size for name, size in found.items() if name in of_dead}
 
 
 def _list_used(host: Host) -> set[str]:
     """Return the names of files in /dev/shm that a process has open, or mapped."""
     used: set[str] = set()
-    for pid in host.names("/proc"):
-        if not pid.isdecimal():
-            continue
-        used.update(re.findall(r" /dev/shm/(\S+)$", _read_maps(host.path(f"/proc/{pid}/maps")), re.MULTILINE))
+    for pid in filter(str.isdecimal, host.names("/proc")):
+        maps = ""
+        with suppress(OSError):
+            maps = host.path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+        used.update(re.findall(r" /dev/shm/(\S+)$", maps, re.MULTILINE))
         for fd in host.names(f"/proc/{pid}/fd"):
-            try:
-                target = str(host.path(f"/proc/{pid}/fd/{fd}").readlink())
-            except OSError:
-                continue
-            if "/dev/shm/" in target:
-                used.add(target.rpartition("/dev/shm/")[2])
+            with suppress(OSError):
+                used.add(str(host.path(f"/proc/{pid}/fd/{fd}").readlink()).partition("/dev/shm/")[2])
     return used
 
 
-def _read_maps(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _warn_of_others(host: Host) -> str:
-    try:
-        is_first = str(host.path("/proc/self/ns/pid").readlink()) == _FIRST_NAMESPACE
-    except OSError:
-        is_first = False
-    return "" if is_first else "  # if no other container shares this /dev/shm"
+    with suppress(OSError):
+        if str(host.path("/proc/self/ns/pid").readlink()) == _FIRST_NAMESPACE:
+            return ""
+    return "  # if no other container shares this /dev/shm"
 
 
 PROBE = Probe("leftovers", "processes and files of earlier jobs", "resources", "quick", look, classes=("R5", "I9", "X16"))  # fmt: skip

@@ -24,7 +24,7 @@ from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.storage.mounts import find_mount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from rankwise.doctor.host import Host
     from rankwise.doctor.limits.ulimits import Container
@@ -73,32 +73,35 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _report_closed(host: Host) -> Reading:
-    mount = find_mount(host, _SHM)
-    is_read_only = mount is not None and mount.point == _SHM and mount.is_read_only
-    says = "Read-only file system" if is_read_only else "Permission denied"
-    mend = "sudo mount -o remount,rw /dev/shm" if is_read_only else "sudo chmod 1777 /dev/shm"
-    container = _find_container(host)
+    mount, container = find_mount(host, _SHM), _find_container(host)
+    what, says, fix = (
+        "/dev/shm can't be written to by your user",
+        "Permission denied",
+        "sudo chmod 1777 /dev/shm",
+    )
+    if mount is not None and mount.point == _SHM and mount.is_read_only:
+        what, says, fix = (
+            "/dev/shm is mounted read-only",
+            "Read-only file system",
+            "sudo mount -o remount,rw /dev/shm",
+        )
     if container == "apptainer":
-        mend = f"# {_OUTSIDE}: {mend}"
+        fix = f"# {_OUTSIDE}: {fix}"
     elif container:
-        mend += "  # or start the container without a volume of its own at /dev/shm"
-    return Reading(
-        verdict="fail", what="/dev/shm is mounted read-only" if is_read_only else "/dev/shm can't be written to by your user", class_id="X16", fix=mend,
-        why=f"data-loading workers, locks of multiprocessing, and NCCL between ranks of one host end with `{says}`",
-    )  # fmt: skip
+        fix += "  # or start the container without a volume of its own at /dev/shm"
+    why = f"data-loading workers, locks of multiprocessing, and NCCL between ranks of one host end with `{says}`"
+    return Reading(verdict="fail", what=what, class_id="X16", why=why, fix=fix)
 
 
 def _report_full(host: Host, info: str, size: int, free: int, more: str) -> Reading:
-    is_used_up = free < size // 2
-    if not is_used_up:
-        what, fix = info, [more]
-    else:
+    what, fix, is_used_up = info, [more], free < size // 2
+    if is_used_up:
         held, clear = _describe_held(host, size - free)
         what = f"{info}; {held}" if held else info
         fix = (
             [more, *clear]
             if size < _TINY_BYTES
-            else [*clear, f"# or more space: {more.removeprefix('# ')}" if more else ""]
+            else [*clear, f"# or more space: {more.removeprefix('# ')}" * bool(more)]
         )
     return Reading(
         verdict="fail" if is_used_up else "warn", what=what, class_id="X16", fix="\n".join(line for line in fix if line),
@@ -107,10 +110,13 @@ def _report_full(host: Host, info: str, size: int, free: int, more: str) -> Read
 
 
 def _describe_held(host: Host, used: int) -> tuple[str, list[str]]:
-    """Describe what fills it, and how it can be emptied."""
+    """Describe what fills it, and how it can be emptied: what can be removed in remarks, as nobody here knows whether it is needed."""
     sizes, is_all = _measure(host)
-    by_size = sorted(sizes, key=lambda name: -sizes[name])
-    large = [name for name in by_size[:_MOST_NAMES] if sizes[name] >= used // 10]
+    large = [
+        name
+        for name in sorted(sizes, key=lambda name: -sizes[name])[:_MOST_NAMES]
+        if sizes[name] >= used // 10
+    ]
     info = [f"{ascii(name)[1:-1]} takes {sizes[name] // _MIB} MiB" for name in large]
     nameless = used - sum(sizes.values())
     if is_all and nameless > used // 2:
@@ -118,31 +124,23 @@ def _describe_held(host: Host, used: int) -> tuple[str, list[str]]:
         info.append(
             f"{nameless // _MIB} MiB are in files without a name, which are freed when the processes that have them open end"
         )
+    folders = {name for name in large if host.path(f"{_SHM}/{name}").is_dir()}
     sudo = "" if getattr(os, "geteuid", lambda: 0)() == 0 else "sudo "
-    return ", ".join(info), [*_list_commands(host, large), sudo + _WHO_HAS_IT, *_list_removals(host, large)]
-
-
-def _list_commands(host: Host, large: Sequence[str]) -> Iterator[str]:
-    if any(_is_folder(host, name) for name in large):
-        yield "du -ah /dev/shm | sort -h | tail  # the largest"
-    elif large:
-        yield "ls -lhS /dev/shm | head  # the largest, and whose they are"
-
-
-def _list_removals(host: Host, large: Sequence[str]) -> Iterator[str]:
-    """Describe what can be removed, as remarks: whether anybody needs it is not known here."""
+    fix = ["ls -lhS /dev/shm | head  # the largest, and whose they are"] * bool(large)
+    fix = [*(["du -ah /dev/shm | sort -h | tail  # the largest"] if folders else fix), sudo + _WHO_HAS_IT]
     own = [name for name in large if name.startswith(_OWN)]
     # Another name could be more than a name to a shell.
     plain = [name for name in large if name not in own and re.fullmatch(r"\w[\w.+=@-]*", name, re.ASCII)]
     if plain:
-        flag = "-r " if any(_is_folder(host, name) for name in plain) else ""
-        yield f"# what no process has open or needs can be deleted: rm {flag}{' '.join(f'{_SHM}/{name}' for name in plain)}"
+        rm = "rm -r" if folders & set(plain) else "rm"
+        fix.append(
+            f"# what no process has open or needs can be deleted: {rm} {' '.join(f'{_SHM}/{name}' for name in plain)}"
+        )
     if own:
-        yield "# what is called rankwise-… belongs to a running job, and is removed with its launcher, or when the next one starts"
-
-
-def _is_folder(host: Host, name: str) -> bool:
-    return host.path(f"{_SHM}/{name}").is_dir()
+        fix.append(
+            "# what is called rankwise-… belongs to a running job, and is removed with its launcher, or when the next one starts"
+        )
+    return ", ".join(info), fix
 
 
 def _measure(host: Host) -> tuple[dict[str, int], bool]:

@@ -55,9 +55,8 @@ def find_obstacle(found: ClusterReport, torch: Mapping[str, Message]) -> AllRedu
     if lacking:
         first = one_line(text(torch[lacking[0]], "why"), _MOST_WHY)
         return AllReduce(
-            why=f"there is no torch with torch.distributed on {', '.join(lacking)}"
-            + (f": {first}" if first else "")
-        )
+            why=f"there is no torch with torch.distributed on {', '.join(lacking)}" + (f": {first}" if first else ""),
+        )  # fmt: skip
     alive = set(torch)
     shut = [
         one

@@ -130,9 +130,8 @@ def _judge_all_reduce(found: ClusterReport) -> Iterator[Reading]:
         )  # fmt: skip
         return
     yield ok(
-        f"torch's all-reduce ({reduced.backend}, {reduced.num_ranks} ranks): {format_seconds(reduced.latency_s)} for 4 bytes, "
-        f"{format_rate(reduced.bytes_per_s)} for {reduced.size_bytes >> 20} MiB"
-    )
+        f"torch's all-reduce ({reduced.backend}, {reduced.num_ranks} ranks): {format_seconds(reduced.latency_s)} for 4 bytes, " f"{format_rate(reduced.bytes_per_s)} for {reduced.size_bytes >> 20} MiB",
+    )  # fmt: skip
     for name, late_s in reduced.waited_s:
         if late_s > 0.5:
             yield Reading(

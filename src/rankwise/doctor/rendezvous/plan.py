@@ -108,12 +108,8 @@ def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
     is_coordinator = None if wish.endpoint or wish.node_rank is None else wish.node_rank == 0
     _refuse_loopback(host, is_coordinator=is_coordinator)
     return Plan(
-        endpoint_host=host,
-        endpoint_port=port or DEFAULT_PORT,
-        num_hosts=wish.num_hosts,
-        node_rank=wish.node_rank,
-        is_coordinator=is_coordinator,
-    )
+        endpoint_host=host, endpoint_port=port or DEFAULT_PORT, num_hosts=wish.num_hosts, node_rank=wish.node_rank, is_coordinator=is_coordinator,
+    )  # fmt: skip
 
 
 def read_told(env: Mapping[str, str]) -> Identity | None:
