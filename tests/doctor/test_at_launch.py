@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fake_hosts import make_host
 from rankwise.doctor import at_launch
-from rankwise.doctor.at_launch import find_host_problems, look_after, look_before, tell
+from rankwise.doctor.at_launch import find_host_problems, format_readings, look_after, look_before
 from rankwise.doctor.host import JobShape
 from rankwise.doctor.probe import Reading
 
@@ -37,7 +37,7 @@ def test_what_surely_breaks_is_said_before(tmp_path: Path) -> None:
     host = _make(tmp_path, env={"GLOO_SOCKET_IFNAME": "eht0", "CUDA_LAUNCH_BLOCKING": "1"})
     (one,) = look_before(host)
     assert (one.probe, one.class_id) == ("gloo-variables", "I6")
-    assert tell([one], host="host1") == (f"on host1: {one.what} -> {one.fix.splitlines()[0]}",)
+    assert format_readings([one], host="host1") == (f"on host1: {one.what} -> {one.fix.splitlines()[0]}",)
 
 
 def test_what_is_doubtful_is_said_if_it_leads_to_the_failure(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_what_is_doubtful_is_said_if_it_leads_to_the_failure(tmp_path: Path) -> 
     told = look_after(host, class_id="X16")
     assert [(one.probe, one.verdict) for one in told] == [("shared-memory", "warn")]
     assert look_after(host, class_id="C1") == []
-    assert look_after(host, class_id="X16", told=f"… {told[0].what} …") == []
+    assert look_after(host, class_id="X16", reported=f"… {told[0].what} …") == []
 
 
 def test_what_may_stand_behind_a_failure_is_looked_at_too(
@@ -74,7 +74,7 @@ def test_fixes_are_told_as_they_are_typed() -> None:
     remark = Reading(verdict="fail", what="b", fix="# fewer ranks")
     advice = Reading(verdict="fail", what="c", fix="# a volume: emptyDir: {medium: Memory}\nls -lhS /dev/shm")
     behind = Reading(verdict="fail", what="e", fix="export A=b  # on all hosts")
-    assert tell([commands, remark, advice, Reading(verdict="fail", what="d"), behind]) == (
+    assert format_readings([commands, remark, advice, Reading(verdict="fail", what="d"), behind]) == (
         "a -> sudo ufw allow 1",
         "b -> fewer ranks",
         "c -> a volume: emptyDir: {medium: Memory}",

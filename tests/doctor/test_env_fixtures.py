@@ -58,7 +58,7 @@ def test_the_command_fits_the_node(recording: Recording) -> None:
     else:
         assert place is not None
         assert place.command == want["command"]
-        assert [place.told_by, place.node_rank, place.num_nodes] == want["node"]
+        assert [place.source, place.node_rank, place.num_nodes] == want["node"]
 
 
 @EVERY

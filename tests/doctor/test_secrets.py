@@ -12,7 +12,7 @@ import pytest
 from fake_hosts import ETH0, LOOPBACK, make_host
 from rankwise.cli.main import main
 from rankwise.doctor import registry
-from rankwise.doctor.at_launch import look_before, tell
+from rankwise.doctor.at_launch import format_readings, look_before
 from rankwise.doctor.examine import collect_facts, compare_hosts, examine
 from rankwise.doctor.host import JobShape
 from rankwise.doctor.probe import Probe, Reading
@@ -106,7 +106,7 @@ def test_secrets_that_differ_between_hosts_are_told_by_their_checksums(tmp_path:
 def test_what_is_said_above_a_run_has_none(tmp_path: Path) -> None:
     """What `rankwise run` tells before a start, with the command that mends it."""
     env = {"TORCH_DISTRIBUTED_DEBUG": _TOKEN, "GLOO_SOCKET_IFNAME": _BARE}
-    told = tell(look_before(make_host(tmp_path, env=env, interfaces=[LOOPBACK, ETH0])))
+    told = format_readings(look_before(make_host(tmp_path, env=env, interfaces=[LOOPBACK, ETH0])))
     assert any(one.startswith("TORCH_DISTRIBUTED_DEBUG=***") for one in told)
     assert any("GLOO_SOCKET_IFNAME=***@host0" in one for one in told)
     assert _HIDDEN not in "\n".join(told)

@@ -19,11 +19,10 @@ from rankwise.cli.doctor_ssh import look_over_ssh
 from rankwise.cli.printing import put
 from rankwise.cli.probe import list_probes
 from rankwise.doctor import registry
-from rankwise.doctor.examine import mask_reading
 from rankwise.doctor.reporters import page, text
 from rankwise.doctor.reporters.grouping import count_verdicts, judge, list_readings
 from rankwise.doctor.reporters.record import record
-from rankwise.doctor.variables.masking import make_mask
+from rankwise.doctor.variables.masking import make_mask, mask_reading
 
 if TYPE_CHECKING:
     import argparse

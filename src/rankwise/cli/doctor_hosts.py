@@ -21,8 +21,8 @@ from rankwise.doctor.rendezvous.plan import (
     Wish,
     find_plan,
     is_batch_script,
+    read_own_identity,
     read_place,
-    read_told,
 )
 from rankwise.doctor.variables.masking import make_mask
 
@@ -94,7 +94,7 @@ def say(line: str) -> None:
 
 def read_job(args: argparse.Namespace, plan: Plan | None, env: Mapping[str, str]) -> JobShape:
     """Return the job of the flags, and of the environment where they say nothing."""
-    told = read_told(env)
+    told = read_own_identity(env)
     host, port = (plan.endpoint_host, plan.endpoint_port) if plan else read_place(_read_wish(args))
     return JobShape(
         num_ranks=args.nproc_per_node or (told.local_world_size if told else None), num_nodes=(plan.num_hosts or 2) if plan else 1,

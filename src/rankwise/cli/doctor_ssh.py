@@ -20,8 +20,9 @@ from rankwise.doctor.host import Host
 from rankwise.doctor.network.names import resolve
 from rankwise.doctor.rendezvous.cluster_report import from_json
 from rankwise.doctor.rendezvous.over_ssh import RemoteHosts, find_own
-from rankwise.doctor.rendezvous.plan import DEFAULT_PORT, JoinError, Plan
+from rankwise.doctor.rendezvous.plan import JoinError, Plan
 from rankwise.doctor.variables.masking import mask_value
+from rankwise.doctor.variables.places import DEFAULT_PORT
 
 if TYPE_CHECKING:
     import argparse

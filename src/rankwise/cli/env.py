@@ -67,7 +67,7 @@ def _to_json(
         "launcher": value.launcher or None,
         "problem": value.problem or None,
         "identity": {one.name: {"value": one.value, "from": one.how or None} for one in value.values} or None,
-        "place": place and {"told_by": place.told_by, "what": place.what, "node_rank": place.node_rank, "num_nodes": place.num_nodes,
+        "place": place and {"told_by": place.source, "what": place.what, "node_rank": place.node_rank, "num_nodes": place.num_nodes,
                             "command": place.command, "note": place.note or None},
         "other_sources": [{"source": one.name, "says": one.says} for one in value.others],
         "findings": [{"verdict": one.verdict, "what": one.what, "why": one.why, "fix": one.fix, "class": one.class_id or None} for one in found],

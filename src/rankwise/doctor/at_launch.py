@@ -75,7 +75,7 @@ def look_before(host: Host) -> list[Reading]:
     return [one for one in found if one.verdict == "fail"]
 
 
-def look_after(host: Host, *, class_id: str | None, told: str = "") -> list[Reading]:
+def look_after(host: Host, *, class_id: str | None, reported: str = "") -> list[Reading]:
     """Return what is wrong with the host that fits how a job has failed, or hangs; a few seconds at most.
 
     What surely breaks jobs; and what is doubtful, if it leads to the verdict's failure class or to one that may stand behind it. What
@@ -91,7 +91,7 @@ def look_after(host: Host, *, class_id: str | None, told: str = "") -> list[Read
     bad = [
         one for one in found if one.verdict == "fail" or (one.verdict == "warn" and one.class_id in classes)
     ]
-    return [one for one in bad if one.what not in told]
+    return [one for one in bad if one.what not in reported]
 
 
 def find_host_problems(host: Host) -> list[Reading]:
@@ -100,12 +100,9 @@ def find_host_problems(host: Host) -> list[Reading]:
     return [one for one in found if one.verdict == "fail"]
 
 
-def tell(readings: Iterable[Reading], *, host: str = "") -> tuple[str, ...]:
+def format_readings(readings: Iterable[Reading], *, host: str = "") -> tuple[str, ...]:
     """Return readings as sentences with the way out, for a report; with the name of the host, where the reader may be on another one."""
     where = f"on {host}: " if host else ""
-    return tuple(f"{where}{one.what}" + _report_fix(one) for one in readings)
-
-
-def _report_fix(one: Reading) -> str:
-    step = first_step(one.fix)
-    return f" -> {step}" if step else ""
+    return tuple(
+        f"{where}{one.what}" + (f" -> {step}" if (step := first_step(one.fix)) else "") for one in readings
+    )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from threading import Event, Thread
 from typing import TYPE_CHECKING, final
 
 from rankwise.doctor.probe import Reading, skipped
-from rankwise.doctor.variables.masking import make_mask, mask_fact
+from rankwise.doctor.variables.masking import make_mask, mask_reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,20 +38,6 @@ def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")
         ]
     mask = make_mask(host.env)
     return [mask_reading(one, mask) for one in found]
-
-
-def mask_reading(one: Reading, mask: Callable[[str], str]) -> Reading:
-    """Return a reading without secrets; ``mask`` is that of ``make_mask``."""
-    facts = {name: _mask_fact(fact) for name, fact in one.facts.items()}
-    return replace(one, what=mask(one.what), why=mask(one.why), fix=mask(one.fix), facts=facts)
-
-
-def _mask_fact(fact: Fact) -> Fact:
-    if isinstance(fact, dict):
-        return {name: _mask_fact(one) for name, one in fact.items()}
-    if isinstance(fact, list):
-        return [_mask_fact(one) for one in fact]
-    return mask_fact("", fact) if isinstance(fact, str) else fact
 
 
 def collect_facts(readings: Sequence[Reading]) -> dict[str, dict[str, Fact]]:

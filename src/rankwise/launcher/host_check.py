@@ -50,17 +50,17 @@ class HostCheck:
         """Return, while a job hangs or fails, what any job dies of on this host, as sentences."""
         if not self._is_on:
             return ()
-        from rankwise.doctor.at_launch import find_host_problems, tell  # noqa: PLC0415 - most runs never fail
+        from rankwise.doctor.at_launch import find_host_problems, format_readings  # noqa: PLC0415 - most runs never fail
 
-        return tell(find_host_problems(self._host(is_running=True)))
+        return format_readings(find_host_problems(self._host(is_running=True)))
 
     def find_obstacles(self) -> tuple[str, ...]:
         """Return, while other nodes are waited for, what on this host keeps nodes apart, as sentences; a few seconds at most."""
         if not self._is_on:
             return ()
-        from rankwise.doctor.at_launch import look_after, tell  # noqa: PLC0415 - most nodes meet at once
+        from rankwise.doctor.at_launch import format_readings, look_after  # noqa: PLC0415 - most nodes meet at once
 
-        found = tell(look_after(self._host(is_running=True), class_id="I3"))
+        found = format_readings(look_after(self._host(is_running=True), class_id="I3"))
         # The doctor speaks of the variable; what this job was given is a flag.
         is_static = self._spec.meeting.backend == "static"
         return (
@@ -78,10 +78,12 @@ class HostCheck:
         """
         if not self._is_on or verdict.kind in {"ok", "requeue"} or verdict.stopped_by is not None:
             return verdict
-        from rankwise.doctor.at_launch import look_after, tell  # noqa: PLC0415 - most runs never fail
+        from rankwise.doctor.at_launch import format_readings, look_after  # noqa: PLC0415 - most runs never fail
 
         text = " ".join((verdict.message, verdict.reason, *host_problems))
-        now = tell(look_after(self._host(is_running=True), class_id=verdict.class_id, told=text))
+        now = format_readings(
+            look_after(self._host(is_running=True), class_id=verdict.class_id, reported=text)
+        )
         notes = tuple(
             f"also: {one}" for one in dict.fromkeys((*host_problems, *now)) if not _is_told(one, verdict)
         )

@@ -11,7 +11,7 @@ from rankwise.base.host_list import expand_hosts
 from rankwise.base.identity import read_identity
 from rankwise.doctor.probe import Reading
 from rankwise.doctor.rendezvous.wire import SILENCE_S
-from rankwise.doctor.variables.places import find_place
+from rankwise.doctor.variables.places import DEFAULT_PORT, find_place, try_read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,10 +73,6 @@ class JoinError(RendezvousError):
         )  # fmt: skip
 
 
-#: Where torch.distributed meets if nobody says otherwise.
-DEFAULT_PORT = 29500
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What the user has said of the hosts: how many, which one this is, where they meet (``endpoint``: whichever node serves there)."""
@@ -97,7 +93,7 @@ class Bystander:
 
 def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
     """Return how this host takes part, by what the user says, which wins, and by the environment; None if it is alone; UsageError: it is not said where several hosts meet, or the place can't be one."""
-    message = read_told(env) if not wish.num_hosts else None
+    message = read_own_identity(env) if not wish.num_hosts else None
     if message is not None and _has_several_hosts(message):
         return _plan_by(message, wish, env)
     if not wish.num_hosts:
@@ -112,12 +108,9 @@ def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
     )  # fmt: skip
 
 
-def read_told(env: Mapping[str, str]) -> Identity | None:
+def read_own_identity(env: Mapping[str, str]) -> Identity | None:
     """Return who this process is by its variables; None also where they can't be read: then the probe of the variables says so."""
-    try:
-        return read_identity(env)
-    except UsageError:
-        return None
+    return try_read(read_identity, env)
 
 
 def _has_several_hosts(identity: Identity) -> bool:
@@ -157,7 +150,7 @@ def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
     host = wished or env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
     if not host:
         raise UsageError(
-            f"{place.told_by} says that this is one of {place.num_nodes} nodes, but nothing says where they rendezvous",
+            f"{place.source} says that this is one of {place.num_nodes} nodes, but nothing says where they rendezvous",
             hint="--master-addr ADDRESS-OF-NODE-0",
         )
     is_coordinator = None if place.node_rank is None or wish.endpoint else place.node_rank == 0

@@ -6,35 +6,27 @@ node, of mpirun inside a Slurm job, of a pod whose RANK counts pods: there varia
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.base.identity import Identity, read_all, read_identity
-from rankwise.base.identity_launchers import (
-    read_flux,
-    read_hydra,
-    read_mvapich,
-    read_open_mpi,
-    read_slurm,
-    read_torch,
-)
+from rankwise.base.identity_launchers import read_torch
 from rankwise.doctor.probe import Reading
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy
 from rankwise.doctor.variables.incomplete import find_half_set
-from rankwise.doctor.variables.launches import check_switches, count_devices, may_use_gpus
-from rankwise.doctor.variables.masking import make_mask
-from rankwise.doctor.variables.places import count, find_place, number
+from rankwise.doctor.variables.launches import (
+    check_switches,
+    count_devices,
+    describe_tasks,
+    find_outer,
+    may_use_gpus,
+)
+from rankwise.doctor.variables.masking import make_mask, mask_reading
+from rankwise.doctor.variables.places import count, find_place, number, try_read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-
-_LEFT_OVER = (
-    "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE  # left over from an export? then also in ~/.bashrc"
-)
-_OR_BY_RIGHT = "; or another launcher ordered them, as Ray does, and they are correct"
+    from collections.abc import Iterator, Mapping
 
 
 def find_contradictions(
@@ -46,33 +38,19 @@ def find_contradictions(
     """
     checks = (
         _check_readable, _check_rank, _check_against_step, _check_numbers, _check_leftover_local_rank, _check_address, _check_loopback, _check_ports,
-        _check_pair, _check_place, _check_half, _check_nodes, _check_tasks, _check_skypilot, check_switches,
+        _check_pair, _check_place, find_half_set, _check_nodes, _check_tasks, _check_skypilot, check_switches,
     )  # fmt: skip
     found = [one for check in checks for one in check(env)]
     if may_use_gpus(env, backend=backend, has_gpus=has_gpus):
         found += _check_devices(env)
     mask = make_mask(env)
-    return tuple(replace(one, what=mask(one.what), why=mask(one.why), fix=mask(one.fix)) for one in found)
+    return tuple(mask_reading(one, mask) for one in found)
 
 
-def _winner(env: Mapping[str, str]) -> Identity | None:
-    try:
-        return read_identity(env)
-    except UsageError:
-        return None
-
-
-def _outer(env: Mapping[str, str]) -> Identity | None:
-    """Return what the launcher of processes says, below whatever RANK and WORLD_SIZE say."""
-    readers: tuple[Callable[[Mapping[str, str]], Identity | None], ...] = (read_open_mpi, read_hydra, read_mvapich, read_slurm, read_flux)  # fmt: skip
-    for read in readers:
-        try:
-            it = read(env)
-        except UsageError:
-            return None
-        if it is not None:
-            return it if it.world_size > 1 else None
-    return None
+def _find_outer(env: Mapping[str, str]) -> Identity | None:
+    """Return what the launcher of several processes says, below whatever RANK and WORLD_SIZE say."""
+    outer = find_outer(env)
+    return outer if outer is not None and outer.world_size > 1 else None
 
 
 def _check_readable(env: Mapping[str, str]) -> Iterator[Reading]:
@@ -103,7 +81,7 @@ def _is_half(env: Mapping[str, str]) -> bool:
 
 
 def _check_rank(env: Mapping[str, str]) -> Iterator[Reading]:
-    it = _winner(env)
+    it = try_read(read_identity, env)
     if it is not None and it.rank >= it.world_size:
         rank, world = it.told.get("rank", ""), it.told.get("world_size", "")
         yield Reading(
@@ -115,30 +93,39 @@ def _check_rank(env: Mapping[str, str]) -> Iterator[Reading]:
 
 def _check_against_step(env: Mapping[str, str]) -> Iterator[Reading]:
     """RANK and WORLD_SIZE against the launcher that has started this very process, if no other launcher stands in between."""
-    outer = _outer(env)
+    outer = _find_outer(env)
     if outer is None or "TORCHELASTIC_RUN_ID" in env or env.get("SLURM_HET_SIZE"):
         return
     local, world, rank = number(env, "LOCAL_RANK"), number(env, "WORLD_SIZE"), number(env, "RANK")
-    size, who = outer.told["world_size"], outer.source
     is_alone_on_node = outer.local_world_size in {None, 1}
     shares_node = (outer.local_world_size or 1) > 1 or bool(outer.local_rank)
     if local not in {None, outer.local_rank} and not (shares_node and world == outer.world_size):
         return  # a launcher of another make, started by some of the step's processes
-    if world is not None and world != outer.world_size:
+    if world is None or (world == outer.world_size and rank in {None, outer.rank}):
+        return
+    if world != outer.world_size:
         # With one process a node, each may start the rest of its node's ranks itself.
-        if not is_alone_on_node or (local is None and (world < outer.world_size or world % outer.world_size)):
-            is_stale = _is_stale(env)
-            yield Reading(
-                verdict="fail" if is_stale else "warn", what=f"WORLD_SIZE={world}, and {who} has started {outer.world_size} processes ({size})", class_id="I12",
-                why=f"all {outer.world_size} have the same WORLD_SIZE: they form other worlds, or wait for ranks that are not started" + ("" if is_stale else _OR_BY_RIGHT),
-                fix=_LEFT_OVER,
-            )  # fmt: skip
-    elif world is not None and rank is not None and rank != outer.rank:
-        is_stale = _is_stale(env)
-        yield Reading(
-            verdict="fail" if is_stale else "warn", what=f"RANK={rank}, and {who} says rank {outer.rank} ({outer.told['rank']}), of {world} both", class_id="I10",
-            why="a RANK that was exported once is the same in all processes: two claim one rank, and others never arrive" + ("" if is_stale else _OR_BY_RIGHT), fix=_LEFT_OVER,
-        )  # fmt: skip
+        if is_alone_on_node and not (
+            local is None and (world < outer.world_size or world % outer.world_size)
+        ):
+            return
+        what = f"WORLD_SIZE={world}, and {outer.source} has started {outer.world_size} processes ({outer.told['world_size']})"
+        why = f"all {outer.world_size} have the same WORLD_SIZE: they form other worlds, or wait for ranks that are not started"
+    else:
+        what = (
+            f"RANK={rank}, and {outer.source} says rank {outer.rank} ({outer.told['rank']}), of {world} both"
+        )
+        why = "a RANK that was exported once is the same in all processes: two claim one rank, and others never arrive"
+    is_stale = _is_stale(env)
+    yield Reading(
+        verdict="fail" if is_stale else "warn", what=what, class_id="I10" if world == outer.world_size else "I12",
+        why=why + ("" if is_stale else "; or another launcher ordered them, as Ray does, and they are correct"),
+        fix="unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE  # left over from an export? then also in ~/.bashrc",
+    )  # fmt: skip
+
+
+def _is_this_host(addr: str) -> bool:
+    return is_loopback(addr) or is_unspecified(addr)
 
 
 def _is_stale(env: Mapping[str, str]) -> bool:
@@ -153,22 +140,13 @@ def _is_stale(env: Mapping[str, str]) -> bool:
     return world == 1 or (number(env, "LOCAL_RANK") is None and not is_own_world)
 
 
-def _is_this_host(addr: str) -> bool:
-    return is_loopback(addr) or is_unspecified(addr)
-
-
-def _check_numbers(env: Mapping[str, str]) -> Iterator[Reading]:
-    yield from check_numbers(env, _outer(env))
-
-
 def _check_leftover_local_rank(env: Mapping[str, str]) -> Iterator[Reading]:
-    outer, local = _outer(env), number(env, "LOCAL_RANK")
+    outer, local = _find_outer(env), number(env, "LOCAL_RANK")
     if outer is None or local is None or env.get("RANK") or outer.local_rank in {None, local}:
         return
-    if outer.local_world_size in {None, 1}:
-        return  # another launcher's ranks on this node
-    if local == 0 and count_devices(env) == 1:
-        return  # a GPU of its own for each task, which is number 0 there
+    # Another launcher's ranks on this node; or a GPU of its own for each task, which is number 0 there.
+    if outer.local_world_size in {None, 1} or (local == 0 and count_devices(env) == 1):
+        return
     yield Reading(
         verdict="fail" if local == 0 else "warn", what=f"LOCAL_RANK={local}, and {outer.source} says {outer.local_rank} ({outer.told['local_rank']})",
         why="scripts that choose their GPU by LOCAL_RANK all take the same one", fix="unset LOCAL_RANK  # left over from an export?", class_id="I10",
@@ -180,7 +158,7 @@ def _check_address(env: Mapping[str, str]) -> Iterator[Reading]:
     if mistake is None:
         return
     place = find_place(env)
-    is_rank = _winner(env) is not None and (place is None or place.is_rank_too)
+    is_rank = try_read(read_identity, env) is not None and (place is None or place.is_rank_too)
     yield Reading(
         verdict="fail" if is_rank else "warn", what=f"MASTER_ADDR={mistake.what}", class_id="I3",
         why="no host has such a name: `The client socket has timed out`, with no mention of the name", fix=write_remedy(mistake, number(env, "MASTER_PORT")),
@@ -192,10 +170,7 @@ def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
     # Nodes that met there through torchrun are on this host, all of them.
     if not addr or find_mistake(addr) is not None or not _is_this_host(addr) or "TORCHELASTIC_RUN_ID" in env:
         return
-    try:
-        own = read_torch(env)
-    except UsageError:
-        own = None
+    own = try_read(read_torch, env)
     if own is not None and own.local_world_size == own.world_size:
         return
     for it in read_all(env):
@@ -210,10 +185,11 @@ def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
             else f"{it.told['local_world_size']} of {it.told['world_size']}"
         )
         # On the first node it does no harm by itself: the others may be told another address.
-        is_first = is_unspecified(addr) and it.node_rank == 0
+        is_first, is_by_hand = is_unspecified(addr) and it.node_rank == 0, it.source == "RANK and WORLD_SIZE"
         yield Reading(
-            verdict="warn" if it.source == "RANK and WORLD_SIZE" or is_first else "fail", what=f"MASTER_ADDR={addr}, and the job has several nodes ({how})", class_id="I4",
-            why="on each node it is that node: the ranks of all nodes but one wait for a store that is not there", fix="export MASTER_ADDR=HOST  # an address of node 0 that the others reach" if it.source == "RANK and WORLD_SIZE" else "unset MASTER_ADDR  # or give it an address of node 0 that the others reach",
+            verdict="warn" if is_by_hand or is_first else "fail", what=f"MASTER_ADDR={addr}, and the job has several nodes ({how})", class_id="I4",
+            why="on each node it is that node: the ranks of all nodes but one wait for a store that is not there",
+            fix=f"{'export MASTER_ADDR=HOST  #' if is_by_hand else 'unset MASTER_ADDR  # or give it'} an address of node 0 that the others reach",
         )  # fmt: skip
         return
 
@@ -237,7 +213,7 @@ def _check_ports(env: Mapping[str, str]) -> Iterator[Reading]:
 
 
 def _check_pair(env: Mapping[str, str]) -> Iterator[Reading]:
-    it = _winner(env)
+    it = try_read(read_identity, env)
     if it is None or it.world_size < 2 or find_place(env) is not None:
         return
     if bool(it.master_addr) == (it.master_port is not None):
@@ -257,57 +233,59 @@ def _check_pair(env: Mapping[str, str]) -> Iterator[Reading]:
 
 def _check_place(env: Mapping[str, str]) -> Iterator[Reading]:
     """RANK and WORLD_SIZE by themselves: a script may know the place, as nothing else does."""
-    it = _winner(env)
+    it = try_read(read_identity, env)
+    if it is None or it.source != "RANK and WORLD_SIZE" or not 1 < it.world_size > it.rank:
+        return
     if (
-        it is None
-        or it.source != "RANK and WORLD_SIZE"
-        or not 1 < it.world_size > it.rank
-        or it.master_addr
+        it.master_addr
         or it.master_port is not None
+        or find_place(env) is not None
+        or len(list(read_all(env))) != 1
     ):
         return
-    if find_place(env) is None and len(list(read_all(env))) == 1:
-        yield Reading(
-            verdict="warn", what=f"RANK={it.rank} and WORLD_SIZE={it.world_size} are set, but neither MASTER_ADDR nor MASTER_PORT is",
-            why="ValueError: environment variable MASTER_ADDR expected, but not set; unless the script itself names the rendezvous (init_method=…)",
-            fix="export MASTER_ADDR=HOST MASTER_PORT=29500  # HOST: where rank 0 runs, the same on all",
-        )  # fmt: skip
-
-
-def _check_half(env: Mapping[str, str]) -> Iterator[Reading]:
-    half = find_half_set(env)
-    if half is not None:
-        yield half
+    yield Reading(
+        verdict="warn", what=f"RANK={it.rank} and WORLD_SIZE={it.world_size} are set, but neither MASTER_ADDR nor MASTER_PORT is",
+        why="ValueError: environment variable MASTER_ADDR expected, but not set; unless the script itself names the rendezvous (init_method=…)",
+        fix="export MASTER_ADDR=HOST MASTER_PORT=29500  # HOST: where rank 0 runs, the same on all",
+    )  # fmt: skip
 
 
 def _check_nodes(env: Mapping[str, str]) -> Iterator[Reading]:
     """PET_NNODES, which torchrun takes for --nnodes, against the nodes that Slurm has given."""
     low, _, high = env.get("PET_NNODES", "").partition(":")
-    most = high or low
     in_step = count(env, "SLURM_STEP_NUM_NODES") if "TORCHELASTIC_RUN_ID" not in env else None
     have = in_step or count(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
-    name = "SLURM_STEP_NUM_NODES" if in_step else "SLURM_NNODES"
-    if have is None or not low.isdecimal() or not most.isdecimal():
+    if have is None or not low.isdecimal() or not (high or low).isdecimal():
         return
+    given, told = (
+        f"PET_NNODES={env['PET_NNODES']}",
+        f"({'SLURM_STEP_NUM_NODES' if in_step else 'SLURM_NNODES'}={have})",
+    )
     if int(low) > have:
-        yield Reading(
-            verdict="fail", what=f"PET_NNODES={env['PET_NNODES']}, but Slurm has allocated {have} ({name}={have})", class_id="I1",
-            why="the launcher waits for nodes that are not started", fix=f"export PET_NNODES={have}",
-        )  # fmt: skip
-    elif in_step is not None and 1 < int(most) < have:
-        yield Reading(
-            verdict="fail", what=f"PET_NNODES={env['PET_NNODES']}, but the step runs on {have} nodes ({name}={have})", class_id="I12",
-            why="some nodes are in no world", fix=f"export PET_NNODES={have}",
-        )  # fmt: skip
+        what, class_id = f"{given}, but Slurm has allocated {have} {told}", "I1"
+        why = "the launcher waits for nodes that are not started"
+    elif in_step is not None and 1 < int(high or low) < have:
+        what, class_id, why = (
+            f"{given}, but the step runs on {have} nodes {told}",
+            "I12",
+            "some nodes are in no world",
+        )
+    else:
+        return
+    yield Reading(verdict="fail", what=what, why=why, fix=f"export PET_NNODES={have}", class_id=class_id)
 
 
 def _check_tasks(env: Mapping[str, str]) -> Iterator[Reading]:
     """A launcher in each of several tasks on one node. Agents may be as many as tasks, if they are told so."""
-    outer, is_rank = _outer(env), "TORCHELASTIC_RUN_ID" in env
+    outer, is_rank = _find_outer(env), "TORCHELASTIC_RUN_ID" in env
     nodes = number(env, "GROUP_WORLD_SIZE" if is_rank else "PET_NNODES")
-    if outer is None or nodes is None or nodes < 2:
-        return
-    if (outer.local_world_size or 1) < 2 or nodes == outer.world_size:
+    if (
+        outer is None
+        or nodes is None
+        or nodes < 2
+        or (outer.local_world_size or 1) < 2
+        or nodes == outer.world_size
+    ):
         return
     # The first task of a node may be the only one that starts a launcher: scripts do that. And variables alone start none.
     each = (
@@ -316,8 +294,7 @@ def _check_tasks(env: Mapping[str, str]) -> Iterator[Reading]:
         else f"PET_NNODES={nodes} is for launchers on {nodes} nodes"
     )
     yield Reading(
-        verdict="fail" if outer.local_rank and is_rank else "warn", class_id="I24",
-        what=f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.told['local_world_size']}), and {each}",
+        verdict="fail" if outer.local_rank and is_rank else "warn", class_id="I24", what=f"{describe_tasks(outer)}, and {each}",
         why="more launchers than nodes: worlds that overlap, ports that are taken, or ranks that wait forever", fix="# srun --ntasks-per-node=1 …",
     )  # fmt: skip
 
@@ -344,17 +321,15 @@ def _check_skypilot(env: Mapping[str, str]) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-_WHY = "one of them is left over, or was set by hand: if it is RANK, two processes claim one rank, and the others wait for one that never arrives"
-
-
-def check_numbers(env: Mapping[str, str], outer: Identity | None) -> Iterator[Reading]:
+def _check_numbers(env: Mapping[str, str]) -> Iterator[Reading]:
     """Yield a warning if the numbers don't fit each other; others than torchrun may order ranks as they like."""
+    outer = _find_outer(env)
     rank, world, local, ranks = (
         number(env, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     )
     if rank is None or world is None or ranks is None or not 0 <= rank < world:
         return
-    # LOCAL_RANK=0 is told to ranks that see but one GPU, by torchrun itself with --virtual-local-rank.
+    # LOCAL_RANK=0 is given to ranks that see but one GPU, by torchrun itself with --virtual-local-rank.
     if not local or not local < ranks <= world:
         return
     if outer is not None and (outer.rank, outer.world_size, outer.local_rank) == (rank, world, local):
@@ -362,26 +337,25 @@ def check_numbers(env: Mapping[str, str], outer: Identity | None) -> Iterator[Re
     node, nodes = number(env, "GROUP_RANK"), number(env, "GROUP_WORLD_SIZE")
     if ranks == world:
         # Scripts of one's own may order the ranks of a host as they like; torchrun counts them one way.
-        if rank != local and ("TORCHELASTIC_RUN_ID" in env or node is not None):
-            yield Reading(
-                verdict="warn", what=f"RANK={rank} and LOCAL_RANK={local}, and all ranks are on this host (LOCAL_WORLD_SIZE={ranks}, WORLD_SIZE={world})",
-                why=_WHY, fix=_REMEDY, class_id="I10",
-            )  # fmt: skip
+        if rank == local or ("TORCHELASTIC_RUN_ID" not in env and node is None):
+            return
+        what = f"RANK={rank} and LOCAL_RANK={local}, and all ranks are on this host (LOCAL_WORLD_SIZE={ranks}, WORLD_SIZE={world})"
     elif (
-        node is not None
-        and nodes is not None
-        and 0 <= node < nodes
-        and not _fits(rank - local, ranks, world, node, nodes)
+        node is None
+        or nodes is None
+        or not 0 <= node < nodes
+        or _fits(rank - local, ranks, world, node, nodes)
     ):
-        if rank == local * nodes + node:
-            return  # dealt out node by node, one after another
-        yield Reading(
-            verdict="warn", what=f"RANK={rank}, and LOCAL_RANK={local} of LOCAL_WORLD_SIZE={ranks} on node GROUP_RANK={node} of {nodes} can't be that one of {world}",
-            why=_WHY, fix=_REMEDY, class_id="I10",
-        )  # fmt: skip
-
-
-_REMEDY = "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE  # and start it with a launcher, which sets all of them"
+        return
+    elif rank == local * nodes + node:
+        return  # dealt out node by node, one after another
+    else:
+        what = f"RANK={rank}, and LOCAL_RANK={local} of LOCAL_WORLD_SIZE={ranks} on node GROUP_RANK={node} of {nodes} can't be that one of {world}"
+    yield Reading(
+        verdict="warn", what=what, class_id="I10",
+        why="one of them is left over, or was set by hand: if it is RANK, two processes claim one rank, and the others wait for one that never arrives",
+        fix="unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE  # and start it with a launcher, which sets all of them",
+    )  # fmt: skip
 
 
 def _fits(first: int, ranks: int, world: int, node: int, nodes: int) -> bool:

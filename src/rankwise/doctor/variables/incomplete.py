@@ -13,49 +13,44 @@ from rankwise.doctor.probe import Reading
 from rankwise.doctor.variables.places import Place, find_meeting, find_place, number, write_static
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 #: ``PALS_LOCAL_RANKID``, ``HOROVOD_LOCAL_RANK``, ``MPI_LOCALRANKID``: what launchers call the local rank, with a name of their own before it.
 _OTHER_LOCAL_RANK = re.compile(r"([A-Z][A-Z0-9_]*?)_LOCAL_?(?:RANK|RANKID|ID)")
 
 
-def find_half_set(env: Mapping[str, str]) -> Reading | None:
-    """Return the warning of a lone LOCAL_RANK or PMIX_RANK, or of a node's number beyond the nodes; None if there is none."""
+def find_half_set(env: Mapping[str, str]) -> Iterator[Reading]:
+    """Yield the warning of a lone LOCAL_RANK or PMIX_RANK, or of a node's number beyond the nodes, if there is one."""
     if find_place(env) is not None or next(read_all(env), None) is not None:
-        return None
+        return
     node, nodes = number(env, "NODE_RANK"), number(env, "NNODES", "NUM_NODES")
     if node is not None and nodes is not None and node >= nodes > 1:
-        return Reading(
+        yield Reading(
             verdict="warn", what=f"NODE_RANK={node}, but there are {nodes} nodes: they are numbered 0 to {nodes - 1}", class_id="I11",
             why="a launcher with this number is refused, or the others wait for a node that never arrives", fix="# count NODE_RANK from 0",
         )  # fmt: skip
+        return
     if find_exported_node(env) is not None:
-        return None
+        return
     local, pmix = number(env, "LOCAL_RANK"), number(env, "PMIX_RANK")
+    other = _find_other(env, local) if local is not None else None
+    fix = "export RANK={} WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is"
     if pmix is not None and pmix >= 0:
-        return Reading(
-            verdict="warn", what=f"PMIX_RANK={pmix} is set, but no variable says how many processes there are",
+        yield Reading(
+            verdict="warn", what=f"PMIX_RANK={pmix} is set, but no variable says how many processes there are", fix=fix.format("$PMIX_RANK"),
             why="a process manager that speaks PMIx has started this one, perhaps among others: each believes it is the only one",
-            fix="export RANK=$PMIX_RANK WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is",
         )  # fmt: skip
-    return _report_local(env, local) if local is not None and local >= 0 else None
-
-
-def _report_local(env: Mapping[str, str], local: int) -> Reading:
-    found = _find_other(env, local)
-    if found is None:
-        return Reading(
+    elif other is not None and (local or 0) >= 0:
+        yield Reading(
+            verdict="warn", what=f"LOCAL_RANK={local} is set, as {other[0]}={local} says too, but neither RANK nor WORLD_SIZE is", fix=fix.format(other[1]),
+            why="a launcher has started this process, perhaps among others: what reads RANK and WORLD_SIZE treats it as the only one",
+        )  # fmt: skip
+    elif local is not None and local >= 0:
+        yield Reading(
             verdict="warn", what=f"LOCAL_RANK={local} is set, but neither RANK nor WORLD_SIZE is",
-            why="libraries treat the process as one of several (accelerate: `environment variable RANK expected, but not set`), "
-            f"and scripts take GPU {local}",
+            why=f"libraries treat the process as one of several (accelerate: `environment variable RANK expected, but not set`), and scripts take GPU {local}",
             fix="unset LOCAL_RANK  # left over from an export? If this is to be one of several: rankwise run …",
         )  # fmt: skip
-    name, rank = found
-    return Reading(
-        verdict="warn", what=f"LOCAL_RANK={local} is set, as {name}={local} says too, but neither RANK nor WORLD_SIZE is",
-        why="a launcher has started this process, perhaps among others: what reads RANK and WORLD_SIZE treats it as the only one",
-        fix=f"export RANK={rank} WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is",
-    )  # fmt: skip
 
 
 def _find_other(env: Mapping[str, str], local: int) -> tuple[str, str] | None:
@@ -88,6 +83,6 @@ def find_exported_node(env: Mapping[str, str]) -> Place | None:
         lacking = "no variable says which node this is: replace NODE with its number, counted from 0"
     addr, port = find_meeting(env)
     return Place(
-        told_by=" and ".join(names), what="one of several nodes, by " + " and ".join(names), node_rank=node, num_nodes=nodes,
+        source=" and ".join(names), what="one of several nodes, by " + " and ".join(names), node_rank=node, num_nodes=nodes,
         command=write_static(str(nodes or "NODES"), "NODE" if node is None else str(node), addr, str(port), "auto"), note=lacking,
     )  # fmt: skip

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.base.errors import UsageError
 from rankwise.base.identity_launchers import (
     read_flux,
     read_hydra,
@@ -14,11 +12,11 @@ from rankwise.base.identity_launchers import (
     read_slurm,
 )
 from rankwise.doctor.probe import Reading
-from rankwise.doctor.variables.masking import make_mask
-from rankwise.doctor.variables.places import count, number
+from rankwise.doctor.variables.masking import make_mask, mask_reading
+from rankwise.doctor.variables.places import count, number, try_read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from rankwise.base.identity import Identity
     from rankwise.doctor.host import Host
@@ -44,7 +42,7 @@ def find_launch_contradictions(
     if may_use_gpus(env, backend=backend, has_gpus=has_gpus):
         found += _check_devices(env, num_ranks)
     mask = make_mask(env)
-    return tuple(replace(one, what=mask(one.what), why=mask(one.why), fix=mask(one.fix)) for one in found)
+    return tuple(mask_reading(one, mask) for one in found)
 
 
 def count_devices(env: Mapping[str, str]) -> int | None:
@@ -63,8 +61,8 @@ def may_use_gpus(env: Mapping[str, str], *, backend: str, has_gpus: bool | None)
 
 def check_switches(env: Mapping[str, str]) -> Iterator[Reading]:
     """Report settings of accelerate that were left over from another launch."""
-    on = [name for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
-          if env.get(name, "").strip().lower() in _YES]  # fmt: skip
+    names = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
+    on = [name for name in names if env.get(name, "").strip().lower() in _YES]
     if len(on) > 1:
         yield Reading(
             verdict="fail", what=f"{' and '.join(f'{name}={env[name]}' for name in on)}: one way to spread the model can be chosen", class_id="L16",
@@ -72,16 +70,19 @@ def check_switches(env: Mapping[str, str]) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-def _outer(env: Mapping[str, str]) -> Identity | None:
-    readers: tuple[Callable[[Mapping[str, str]], Identity | None], ...] = (read_open_mpi, read_hydra, read_mvapich, read_slurm, read_flux)  # fmt: skip
-    try:
-        return next((it for read in readers if (it := read(env)) is not None), None)
-    except UsageError:
-        return None
+def find_outer(env: Mapping[str, str]) -> Identity | None:
+    """Return what the launcher of processes says (MPI, Slurm, Flux), below whatever RANK and WORLD_SIZE say; None if it can't be read."""
+    readers = (read_open_mpi, read_hydra, read_mvapich, read_slurm, read_flux)
+    return try_read(lambda env: next((it for read in readers if (it := read(env)) is not None), None), env)
+
+
+def describe_tasks(outer: Identity) -> str:
+    """Return how many tasks there are on this node, as a clause."""
+    return f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.told['local_world_size']})"
 
 
 def _check_tasks(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Reading]:
-    outer = _outer(env)
+    outer = find_outer(env)
     if (
         outer is None
         or num_nodes is None
@@ -89,11 +90,11 @@ def _check_tasks(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Read
         or num_nodes == outer.world_size
     ):
         return
-    is_sure = num_nodes > 1 and bool(outer.local_rank)
-    worlds = f"{outer.world_size} worlds, each for itself" if num_nodes == 1 else f"more launchers than the {num_nodes} nodes of the job: worlds that overlap, ports that are taken, or ranks that wait forever"  # fmt: skip
+    why = f"more launchers than the {num_nodes} nodes of the job: worlds that overlap, ports that are taken, or ranks that wait forever"
     yield Reading(
-        verdict="fail" if is_sure else "warn", class_id="I24", what=f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.told['local_world_size']}), and each of them starts a launcher",
-        why=worlds, fix="# srun --ntasks-per-node=1 …" if outer.source == "Slurm" else "# one process on each node: mpirun -npernode 1 …",
+        verdict="fail" if num_nodes > 1 and outer.local_rank else "warn", class_id="I24", what=f"{describe_tasks(outer)}, and each of them starts a launcher",
+        why=f"{outer.world_size} worlds, each for itself" if num_nodes == 1 else why,
+        fix="# srun --ntasks-per-node=1 …" if outer.source == "Slurm" else "# one process on each node: mpirun -npernode 1 …",
     )  # fmt: skip
 
 
@@ -102,12 +103,9 @@ def _check_nodes(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Read
     have = in_step or count(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
     # More launchers than nodes are possible: a task each.
     tasks = number(env, "SLURM_STEP_NUM_TASKS") or 1
-    if (
-        num_nodes is not None
-        and have is not None
-        and num_nodes > max(have, tasks) > 0
-        and "SLURM_JOB_ID" in env
-    ):
+    if num_nodes is None or have is None or "SLURM_JOB_ID" not in env:
+        return
+    if num_nodes > max(have, tasks) > 0:
         yield Reading(
             verdict="warn", what=f"the job is to have {num_nodes} nodes, but Slurm has allocated {have}", class_id="I1",
             why="the launcher waits for nodes that are not started, unless they come from another Slurm job", fix=f"rankwise run --nnodes {have} …",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 from rankwise.doctor.variables.table import find, find_family, is_explained, rank_family
@@ -12,7 +12,7 @@ from rankwise.doctor.variables.table import find, find_family, is_explained, ran
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rankwise.doctor.probe import Fact
+    from rankwise.doctor.probe import Fact, Reading
 
 MASK = "***"
 _WORDS = r"TOKEN(?!IZ)|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|SIGNATURE|PRIVATE|CERT|BEARER"
@@ -148,6 +148,20 @@ def make_mask(env: Mapping[str, str]) -> Callable[[str], str]:
         return mask_text(escape(text))
 
     return mask
+
+
+def mask_reading(one: Reading, mask: Callable[[str], str]) -> Reading:
+    """Return a reading without secrets; ``mask`` is that of ``make_mask``."""
+    facts = {name: _mask_fact(fact) for name, fact in one.facts.items()}
+    return replace(one, what=mask(one.what), why=mask(one.why), fix=mask(one.fix), facts=facts)
+
+
+def _mask_fact(fact: Fact) -> Fact:
+    if isinstance(fact, dict):
+        return {name: _mask_fact(one) for name, one in fact.items()}
+    if isinstance(fact, list):
+        return [_mask_fact(one) for one in fact]
+    return mask_fact("", fact) if isinstance(fact, str) else fact
 
 
 def escape(text: str, *, newlines: bool = False) -> str:

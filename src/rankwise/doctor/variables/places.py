@@ -44,7 +44,7 @@ class Place:
         is_rank_too: Whether a script that is started here without a launcher is a rank itself, as with `srun`.
     """
 
-    told_by: str
+    source: str
     what: str
     node_rank: int | None = None
     num_nodes: int | None = None
@@ -125,9 +125,9 @@ def _read_pet(env: Mapping[str, str]) -> Place | None:
         node = rank
     is_pod = _is_pod(env)
     return Place(
-        told_by="Kubeflow" if is_pod else "PET_* variables", what="a pod in which Kubeflow has set torchrun's flags" if is_pod else "torchrun's flags are set as variables",
+        source="Kubeflow" if is_pod else "PET_* variables", what="a pod in which Kubeflow has set torchrun's flags" if is_pod else "torchrun's flags are set as variables",
         node_rank=node, num_nodes=nodes,
-        command=" ".join(["rankwise run", *flags, "train.py"]), is_rank_too=_try(read_slurm, env) is not None, note="the PET_* variables stand in for the other flags" + ("; RANK counts pods here" if is_pod and rank is not None else ""),
+        command=" ".join(["rankwise run", *flags, "train.py"]), is_rank_too=try_read(read_slurm, env) is not None, note="the PET_* variables stand in for the other flags" + ("; RANK counts pods here" if is_pod and rank is not None else ""),
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def _read_pod(env: Mapping[str, str]) -> Place | None:
     # In Kubernetes the first pod is told `localhost`, and only the others get the name.
     addr, port = find_meeting(env, blank="POD0", is_first=node == 0)
     return Place(
-        told_by="Kubernetes", what=info, node_rank=node, num_nodes=nodes,
+        source="Kubernetes", what=info, node_rank=node, num_nodes=nodes,
         command=write_static(str(nodes or "NODES"), str(node), addr, str(port), "auto"),
         note="" if nodes else "no variable says how many pods there are: replace NODES with the job's completions",
     )  # fmt: skip
@@ -156,11 +156,11 @@ def _read_pod(env: Mapping[str, str]) -> Place | None:
 
 def _read_step(env: Mapping[str, str]) -> Place | None:
     """A step of Slurm with one task on each of several nodes: as good for ranks as for launchers."""
-    it = _try(read_slurm, _forget_address(env))
+    it = try_read(read_slurm, _forget_address(env))
     if it is None or it.num_nodes is None or it.num_nodes < 2 or it.world_size != it.num_nodes:
         return None
     return Place(
-        told_by="Slurm", what="srun has started one task on each node", node_rank=it.node_rank, num_nodes=it.num_nodes,
+        source="Slurm", what="srun has started one task on each node", node_rank=it.node_rank, num_nodes=it.num_nodes,
         command=_write_c10d(it.num_nodes, *find_meeting(env, it), env), is_rank_too=True,
     )  # fmt: skip
 
@@ -172,19 +172,25 @@ def _read_tf_config(env: Mapping[str, str]) -> Place | None:
 def _read_sagemaker(env: Mapping[str, str]) -> Place | None:
     gpus = _count_gpus(env, "SM_NUM_GPUS")
     several = _from_identity(env, read_sagemaker, "a host of a SageMaker job", gpus)
-    return several or _alone("SageMaker", "the only host of a SageMaker job", gpus, "SM_HOSTS", env)
+    return several or (
+        _alone("SageMaker", "the only host of a SageMaker job", gpus) if env.get("SM_HOSTS") else None
+    )
 
 
 def _read_skypilot(env: Mapping[str, str]) -> Place | None:
     gpus = _count_gpus(env, "SKYPILOT_NUM_GPUS_PER_NODE")
     several = _from_identity(env, read_skypilot, "a node of a SkyPilot task", gpus)
-    return several or _alone("SkyPilot", "the only node of a SkyPilot task", gpus, "SKYPILOT_NODE_RANK", env)
+    return several or (
+        _alone("SkyPilot", "the only node of a SkyPilot task", gpus)
+        if env.get("SKYPILOT_NODE_RANK")
+        else None
+    )
 
 
-def _alone(told_by: str, what: str, ranks: str, sign: str, env: Mapping[str, str]) -> Place | None:
-    if not env.get(sign):
-        return None
-    return Place(told_by=told_by, what=what, num_nodes=1, command=f"rankwise run --nproc-per-node {ranks} train.py")  # fmt: skip
+def _alone(source: str, what: str, ranks: str) -> Place:
+    return Place(
+        source=source, what=what, num_nodes=1, command=f"rankwise run --nproc-per-node {ranks} train.py"
+    )
 
 
 def _read_allocation(env: Mapping[str, str]) -> Place | None:
@@ -192,20 +198,19 @@ def _read_allocation(env: Mapping[str, str]) -> Place | None:
     if not env.get("SLURM_JOB_ID"):
         return None
     nodes = count(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
-    gpus = _count_gpus(env, "SLURM_GPUS_ON_NODE")
+    gpus, what = _count_gpus(env, "SLURM_GPUS_ON_NODE"), "inside a Slurm job, outside srun"
     if is_slurm_step(env) and env.get("SLURM_STEP_ID") != _INTERACTIVE:
-        if (count(env, "SLURM_STEP_NUM_TASKS") or 1) > 1:
-            return None  # several ranks
-        return Place(told_by="Slurm", what="the only task of a step", num_nodes=1, command=f"rankwise run --nproc-per-node {gpus} train.py")  # fmt: skip
-    what = "inside a Slurm job, outside srun"
+        # Of several tasks each is a rank.
+        is_single = (count(env, "SLURM_STEP_NUM_TASKS") or 1) == 1
+        return _alone("Slurm", "the only task of a step", gpus) if is_single else None
     if nodes == 1:
-        return Place(told_by="Slurm", what=what, num_nodes=1, command=f"rankwise run --nproc-per-node {gpus} train.py")  # fmt: skip
+        return _alone("Slurm", what, gpus)
     first = find_first_host(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", ""))
     srun, wants = _write_srun(env, nodes)
     port = derive_port(env["SLURM_JOB_ID"]) or DEFAULT_PORT
     inner = _write_c10d(nodes, first if is_plain(first) else "NODE0", port, env)
     return Place(
-        told_by="Slurm", what=what, num_nodes=nodes, command=f"{srun} --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1{wants} {inner}",
+        source="Slurm", what=what, num_nodes=nodes, command=f"{srun} --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1{wants} {inner}",
         note="one task a node: each starts a launcher, which starts the node's ranks",
     )  # fmt: skip
 
@@ -216,11 +221,8 @@ def _write_srun(env: Mapping[str, str], nodes: int) -> tuple[str, str]:
     Since 22.05 srun does not take --cpus-per-task over from sbatch; asked for none, it gives a task the whole node. The GPUs of a task it
     takes over even where the variable is unset, unless they are counted otherwise; more of them a task than the job's it refuses.
     """
-    tasks, cpus, gpus = (
-        _list_tasks(env, nodes),
-        count(env, "SLURM_CPUS_PER_TASK"),
-        count(env, "SLURM_GPUS_ON_NODE"),
-    )
+    tasks, cpus = _list_tasks(env, nodes), count(env, "SLURM_CPUS_PER_TASK")
+    gpus = count(env, "SLURM_GPUS_ON_NODE")
     wants, is_even = "", len(set(tasks)) == 1
     if cpus and is_even:
         on_node = expand_tasks(env.get("SLURM_JOB_CPUS_PER_NODE", ""))
@@ -242,7 +244,8 @@ def _list_tasks(env: Mapping[str, str], nodes: int) -> list[int]:
     return expand_tasks(env.get("SLURM_TASKS_PER_NODE", "")) or [each]
 
 
-def _try(read: Callable[[Mapping[str, str]], Identity | None], env: Mapping[str, str]) -> Identity | None:
+def try_read(read: Callable[[Mapping[str, str]], Identity | None], env: Mapping[str, str]) -> Identity | None:
+    """Return what a launcher's variables say; None where they say nothing, or can't be read."""
     try:
         return read(env)
     except UsageError:
@@ -252,14 +255,12 @@ def _try(read: Callable[[Mapping[str, str]], Identity | None], env: Mapping[str,
 def _from_identity(
     env: Mapping[str, str], read: Callable[[Mapping[str, str]], Identity | None], what: str, ranks: str
 ) -> Place | None:
-    it = _try(read, _forget_address(env))
-    if it is None or it.local_world_size != 1 or it.num_nodes is None or it.node_rank is None:
-        return None
-    if it.num_nodes < 2:
+    it = try_read(read, _forget_address(env))
+    if it is None or it.local_world_size != 1 or (it.num_nodes or 1) < 2 or it.node_rank is None:
         return None
     addr, port = find_meeting(env, it)
     command = write_static(str(it.num_nodes), str(it.node_rank), addr, str(port), ranks)
-    return Place(told_by=it.source, what=what, node_rank=it.node_rank, num_nodes=it.num_nodes, command=command)  # fmt: skip
+    return Place(source=it.source, what=what, node_rank=it.node_rank, num_nodes=it.num_nodes, command=command)
 
 
 def write_static(nodes: str, node: str, addr: str, port: str, ranks: str) -> str:
@@ -272,7 +273,4 @@ def _write_c10d(nodes: int, addr: str, port: int, env: Mapping[str, str]) -> str
     # Each node counts its own where they differ.
     is_even = len(set(expand_tasks(env.get("SLURM_TASKS_PER_NODE", "")))) < 2
     gpus = _count_gpus(env, "SLURM_GPUS_ON_NODE") if is_even else "auto"
-    return (
-        f"rankwise run --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d --rdzv-endpoint {addr}:{port} "
-        f"--rdzv-id {job} train.py"
-    )
+    return f"rankwise run --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d --rdzv-endpoint {addr}:{port} --rdzv-id {job} train.py"

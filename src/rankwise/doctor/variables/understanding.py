@@ -80,13 +80,18 @@ def understand(env: Mapping[str, str]) -> Understood:
     try:
         it = read_identity(env)
     except UsageError as error:
-        role: Role = "unclear" if place is None else "node"
+        hint = mask_text(error.hint or "")
         return Understood(
-            role=role, place=place, problem=mask_text(error.message), hint=mask_text(error.hint or "")
+            role="unclear" if place is None else "node",
+            place=place,
+            problem=mask_text(error.message),
+            hint=hint,
         )
-    others = tuple(_describe(one) for one in read_all(env) if it is None or _source(one) != it.source)
+    others = tuple(
+        _describe(one) for one in read_all(env) if it is None or getattr(one, "source", "") != it.source
+    )
     if it is None:
-        half = find_half_set(env)
+        half = next(find_half_set(env), None)
         if half is not None:
             return Understood(
                 role="unclear", others=others, problem=mask_text(half.what), hint=mask_text(half.fix)
@@ -104,18 +109,15 @@ def _mask(place: Place | None) -> Place | None:
 
 
 def _values(it: Identity) -> list[Value]:
-    numbers: dict[str, int | str | None] = {
-        "rank": it.rank, "world_size": it.world_size, "local_rank": it.local_rank, "local_world_size": it.local_world_size, "node_rank": it.node_rank,
-        "num_nodes": it.num_nodes, "master_addr": it.master_addr and mask_value("MASTER_ADDR", it.master_addr), "master_port": it.master_port,
-    }  # fmt: skip
-    return [
-        Value(name=name, value=numbers[name], how=mask_text(it.told.get(name, "")) if numbers[name] is not None else "")
-        for name in VALUES
-    ]  # fmt: skip
+    def make(name: str) -> Value:
+        value = getattr(it, name)
+        if name == "master_addr" and value:
+            value = mask_value("MASTER_ADDR", value)
+        return Value(
+            name=name, value=value, how=mask_text(it.told.get(name, "")) if value is not None else ""
+        )
 
-
-def _source(info: Identity | UsageError) -> str:
-    return info.source if isinstance(info, Identity) else ""
+    return [make(name) for name in VALUES]
 
 
 def _describe(info: Identity | UsageError) -> Source:
