@@ -25,19 +25,10 @@ _BEFORE = ("disk-space", "shared-memory")
 #: firewalls are not asked at all: that takes time, and several nodes may be played by one host.
 _BEFORE_IF_SET = {
     "gloo-variables": ("GLOO_", "TP_SOCKET_IFNAME"),
-    "launcher-variables": (
-        "SLURM_STEP",
-        "PET_",
-        "PMI",
-        "OMPI_",
-        "MPI_",
-        "CUDA_VISIBLE_DEVICES",
-        "ACCELERATE_",
-        "JOB_COMPLETION_INDEX",
-    ),
+    "launcher-variables": ("SLURM_STEP", "PET_", "PMI", "OMPI_", "MPI_", "CUDA_VISIBLE_DEVICES", "ACCELERATE_", "JOB_COMPLETION_INDEX"),
     "nccl-variables": ("NCCL_",),
     "torch-variables": ("TORCH_", "PYTORCH_"),
-}
+}  # fmt: skip
 #: What any job dies of, whatever it says itself.
 _VITAL = ("disk-space", "memory", "shared-memory")
 #: What may stand behind a failure of a class, beside that class itself: ranks that do not come may have been kept away.
@@ -82,12 +73,10 @@ def look_after(host: Host, *, class_id: str | None, reported: str = "") -> list[
     the verdict says already (``reported``) is not said again.
     """
     classes = {class_id, *_BEHIND.get(class_id, ())} if class_id else set[str]()
-    fitting = [
-        one
-        for one in registry.all_probes()
-        if one.id in _VITAL or (one.look and classes.intersection(one.classes))
+    probes = [
+        one for one in registry.all_probes() if one.id in _VITAL or (one.look and classes & {*one.classes})
     ]
-    found = examine(host, fitting, most_s=_MOST_AFTER_S)
+    found = examine(host, probes, most_s=_MOST_AFTER_S)
     bad = [
         one for one in found if one.verdict == "fail" or (one.verdict == "warn" and one.class_id in classes)
     ]

@@ -32,10 +32,8 @@ def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")
     for probe, answer in asked:
         bound_s = min(BOUND_S[probe.speed], most_s)
         readings = answer.wait(max(0.0, begin_s + bound_s - host.clock.monotonic()))
-        found += [
-            one.of(probe.id, host.name)
-            for one in (_report_late(probe, bound_s) if readings is None else readings)
-        ]
+        readings = _report_late(probe, bound_s) if readings is None else readings
+        found += [one.of(probe.id, host.name) for one in readings]
     mask = make_mask(host.env)
     return [mask_reading(one, mask) for one in found]
 

@@ -69,11 +69,8 @@ def query_cards(host: Host) -> Cards:
     output = f"{ran.out}\n{ran.err}"
     signs = ("Unable to determine the device handle", "GPU is lost")
     lost = tuple(line.strip() for line in output.splitlines() if any(sign in line for sign in signs))
-    rows = [
-        row
-        for row in map(split_row, ran.out.splitlines())
-        if len(row) > fields.count(",") and row[0].isdigit()
-    ]
+    cells = map(split_row, ran.out.splitlines())
+    rows = [row for row in cells if len(row) > fields.count(",") and row[0].isdigit()]
     if rows or lost:
         return Cards(
             sight="ok", gpus=tuple(map(_read_gpu, rows)), lost=lost,

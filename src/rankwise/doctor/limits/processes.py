@@ -122,20 +122,7 @@ def format_age(age_s: float) -> str:
 
 
 #: In a container process 1 may be the launcher itself, or a shell that waits for it, or start one program and fetch the dead.
-_MAY_LAUNCH = (
-    "python",
-    "pypy",
-    "sh",
-    "bash",
-    "dash",
-    "zsh",
-    "env",
-    "torchrun",
-    "rankwise",
-    "accelerate",
-    "deepspeed",
-    "mpirun",
-)
+_MAY_LAUNCH = ("python", "pypy", "sh", "bash", "dash", "zsh", "env", "torchrun", "rankwise", "accelerate", "deepspeed", "mpirun")  # fmt: skip
 _SMALL_INITS = {"tini", "dumb-init", "docker-init", "catatonit", "pause"}
 _APART_S = 60.0
 _GPU_FILES = ("/dev/nvidia", "/dev/kfd")

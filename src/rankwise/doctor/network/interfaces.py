@@ -83,10 +83,9 @@ def read_interfaces(host: Host) -> tuple[Interface, ...]:
     stats = psutil.net_if_stats()
     found = []
     for name, info in psutil.net_if_addrs().items():
+        shown = [one for one in info if one.family in {socket.AF_INET, socket.AF_INET6}]
         addresses = [
-            Address(ip=one.address.partition("%")[0], prefix=_count_bits(one.netmask))
-            for one in info
-            if one.family in {socket.AF_INET, socket.AF_INET6}
+            Address(ip=one.address.partition("%")[0], prefix=_count_bits(one.netmask)) for one in shown
         ]
         about = stats.get(name)
         found.append(

@@ -128,12 +128,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
 def _collect(host: Host, folder: str, mount: Mount | None) -> dict[str, Fact]:
     facts: dict[str, Fact] = {"folder": folder}
     if mount is not None:
-        facts |= {
-            "kind": mount.kind,
-            "source": mount.source,
-            "point": mount.point,
-            "is_shared": mount.is_shared,
-        }
+        facts |= {name: getattr(mount, name) for name in ("kind", "source", "point", "is_shared")}
     try:
         info = host.path(folder).stat()
     except OSError:

@@ -89,11 +89,8 @@ def _check_torch(host: Host, access: _Pairs) -> Iterator[Reading]:
     # Only where torch sees the same GPUs in the same order can the two be held against each other.
     if "CUDA_VISIBLE_DEVICES" in host.env or len(info.peers) * (len(info.peers) - 1) // 2 != len(access):
         return
-    closed = [
-        (a, b)
-        for (a, b), cell in access.items()
-        if cell == "OK" and not (info.peers[a][b] and info.peers[b][a])
-    ]
+    peers = info.peers
+    closed = [(a, b) for (a, b), cell in access.items() if cell == "OK" and not (peers[a][b] and peers[b][a])]
     if closed:
         a, b = closed[0]
         yield Reading(
@@ -104,12 +101,8 @@ def _check_torch(host: Host, access: _Pairs) -> Iterator[Reading]:
 
 def _check_bridges(host: Host, cards: Cards, direct: _Pairs) -> Iterator[Reading]:
     by_pcie = {pair: way for pair, way in direct.items() if way and not way.startswith("NV")}
-    is_off = is_on("NCCL_P2P_DISABLE", env=host.env) or host.env.get("NCCL_P2P_LEVEL", "").upper() in {
-        "LOC",
-        "NVL",
-        "0",
-    }
-    if not by_pcie or is_off:
+    level = host.env.get("NCCL_P2P_LEVEL", "").upper()
+    if not by_pcie or is_on("NCCL_P2P_DISABLE", env=host.env) or level in {"LOC", "NVL", "0"}:
         return
     if is_virtual(host):
         yield skipped(
@@ -119,11 +112,8 @@ def _check_bridges(host: Host, cards: Cards, direct: _Pairs) -> Iterator[Reading
     places = {one.index: one.bus_id for one in cards.gpus}
     by_switch = {index for pair, way in by_pcie.items() if way in {"PIX", "PXB"} for index in pair}
     yield from _check_access_control(host, {places[index] for index in by_switch if index in places})
-    translated = [
-        str(index)
-        for index in sorted({index for pair in by_pcie for index in pair} & set(places))
-        if is_translated(host, places[index])
-    ]
+    indexes = sorted({index for pair in by_pcie for index in pair} & set(places))
+    translated = [str(index) for index in indexes if is_translated(host, places[index])]
     if translated:
         yield Reading(
             verdict="warn", what=f"the IOMMU translates the addresses of GPU {', '.join(translated)}, which reach others over PCIe", why=_WHY,

@@ -55,14 +55,8 @@ def look(host: Host) -> Iterator[Reading]:
     for one in cards.gpus:
         if 0 < limits[one.index] < 0.95 * highest[one.name]:
             what = f"GPU {one.index} may use {limits[one.index]} W, others of its model here {highest[one.name]} W"
-            found.append(
-                Reading(
-                    verdict="warn",
-                    what=what,
-                    why=why,
-                    fix=f"sudo nvidia-smi -i {one.index} -pl {highest[one.name]}",
-                )
-            )
+            fix = f"sudo nvidia-smi -i {one.index} -pl {highest[one.name]}"
+            found.append(Reading(verdict="warn", what=what, why=why, fix=fix))
     yield from found
     if not found:
         power = ", ".join(f"{name}: {watts} W" for name, watts in sorted(highest.items()))

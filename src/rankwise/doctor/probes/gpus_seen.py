@@ -40,6 +40,8 @@ _XIDS = {
     119: "its own controller does not answer", 120: "error of its own controller", 140: "memory error that was not repaired",
 }  # fmt: skip
 
+_ECC = "ecc.errors.uncorrected.volatile.total"
+
 
 def look(host: Host) -> Iterator[Reading]:
     """Report what the driver says, how many GPUs a rank can see, and which of them are ill."""
@@ -49,12 +51,8 @@ def look(host: Host) -> Iterator[Reading]:
     elif cards.sight != "ok":
         yield cards.skip()
     else:
-        yield from (
-            *_check_lost(cards),
-            *_check_visible(host, cards),
-            *_check_health(cards, host),
-            _report(host, cards),
-        )
+        yield from (*_check_lost(cards), *_check_visible(host, cards), *_check_health(cards, host))
+        yield _report(host, cards)
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
@@ -170,11 +168,7 @@ def _check_visible(host: Host, cards: Cards) -> Iterator[Reading]:
 
 
 def _check_health(cards: Cards, host: Host) -> Iterator[Reading]:
-    ecc, pending, failure = (
-        "ecc.errors.uncorrected.volatile.total",
-        "remapped_rows.pending",
-        "remapped_rows.failure",
-    )
+    ecc, (pending, failure) = _ECC, ("remapped_rows.pending", "remapped_rows.failure")
     # One question where the driver knows all of it: each takes seconds on a host where nothing holds the driver awake.
     for index, values in (query(host, ecc, pending, failure) or query(host, ecc)).items():
         reset, count = f"sudo nvidia-smi --gpu-reset -i {index}  # when it is idle", to_int(values[ecc])

@@ -72,13 +72,8 @@ def _mend(host: Host, best: Interface | None) -> str:
         return "ip -br addr  # no interface here has an address that other hosts could reach"
     mending = lead_name(host.name, best.reachable[0].ip, host.read("/etc/hosts"))
     # Either is enough: of what is pasted as a whole, the one is done that changes no file.
-    return "\n".join(
-        [
-            f"export GLOO_SOCKET_IFNAME={shlex.quote(best.name)}",
-            "# or, for good:",
-            *(f"# {line.removeprefix('# ')}" for line in mending),
-        ]
-    )
+    for_good = (f"# {line.removeprefix('# ')}" for line in mending)
+    return "\n".join([f"export GLOO_SOCKET_IFNAME={shlex.quote(best.name)}", "# or, for good:", *for_good])
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:

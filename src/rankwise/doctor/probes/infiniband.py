@@ -55,11 +55,8 @@ def look(host: Host) -> Iterator[Reading]:
         )  # fmt: skip
         return
     yield ok(what, active=len(rates), rate=", ".join(sorted(set(rates))))
-    if (
-        rates
-        and uses_nccl(host)
-        and not any(name.startswith("uverbs") for name in host.names("/dev/infiniband"))
-    ):
+    has_files = any(name.startswith("uverbs") for name in host.names("/dev/infiniband"))
+    if rates and not has_files and uses_nccl(host):
         yield Reading(
             verdict="warn", what="there are InfiniBand ports, but no /dev/infiniband/uverbs0", why=why,
             fix="docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …  # outside of a container: sudo modprobe ib_uverbs",

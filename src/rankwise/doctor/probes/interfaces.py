@@ -87,15 +87,9 @@ def _collect(host: Host, interfaces: Sequence[Interface], gloo: Interface | None
 def _judge_gloo(host: Host, taken: Interface | None, best: Interface | None) -> Iterator[Reading]:
     # What a variable names is meant, and an address of loopback is told by the probe `hostname`.
     is_named = bool(split_names(host.env.get("GLOO_SOCKET_IFNAME", "")))
-    if (
-        taken is None
-        or best is None
-        or is_named
-        or taken.kind not in {"container", "vpn"}
-        or host.job.backend == "nccl"
-    ):
+    if taken is None or best is None or is_named or host.job.backend == "nccl":
         return
-    if not _leads_to_master(host, taken):
+    if taken.kind in {"container", "vpn"} and not _leads_to_master(host, taken):
         yield Reading(
             verdict="warn" if uses_nccl(host) else _weigh(host, taken, best), what=f"Gloo takes {describe_interface(taken)}, the address of the host's name",
             why="other hosts can't reach it: `Gloo connectFullMesh failed`, `timed out connecting`, or a hang",

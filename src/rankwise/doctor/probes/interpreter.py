@@ -77,11 +77,8 @@ def _report_torch(info: TorchFacts) -> Reading:
         return skipped(
             f"torch could not be queried: {info.why}", "an import of torch takes seconds; a disk or a driver does not answer in time",
         )  # fmt: skip
-    install = (
-        f"{info.python} -m pip install torch"
-        if "No module named 'torch'" in info.why
-        else f'{info.python} -c "import torch"'
-    )
+    is_absent = "No module named 'torch'" in info.why
+    install = f"{info.python} -m pip install torch" if is_absent else f'{info.python} -c "import torch"'
     is_missing = "can't be run" in info.why
     return Reading(
         verdict="fail", what=f"{info.python} " + ("can't be started: " if is_missing else "can't import torch: ") + info.why, class_id="L17",

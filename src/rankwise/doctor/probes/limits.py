@@ -48,21 +48,13 @@ def look(host: Host) -> Iterator[Reading]:
     if not limits:
         yield skipped("this system does not report its limits", "there is no /proc/self/limits")
         return
-    found = [
-        *_check_files(host, limits),
-        *_check_processes(host, limits),
-        *_check_memory(host, limits),
-        *_check_kills(host, limits),
-    ]
+    checks = (_check_files, _check_processes, _check_memory, _check_kills)
+    found = [one for check in checks for one in check(host, limits)]
     yield from found
     if not found:
-        files, processes = (
-            _describe(limits.get("Max open files", Limit()).soft),
-            _describe(limits.get("Max processes", Limit()).soft),
-        )
-        yield ok(
-            f"{files} open files, {processes} processes, {_describe(limits.get('Max locked memory', Limit()).soft)} bytes of locked memory"
-        )
+        names = ("Max open files", "Max processes", "Max locked memory")
+        files, processes, locked = (_describe(limits.get(name, Limit()).soft) for name in names)
+        yield ok(f"{files} open files, {processes} processes, {locked} bytes of locked memory")
 
 
 def _check_files(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
@@ -129,10 +121,8 @@ def _check_kills(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
 
 
 def _raise_time(host: Host, limits: dict[str, Limit]) -> str:
-    way, other = (
-        raise_limit(host, limits, "Max cpu time"),
-        "# on a login node: start the job through the batch system",
-    )
+    way = raise_limit(host, limits, "Max cpu time")
+    other = "# on a login node: start the job through the batch system"
     # A limit that can't be raised in the shell is mostly the rule of the place.
     return f"{way}\n{other}" if way.startswith("ulimit") else f"{other}; elsewhere, raise the limit\n{way}"
 

@@ -45,12 +45,8 @@ def look(host: Host) -> Iterator[Reading]:
         return
     ips = host.lookup(name)
     own = [address.ip for one in host.interfaces() for address in one.addresses]
-    facts: dict[str, Fact] = {
-        "is_master": host.job.is_master,
-        "ips": list(ips),
-        "own": list(own),
-        "name": mask_value("MASTER_ADDR", name),
-    }
+    facts: dict[str, Fact] = {"is_master": host.job.is_master, "ips": list(ips), "own": list(own)}
+    facts["name"] = mask_value("MASTER_ADDR", name)
     fault = _find_fault(host, name, ips, own)
     yield Reading(verdict="ok", what=_report_ips(name, ips), facts=facts) if fault is None else fault
     if fault is None:

@@ -34,10 +34,8 @@ _WHO_HAS_IT = "ps aux --sort=-rss | head  # who has it"
 
 def look(host: Host) -> Iterator[Reading]:
     """Report what memory is left, and what has been killed."""
-    info = {
-        name: int(kib) << 10
-        for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
-    }
+    rows = re.findall(r"^(\w+):\s+(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
+    info = {name: int(kib) << 10 for name, kib in rows}
     if "MemAvailable" not in info:
         yield skipped("this system does not report its memory", "there is no /proc/meminfo")
         return
@@ -47,18 +45,11 @@ def look(host: Host) -> Iterator[Reading]:
     is_capped = limit < info["MemTotal"]
     # Of a small container on a full host, it is the host's memory that is short.
     whole = size if is_limited else float(info["MemTotal"])
-    where = (
-        f" (the limit of this container or session is {format_size(limit)})"
-        if is_limited or is_capped
-        else ""
-    )
-    what = f"{format_size(left)} of {format_size(whole)} of memory are free{where}"
-    found = [
-        *_check_room(host, what, size, left, is_capped=is_capped, is_tight=left < _TIGHT_SHARE * whole),
-        *_check_kills(host),
-        *_check_swap(info),
-        *_check_promises(host, info),
-    ]
+    what = f"{format_size(left)} of {format_size(whole)} of memory are free"
+    if is_limited or is_capped:
+        what += f" (the limit of this container or session is {format_size(limit)})"
+    found = [*_check_room(host, what, size, left, is_capped=is_capped, is_tight=left < _TIGHT_SHARE * whole)]
+    found += [*_check_kills(host), *_check_swap(info), *_check_promises(host, info)]
     yield from found
     if not found:
         yield ok(what, free=int(left), size=int(size))

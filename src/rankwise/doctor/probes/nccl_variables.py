@@ -18,7 +18,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import format_groups
+from rankwise.doctor.differences import report_difference
 from rankwise.doctor.network.gloo_nccl import (
     choose_nccl_interfaces,
     list_rdma_devices,
@@ -58,24 +58,16 @@ _SMALL_BUFFER_BYTES = 64 << 10
 
 def look(host: Host) -> Iterator[Reading]:
     """Report what NCCL is told, and what of it is wrong."""
-    settings = {
-        name: one for name, one in read_settings(host).items() if re.match(r"NC+[CIL]*_(?!PSK)", name)
-    }
-    values: dict[str, Fact] = {
-        name: mask_fact(name, one.value, is_known=find(name) is not None)
-        for name, one in settings.items()
-        if not _MAY_DIFFER.match(name)
-    }
-    settings = {
-        name: replace(one, value=mask_value(name, one.value, is_known=find(name) is not None))
-        for name, one in settings.items()
-    }
-    found = [
-        *_judge_spelling(host, settings),
-        *_judge_values(host, settings),
-        *_judge_devices(host, settings),
-        *_judge_leftovers(host, settings),
-    ]
+    values: dict[str, Fact] = {}
+    settings: dict[str, Setting] = {}
+    for name, one in read_settings(host).items():
+        if re.match(r"NC+[CIL]*_(?!PSK)", name):
+            is_known = find(name) is not None
+            settings[name] = replace(one, value=mask_value(name, one.value, is_known=is_known))
+            if not _MAY_DIFFER.match(name):
+                values[name] = mask_fact(name, one.value, is_known=is_known)
+    checks = (_judge_spelling, _judge_values, _judge_devices, _judge_leftovers)
+    found = [one for check in checks for one in check(host, settings)]
     info = ", ".join(f"{name}={one.value}{one.place}" for name, one in settings.items())
     info = info or "no variable of NCCL is set"
     yield ok(info, values=values)
@@ -193,11 +185,9 @@ def _judge_channels(settings: Settings) -> Iterator[Reading]:
 def _correct(name: str, one: Setting) -> str:
     bare = one.value.strip().strip("'\"").lower()
     form = find(name)
-    value = (
-        {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}.get(bare, "")
-        if form and form.kind == "number"
-        else ""
-    )
+    value = ""
+    if form and form.kind == "number":
+        value = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}.get(bare, "")
     sized = re.fullmatch(r"(\d+)([kmg])i?b?", bare) if name.endswith("BUFFSIZE") else None
     if sized:
         value = str(int(sized[1]) << {"k": 10, "m": 20, "g": 30}[sized[2]])
@@ -275,17 +265,11 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         given = info.get("values")
         by_host[host] = {name: str(value) for name, value in given.items()} if isinstance(given, dict) else {}
     for name in sorted({name for values in by_host.values() for name in values}):
-        groups: dict[str, list[str]] = {}
-        for host, values in by_host.items():
-            groups.setdefault(values.get(name, "not set"), []).append(host)
-        if len(groups) > 1:
-            common = max(groups, key=lambda value: len(groups[value]))
-            odd = tuple(host for value, hosts in groups.items() if value != common for host in hosts)
-            yield Reading(
-                verdict="warn", what=f"{name} differs: {format_groups(groups)}", hosts=odd,
-                why="ranks may choose different ways for one collective: a hang at the first one, or `unhandled system error`",
-                fix=f"unset {name}  # on all hosts, or set it to one value on all of them",
-            )  # fmt: skip
+        yield from report_difference(
+            {host: {name: values.get(name, "not set") or "none"} for host, values in by_host.items()}, name, f"{name} differs",
+            "ranks may choose different ways for one collective: a hang at the first one, or `unhandled system error`",
+            f"unset {name}  # on all hosts, or set it to one value on all of them",
+        )  # fmt: skip
 
 
 PROBE = Probe("nccl-variables", "variables of NCCL", "environment", "instant", look, classes=("I7",), compare=_compare)  # fmt: skip

@@ -74,17 +74,11 @@ def look(host: Host) -> Iterator[Reading]:
 
 def _report_closed(host: Host) -> Reading:
     mount, container = find_mount(host, _SHM), _find_container(host)
-    what, says, fix = (
-        "/dev/shm can't be written to by your user",
-        "Permission denied",
-        "sudo chmod 1777 /dev/shm",
-    )
+    what, says = "/dev/shm can't be written to by your user", "Permission denied"
+    fix = "sudo chmod 1777 /dev/shm"
     if mount is not None and mount.point == _SHM and mount.is_read_only:
-        what, says, fix = (
-            "/dev/shm is mounted read-only",
-            "Read-only file system",
-            "sudo mount -o remount,rw /dev/shm",
-        )
+        what, says = "/dev/shm is mounted read-only", "Read-only file system"
+        fix = "sudo mount -o remount,rw /dev/shm"
     if container == "apptainer":
         fix = f"# {_OUTSIDE}: {fix}"
     elif container:
@@ -98,11 +92,8 @@ def _report_full(host: Host, info: str, size: int, free: int, more: str) -> Read
     if is_used_up:
         held, clear = _describe_held(host, size - free)
         what = f"{info}; {held}" if held else info
-        fix = (
-            [more, *clear]
-            if size < _TINY_BYTES
-            else [*clear, f"# or more space: {more.removeprefix('# ')}" * bool(more)]
-        )
+        later = [f"# or more space: {more.removeprefix('# ')}"] if more else []
+        fix = [more, *clear] if size < _TINY_BYTES else [*clear, *later]
     return Reading(
         verdict="fail" if is_used_up else "warn", what=what, class_id="X16", fix="\n".join(line for line in fix if line),
         why="data-loading workers, and NCCL between ranks of one host, die there with SIGBUS (exit code -7)", facts={"size": size, "free": free},
@@ -112,10 +103,8 @@ def _report_full(host: Host, info: str, size: int, free: int, more: str) -> Read
 def _describe_held(host: Host, used: int) -> tuple[str, list[str]]:
     """Describe what fills it, and how it can be emptied: what can be removed in remarks, as nobody here knows whether it is needed."""
     sizes, is_all = _measure(host)
-    large = [
-        name
-        for name in sorted(sizes, key=lambda name: -sizes[name])[:_MOST_NAMES]
-        if sizes[name] >= used // 10
+    large = sorted((name for name in sizes if sizes[name] >= used // 10), key=lambda name: -sizes[name])[
+        :_MOST_NAMES
     ]
     info = [f"{ascii(name)[1:-1]} takes {sizes[name] // _MIB} MiB" for name in large]
     nameless = used - sum(sizes.values())

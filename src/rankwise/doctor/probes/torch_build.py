@@ -78,12 +78,12 @@ def _check_devices(host: Host, info: TorchFacts, cards: Cards) -> Iterator[Readi
     if not info.cuda and not info.hip:
         if (has_gpus and host.job.backend != "gloo") or host.job.backend == "nccl":
             seen = (
-                f", and this host has {len(cards.gpus)} of {cards.gpus[0].name}"
+                f"this host has {len(cards.gpus)} of {cards.gpus[0].name}"
                 if has_gpus
-                else ", and the job asks for NCCL"
+                else "the job asks for NCCL"
             )
             yield Reading(
-                verdict="fail" if host.job.backend == "nccl" else "warn", what=f"torch {info.version} is built for the CPU{seen}", class_id="I17",
+                verdict="fail" if host.job.backend == "nccl" else "warn", what=f"torch {info.version} is built for the CPU, and {seen}", class_id="I17",
                 why="no rank uses a GPU: `Distributed package doesn't have NCCL built in`, or everything runs on the CPU, many times slower",
                 fix=f"{info.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}"
                 if has_gpus else "# --backend gloo, or a host with GPUs",

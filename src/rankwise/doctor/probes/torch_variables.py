@@ -23,28 +23,19 @@ if TYPE_CHECKING:
 
     from rankwise.doctor.host import Host
 
-_OURS = re.compile(r"TORCH_(NCCL|DISTRIBUTED|DIST|CPP_LOG|GLOO)_")
+_OURS = re.compile(
+    r"TORCH_(NCCL|DISTRIBUTED|DIST|CPP_LOG|GLOO)_|(CUDA_LAUNCH_BLOCKING|USE_LIBUV|OMP_NUM_THREADS)$"
+)
 _DEBUG = ("OFF", "INFO", "DETAIL")
 _LOG = ("INFO", "WARNING", "ERROR", "FATAL", "0", "1", "2", "3")
 
 
 def look(host: Host) -> Iterator[Reading]:
     """Report what torch is told, and what of it is wrong or slow."""
-    names = [
-        name
-        for name in sorted(host.env)
-        if _OURS.match(name) or name in {"CUDA_LAUNCH_BLOCKING", "USE_LIBUV", "OMP_NUM_THREADS"}
-    ]
-    info = (
-        ", ".join(f"{name}={host.env[name]}" for name in names) or "no variable of torch.distributed is set"
-    )
-    wrong = [
-        *report_misspellings(host.env, prefixes=("TORCH_",)),
-        *_judge_debugging(host),
-        *_judge_waiting(host),
-        *_judge_threads(host),
-    ]
-    yield from wrong or [ok(info)]
+    wrong = report_misspellings(host.env, prefixes=("TORCH_",))
+    wrong += [one for check in (_judge_debugging, _judge_waiting, _judge_threads) for one in check(host)]
+    info = ", ".join(f"{name}={value}" for name, value in sorted(host.env.items()) if _OURS.match(name))
+    yield from wrong or [ok(info or "no variable of torch.distributed is set")]
 
 
 def _judge_debugging(host: Host) -> Iterator[Reading]:
