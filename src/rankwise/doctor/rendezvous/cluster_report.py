@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, Union, get_args, get_origi
 from rankwise.doctor.probe import Reading
 from rankwise.doctor.rendezvous.sanitize import clean_all
 from rankwise.doctor.rendezvous.wire import number, whole
+from rankwise.doctor.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +133,12 @@ class AllReduce:
     why: str = ""
     class_id: str = ""
 
+    @property
+    def summary(self) -> str:
+        """Who reduced, and how fast: for a sentence."""
+        speeds = f"{format_seconds(self.latency_s)} for 4 bytes, {format_rate(self.bytes_per_s)} for {self.size_bytes >> 20} MiB"
+        return f"({self.backend}, {self.num_ranks} ranks): {speeds}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterReport:
@@ -213,11 +220,7 @@ def _make_reader(hint: object) -> Reader:
     scalars: dict[object, Reader] = {
         bool: lambda value: value if isinstance(value, bool) else None,
         int: lambda value: None if isinstance(value, bool) else whole({"": value}, ""),
-        float: lambda value: (
-            number({"": value}, "")
-            if isinstance(value, int | float) and not isinstance(value, bool)
-            else None
-        ),
+        float: lambda value: number({"": value}, "") if type(value) in {int, float} else None,
         Reading: lambda value: Reading.from_json(value) if isinstance(value, dict) else None,
     }
     return scalars.get(hint, lambda value: value if isinstance(value, str) else None)

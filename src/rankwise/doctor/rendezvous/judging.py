@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from rankwise.base.host import is_loopback
 from rankwise.doctor.network.names import forget_name, is_host_name
 from rankwise.doctor.probe import Reading, ok
-from rankwise.doctor.rendezvous.cluster_report import NO_SENSE
+from rankwise.doctor.rendezvous.cluster_report import NO_SENSE, find_interface, on_host
 from rankwise.doctor.rendezvous.judging_links import find_blocked, judge_links
 from rankwise.doctor.rendezvous.judging_speed import find_suspects, judge_speed
 from rankwise.doctor.rendezvous.peer import short_name
 from rankwise.doctor.rendezvous.wire import INTERRUPTED
-from rankwise.doctor.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,27 +42,21 @@ def judge(found: ClusterReport, plan: Plan) -> tuple[Reading, ...]:
 
 
 def _judge_arrival(found: ClusterReport, plan: Plan) -> Iterator[Reading]:
-    count = len(found.hosts)
+    names = ", ".join(one.name for one in found.hosts)
     if not found.missing:
-        if count > 1:
-            yield ok(f"{count} hosts reached {plan.endpoint}")
+        if len(found.hosts) > 1:
+            yield ok(f"{len(found.hosts)} hosts reached {plan.endpoint}")
         return
-    missing = ", ".join(found.missing)
-    message = f"{missing} did not reach {plan.endpoint} within {plan.arrival_timeout_s:.0f} s; arrived: {', '.join(one.name for one in found.hosts)}"
-    why = "a job waits for it in init_process_group, silently, until its timeout"
-    if is_loopback(plan.endpoint_host) and not plan.listen_address:
+    missing, host = ", ".join(found.missing), plan.endpoint_host
+    class_id, why = "I1", "a job waits for it in init_process_group, silently, until its timeout"
+    fix = f"# on {missing}: is it up, and was the doctor started there?\ntimeout 3 bash -c '</dev/tcp/{host}/{plan.endpoint_port}' && echo open  # while the doctor waits there"
+    if is_loopback(host) and not plan.listen_address:
+        class_id, why = "I4", f"on each host {host} is that host itself: each waits for the others"
         address = next((ip for name, ip in found.hosts[0].interfaces if ":" not in ip), "") or "ADDRESS"
-        yield Reading(
-            verdict="fail", what=message, class_id="I4", hosts=found.missing,
-            why=f"on each host {plan.endpoint_host} is that host itself: each waits for the others",
-            fix=f"export MASTER_ADDR={address}  # on all hosts: the address of {found.hosts[0].name}",
-        )  # fmt: skip
-        return
-    host, port = plan.endpoint_host, plan.endpoint_port
-    probe = f"timeout 3 bash -c '</dev/tcp/{host}/{port}' && echo open  # while the doctor waits there"
+        fix = f"export MASTER_ADDR={address}  # on all hosts: the address of {found.hosts[0].name}"
     yield Reading(
-        verdict="fail", what=message, why=why, class_id="I1", hosts=found.missing,
-        fix=f"# on {missing}: is it up, and was the doctor started there?\n{probe}",
+        verdict="fail", what=f"{missing} did not reach {plan.endpoint} within {plan.arrival_timeout_s:.0f} s; arrived: {names}", why=why, fix=fix,
+        class_id=class_id, hosts=found.missing,
     )  # fmt: skip
 
 
@@ -95,27 +88,19 @@ def _judge_numbers(found: ClusterReport, plan: Plan) -> Iterator[Reading]:
 
 def _judge_losses(found: ClusterReport) -> Iterator[Reading]:
     for one in found.hosts:
-        if one.lost:
-            what = f"{one.name} was lost: {one.lost}"
-            if one.lost.startswith(NO_SENSE):
-                yield Reading(
-                    verdict="fail", what=what, hosts=(one.name,),
-                    why="the doctors use different protocols: this host's findings are not in the result, and nothing is known about its links",
-                    fix=f"# on {one.name} and on the others: is it the same version of rankwise on all hosts?\nrankwise --version",
-                )  # fmt: skip
-                continue
-            if one.lost == INTERRUPTED:
-                yield Reading(
-                    verdict="fail", what=what, hosts=(one.name,),
-                    why="somebody pressed Ctrl-C there, or what started it ended: what it had not sent yet is not in the result",
-                    fix="# start the doctor on all hosts again",
-                )  # fmt: skip
-                continue
-            yield Reading(
-                verdict="fail", what=what, hosts=(one.name,),
-                why="when a host dies, the others of a job wait in their next collective, or fail with 'Connection closed by peer'",
-                fix=f"# on {one.name}: is it up? Why did the doctor end there?\ndmesg -T | tail -n 20",
-            )  # fmt: skip
+        if not one.lost:
+            continue
+        why = "when a host dies, the others of a job wait in their next collective, or fail with 'Connection closed by peer'"
+        fix = f"# on {one.name}: is it up? Why did the doctor end there?\ndmesg -T | tail -n 20"
+        if one.lost.startswith(NO_SENSE):
+            why = "the doctors use different protocols: this host's findings are not in the result, and nothing is known about its links"
+            fix = f"# on {one.name} and on the others: is it the same version of rankwise on all hosts?\nrankwise --version"
+        elif one.lost == INTERRUPTED:
+            why = "somebody pressed Ctrl-C there, or what started it ended: what it had not sent yet is not in the result"
+            fix = "# start the doctor on all hosts again"
+        yield Reading(
+            verdict="fail", what=f"{one.name} was lost: {one.lost}", hosts=(one.name,), why=why, fix=fix
+        )
 
 
 def _judge_all_reduce(found: ClusterReport) -> Iterator[Reading]:
@@ -129,9 +114,7 @@ def _judge_all_reduce(found: ClusterReport) -> Iterator[Reading]:
             why=reduced.why, class_id=reduced.class_id, fix="# see the links and the names above" if is_broken else "",
         )  # fmt: skip
         return
-    yield ok(
-        f"torch's all-reduce ({reduced.backend}, {reduced.num_ranks} ranks): {format_seconds(reduced.latency_s)} for 4 bytes, " f"{format_rate(reduced.bytes_per_s)} for {reduced.size_bytes >> 20} MiB",
-    )  # fmt: skip
+    yield ok(f"torch's all-reduce {reduced.summary}")
     for name, late_s in reduced.waited_s:
         if late_s > 0.5:
             yield Reading(
@@ -168,13 +151,12 @@ def _judge_master(look: NameLook) -> Reading | None:
         return None
     ask = (
         f"getent hosts {shlex.quote(look.name)}  # prints nothing now; else use an address: "
-        if is_host_name(look.name)
-        else ""
+        * is_host_name(look.name)
     )
     return Reading(
         verdict="fail", what=f"{look.source} has no address for {look.name}, where the ranks rendezvous", class_id="I3", hosts=(look.source,),
         why="its ranks wait for the store until their timeout: 'The client socket has timed out'",
-        fix=f"# on {look.source}:\n{ask}export MASTER_ADDR=…",
+        fix=on_host(look.source, f"{ask}export MASTER_ADDR=…"),
     )  # fmt: skip
 
 
@@ -183,31 +165,22 @@ def _judge_name(look: NameLook, target: HostCard, found: ClusterReport, plan: Pl
     if not look.got or own & set(look.got):
         return None
     right = target.address
+    others = (one for one in found.hosts if one.name != target.name)
     other = next(
-        (
-            one.name
-            for one in found.hosts
-            if one.name != target.name and {one.address, *(ip for _, ip in one.interfaces)} & set(look.got)
-        ),
-        "",
+        (one.name for one in others if {one.address, *(ip for _, ip in one.interfaces)} & set(look.got)), ""
     )
     whose = f"that is {other}'s address" if other else "no host of these has that address"
     if look.got[0].startswith("127."):
         whose = f"that is {look.source} itself"
         other = look.source
-    matters = (
-        bool(other)
-        or short_name(plan.endpoint_host) == short_name(look.name)
-        or target.name == found.hosts[0].name
-    )
-    name = look.name
-    fix = _correct(name, right, is_written=look.is_written)
+    is_master = short_name(plan.endpoint_host) == short_name(look.name) or target.name == found.hosts[0].name
+    matters, name = bool(other) or is_master, look.name
     where = f"in {look.source}'s /etc/hosts" if look.is_written else f"by {look.source}'s name server"
     return Reading(
         verdict="fail" if matters else "warn", class_id="I2" if matters else "",
         what=f"{where} {name} is {', '.join(look.got)}, and {whose}; {target.name} is {right}", hosts=(look.source,),
         why=f"what connects to {name} from there reaches the wrong place: the ranks if {name} is the master (torchrun takes the name "
-        "of node 0), ssh and mpirun always", fix=f"# on {look.source}:\n{fix}",
+        "of node 0), ssh and mpirun always", fix=on_host(look.source, _correct(name, right, is_written=look.is_written)),
     )  # fmt: skip
 
 
@@ -224,12 +197,12 @@ def judge_addresses(found: ClusterReport) -> Iterator[Reading]:
         return
     for one in found.hosts:
         # The probe of the host's own name may have reported it already, in more detail.
-        is_told = any(
+        is_known = any(
             reading.class_id == "I5" and reading.verdict in {"warn", "fail"} for reading in one.readings
         )
-        if one.lost or is_told or not one.gloo_address or not is_loopback(one.gloo_address):
+        if one.lost or is_known or not one.gloo_address or not is_loopback(one.gloo_address):
             continue
-        interface = next((name for name, ip in one.interfaces if ip == one.address), "IFACE")
+        interface = find_interface(one, one.address) or "IFACE"
         # Either is enough: of what is pasted as a whole, the one is done that changes no file.
         mending = _correct(one.own_name, one.address, is_written=True).splitlines()
         for_good = "\n".join(f"# {line.removeprefix('# ')}" for line in mending)
@@ -243,10 +216,9 @@ def judge_addresses(found: ClusterReport) -> Iterator[Reading]:
 
 def judge_clocks(found: ClusterReport) -> Iterator[Reading]:
     """Report clocks that differ."""
+    alive = [one for one in found.hosts if not one.lost]
     offsets = {
-        one.name: (one.clock_ahead_s, one.clock_error_s)
-        for one in found.hosts
-        if one.clock_ahead_s is not None and not one.lost
+        one.name: (one.clock_ahead_s, one.clock_error_s) for one in alive if one.clock_ahead_s is not None
     }
     if len(offsets) < 2:
         return
@@ -261,11 +233,7 @@ def judge_clocks(found: ClusterReport) -> Iterator[Reading]:
         first = found.hosts[0].name
         hosts = (name,) if len(offsets) > 2 else (first, name)
         than = "the other hosts'" if len(offsets) > 2 else f"{first}'s"
-        lines = [
-            line
-            for host in hosts
-            for line in (f"# on {host}:", "sudo timedatectl set-ntp true && sudo chronyc makestep")
-        ]
+        lines = [on_host(host, "sudo timedatectl set-ntp true && sudo chronyc makestep") for host in hosts]
         yield Reading(
             verdict="fail" if abs(off_s) - error_s > _FAR_APART_S else "warn", class_id="I23", hosts=hosts, fix="\n".join(lines),
             what=f"{name}'s clock is {abs(off_s):.1f} s {'ahead of' if off_s > 0 else 'behind'} {than} (± {error_s * 1000:.0f} ms)",

@@ -48,12 +48,10 @@ def group(readings: Iterable[Reading]) -> list[Line]:
         one = line.reading
         key = (one.probe, one.verdict, _NUMBER.sub("0", one.what), _NUMBER.sub("0", one.fix))
         lines.setdefault(key, []).append(line)
-    info = [
-        one
-        for group in lines.values()
-        for one in (_join_alike(group) if len(group) >= _MANY_ALIKE else group)
+    joined = [
+        one for same in lines.values() for one in (_join_alike(same) if len(same) >= _MANY_ALIKE else same)
     ]
-    return sorted(info, key=lambda line: _ORDER.index(line.reading.verdict))
+    return sorted(joined, key=lambda line: _ORDER.index(line.reading.verdict))
 
 
 def join_same(readings: Iterable[Reading]) -> list[Line]:
@@ -61,38 +59,33 @@ def join_same(readings: Iterable[Reading]) -> list[Line]:
     joined: dict[tuple[str, str, str, str], list[Reading]] = {}
     for one in readings:
         joined.setdefault((one.probe, one.verdict, one.what, one.fix), []).append(one)
-    lines = [
-        Line(reading=found[0], hosts=tuple(dict.fromkeys(host for one in found for host in one.hosts)))
-        for found in joined.values()
-    ]
+    lines = [Line(reading=same[0], hosts=_join_hosts(same)) for same in joined.values()]
     return sorted(lines, key=lambda line: _ORDER.index(line.reading.verdict))
 
 
 def _join_alike(lines: Sequence[Line]) -> list[Line]:
-    first, *others = lines
-    return [replace(first, alike=tuple(dict.fromkeys(host for line in others for host in line.hosts)))]
+    return [replace(lines[0], alike=_join_hosts(lines[1:]))]
+
+
+def _join_hosts(parts: Iterable[Line | Reading]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(host for one in parts for host in one.hosts))
 
 
 def format_hosts(line: Line, all_hosts: Sequence[str]) -> str:
-    """Return whose a line is, with a colon behind; empty where there is one host only."""
+    """Return whose a line is, with a colon behind; empty where there is one host only, or where it begins with the host's name."""
     if len(all_hosts) < 2 or not line.hosts:
         return ""
-    if len(line.hosts) == 1 and line.reading.what.startswith(
-        (f"{line.hosts[0]} ", f"{line.hosts[0]}:", f"{line.hosts[0]}'")
-    ):
-        return ""  # it begins with the host's name
+    first = line.hosts[0]
+    if len(line.hosts) == 1 and line.reading.what.startswith((f"{first} ", f"{first}:", f"{first}'")):
+        return ""
     alike = f" (and alike on {name_hosts(line.alike, ())})" if line.alike else ""
     return f"{name_hosts(line.hosts, all_hosts)}{alike}: "
 
 
 def judge_host(host: HostCard, together: ClusterReport) -> Verdict:
     """Return how a host is, by its own readings and by those of several hosts that are about some of them; what was skipped counts for nothing."""
-    about = _list_shared(host, together)
-    return (
-        "fail"
-        if host.lost
-        else find_worst(one for one in (*host.readings, *about) if one.verdict != "skipped")
-    )
+    readings = [one for one in (*host.readings, *_list_shared(host, together)) if one.verdict != "skipped"]
+    return "fail" if host.lost else find_worst(readings)
 
 
 def count_host(host: HostCard, together: ClusterReport) -> str:
@@ -122,17 +115,13 @@ def join_skipped(lines: Iterable[Line]) -> list[Line]:
     joined: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         joined.setdefault((line.reading.what, line.reading.why), []).append(line)
-    return [
-        replace(
-            group[0],
-            reading=replace(
-                group[0].reading, probe=f"{len(group)} probes", what=f"{group[0].reading.what}: {names}"
-            ),
-        )
-        if len(group) > 1 and (names := ", ".join(line.reading.probe for line in group))
-        else group[0]
-        for group in joined.values()
-    ]
+    found = []
+    for first, *others in joined.values():
+        one, names = first.reading, ", ".join(line.reading.probe for line in (first, *others))
+        if others:
+            one = replace(one, probe=f"{len(others) + 1} probes", what=f"{one.what}: {names}")
+        found.append(replace(first, reading=one))
+    return found
 
 
 def name_hosts(hosts: Sequence[str], all_hosts: Sequence[str]) -> str:

@@ -68,13 +68,9 @@ def make_maps(together: ClusterReport) -> list[HeatMap]:
         ]  # fmt: skip
         if any(one.resent for one in measures):
             about = "The share of packets that had to be sent again, as the kernel of the sender counts."
+            legend = ((0.0, "none"), (0.5, "1 %"), (1.0, "2 % and more"))
             maps.append(
-                HeatMap(
-                    title="Sent again",
-                    about=about,
-                    cells=_report_losses(measures),
-                    legend=((0.0, "none"), (0.5, "1 %"), (1.0, "2 % and more")),
-                )
+                HeatMap(title="Sent again", about=about, cells=_report_losses(measures), legend=legend)
             )
     return maps
 
@@ -117,10 +113,9 @@ def _judge_links(links: Sequence[Link]) -> dict[tuple[str, str], Cell]:
     cells = {}
     for pair, found in by_pair.items():
         worst = min(found, key=lambda link: _OUTCOMES.index(link.outcome))
+        details = {link: f" ({link.detail})" if link.detail else "" for link in found}
         info = "\n".join(
-            f"{link.plane}: {link.address}:{link.port} {link.outcome}"
-            + (f" ({link.detail})" if link.detail else "")
-            for link in found
+            f"{one.plane}: {one.address}:{one.port} {one.outcome}{detail}" for one, detail in details.items()
         )
         heat = None if worst.outcome == "not tried" else 0.0 if worst.outcome == "ok" else 1.0
         cells[pair] = Cell(text=_MARKS[worst.outcome], info=f"{pair[0]} to {pair[1]}\n{info}", heat=heat)

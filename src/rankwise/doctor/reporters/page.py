@@ -16,7 +16,7 @@ from rankwise.doctor.reporters.grouping import (
     name_hosts,
 )
 from rankwise.doctor.reporters.heat import make_maps, render_map
-from rankwise.doctor.units import format_rate, format_seconds
+from rankwise.doctor.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -68,7 +68,13 @@ def render(together: ClusterReport, *, made: str) -> str:
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="sub">{escape(made)}, in {together.took_s:.1f} s; {escape(count_verdicts(readings))}</p>',
-        *_render_missing(together.missing),
+        *(
+            [
+                f'<div class="finding fail"><b>{escape(name_hosts(together.missing, ()))}</b>did not arrive</div>'
+            ]
+            if together.missing
+            else []
+        ),
         "<h2>Findings</h2>" if bad else '<p class="finding ok">No failures and no warnings.</p>',
         *(_render_finding(line, names) for line in bad),
         *_render_maps(together, names),
@@ -90,20 +96,11 @@ def _write(words: str) -> str:
     return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(words))
 
 
-def _render_missing(missing: Sequence[str]) -> Iterator[str]:
-    if missing:
-        verb = "did not arrive"
-        yield f'<div class="finding fail"><b>{escape(name_hosts(missing, ()))}</b>{verb}</div>'
-
-
 def _render_finding(line: Line, names: Sequence[str]) -> str:
     one = line.reading
     whose = format_hosts(line, names)
-    named = (
-        f' <span class="tag" title="rankwise rule {escape(one.class_id)}">{escape(one.class_id)}</span>'
-        if one.class_id
-        else ""
-    )
+    class_id = escape(one.class_id)
+    named = f' <span class="tag" title="rankwise rule {class_id}">{class_id}</span>' if class_id else ""
     why = f'<div class="why">{_write(one.why)}</div>' if one.why else ""
     fix = f"<pre>{escape(one.fix)}</pre>" if one.fix else ""
     return (
@@ -149,15 +146,8 @@ def _render_all_reduce(together: ClusterReport) -> Iterator[str]:
     reduced = together.all_reduce
     if reduced is None:
         return
-    yield "<h2>All-reduce by torch</h2>"
-    if reduced.why:
-        yield f"<p>{escape(reduced.why)}</p>"
-        return
-    yield (
-        f"<p>{escape(reduced.backend)}, {reduced.num_ranks} ranks: {format_seconds(reduced.latency_s)} for 4 bytes, "
-        f"{format_rate(reduced.bytes_per_s)} for {reduced.size_bytes >> 20} MiB</p>"
-    )
-    if reduced.waited_s:
+    yield f"<h2>All-reduce by torch</h2>\n<p>{escape(reduced.why or reduced.summary)}</p>"
+    if reduced.waited_s and not reduced.why:
         late = ", ".join(f"{escape(host)} {format_seconds(waited)}" for host, waited in reduced.waited_s)
         yield f"<p>The others waited for: {late}</p>"
 

@@ -16,7 +16,7 @@ from rankwise.doctor.reporters.grouping import (
     list_readings,
     name_hosts,
 )
-from rankwise.doctor.units import format_rate, format_seconds
+from rankwise.doctor.units import format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,7 +62,7 @@ class _Text:
 
     def lines(self, *, verbose: bool, quiet: bool) -> Iterator[str]:
         is_one = len(self._names) == 1 and not self._all.missing
-        yield self._paint("1", f"rankwise doctor: {self._names[0] if is_one else self._report_set()}")
+        yield self._paint("1", f"rankwise doctor: {self._names[0] if is_one else self._describe_set()}")
         lines = group(self._readings)
         skipped = join_skipped(line for line in lines if line.reading.verdict == "skipped")
         for line in (*(line for line in lines if line.reading.verdict != "skipped"), *skipped):
@@ -73,12 +73,10 @@ class _Text:
             yield from self._report_hosts()
         yield self._paint("1", self._sum_up(is_one=is_one))
 
-    def _report_set(self) -> str:
-        total = len(self._names) + len(self._all.missing)
-        missing = f", {len(self._all.missing)} of {total} missing" if self._all.missing else ""
-        return (
-            f"{len(self._names)} host{'s' * (len(self._names) > 1)}: {name_hosts(self._names, ())}{missing}"
-        )
+    def _describe_set(self) -> str:
+        here, missing = len(self._names), len(self._all.missing)
+        absent = f", {missing} of {here + missing} missing" if missing else ""
+        return f"{format_count(here, 'host')}: {name_hosts(self._names, ())}{absent}"
 
     def _report(self, line: Line) -> Iterator[str]:
         one, verdict = line.reading, line.reading.verdict
@@ -125,13 +123,7 @@ class _Text:
             yield f"  {name:<{width}}  {self._paint('1;31', 'did not arrive')}"
         yield from self._report_measures()
         if (reduced := self._all.all_reduce) is not None:
-            if reduced.why:
-                yield f"  all-reduce by torch: {self._paint('2', reduced.why)}"
-            else:
-                yield (
-                    f"  all-reduce by torch ({reduced.backend}, {reduced.num_ranks} ranks): {format_seconds(reduced.latency_s)} for 4 bytes, "
-                    f"{format_rate(reduced.bytes_per_s)} for {reduced.size_bytes >> 20} MiB"
-                )
+            yield f"  all-reduce by torch{': ' + self._paint('2', reduced.why) if reduced.why else ' ' + reduced.summary}"
 
     def _report_measures(self) -> Iterator[str]:
         measures = self._all.measures
@@ -152,18 +144,16 @@ class _Text:
             return []
         by_pair = {(one.source, one.target): one for one in self._all.measures}
         rows = [["", *self._names]]
-        rows += [
-            [
-                source,
-                *(_cell(by_pair.get((source, target)), is_self=source == target) for target in self._names),
-            ]
-            for source in self._names
-        ]
+        for source in self._names:
+            cells = (
+                _cell(by_pair.get((source, target))) if target != source else "." for target in self._names
+            )
+            rows.append([source, *cells])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return [
-            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines = (
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+        )
+        return [f"  {line}".rstrip() for line in lines]
 
     def _sum_up(self, *, is_one: bool) -> str:
         took = "" if is_one else f", in {self._all.took_s:.1f} s"
@@ -173,12 +163,10 @@ class _Text:
         return f"{count_verdicts(self._readings)}{took}{more}"
 
 
-def _cell(measure: Measure | None, *, is_self: bool) -> str:
-    if is_self:
-        return "."
-    if measure is None:
-        return "-"
-    return f"{format_rate(measure.bytes_per_s)}, {format_seconds(measure.latency_s)}"
+def _cell(measure: Measure | None) -> str:
+    return (
+        "-" if measure is None else f"{format_rate(measure.bytes_per_s)}, {format_seconds(measure.latency_s)}"
+    )
 
 
 def _paint(style: str, text: str) -> str:
