@@ -31,6 +31,10 @@ BOUND_S = 60.0
 #: No host has more GPUs; each rank is a process.
 _MOST_RANKS = 128
 _TORCH_S, _MOST_WHY = 90.0, 500
+#: The failure classes of what torch says.
+_CLASSES = {
+    "connectFullMesh": "I8", "Unable to find address": "I6", "client socket has timed out": "I2", "ncclSystemError": "I7",
+}  # fmt: skip
 
 
 def describe_torch(host: Host) -> Message:
@@ -57,18 +61,10 @@ def find_obstacle(found: ClusterReport, torch: Mapping[str, Message]) -> AllRedu
         return AllReduce(
             why=f"there is no torch with torch.distributed on {', '.join(lacking)}" + (f": {first}" if first else ""),
         )  # fmt: skip
-    alive = set(torch)
-    shut = [
-        one
-        for one in found.links
-        if one.outcome not in {"ok", "not tried"}
-        and {one.source, one.target} <= alive
-        and one.plane != "nccl"
-    ]
-    if shut:
-        return AllReduce(
-            why=f"the link from {shut[0].source} to {shut[0].target} does not open: it would hang"
-        )
+    for one in found.links:
+        is_shut = one.outcome not in {"ok", "not tried"} and one.plane != "nccl"
+        if is_shut and {one.source, one.target} <= set(torch):
+            return AllReduce(why=f"the link from {one.source} to {one.target} does not open: it would hang")
     return None
 
 
@@ -77,18 +73,22 @@ def plan_reduce(torch: Mapping[str, Message], address: str) -> dict[str, Message
 
     ``torch`` is what the hosts say of theirs; the first one serves the store, at ``address``.
     """
-    message = list(torch.values())
-    is_nccl = all(
-        "nccl" in texts(one, "backends") and number(one, "devices") > 0 and text(one, "backend") != "gloo"
-        for one in message
-    )
-    counts = [int(number(one, "devices")) if is_nccl else 1 for one in message]
+
+    def may_use_nccl(one: Message) -> bool:
+        return (
+            "nccl" in texts(one, "backends") and number(one, "devices") > 0 and text(one, "backend") != "gloo"
+        )
+
+    is_nccl = all(map(may_use_nccl, torch.values()))
+    counts = {name: int(number(one, "devices")) if is_nccl else 1 for name, one in torch.items()}
     orders: dict[str, Message] = {}
-    for index, name in enumerate(torch):
+    port, first_rank = whole(next(iter(torch.values())), "port"), 0
+    for name, count in counts.items():
         orders[name] = {
-            "do": "all-reduce", "backend": "nccl" if is_nccl else "gloo", "first_rank": sum(counts[:index]), "ranks": counts[index],
-            "world": sum(counts), "address": address, "port": whole(message[0], "port"),
+            "do": "all-reduce", "backend": "nccl" if is_nccl else "gloo", "first_rank": first_rank, "ranks": count, "world": sum(counts.values()),
+            "address": address, "port": port,
         }  # fmt: skip
+        first_rank += count
     return orders
 
 
@@ -171,10 +171,8 @@ def read_reduce(
     """Return the result of all ranks; where hosts were lost meanwhile, whatever the others say comes of that."""
     if lost:
         return AllReduce(why=f"{', '.join(lost)} was lost while it ran")
-    backend, world = (
-        text(next(iter(orders.values())), "backend"),
-        whole(next(iter(orders.values())), "world") or 0,
-    )
+    order = next(iter(orders.values()))
+    backend, world = text(order, "backend"), whole(order, "world") or 0
     ranks = [(name, rank) for name, answer in message.items() for rank in parts(answer, "ranks")]
     failed = [(name, one_line(text(rank, "why"), _MOST_WHY)) for name, rank in ranks if text(rank, "why")]
     absent = [name for name in orders if name not in message]
@@ -196,12 +194,4 @@ def read_reduce(
 
 
 def _find_class(why: str) -> str:
-    for words, class_id in (
-        ("connectFullMesh", "I8"),
-        ("Unable to find address", "I6"),
-        ("client socket has timed out", "I2"),
-        ("ncclSystemError", "I7"),
-    ):
-        if words in why:
-            return class_id
-    return ""
+    return next((class_id for words, class_id in _CLASSES.items() if words in why), "")

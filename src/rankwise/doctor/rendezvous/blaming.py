@@ -106,22 +106,18 @@ def _find_groups(hosts: list[str], good: set[Way], bad: set[Way]) -> list[list[s
 
 
 def _find_worst(hosts: list[str], tried: set[Way], bad: set[Way]) -> Blame | None:
-    best: tuple[tuple[int, float], Blame] | None = None
+    best: tuple[tuple[int, float, int], Blame] | None = None
+    ends: tuple[tuple[Literal["in", "out"], int], ...] = (("in", 1), ("out", 0))
     for host in hosts:
         # A firewall mostly blocks what comes in: that is tried first, and wins a draw.
-        for kind, end in (("in", 1), ("out", 0)):
+        for kind, end in ends:
             own = [way for way in tried if way[end] == host]
             own_bad = sorted(way for way in own if way in bad)
             if len(own_bad) < 2 or 2 * len(own_bad) <= len(own):
                 continue
-            weight = (len(own_bad), len(own_bad) / len(own))
-            side: Literal["in", "out"] = "in" if kind == "in" else "out"
-            if (
-                best is None
-                or weight > best[0]
-                or (weight == best[0] and best[1].kind == "out" and side == "in")
-            ):
-                best = weight, Blame(kind=side, hosts=(host,), bad=tuple(own_bad), tried=len(own))
+            weight = (len(own_bad), len(own_bad) / len(own), end)
+            if best is None or weight > best[0]:
+                best = weight, Blame(kind=kind, hosts=(host,), bad=tuple(own_bad), tried=len(own))
     return best[1] if best else None
 
 

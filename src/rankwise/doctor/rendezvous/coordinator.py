@@ -44,6 +44,10 @@ _SAY_S, _FIRST_SAY_S = 10.0, 2.0
 #: Hosts that are all simulated by one process take so many times as long.
 _PATIENCE_SIMULATED = 10
 _GLANCE_S, _CLOSE_S = 0.1, 1.0
+_REFUSE_OTHER = refuse(
+    "another doctor has its rendezvous at this port",
+    "start all hosts with the same arguments, or choose another port",
+)
 
 
 class OwnHostLostError(Exception):
@@ -226,13 +230,9 @@ class Coordinator:
         )  # fmt: skip
         refusal = self._find_mismatch(hello)
         # A rival is told nothing but that it is one.
-        if (
-            refusal is None
-            and self._plan.token
-            and not peer.rival
-            and not await self._prove(hello, connection)
-        ):
-            refusal = _refuse_other()
+        must_prove = refusal is None and self._plan.token and not peer.rival
+        if must_prove and not await self._prove(hello, connection):
+            refusal = _REFUSE_OTHER
         refusal = refusal or self.admission.admit(peer)
         if refusal is not None:
             connection.send(refusal)
@@ -249,7 +249,7 @@ class Coordinator:
                 f"the rendezvous host speaks version {VERSION} of the doctor's protocol, this host {one_line(repr(hello.get(GREETING)), 20)}",
                 "use the same version of rankwise on all hosts", "R11",
             )  # fmt: skip
-        return _refuse_other() if text(hello, "mark") != mark(self._plan.token) else None
+        return _REFUSE_OTHER if text(hello, "mark") != mark(self._plan.token) else None
 
     async def _prove(self, hello: Message, connection: Connection) -> bool:
         """Prove that we know the token, and return whether the other side does, too."""
@@ -302,13 +302,6 @@ def _explain_end(error: GoneError) -> str:
     if isinstance(error, StrangerError):
         return f"{NO_SENSE}: {error}"
     return str(error) if str(error) == CLOSED else f"its connection ended: {error}"
-
-
-def _refuse_other() -> Message:
-    return refuse(
-        "another doctor has its rendezvous at this port",
-        "start all hosts with the same arguments, or choose another port",
-    )
 
 
 def _read_count(message: Message, key: str) -> int | None:

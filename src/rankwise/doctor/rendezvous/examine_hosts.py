@@ -15,7 +15,6 @@ from rankwise.doctor.rendezvous.sanitize import one_line
 from rankwise.doctor.rendezvous.wire import INTERRUPTED, GoneError, text
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     from rankwise.doctor.host import Host
@@ -42,17 +41,13 @@ def examine_hosts(
     if sys.platform == "win32":
         # link_probe waits for sockets, which the usual loop there can't.
         asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
-    return asyncio.run(_examine(host, probes, plan, say, bind_endpoint(plan)))
+    return asyncio.run(_examine(host, probes, plan, say))
 
 
 async def _examine(
-    host: Host,
-    probes: Sequence[Probe],
-    plan: Plan,
-    say: Callable[[str], None],
-    listener: socket.socket | None,
+    host: Host, probes: Sequence[Probe], plan: Plan, say: Callable[[str], None]
 ) -> ClusterReport:
-    tasks = HostTasks(host, probes, plan)
+    tasks, listener = HostTasks(host, probes, plan), bind_endpoint(plan)
     if listener is None:
         return await _participate(host, tasks, plan, say, "")
     phases = Phases(host, probes, plan)
@@ -150,7 +145,5 @@ def _read_result(result: Message, plan: Plan) -> ClusterReport:
     try:
         return cluster_report.from_json(result)
     except ValueError as error:
-        raise JoinError(
-            f"what the host at {plan.endpoint} sent is not a result: {error}",
-            hint="use the same version of rankwise on all hosts",
-        ) from error
+        what = f"what the host at {plan.endpoint} sent is not a result: {error}"
+        raise JoinError(what, hint="use the same version of rankwise on all hosts") from error

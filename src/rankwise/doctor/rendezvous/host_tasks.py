@@ -49,16 +49,7 @@ _TURNS = BoundedSemaphore(6)
 _NAMES_S, _NAME_THREADS, _SUGGEST_S = 6.0, 16, 6.0
 _HOOKS: dict[str, Hook] = {"opening": "input", "opening_out": "output"}
 #: From the best to the worst: of several ports, the worst counts.
-_OUTCOMES: tuple[Outcome, ...] = (
-    "ok",
-    "not tried",
-    "no route",
-    "unreachable",
-    "reset",
-    "refused",
-    "timeout",
-    "other host",
-)
+_OUTCOMES: tuple[Outcome, ...] = ("ok", "not tried", "no route", "unreachable", "reset", "refused", "timeout", "other host")  # fmt: skip
 
 
 @final
@@ -197,11 +188,8 @@ class HostTasks:
         return resolve_all(sorted(wanted - {"", self._host.name}))
 
     def _report_names(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
-        written = {
-            word
-            for line in self._host.read("/etc/hosts").splitlines()
-            for word in line.partition("#")[0].split()[1:]
-        }
+        lines = self._host.read("/etc/hosts").splitlines()
+        written = {word for line in lines for word in line.partition("#")[0].split()[1:]}
         message: list[Fact] = []
         for peer in self._peers:
             name = text(peer, "name")
@@ -217,11 +205,8 @@ class HostTasks:
 
     def _report_master_name(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
         name = self._master_name()
-        return (
-            [{"name": name, "to": None, "got": [], "is_written": False}]
-            if name and names.get(name) == ()
-            else []
-        )
+        is_lost = name and names.get(name) == ()
+        return [{"name": name, "to": None, "got": [], "is_written": False}] if is_lost else []
 
     async def _send_readings(self, order: Message) -> Message:
         readings = await asyncio.shield(self._examined)
@@ -301,11 +286,8 @@ def _is_address(name: str) -> bool:
 def _take_worst(tried: Sequence[Tried]) -> list[Tried]:
     """Return one result for each host and plane: the worst of its ports."""
     found: dict[tuple[int, Plane], Tried] = {}
-    for one in tried:
-        key = one.target.number, one.target.plane
-        old = found.get(key)
-        if old is None or _OUTCOMES.index(one.outcome) > _OUTCOMES.index(old.outcome):
-            found[key] = one
+    for one in sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome)):
+        found[one.target.number, one.target.plane] = one
     return list(found.values())
 
 

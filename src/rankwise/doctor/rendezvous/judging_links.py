@@ -117,10 +117,8 @@ def _report_private(
         places.setdefault((address, interface), []).append(target)
     library, variable = LIBRARIES[plane]
     for (address, interface), targets in places.items():
-        own = (
-            sorted({source for target in targets for source in private[target, address]} - set(targets))
-            or targets
-        )
+        others = {source for target in targets for source in private[target, address]} - set(targets)
+        own = sorted(others) or targets
         what = f"{library} listens at {address} on {', '.join(targets)}: that is {interface} there"
         if own != targets or len(targets) > 1:
             what += f", and {', '.join(own)} {'has' if len(own) == 1 else 'have'} that address, too"
@@ -215,11 +213,8 @@ def _suggest_for_split(blame: Blame, guilty: dict[str, Reading], cards: dict[str
     address = cards[target].address
     way = f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:\nip route get {address}\ntraceroute {address}"
     rest = next((one for _, one in blame.bad if one not in guilty), "")
-    rules = (
-        [f"# or in their own firewalls. The rules, on {rest}:\nsudo nft list ruleset; sudo iptables-save"]
-        if rest
-        else []
-    )
+    show = f"# or in their own firewalls. The rules, on {rest}:\nsudo nft list ruleset; sudo iptables-save"
+    rules = [show] if rest else []
     return "\n".join([*lines, *rules, way] if guilty else [way, *rules])
 
 

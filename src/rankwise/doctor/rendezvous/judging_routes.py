@@ -69,11 +69,8 @@ def _report_nowhere(plane: Plane, source: str, links: Sequence[Link], cards: dic
         ]
     if not lines:
         net = ipaddress.ip_network(f"{address}/{64 if ':' in address else 24}", strict=False)
-        lines = [
-            f"# on {source}: which way should it be?",
-            f"ip route get {address}; ip addr; ip route",
-            f"# then, with the gateway that leads there: sudo ip route add {net} via GATEWAY",
-        ]
+        lines = [f"# on {source}: which way should it be?", f"ip route get {address}; ip addr; ip route"]
+        lines.append(f"# then, with the gateway that leads there: sudo ip route add {net} via GATEWAY")
     return Reading(
         verdict="fail", hosts=(source,), class_id="I22" if _lacks_ipv6(links[0], cards) else _CLASSES[plane], why=_WHY[plane],
         what=f"{source} has no route to {targets}: {links[0].detail}", fix="\n".join(lines),
@@ -97,12 +94,12 @@ def _prefer_ipv4(plane: Plane, links: Sequence[Link], cards: dict[str, HostCard]
 
 
 def _lacks_ipv6(link: Link, cards: dict[str, HostCard]) -> bool:
-    own = [ip for _, ip in cards[link.source].interfaces]
-    return (
-        ":" in link.address
-        and not _is_own_only(link.address)
-        and not any(":" in ip and not _is_own_only(ip) for ip in own)
-    )
+    own = (ip for _, ip in cards[link.source].interfaces)
+    return _is_wide_ipv6(link.address) and not any(map(_is_wide_ipv6, own))
+
+
+def _is_wide_ipv6(ip: str) -> bool:
+    return ":" in ip and not _is_own_only(ip)
 
 
 def _is_own_only(ip: str) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.doctor.probe import Reading, ok
 from rankwise.doctor.rendezvous.blaming import find_blames
+from rankwise.doctor.rendezvous.cluster_report import find_interface
 from rankwise.doctor.units import format_rate, format_seconds, join_names
 
 if TYPE_CHECKING:
@@ -176,11 +177,8 @@ def _name_way(blame: Blame) -> str:
     if blame.kind == "all":
         return "on all ways"
     if blame.kind == "split":
-        return (
-            "between "
-            + ", ".join(f"{join_names(one)}" for one in blame.groups[:-1])
-            + f" and, on the other side, {join_names(blame.groups[-1])}"
-        )
+        *groups, last = map(join_names, blame.groups)
+        return f"between {', '.join(groups)} and, on the other side, {last}"
     if blame.kind != "link":
         return {"in": "to", "out": "from"}.get(blame.kind, "from and to") + f" {blame.hosts[0]}"
     source, target = blame.hosts
@@ -192,15 +190,12 @@ def _either_side(blame: Blame, cards: dict[str, HostCard]) -> str:
 
 
 def _look_at_interfaces(blame: Blame, cards: dict[str, HostCard]) -> str:
-    lines = []
     if blame.kind == "split":
         source, target = blame.bad[0]
         return f"# the way from {source} to {target}: how fast is what is between their switches?\ntraceroute {cards[target].address}"
+    lines = []
     for name in blame.hosts if blame.kind != "all" else blame.hosts[:1]:
-        card = cards[name]
-        interface = next(
-            (one for one, ip in card.interfaces if ip in {card.gloo_address, card.address}), "IFACE"
-        )
+        interface = find_interface(cards[name], cards[name].gloo_address, cards[name].address) or "IFACE"
         lines += [
             f"# on {name}: speed and errors of its cable, and what shapes or drops its traffic",
             f"ip -s link show dev {interface}; tc -s qdisc show dev {interface}",

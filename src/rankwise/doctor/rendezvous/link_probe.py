@@ -25,14 +25,8 @@ _MOST_GREETING_BYTES = 1024
 _RESET = {errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE}
 #: At once, these come from this host's own routing table; those of a router, or a firewall, come later.
 _NO_ROUTE = {errno.ENETUNREACH, errno.ENETDOWN, errno.EAFNOSUPPORT}
-_UNDER_WAY = {
-    0,
-    errno.EINPROGRESS,
-    errno.EWOULDBLOCK,
-    errno.EAGAIN,
-    errno.EINTR,
-    10035,
-}  # the last one: Windows
+#: The last one is Windows'.
+_UNDER_WAY = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR, 10035}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +161,8 @@ async def _try(target: Target, mark: str, clock: Clock, source_address: str, gre
         connect_s, silence = 0.0, f"no answer within {_OPEN_S:g} s"
         try:
             await wait_connected(sock, _OPEN_S)
-            connect_s, silence = (
-                clock.monotonic() - begin_s,
-                f"it accepted, but sent nothing within {greeting_s:.0f} s",
-            )
+            connect_s = clock.monotonic() - begin_s
+            silence = f"it accepted, but sent nothing within {greeting_s:.0f} s"
             stranger = _find_stranger(await _read_greeting(sock, clock, greeting_s), target, mark)
             outcome, detail = "other host" if stranger else "ok", stranger
         except OSError as error:

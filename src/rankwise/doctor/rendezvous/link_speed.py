@@ -61,12 +61,9 @@ async def measure_link(
             await wait_connected(sock, _OPEN_S)
             tune(sock)
             if bytes_per_s and sys.platform.startswith("linux"):
+                pace = struct.pack("@I", int(min(bytes_per_s, 2**32 - 2)))
                 with suppress(OSError):
-                    sock.setsockopt(
-                        socket.SOL_SOCKET,
-                        _SO_MAX_PACING_RATE,
-                        struct.pack("@I", int(min(bytes_per_s, 2**32 - 2))),
-                    )
+                    sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)
             await _skip_greeting(sock, clock)
             latency_s = await _ping(sock, clock)
             taken_bytes, took_s = await _stream(sock, clock, seconds)
@@ -133,10 +130,7 @@ def _read_resent(sock: socket.socket) -> float | None:
         return None
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
-        (resent,), (sent,) = (
-            struct.unpack_from("=I", info, _RESENT_AT),
-            struct.unpack_from("=I", info, _SENT_AT),
-        )
+        resent, sent = (struct.unpack_from("=I", info, at)[0] for at in (_RESENT_AT, _SENT_AT))
     except (OSError, struct.error):  # a kernel before 4.2
         return None
     if resent < _LEAST_RESENT:

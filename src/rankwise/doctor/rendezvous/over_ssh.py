@@ -113,11 +113,7 @@ class RemoteHosts:
         found = []
         for remote in self._remotes:
             code = remote.process.poll()
-            if code in {
-                None,
-                0,
-                1,
-            }:  # 1 says that something is wrong there, which the rendezvous reports better
+            if code in {None, 0, 1}:  # 1: something is wrong there, which the rendezvous reports better
                 continue
             reading = self._judge(remote, code or 0)
             found.append(reading)
@@ -152,12 +148,9 @@ class RemoteHosts:
             )  # fmt: skip
         output = " ".join(lines[-2:]) if lines else f"exit code {code}"
         what = f"the doctor could not be started on {remote.host}: {output}"
-        hint = (
-            "# install the same rankwise there, at the same path"
-            if code in {126, 127} or "No module named" in output
-            else ""
-        )
-        return Reading(verdict="fail", what=what, fix=hint, probe="meeting", hosts=(remote.host,))
+        is_absent = code in {126, 127} or "No module named" in output
+        fix = "# install the same rankwise there, at the same path" if is_absent else ""
+        return Reading(verdict="fail", what=what, fix=fix, probe="meeting", hosts=(remote.host,))
 
 
 def find_own(

@@ -83,11 +83,8 @@ class Phases:
     # ── arrival ──
 
     async def _wait_arrivals(self) -> None:
-        coordinator, admission, loop = (
-            self._coordinator,
-            self._coordinator.admission,
-            asyncio.get_running_loop(),
-        )
+        coordinator, loop = self._coordinator, asyncio.get_running_loop()
+        admission = coordinator.admission
         end_s, say_s = loop.time() + self._plan.arrival_timeout_s, loop.time() + _FIRST_SAY_S
         while loop.time() < end_s:
             here = coordinator.here()
@@ -157,13 +154,9 @@ class Phases:
 
     async def _measure(self) -> None:
         count = len(self._numbered)
-        most = (
-            None
-            if count <= MANY_HOSTS
-            else max(4, int(_MEASURE_S / 2 / max(self._plan.seconds_per_link, 0.01)))
-        )
+        most = max(4, int(_MEASURE_S / 2 / max(self._plan.seconds_per_link, 0.01)))
         begin_s = self._clock.monotonic()
-        for pairs in plan_rounds(count, most=most):
+        for pairs in plan_rounds(count, most=None if count <= MANY_HOSTS else most):
             for ways in (pairs, [(b, a) for a, b in pairs]):
                 await self._measure_at_once(ways)
             # Slow links take longer than they should. All hosts have been measured equally often at any time.

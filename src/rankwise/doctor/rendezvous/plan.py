@@ -155,16 +155,10 @@ def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
         )
     is_coordinator = None if place.node_rank is None or wish.endpoint else place.node_rank == 0
     _refuse_loopback(host, is_coordinator=is_coordinator)
-    told_port = next(
-        (
-            text
-            for text in (env.get("PET_MASTER_PORT", ""), port, env.get("MASTER_PORT", ""))
-            if text.isdecimal()
-        ),
-        "",
-    )
+    ports = (env.get("PET_MASTER_PORT", ""), port, env.get("MASTER_PORT", ""))
+    given_port = next(filter(str.isdecimal, ports), DEFAULT_PORT)
     return Plan(
-        endpoint_host=host, endpoint_port=wished_port or int(told_port or DEFAULT_PORT), num_hosts=place.num_nodes, node_rank=place.node_rank,
+        endpoint_host=host, endpoint_port=wished_port or int(given_port), num_hosts=place.num_nodes, node_rank=place.node_rank,
         is_coordinator=is_coordinator,
     )  # fmt: skip
 

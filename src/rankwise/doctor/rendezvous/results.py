@@ -78,13 +78,15 @@ class Results:
 
     def take_links(self, peer: Peer, message: Message) -> None:
         """Take what a host has tried, and what names mean to it."""
+        targets = [
+            read_number(one.get("to"), len(self.peers), peer.number) for one in parts(message, "links")
+        ]
         links = [
-            (target, read_link(one, peer.name, self.peers[target].name))
-            for one in parts(message, "links")
-            for target in (read_number(one.get("to"), len(self.peers), peer.number),)
+            read_link(one, peer.name, self.peers[target].name)
+            for target, one in zip(targets, parts(message, "links"), strict=True)
         ]
         names = [self._read_name(peer, one) for one in parts(message, "names")]
-        for target, link in links:
+        for target, link in zip(targets, links, strict=True):
             self._links.append(link)
             if link.outcome == "ok" and link.plane != "master":
                 self._open_at.setdefault((peer.number, target), (link.address, link.port))
@@ -135,14 +137,14 @@ class Results:
         """Return all of it as plain facts; nothing is judged yet."""
         measures = tuple(self._measures[key] for key in sorted(self._measures))
         stalled = {(one.source, one.target) for one in measures if not one.bytes_per_s}
-        links = tuple(
-            replace(one, outcome="stalled", detail="small messages pass, but a stream does not")
-            if one.outcome == "ok" and one.plane == "gloo" and (one.source, one.target) in stalled
-            else one
-            for one in self._links
-        )
+        links = list(self._links)
+        for at, one in enumerate(links):
+            if one.outcome == "ok" and one.plane == "gloo" and (one.source, one.target) in stalled:
+                links[at] = replace(
+                    one, outcome="stalled", detail="small messages pass, but a stream does not"
+                )
         return ClusterReport(
-            hosts=tuple(self._make_card(one) for one in self.peers), missing=self.missing, links=links, measures=measures,
+            hosts=tuple(self._make_card(one) for one in self.peers), missing=self.missing, links=tuple(links), measures=measures,
             names=tuple(self._names), doubled=tuple(self.doubled),
         )  # fmt: skip
 

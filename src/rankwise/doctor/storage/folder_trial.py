@@ -82,11 +82,8 @@ def _rename(place: Path) -> str:
         folder.mkdir()
         (folder / "shard").write_bytes(b"new")
         folder.rename(place / "step")
-        is_good = (
-            old.read_bytes() == b"new"
-            and not new.exists()
-            and (place / "step" / "shard").read_bytes() == b"new"
-        )
+        shard = place / "step" / "shard"
+        is_good = old.read_bytes() == shard.read_bytes() == b"new" and not new.exists()
     except OSError as error:
         return error.strerror or str(error)
     return "" if is_good else "the renamed file does not have the new content"

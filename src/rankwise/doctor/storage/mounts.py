@@ -24,19 +24,11 @@ _KERNEL = {
     "proc", "sysfs", "cgroup", "cgroup2", "securityfs", "debugfs", "tracefs", "configfs", "pstore", "bpf", "bpf_fs", "devpts", "mqueue", "efivarfs",
     "binfmt_misc", "fusectl", "selinuxfs", "nsfs", "rpc_pipefs", "nfsd",
 }  # fmt: skip
-_LOCAL_FUSE = {
-    "fuse.fuse-overlayfs",
-    "fuse.mergerfs",
-    "fuse.bindfs",
-    "fuse.lxcfs",
-    "fuse.unionfs",
-    "fuse.gvfsd-fuse",
-    "fuse.portal",
-}
+_LOCAL_FUSE = {f"fuse.{name}" for name in ("fuse-overlayfs", "mergerfs", "bindfs", "lxcfs", "unionfs", "gvfsd-fuse", "portal")}  # fmt: skip
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Mount:
     """A mounted file system: the device, or the server and what it exports; where; ``ext4``, ``nfs4``, ``overlay``; and how."""
 
@@ -70,9 +62,7 @@ def read_mounts(host: Host) -> list[Mount]:
     """Return all mounted file systems, in the order in which they were mounted."""
     rows = (line.split(" ") for line in host.read("/proc/mounts").splitlines())
     return [
-        Mount(
-            source=_unescape(row[0]), point=_unescape(row[1]), kind=row[2], options=tuple(row[3].split(","))
-        )
+        Mount(_unescape(row[0]), _unescape(row[1]), row[2], tuple(row[3].split(",")))
         for row in rows
         if len(row) >= 4
     ]

@@ -179,11 +179,8 @@ def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
         is_spread = it.local_world_size is not None and it.local_world_size < it.world_size
         if (it.num_nodes or 1) < 2 and not is_spread:
             continue
-        how = (
-            it.told["num_nodes"]
-            if it.num_nodes
-            else f"{it.told['local_world_size']} of {it.told['world_size']}"
-        )
+        told = it.told
+        how = told["num_nodes"] if it.num_nodes else f"{told['local_world_size']} of {told['world_size']}"
         # On the first node it does no harm by itself: the others may be told another address.
         is_first, is_by_hand = is_unspecified(addr) and it.node_rank == 0, it.source == "RANK and WORLD_SIZE"
         yield Reading(
@@ -236,12 +233,7 @@ def _check_place(env: Mapping[str, str]) -> Iterator[Reading]:
     it = try_read(read_identity, env)
     if it is None or it.source != "RANK and WORLD_SIZE" or not 1 < it.world_size > it.rank:
         return
-    if (
-        it.master_addr
-        or it.master_port is not None
-        or find_place(env) is not None
-        or len(list(read_all(env))) != 1
-    ):
+    if it.master_addr or it.master_port is not None or find_place(env) or len(list(read_all(env))) != 1:
         return
     yield Reading(
         verdict="warn", what=f"RANK={it.rank} and WORLD_SIZE={it.world_size} are set, but neither MASTER_ADDR nor MASTER_PORT is",
@@ -257,19 +249,13 @@ def _check_nodes(env: Mapping[str, str]) -> Iterator[Reading]:
     have = in_step or count(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
     if have is None or not low.isdecimal() or not (high or low).isdecimal():
         return
-    given, told = (
-        f"PET_NNODES={env['PET_NNODES']}",
-        f"({'SLURM_STEP_NUM_NODES' if in_step else 'SLURM_NNODES'}={have})",
-    )
+    given, source = f"PET_NNODES={env['PET_NNODES']}", "SLURM_STEP_NUM_NODES" if in_step else "SLURM_NNODES"
     if int(low) > have:
-        what, class_id = f"{given}, but Slurm has allocated {have} {told}", "I1"
+        what, class_id = f"{given}, but Slurm has allocated {have} ({source}={have})", "I1"
         why = "the launcher waits for nodes that are not started"
     elif in_step is not None and 1 < int(high or low) < have:
-        what, class_id, why = (
-            f"{given}, but the step runs on {have} nodes {told}",
-            "I12",
-            "some nodes are in no world",
-        )
+        what, class_id = f"{given}, but the step runs on {have} nodes ({source}={have})", "I12"
+        why = "some nodes are in no world"
     else:
         return
     yield Reading(verdict="fail", what=what, why=why, fix=f"export PET_NNODES={have}", class_id=class_id)
@@ -281,18 +267,15 @@ def _check_tasks(env: Mapping[str, str]) -> Iterator[Reading]:
     nodes = number(env, "GROUP_WORLD_SIZE" if is_rank else "PET_NNODES")
     if (
         outer is None
-        or nodes is None
-        or nodes < 2
         or (outer.local_world_size or 1) < 2
-        or nodes == outer.world_size
+        or nodes in {None, outer.world_size}
+        or (nodes or 0) < 2
     ):
         return
     # The first task of a node may be the only one that starts a launcher: scripts do that. And variables alone start none.
-    each = (
-        f"each of them a launcher of a job of {nodes} nodes"
-        if is_rank
-        else f"PET_NNODES={nodes} is for launchers on {nodes} nodes"
-    )
+    each = f"PET_NNODES={nodes} is for launchers on {nodes} nodes"
+    if is_rank:
+        each = f"each of them a launcher of a job of {nodes} nodes"
     yield Reading(
         verdict="fail" if outer.local_rank and is_rank else "warn", class_id="I24", what=f"{describe_tasks(outer)}, and {each}",
         why="more launchers than nodes: worlds that overlap, ports that are taken, or ranks that wait forever", fix="# srun --ntasks-per-node=1 …",
@@ -340,15 +323,10 @@ def _check_numbers(env: Mapping[str, str]) -> Iterator[Reading]:
         if rank == local or ("TORCHELASTIC_RUN_ID" not in env and node is None):
             return
         what = f"RANK={rank} and LOCAL_RANK={local}, and all ranks are on this host (LOCAL_WORLD_SIZE={ranks}, WORLD_SIZE={world})"
-    elif (
-        node is None
-        or nodes is None
-        or not 0 <= node < nodes
-        or _fits(rank - local, ranks, world, node, nodes)
-    ):
+    elif node is None or nodes is None or not 0 <= node < nodes:
         return
-    elif rank == local * nodes + node:
-        return  # dealt out node by node, one after another
+    elif rank == local * nodes + node or _fits(rank - local, ranks, world, node, nodes):
+        return  # the former: dealt out node by node, one after another
     else:
         what = f"RANK={rank}, and LOCAL_RANK={local} of LOCAL_WORLD_SIZE={ranks} on node GROUP_RANK={node} of {nodes} can't be that one of {world}"
     yield Reading(

@@ -51,11 +51,8 @@ _FEW_LETTERS = 6
 
 def is_secret_name(name: str) -> bool:
     """Return whether what stands under a name is to be kept secret: WANDB_API_KEY."""
-    return (
-        _SECRET_NAME.search(name) is not None
-        and not is_explained(name.upper())
-        and re.match(_OPEN_NAME, name) is None
-    )
+    is_open = is_explained(name.upper()) or re.match(_OPEN_NAME, name) is not None
+    return not is_open and _SECRET_NAME.search(name) is not None
 
 
 def mask_text(text: str) -> str:

@@ -180,11 +180,8 @@ def _read_sagemaker(env: Mapping[str, str]) -> Place | None:
 def _read_skypilot(env: Mapping[str, str]) -> Place | None:
     gpus = _count_gpus(env, "SKYPILOT_NUM_GPUS_PER_NODE")
     several = _from_identity(env, read_skypilot, "a node of a SkyPilot task", gpus)
-    return several or (
-        _alone("SkyPilot", "the only node of a SkyPilot task", gpus)
-        if env.get("SKYPILOT_NODE_RANK")
-        else None
-    )
+    alone = _alone("SkyPilot", "the only node of a SkyPilot task", gpus)
+    return several or (alone if env.get("SKYPILOT_NODE_RANK") else None)
 
 
 def _alone(source: str, what: str, ranks: str) -> Place:

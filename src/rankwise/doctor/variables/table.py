@@ -103,11 +103,9 @@ def guess(name: str) -> str:
         return near  # NCLL_DEBUG, or a blank behind the name
     families, variables = _read()
     prefix = next((one for prefixes in families.values() for one in prefixes if name.startswith(one)), "")
-    known = (
-        one.name
-        for one in variables.values()
-        if prefix and one.name.startswith(prefix) and one.kind != "slip for"
-    )
+    if not prefix:
+        return ""
+    known = (one.name for one in variables.values() if one.name.startswith(prefix) and one.kind != "slip for")
     return next((one for one in known if _is_typo(name[len(prefix) :], one[len(prefix) :])), "")
 
 
@@ -117,12 +115,8 @@ def find_misspellings(
     """Yield names that nothing reads, each with the name that is probably meant."""
     names = set(env)
     for name in sorted(names):
-        if (
-            name.startswith(prefixes)
-            and not (but and name.startswith(but))
-            and (meant := guess(name))
-            and meant not in names
-        ):
+        meant = guess(name) if name.startswith(prefixes) and not (but and name.startswith(but)) else ""
+        if meant and meant not in names:
             yield name, meant
 
 
