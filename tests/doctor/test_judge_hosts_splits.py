@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from doctor.test_judge_hosts import bad, make_set, ways
+from rankwise.doctor.json_records import to_json
 from rankwise.doctor.network.names import forget_name
 from rankwise.doctor.probe import Reading
 from rankwise.doctor.rendezvous import cluster_report
@@ -210,7 +211,7 @@ def test_both_commands_pass_through_json() -> None:
     cards = tuple(
         replace(one, opening="in", opening_out="out", private=("172.17.0.1",)) for one in found.hosts
     )
-    assert cluster_report.from_json(cluster_report.to_json(replace(found, hosts=cards))).hosts == cards
+    assert cluster_report.from_json(to_json(replace(found, hosts=cards))).hosts == cards
 
 
 # ── addresses that are another place on each host ──

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.doctor.host import Host
+from rankwise.doctor.json_records import to_json
 from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.rendezvous.cluster_report import (
     AllReduce,
@@ -21,7 +22,6 @@ from rankwise.doctor.rendezvous.cluster_report import (
     Measure,
     NameLook,
     from_json,
-    to_json,
 )
 from rankwise.doctor.rendezvous.connection import Connection
 from rankwise.doctor.rendezvous.examine_hosts import examine_hosts

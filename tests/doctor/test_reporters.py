@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rankwise.doctor.json_records import to_json
 from rankwise.doctor.probe import Reading, ok, skipped
 from rankwise.doctor.rendezvous.cluster_report import (
     AllReduce,
@@ -16,7 +17,6 @@ from rankwise.doctor.rendezvous.cluster_report import (
     Link,
     Measure,
     from_json,
-    to_json,
 )
 from rankwise.doctor.reporters import heat, page, text
 from rankwise.doctor.reporters.grouping import count_verdicts, group, judge, name_hosts

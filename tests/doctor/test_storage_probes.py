@@ -350,6 +350,16 @@ def test_a_folder_that_all_hosts_share(tmp_path: Path) -> None:
     assert compare(make_cluster(tmp_path, dict.fromkeys("abc", "nfs4"))) == []
 
 
+def test_a_folder_that_a_program_provides_is_known_by_its_source(tmp_path: Path) -> None:
+    """FUSE numbers its folders anew on each host: one bucket is one folder all the same, and two buckets are two."""
+    hosts = make_cluster(tmp_path, dict.fromkeys("ab", "fuse.s3fs"))
+    facts = {host.name: collect_facts(look(checkpoint_folder.PROBE, host)) for host in hosts}
+    assert compare_hosts([checkpoint_folder.PROBE], facts) == []
+    facts["b"]["checkpoint-folder"]["source"] = "another-bucket"
+    (found,) = compare_hosts([checkpoint_folder.PROBE], facts)
+    assert "is not the same folder on all hosts" in found.what
+
+
 def test_a_folder_that_each_host_has_for_itself(tmp_path: Path) -> None:
     """Local disks under one name are told of all hosts."""
     (told,) = compare(make_cluster(tmp_path, dict.fromkeys("abc", "ext4")))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.errors import RankwiseError
 from rankwise.doctor.host import Host, JobShape
+from rankwise.doctor.json_records import to_json
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.registry import find
-from rankwise.doctor.rendezvous.cluster_report import to_json
 from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
 

@@ -9,7 +9,7 @@ from rankwise.doctor.probe import Reading
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rankwise.doctor.probe import Facts, Verdict
+    from rankwise.doctor.probe import Fact, Facts, Verdict
 
 
 def report_difference(
@@ -32,10 +32,14 @@ def report_difference(
 
 
 def group_hosts(facts: Mapping[str, Facts], name: str) -> dict[str, list[str]]:
-    """Return the hosts by the value of one fact, as text, the most common value first; hosts without it, or with an empty one, are left out."""
+    """Return the hosts by the value of one fact: see `group_values`."""
+    return group_values({host: info.get(name) for host, info in facts.items()})
+
+
+def group_values(values: Mapping[str, Fact]) -> dict[str, list[str]]:
+    """Return the hosts by their values, as text, the most common value first; hosts without one, or with an empty one, are left out."""
     found: dict[str, list[str]] = {}
-    for host, info in facts.items():
-        value = info.get(name)
+    for host, value in values.items():
         if value not in (None, "", [], {}):
             found.setdefault(str(value), []).append(host)
     return dict(sorted(found.items(), key=lambda one: -len(one[1])))

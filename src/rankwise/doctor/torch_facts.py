@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from rankwise.doctor.json_records import from_json
 from rankwise.engine import TORCH_FACTS_PROCESS
 
 if TYPE_CHECKING:
     from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Fact
 
 #: An import of torch takes 1 s, from a busy network disk a minute.
 _MOST_S = 90.0
@@ -74,32 +74,7 @@ def query_torch(host: Host) -> TorchFacts:
         output = ran.why or (ran.err.strip().splitlines() or [f"exit code {ran.code}"])[-1]
         return TorchFacts(python=python, why=output)
     try:
-        info = cast("dict[str, Fact]", json.loads(lines[-1]))
-    except ValueError:
-        return TorchFacts(python=python, why=f"its answer can't be read: {lines[-1][:100]}")
-    return _read(python, info)
-
-
-def _read(python: str, info: dict[str, Fact]) -> TorchFacts:
-    def text(name: str) -> str:
-        return str(info.get(name) or "")
-
-    def entries(name: str) -> list[Fact]:
-        value = info.get(name)
-        return value if isinstance(value, list) else []
-
-    devices = tuple(
-        Device(
-            index=int(str(one["index"])), name=str(one["name"]), uuid=str(one["uuid"]), memory_bytes=int(str(one["memory"])),
-            capability=str(one["capability"]),
-        )
-        for one in entries("devices")
-        if isinstance(one, dict)
-    )  # fmt: skip
-    peers = tuple(tuple(bool(cell) for cell in row) for row in entries("peers") if isinstance(row, list))
-    return TorchFacts(
-        python=python, why=text("why"), python_version=text("python_version"), version=text("version"), folder=text("folder"), cuda=text("cuda"),
-        hip=text("hip"), nccl=text("nccl"), backends=tuple(map(str, entries("backends"))), devices=devices, cuda_error=text("cuda_error"),
-        peers=peers, archs=tuple(map(str, entries("archs"))), prefix=text("prefix"), wheels=tuple(map(str, entries("wheels"))),
-        nccl_file=text("nccl_file"),
-    )  # fmt: skip
+        facts = from_json(TorchFacts, {**json.loads(lines[-1]), "python": python})
+    except (ValueError, TypeError):
+        facts = None
+    return facts or TorchFacts(python=python, why=f"its answer can't be read: {lines[-1][:100]}")

@@ -95,7 +95,7 @@ def _describe(one: Any, index: int) -> dict[str, Any]:
         "index": index,
         "name": one.name,
         "uuid": str(getattr(one, "uuid", "")),
-        "memory": one.total_memory,
+        "memory_bytes": one.total_memory,
         "capability": f"{one.major}.{one.minor}",
     }
 

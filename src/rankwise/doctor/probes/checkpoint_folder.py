@@ -16,7 +16,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import find_odd_hosts, format_groups, group_hosts
+from rankwise.doctor.differences import find_odd_hosts, format_groups, group_values
 from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.storage.folder_trial import try_folder
 from rankwise.doctor.storage.mounts import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Fact, Facts
+    from rankwise.doctor.probe import Fact, Facts, Verdict
     from rankwise.doctor.storage.folder_trial import Trial
     from rankwise.doctor.storage.mounts import Mount
 
@@ -99,36 +99,37 @@ def _report_dangling(host: Host, link: str) -> Reading:
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     """Report hosts that have another folder under the name."""
-    groups = group_hosts({host: {"place": _name_place(info)} for host, info in facts.items()}, "place")
+    groups = group_values({host: _name_place(info) for host, info in facts.items()})
     if len(groups) < 2:
         return
     shared = [host for host, info in facts.items() if info.get("is_shared")]
     local = [host for host in facts if host not in shared]
-    folder = next((str(info.get("folder")) for info in facts.values()), "")
+    folder, hosts = next((str(info.get("folder")) for info in facts.values()), ""), tuple(local)
+    lost = "only some find one to resume from: the others start from scratch, and the job hangs"
     if shared and local:
-        yield Reading(
-            verdict="fail",
-            what=f"{folder} is shared by {', '.join(shared[:8])}, and local to each of {', '.join(local[:8])}: {_describe_kinds(facts)}",
-            why="the file system is not mounted there: checkpoints of these hosts are lost to the others, and the job can't resume", class_id="K8",
-            fix="mount -a  # there, or: findmnt " + folder, hosts=tuple(local),
-        )  # fmt: skip
+        what = f"shared by {', '.join(shared[:8])}, and local to each of {', '.join(local[:8])}: {_describe_kinds(facts)}"
+        why = "the file system is not mounted there: checkpoints of these hosts are lost to the others, and the job can't resume"
+        fix = f"mount -a  # there, or: findmnt {folder}"
     elif local:
-        yield Reading(
-            verdict="warn", what=f"{folder} is another folder on each host: {_describe_kinds(facts)}", class_id="K8", hosts=tuple(facts),
-            why="no host has a complete checkpoint of a sharded model, and only some find one to resume from: the others start from scratch, and the job hangs",
-            fix="# use a folder on a file system that all hosts mount, or copy the checkpoints before you resume",
-        )  # fmt: skip
+        what, fix = (
+            f"another folder on each host: {_describe_kinds(facts)}",
+            "# use a folder on a file system that all hosts mount, or copy the checkpoints before you resume",
+        )
+        why = f"no host has a complete checkpoint of a sharded model, and {lost}"
     else:
-        yield Reading(
-            verdict="warn", what=f"{folder} is not the same folder on all hosts: {format_groups(groups)}", class_id="K8", hosts=find_odd_hosts(groups),
-            why="only some ranks find a checkpoint to resume from: the others start from scratch, and the job hangs", fix=f"findmnt -T {folder}  # on these hosts",
-        )  # fmt: skip
+        what, hosts = f"not the same folder on all hosts: {format_groups(groups)}", find_odd_hosts(groups)
+        why, fix = (
+            lost.replace("some find one", "some ranks find a checkpoint"),
+            f"findmnt -T {folder}  # on these hosts",
+        )
+    verdict: Verdict = "fail" if shared and local else "warn"
+    yield Reading(verdict=verdict, what=f"{folder} is {what}", why=why, fix=fix, class_id="K8", hosts=hosts)
 
 
 def _collect(host: Host, folder: str, mount: Mount | None) -> dict[str, Fact]:
     facts: dict[str, Fact] = {"folder": folder}
     if mount is not None:
-        facts |= {name: getattr(mount, name) for name in ("kind", "source", "point", "is_shared")}
+        facts |= {name: getattr(mount, name) for name in ("kind", "source", "point", "is_shared", "is_fuse")}
     try:
         info = host.path(folder).stat()
     except OSError:
@@ -143,17 +144,16 @@ def _name_place(info: Facts) -> str:
     if info.get("is_shared"):
         if info.get("is_fuse"):
             return f"{info.get('kind')} {info.get('source')}"
-        # One server may have several addresses; the folder's number there is the same, and its size.
-        return f"{info.get('kind')} inode {info.get('inode')}, {info.get('size')} bytes"
+        # One server may have several addresses; the folder's number there is the same.
+        return f"{info.get('kind')} inode {info.get('inode')}"
     return f"boot {info.get('boot')} device {info.get('device')} inode {info.get('inode')}"
 
 
 def _describe_kinds(facts: Mapping[str, Facts]) -> str:
     kinds = {
-        host: f"{info.get('kind') or 'unknown'} on {info.get('source') or '?'}"
-        for host, info in facts.items()
+        host: f"{one.get('kind') or 'unknown'} on {one.get('source') or '?'}" for host, one in facts.items()
     }
-    return format_groups(group_hosts({host: {"kind": kind} for host, kind in kinds.items()}, "kind"))
+    return format_groups(group_values(dict(kinds)))
 
 
 def _judge_trial(folder: str, mount: Mount | None, trial: Trial) -> Iterator[Reading]:

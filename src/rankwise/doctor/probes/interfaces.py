@@ -60,14 +60,10 @@ def look(host: Host) -> Iterator[Reading]:
 
 def _describe(interfaces: Sequence[Interface], gloo: Interface | None, nccl: Sequence[Interface]) -> str:
     shown = [one for one in interfaces if one.addresses and one.kind != "loopback"]
-    info = (
-        ", ".join(describe_interface(one) + ("" if one.is_up else " [down]") for one in shown)
-        or "no interface but loopback has an address"
-    )
+    info = ", ".join(describe_interface(one) + ("" if one.is_up else " [down]") for one in shown)
     takers = [f"Gloo takes {gloo.name}"] if gloo else []
-    if nccl:
-        takers.append(f"NCCL takes {', '.join(one.name for one in nccl)}")
-    return "; ".join([info, *takers])
+    takers += [f"NCCL takes {', '.join(one.name for one in nccl)}"] if nccl else []
+    return "; ".join([info or "no interface but loopback has an address", *takers])
 
 
 def _collect(host: Host, interfaces: Sequence[Interface], gloo: Interface | None) -> dict[str, Fact]:
@@ -125,9 +121,9 @@ def _weigh(host: Host, taken: Interface, best: Interface) -> Verdict:
 
 def _leads_to_master(host: Host, one: Interface) -> bool:
     name, _ = find_master(host)
-    ips = (
-        [ipaddress.ip_address(ip) for ip in host.lookup(name) if not is_loopback_address(ip)] if name else []
-    )
+    ips = [
+        ipaddress.ip_address(ip) for ip in (host.lookup(name) if name else ()) if not is_loopback_address(ip)
+    ]
     return any(ip in ipaddress.ip_network(address.network) for ip in ips for address in one.reachable)
 
 
@@ -137,17 +133,14 @@ def _name_for_nccl(best: Interface, interfaces: Sequence[Interface]) -> str:
 
 
 def _report_none(interfaces: Sequence[Interface]) -> Reading:
+    up = [one for one in interfaces if one.is_up and one.kind != "loopback"]
     down = [
         one.name for one in interfaces if not one.is_up and one.kind in {"ethernet", "infiniband", "wireless"}
     ]
-    local = [
-        one.name
-        for one in interfaces
-        if one.is_up and one.kind != "loopback" and one.addresses and not one.reachable
-    ]
+    local = [one.name for one in up if one.addresses and not one.reachable]
+    others = [describe_interface(one) for one in up if one.reachable]
     info = [f"{', '.join(down)} down"] if down else []
     info += [f"{', '.join(local)} with a link-local address only"] if local else []
-    others = [describe_interface(one) for one in interfaces if one.is_up and one.reachable]
     info += [f"other interfaces: {', '.join(others)}"] if others else []
     return Reading(
         verdict="warn" if others else "fail",
@@ -165,10 +158,12 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     if not common:
         yield ok("no network is common to all hosts: they must reach each other through a router")
         return
+    taken = {host: str(info.get("gloo") or "") for host, info in facts.items()}
     apart = {
-        host: name for host, by_name in networks.items()
-        if (name := str(facts[host].get("gloo") or "")) in by_name and not common.intersection(by_name[name])
-    }  # fmt: skip
+        host: name
+        for host, name in taken.items()
+        if name in networks[host] and not common.intersection(networks[host][name])
+    }
     if apart:
         there = {
             host: next(name for name, found in networks[host].items() if common.intersection(found))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.base.host import is_loopback
+from rankwise.doctor.differences import group_hosts
 from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_interface
 from rankwise.doctor.network.master import find_master, suggest_interface
 from rankwise.doctor.network.names import is_loopback_address
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Fact, Facts
+    from rankwise.doctor.probe import Facts
 
 
 def look(host: Host) -> Iterator[Reading]:
@@ -59,33 +60,27 @@ def _judge_master(host: Host) -> Iterator[Reading]:
     if not ips or ":" not in ips[0] or is_loopback_address(ips[0]) or _has_route(host):
         return
     other = next((ip for ip in ips if ":" not in ip), "")
-    info = f"the master's name {name} is {', '.join(ips)}, but this host has no IPv6 address for other hosts"
+    why, fix = (
+        "ranks here never reach the store: `The client socket has timed out`",
+        "export MASTER_ADDR=…  # the master's IPv4 address, on all hosts",
+    )
     if other:
-        yield Reading(
-            verdict="warn", what=info, class_id="I22", fix=f"export MASTER_ADDR={other}  # on all hosts",
-            why="ranks try IPv6 first: warnings of socket.cpp (errno 97, 101), or a long wait, before they take IPv4",
-        )  # fmt: skip
-    else:
-        yield Reading(
-            verdict="fail", what=info, class_id="I22", why="ranks here never reach the store: `The client socket has timed out`",
-            fix="export MASTER_ADDR=…  # the master's IPv4 address, on all hosts",
-        )  # fmt: skip
+        why = "ranks try IPv6 first: warnings of socket.cpp (errno 97, 101), or a long wait, before they take IPv4"
+        fix = f"export MASTER_ADDR={other}  # on all hosts"
+    what = f"the master's name {name} is {', '.join(ips)}, but this host has no IPv6 address for other hosts"
+    yield Reading(verdict="warn" if other else "fail", what=what, why=why, fix=fix, class_id="I22")
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    families: dict[str, list[str]] = {}
-    for host, info in facts.items():
-        families.setdefault(str(info.get("family") or ""), []).append(host)
-    if not (families.get("IPv4") and families.get("IPv6")):
-        return
-    hosts = families["IPv6"]
-    names: dict[str, Fact] = {host: facts[host].get("interface") for host in hosts}
-    yield Reading(
-        verdict="fail", hosts=tuple(hosts), class_id="I22",
-        what=f"Gloo takes an IPv6 address on {', '.join(hosts)}, and an IPv4 address on {', '.join(families['IPv4'])}",
-        why="it can't connect the two: each rank fails in init_process_group with `ss1.ss_family == ss2.ss_family. 10 vs 2`",
-        fix="\n".join(f"export GLOO_SOCKET_IFNAME={name}  # on {host}" for host, name in names.items()),
-    )  # fmt: skip
+    families = group_hosts(facts, "family")
+    if len(families) == 2:
+        hosts = families["IPv6"]
+        yield Reading(
+            verdict="fail", hosts=tuple(hosts), class_id="I22",
+            what=f"Gloo takes an IPv6 address on {', '.join(hosts)}, and an IPv4 address on {', '.join(families['IPv4'])}",
+            why="it can't connect the two: each rank fails in init_process_group with `ss1.ss_family == ss2.ss_family. 10 vs 2`",
+            fix="\n".join(f"export GLOO_SOCKET_IFNAME={facts[host].get('interface')}  # on {host}" for host in hosts),
+        )  # fmt: skip
 
 
 PROBE = Probe("ipv6", "IPv6", "network", "quick", look, classes=("I22",), compare=_compare)

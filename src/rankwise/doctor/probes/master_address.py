@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from rankwise.doctor.host import Host
     from rankwise.doctor.probe import Fact, Facts
 
+_NOUN = "the master's name "
+_WHY_LOST = "ranks can't find the store: `The client socket has timed out`, with no mention of the name"
+
 
 def look(host: Host) -> Iterator[Reading]:
     """Report where the master's address leads from here."""
@@ -63,7 +66,7 @@ def _find_mistake(host: Host) -> Reading | None:
         return None
     return Reading(
         verdict="fail", what=f"the master's address {mistake.what}", class_id="I3",
-        why="ranks can't find the store: `The client socket has timed out`, with no mention of the name", fix=write_remedy(mistake, find_master(host)[1]),
+        why=_WHY_LOST, fix=write_remedy(mistake, find_master(host)[1]),
     )  # fmt: skip
 
 
@@ -89,30 +92,25 @@ def _report_ips(name: str, ips: Sequence[str], noun: str = "") -> str:
 
 
 def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> Reading | None:
-    if not ips and not is_host_name(name):
-        return Reading(
-            verdict="fail", what=f"the master's address {name} is not a host name", class_id="I3",
-            why="ranks can't find the store: `The client socket has timed out`, with no mention of the name",
-            fix="export MASTER_ADDR=…  # the name or an address of the first host",
-        )  # fmt: skip
     if not ips:
-        return Reading(
-            verdict="fail", what=f"the master's name {name} has no address here", class_id="I3",
-            why="ranks here can't find the store: `The client socket has timed out`, with no mention of the name",
-            fix=f"getent hosts {shlex.quote(name)}  # on the host {name} itself: ip -br addr; then here: echo 'ADDRESS {name}' | sudo tee -a /etc/hosts",
-        )  # fmt: skip
-    leads_here = any(ip in own or is_loopback_address(ip) for ip in ips)
+        what, fix = (
+            f"the master's address {name} is not a host name",
+            "export MASTER_ADDR=…  # the name or an address of the first host",
+        )
+        if is_host_name(name):
+            what = f"the master's name {name} has no address here"
+            fix = f"getent hosts {shlex.quote(name)}  # on the host {name} itself: ip -br addr; then here: echo 'ADDRESS {name}' | sudo tee -a /etc/hosts"
+        return Reading(verdict="fail", what=what, why=_WHY_LOST, fix=fix, class_id="I3")
+    is_loop = any(map(is_loopback_address, ips))
     if host.job.is_master is False and all(is_loopback_address(ip) or ip in own for ip in ips):
-        is_loop = any(is_loopback_address(ip) for ip in ips)
-        noun = "the master's name "
+        # Two nodes may be simulated on one host, by its address; by a name that means loopback nobody does.
         return Reading(
-            # Two nodes may be played on one host, by its address; by a name that means loopback nobody does.
             verdict="fail" if is_loop else "warn", class_id="I2",
-            what=f"{_report_ips(name, ips, noun)} here, this host itself, but the ranks rendezvous on another one",
+            what=f"{_report_ips(name, ips, _NOUN)} here, this host itself, but the ranks rendezvous on another one",
             why="ranks here look for the store on their own host: `Connection refused`, and the others wait",
             fix=f"grep -n {shlex.quote(name)} /etc/hosts  # must lead to the first host's address",
         )  # fmt: skip
-    if host.job.is_master and not leads_here and has_several_hosts(host):
+    if host.job.is_master and not is_loop and not set(ips) & set(own) and has_several_hosts(host):
         best = suggest_interface(host, host.interfaces())
         return Reading(
             verdict="warn", what=f"the ranks are to rendezvous on this host, but {_report_ips(name, ips)}, which is on no interface here",

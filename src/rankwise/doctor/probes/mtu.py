@@ -49,10 +49,10 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
             if isinstance(value, list) and len(value) == 2:
                 by_network.setdefault(network, {})[host] = (str(value[0]), int(str(value[1])))
     for network, hosts in by_network.items():
-        sizes = [mtu for _, mtu in hosts.values()]
-        if len(set(sizes)) > 1:
-            common = max(sorted(set(sizes)), key=sizes.count)
-            odd = {host: one for host, one in hosts.items() if one[1] != common}
+        sizes = sorted(mtu for _, mtu in hosts.values())
+        common = max(sizes, key=sizes.count)
+        odd = {host: one for host, one in hosts.items() if one[1] != common}
+        if odd:
             yield Reading(
                 verdict="warn", hosts=tuple(odd),
                 what=f"in {network} most hosts have MTU {common}, and " + ", ".join(f"{host} {name} {mtu}" for host, (name, mtu) in odd.items()),

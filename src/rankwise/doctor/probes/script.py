@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.differences import find_odd_hosts, format_groups, group_hosts
+from rankwise.doctor.differences import find_odd_hosts, format_groups, group_hosts, group_values
 from rankwise.doctor.probe import Probe, Reading, ok, skipped
+from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,31 +47,28 @@ def look(host: Host) -> Iterator[Reading]:
         return
     digests = _read_files(script)
     sums: dict[str, Fact] = dict(digests)
-    whole = hashlib.sha256(
-        "".join(f"{name} {one}\n" for name, one in sorted(digests.items())).encode()
-    ).hexdigest()[:12]
-    count = f"{len(digests)} file{'s' * (len(digests) != 1)}"
-    yield ok(f"{host.job.script}: {count}, checksum {whole}", whole=whole, files=sums)
+    listing = "".join(f"{name} {one}\n" for name, one in sorted(digests.items()))
+    whole = hashlib.sha256(listing.encode()).hexdigest()[:12]
+    yield ok(
+        f"{host.job.script}: {format_count(len(digests), 'file')}, checksum {whole}", whole=whole, files=sums
+    )
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     """Report which files differ, and where."""
     if len(group_hosts(facts, "whole")) < 2:
         return
-    by_host: dict[str, Mapping[str, Fact]] = {
-        host: files for host, info in facts.items() if isinstance(files := info.get("files"), dict)
+    by_host = {host: files for host, info in facts.items() if isinstance(files := info.get("files"), dict)}
+    names = sorted({name for files in by_host.values() for name in files})
+    sums = {
+        name: group_values({host: files.get(name) or "missing" for host, files in by_host.items()})
+        for name in names
     }
-    differing = []
-    for name in sorted({name for files in by_host.values() for name in files}):
-        groups = group_hosts(
-            {host: {"sum": files.get(name) or "missing"} for host, files in by_host.items()}, "sum"
-        )
-        if len(groups) > 1:
-            differing.append((name, groups))
+    differing = [(name, groups) for name, groups in sums.items() if len(groups) > 1]
     if not differing:
         return
     name, groups = differing[0]
-    more = f", and {len(differing) - 1} more file{'s' * (len(differing) > 2)}" if len(differing) > 1 else ""
+    more = f", and {format_count(len(differing) - 1, 'more file')}" if len(differing) > 1 else ""
     yield Reading(
         verdict="fail", what=f"{name} differs: {format_groups(groups)}{more}", class_id="X19", hosts=find_odd_hosts(groups),
         why="ranks with other code call other collectives or build another model: they hang, or keep training silently",
@@ -97,14 +96,10 @@ def _read_files(script: Path) -> dict[str, str]:
 
 
 def _list_python(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for path in sorted(folder.rglob("*.py")):
-        parts = path.relative_to(folder).parts
-        if not any(part in _NOT_OURS or part.startswith(".") for part in parts):
-            found.append(path)
-        if len(found) >= _MOST_FILES:
-            break
-    return found
+    def is_ours(path: Path) -> bool:
+        return not any(part in _NOT_OURS or part.startswith(".") for part in path.relative_to(folder).parts)
+
+    return list(islice(filter(is_ours, sorted(folder.rglob("*.py"))), _MOST_FILES))
 
 
 def _list_imported(text: bytes, path: Path, folder: Path) -> list[Path]:

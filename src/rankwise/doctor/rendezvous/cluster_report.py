@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import types
-from dataclasses import dataclass, is_dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from rankwise.doctor.probe import Reading
+from rankwise.doctor import json_records
+from rankwise.doctor.probe import Reading  # noqa: TC001 - json_records reads the type hints
 from rankwise.doctor.rendezvous.sanitize import clean_all
-from rankwise.doctor.rendezvous.wire import number, whole
 from rankwise.doctor.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rankwise.doctor.probe import Fact, Facts
-
-    Reader: TypeAlias = Callable[[Fact], object]
-
+    from rankwise.doctor.probe import Facts
 
 #: Where the target listens: at the address and on the kind of ports that Gloo, or NCCL, will take there; at the master's port.
 Plane = Literal["gloo", "nccl", "master"]
@@ -172,86 +165,10 @@ def on_host(name: str, *commands: str) -> str:
     return "\n".join([f"# on {name}:", *commands])
 
 
-def to_json(found: ClusterReport) -> dict[str, Fact]:
-    """Return it as plain JSON."""
-    return {name: _to_plain(getattr(found, name)) for name in _list_fields(ClusterReport)}
-
-
 def from_json(message: Facts) -> ClusterReport:
-    """Read it again; what is missing, or of another type, has its usual value; ValueError: it is something else."""
+    """Read it again from a host's message; what is missing, or of another type, has its usual value; ValueError: it is something else."""
     message = clean_all(message)
-    if not isinstance(message.get("hosts"), list):
-        raise ValueError(  # noqa: TRY004 - a text from elsewhere, not an argument of the wrong type
-            f"no list of hosts in {message!r:.200}"
-        )
-    found = _make_reader(ClusterReport)(message)
-    if not isinstance(found, ClusterReport):
-        raise ValueError(f"no report of hosts: {message!r:.200}")  # noqa: TRY004 - as above
+    found = json_records.from_json(ClusterReport, message) if isinstance(message.get("hosts"), list) else None
+    if found is None:
+        raise ValueError(f"no list of hosts in {message!r:.200}")
     return found
-
-
-def _to_plain(value: object) -> Fact:
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, tuple):
-        return [_to_plain(one) for one in value]
-    if isinstance(value, Reading):
-        return value.to_json()
-    kind: type = type(value)
-    return {name: _to_plain(getattr(value, name)) for name in _list_fields(kind)}
-
-
-@cache
-def _list_fields(kind: type) -> tuple[str, ...]:
-    return tuple(get_type_hints(kind, {**globals(), "Reading": Reading}))
-
-
-@cache
-def _make_reader(hint: object) -> Reader:
-    """Return what reads a value of a type, and returns None for what is none; text is cleaned already."""
-    origin, kinds = get_origin(hint), get_args(hint)
-    if origin in {Union, types.UnionType}:
-        read = _make_reader(kinds[0])
-        return lambda value: None if value is None else read(value)
-    if origin is tuple:
-        return _make_tuple_reader(kinds)
-    if is_dataclass(hint) and isinstance(hint, type) and hint is not Reading:
-        return _make_dataclass_reader(hint)
-    scalars: dict[object, Reader] = {
-        bool: lambda value: value if isinstance(value, bool) else None,
-        int: lambda value: None if isinstance(value, bool) else whole({"": value}, ""),
-        float: lambda value: number({"": value}, "") if type(value) in {int, float} else None,
-        Reading: lambda value: Reading.from_json(value) if isinstance(value, dict) else None,
-    }
-    return scalars.get(hint, lambda value: value if isinstance(value, str) else None)
-
-
-def _make_tuple_reader(kinds: tuple[object, ...]) -> Reader:
-    readers = [_make_reader(kind) for kind in kinds if kind is not Ellipsis]
-
-    def read(value: Fact) -> object:
-        if not isinstance(value, list):
-            return None
-        if kinds[-1] is Ellipsis:
-            return tuple(one for one in map(readers[0], value) if one is not None)
-        found = tuple(reader(one) for reader, one in zip(readers, value, strict=False))
-        return found if len(value) == len(readers) and None not in found else None
-
-    return read
-
-
-def _make_dataclass_reader(kind: type) -> Reader:
-    hints = get_type_hints(kind, {**globals(), "Reading": Reading})
-    readers = {name: _make_reader(hint) for name, hint in hints.items()}
-    blank = {name: hint() for name, hint in hints.items() if hint in (str, int, float)}
-
-    def read(value: Fact) -> object:
-        if not isinstance(value, dict):
-            return None
-        known = ((name, reader(value[name])) for name, reader in readers.items() if name in value)
-        try:
-            return kind(**blank | {name: one for name, one in known if one is not None})
-        except TypeError:  # what has no usual value is missing
-            return None
-
-    return read

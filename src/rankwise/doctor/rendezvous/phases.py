@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from rankwise.doctor.examine import BOUND_S, collect_facts, compare_hosts
+from rankwise.doctor.json_records import to_json
 from rankwise.doctor.probe import Reading
-from rankwise.doctor.rendezvous import cluster_report
 from rankwise.doctor.rendezvous.all_reduce import find_obstacle, plan_reduce, read_reduce
 from rankwise.doctor.rendezvous.cluster_report import NO_SENSE
 from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
@@ -221,11 +221,11 @@ class Phases:
         compared = self._compare({one.name: collect_facts(one.readings) for one in found.hosts})
         readings = (*judge(found, self._plan), *compared)
         found = replace(found, readings=readings, took_s=self._clock.monotonic() - self._begin_s)
-        whole = encode({"result": cluster_report.to_json(found)})
+        whole = encode({"result": to_json(found)})
         for peer in self._coordinator.here():
             line = whole
             if len(self._numbered) > MANY_HOSTS and not peer.is_own:
-                line = encode({"result": cluster_report.to_json(_trim(found, peer.name))})
+                line = encode({"result": to_json(_trim(found, peer.name))})
             self._coordinator.tell(peer, {}, line)
         await self._coordinator.wait_until_left(_LEAVE_S, END_S)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 import secrets
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
+from rankwise.doctor.json_records import read_float, read_int
 from rankwise.doctor.rendezvous.sanitize import clean, is_suspect
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ BEAT_S, SILENCE_S = 1.0, 6.0
 CLOSED = "it closed the connection"
 #: Why a host has left, as it says itself.
 INTERRUPTED = "its doctor was interrupted there"
-_MOST_WHOLE = 1 << 53
+
+
 #: Bytes in a packet of the rendezvous: so small that it passes where larger ones are dropped in silence.
 _SEGMENT_BYTES = 1200
 
@@ -53,16 +54,12 @@ def text(message: Mapping[str, Fact], key: str) -> str:
 
 def number(message: Mapping[str, Fact], key: str) -> float:
     """Return a number of a message; 0 if there is none, or none that can be reckoned with."""
-    value = message.get(key)
-    if isinstance(value, int):
-        return float(max(-_MOST_WHOLE, min(value, _MOST_WHOLE)))
-    return value if isinstance(value, float) and math.isfinite(value) else 0.0
+    return read_float(message.get(key))
 
 
 def whole(message: Mapping[str, Fact], key: str) -> int | None:
     """Return a whole number of a message, or None."""
-    value = message.get(key)
-    return value if isinstance(value, int) and abs(value) <= _MOST_WHOLE else None
+    return read_int(message.get(key))
 
 
 def entries(message: Mapping[str, Fact], key: str) -> list[Fact]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from rankwise.doctor.json_records import to_json
 from rankwise.doctor.probe import VERDICTS
-from rankwise.doctor.rendezvous.cluster_report import to_json
 from rankwise.doctor.reporters.grouping import join_same, judge, list_readings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def record(together: ClusterReport, *, version: str, made: str, exit_code: int) 
     bad = [line for line in join_same(readings) if line.reading.verdict in {"fail", "warn"}]
     return {
         "rankwise": version, "schema": SCHEMA, "made": made, "verdict": judge(together), "exit_code": exit_code,
-        "counts": {one: counts[one] for one in reversed(VERDICTS)}, "findings": [_report(line) for line in bad], **to_json(together),
+        "counts": {one: counts[one] for one in reversed(VERDICTS)}, "findings": [_report(line) for line in bad], **cast("dict[str, Fact]", to_json(together)),
     }  # fmt: skip
 
 
