@@ -210,19 +210,19 @@ class Host:
 
     def usage(self, path: str) -> tuple[int, int] | None:
         """Return the size of the file system that holds a folder, and what is free in it for us, in bytes; None if it can't be told."""
-        try:
-            info = os.statvfs(self.path(path))
-        except (OSError, AttributeError):
-            return None
-        return info.f_frsize * info.f_blocks, info.f_frsize * info.f_bavail
+        info = self._stat_disk(path)
+        return None if info is None else (info.f_frsize * info.f_blocks, info.f_frsize * info.f_bavail)
 
     def count_inodes(self, path: str) -> tuple[int, int] | None:
         """Return how many files a file system can hold, and how many more; None if it can't be told, or there is no such limit."""
+        info = self._stat_disk(path)
+        return (info.f_files, info.f_favail) if info is not None and info.f_files else None
+
+    def _stat_disk(self, path: str) -> os.statvfs_result | None:
         try:
-            info = os.statvfs(self.path(path))
+            return os.statvfs(self.path(path))
         except (OSError, AttributeError):
             return None
-        return (info.f_files, info.f_favail) if info.f_files else None
 
     @property
     def torch(self) -> TorchFacts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 import socket
 
 from rankwise.base.deadline import OverdueError, call_within
@@ -24,10 +25,16 @@ def resolve(name: str, *, timeout_s: float = 5.0) -> tuple[str, ...]:
 
 def is_loopback_address(ip: str) -> bool:
     """Return whether an address means the host that uses it; False for what is no address."""
+    return is_address(ip) and ipaddress.ip_address(ip.partition("%")[0]).is_loopback
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an address and no name."""
     try:
-        return ipaddress.ip_address(ip.partition("%")[0]).is_loopback
+        ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return False
+    return True
 
 
 def is_host_name(text: str) -> bool:
@@ -45,27 +52,38 @@ def forget_name(name: str) -> str:
     return _rewrite(f"{take_out}\\")
 
 
-def lead_name(name: str, address: str, hosts: str) -> list[str]:
-    """Return the commands that make a name lead to an address, and nowhere else; ``hosts`` is what ``/etc/hosts`` holds now."""
+def lead_name(name: str, address: str, hosts: str = "", *, is_written: bool = False) -> list[str]:
+    """Return the commands that make a name lead to an address, and nowhere else.
+
+    ``hosts`` is what ``/etc/hosts`` holds now; of another host it is only known whether the name ``is_written`` there.
+    """
     if not _PLAIN.fullmatch(f"{name}{address}"):  # nothing else may come into a command
-        return [f"# in /etc/hosts: {address} is the address of this host's own name"]
+        whose = name if _PLAIN.fullmatch(name) else "this host's own name"
+        return [f"# in /etc/hosts: {address} is the address of {whose}"]
     add = f"echo '{address} {name}' | sudo tee -a /etc/hosts"
     lines = [line.partition("#")[0].lower().split() for line in hosts.splitlines()]
     wrong = [words for words in lines if name.lower() in words[1:] and words[0] != address.lower()]
-    if not wrong:
-        return [add]
-    if len(wrong) == 1 and _is_of_one_host(wrong[0], name) and _PLAIN.fullmatch(wrong[0][0]):
+    short = name.lower().partition(".")[0]
+    # All names of its only line are one host's: ``host2.cluster host2``.
+    if (
+        len(wrong) == 1
+        and {word.partition(".")[0] for word in wrong[0][1:]} == {short}
+        and _PLAIN.fullmatch(wrong[0][0])
+    ):
         # The whole line: its long name, host.domain, is to lead there, too.
         old = rf"^[[:space:]]*{_escape(wrong[0][0])}"
         named = rf"{old}[[:space:]]([^#]*[[:space:]])?{_escape(name)}([[:space:]#]|$)"
         return [_rewrite(f"/{named}/Is/{old}/{address}/I")]
-    return [forget_name(name), add]
+    return [forget_name(name), add] if wrong or is_written else [add]
 
 
-def _is_of_one_host(words: list[str], name: str) -> bool:
-    """Return whether all names of a line are one host's: ``host2.cluster host2``."""
-    short = name.lower().partition(".")[0]
-    return all(word.partition(".")[0] == short for word in words[1:])
+def choose_interface(interface: str, for_good: list[str]) -> list[str]:
+    """Return the command that makes Gloo take an interface, with what mends ``/etc/hosts`` in comments behind it.
+
+    Either is enough: of what is pasted as a whole, the one is done that changes no file.
+    """
+    remarks = (f"# {line.removeprefix('# ')}" for line in for_good)
+    return [f"export GLOO_SOCKET_IFNAME={shlex.quote(interface)}", "# or, for good:", *remarks]
 
 
 def _escape(text: str) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rankwise.doctor.differences import group_hosts
 from rankwise.doctor.network.gloo_nccl import can_bind, find_gloo_address, split_names, uses_nccl
 from rankwise.doctor.network.master import has_several_hosts, suggest_interface
-from rankwise.doctor.network.names import is_loopback_address, lead_name
+from rankwise.doctor.network.names import choose_interface, is_loopback_address, lead_name
 from rankwise.doctor.probe import Probe, Reading, ok
 
 if TYPE_CHECKING:
@@ -70,10 +70,9 @@ def _describe(host: Host, ips: tuple[str, ...], interfaces: Sequence[Interface])
 def _mend(host: Host, best: Interface | None) -> str:
     if best is None:
         return "ip -br addr  # no interface here has an address that other hosts could reach"
-    mending = lead_name(host.name, best.reachable[0].ip, host.read("/etc/hosts"))
-    # Either is enough: of what is pasted as a whole, the one is done that changes no file.
-    for_good = (f"# {line.removeprefix('# ')}" for line in mending)
-    return "\n".join([f"export GLOO_SOCKET_IFNAME={shlex.quote(best.name)}", "# or, for good:", *for_good])
+    return "\n".join(
+        choose_interface(best.name, lead_name(host.name, best.reachable[0].ip, host.read("/etc/hosts")))
+    )
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:

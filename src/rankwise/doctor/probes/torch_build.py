@@ -19,7 +19,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import group_hosts, report_difference
-from rankwise.doctor.gpu.nvidia import find_driver_cuda
+from rankwise.doctor.gpu.nvidia import NO_DEVICES, find_driver_cuda
 from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.units import format_count
 
@@ -102,7 +102,7 @@ def _check_devices(host: Host, info: TorchFacts, cards: Cards) -> Iterator[Readi
 
 def _may_see(host: Host) -> bool:
     """Return whether the job's environment leaves torch a GPU to see."""
-    return host.env.get("CUDA_VISIBLE_DEVICES", "all").strip() not in {"", "-1", "NoDevFiles", "none"}
+    return host.env.get("CUDA_VISIBLE_DEVICES", "all").strip() not in NO_DEVICES
 
 
 def _report_unusable(host: Host, info: TorchFacts, cards: Cards) -> Reading:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -15,7 +14,7 @@ from rankwise.base.host import is_loopback
 from rankwise.doctor.examine import examine
 from rankwise.doctor.network.firewalls import suggest
 from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_nccl_address
-from rankwise.doctor.network.names import resolve
+from rankwise.doctor.network.names import is_address, resolve
 from rankwise.doctor.rendezvous.all_reduce import Reducing, describe_torch
 from rankwise.doctor.rendezvous.connection import in_thread
 from rankwise.doctor.rendezvous.judging_links import list_networks
@@ -172,14 +171,14 @@ class HostTasks:
                     Target(
                         number=whole(peer, "number") or 0, plane=plane, address=got[0] if got else address, port=read_port(port)
                     )
-                    for port in entries(one, "ports") if got or _is_address(address)
+                    for port in entries(one, "ports") if got or is_address(address)
                 ]  # fmt: skip
         return found
 
     def _master_name(self) -> str:
         for peer in self._peers:
             for one in parts(peer, "planes"):
-                if text(one, "plane") == "master" and not _is_address(text(one, "address")):
+                if text(one, "plane") == "master" and not is_address(text(one, "address")):
                     return text(one, "address")
         return ""
 
@@ -273,14 +272,6 @@ def _find_nccl(host: Host, interfaces: Sequence[Interface]) -> str:
     backend = host.job.backend
     is_used = backend == "nccl" or (backend != "gloo" and host.has("/proc/driver/nvidia/version"))
     return find_nccl_address(host, interfaces) if is_used else ""
-
-
-def _is_address(name: str) -> bool:
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError, ValueError):
-            socket.inet_pton(family, name)
-            return True
-    return False
 
 
 def _take_worst(tried: Sequence[Tried]) -> list[Tried]:

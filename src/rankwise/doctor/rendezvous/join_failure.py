@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import shlex
 import socket
 from typing import TYPE_CHECKING
 
 from rankwise.base.deadline import OverdueError
-from rankwise.doctor.network.names import forget_name, is_host_name
+from rankwise.doctor.network.names import forget_name, is_address, is_host_name
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
 from rankwise.doctor.rendezvous.wire import SilentError, StrangerError, explain
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy
@@ -93,7 +92,7 @@ def _report_no_address(name: str, waited: str) -> JoinError:
 
 def _report_address(host: Host, name: str) -> tuple[str, bool]:
     """Return what a name means here, and whether /etc/hosts says so; nothing for an address."""
-    if _is_address(name):
+    if is_address(name):
         return "", False
     found = host.lookup(name)
     if not found:
@@ -120,12 +119,4 @@ def _write_check(name: str, where: str, *, is_written: bool) -> str:
 
 
 def _first_address(host: Host, name: str) -> str:
-    return name if _is_address(name) else next(iter(host.lookup(name)), name)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    return True
+    return name if is_address(name) else next(iter(host.lookup(name)), name)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import statistics
 from typing import TYPE_CHECKING
 
 from rankwise.base.host import is_loopback
-from rankwise.doctor.network.names import forget_name, is_host_name
+from rankwise.doctor.network.names import choose_interface, is_host_name, lead_name
 from rankwise.doctor.probe import Reading, ok
 from rankwise.doctor.rendezvous.cluster_report import NO_SENSE, find_interface, on_host
 from rankwise.doctor.rendezvous.judging_links import find_blocked, judge_links
@@ -126,8 +125,6 @@ def _judge_all_reduce(found: ClusterReport) -> Iterator[Reading]:
 #: torch's c10d rendezvous takes a node for dead after 3 heartbeats of 5 s, by the wall clocks of both.
 _APART_S, _FAR_APART_S = 1.0, 5.0
 
-_PLAIN = re.compile(r"[A-Za-z0-9._:-]+")
-
 
 def judge_names(found: ClusterReport, plan: Plan) -> Iterator[Reading]:
     """Report hosts that know others by wrong addresses. A name without an address matters only where the ranks meet."""
@@ -180,15 +177,8 @@ def _judge_name(look: NameLook, target: HostCard, found: ClusterReport, plan: Pl
         verdict="fail" if matters else "warn", class_id="I2" if matters else "",
         what=f"{where} {name} is {', '.join(look.got)}, and {whose}; {target.name} is {right}", hosts=(look.source,),
         why=f"what connects to {name} from there reaches the wrong place: the ranks if {name} is the master (torchrun takes the name "
-        "of node 0), ssh and mpirun always", fix=on_host(look.source, _correct(name, right, is_written=look.is_written)),
+        "of node 0), ssh and mpirun always", fix=on_host(look.source, *lead_name(name, right, is_written=look.is_written)),
     )  # fmt: skip
-
-
-def _correct(name: str, address: str, *, is_written: bool) -> str:
-    if not _PLAIN.fullmatch(f"{name}{address}"):  # sent by another host: nothing else may get into a command
-        return f"# in /etc/hosts: {address} is the address of {name}"
-    line = f"echo '{address} {name}' | sudo tee -a /etc/hosts"
-    return f"{forget_name(name)}\n{line}" if is_written else line
 
 
 def judge_addresses(found: ClusterReport) -> Iterator[Reading]:
@@ -203,13 +193,11 @@ def judge_addresses(found: ClusterReport) -> Iterator[Reading]:
         if one.lost or is_known or not one.gloo_address or not is_loopback(one.gloo_address):
             continue
         interface = find_interface(one, one.address) or "IFACE"
-        # Either is enough: of what is pasted as a whole, the one is done that changes no file.
-        mending = _correct(one.own_name, one.address, is_written=True).splitlines()
-        for_good = "\n".join(f"# {line.removeprefix('# ')}" for line in mending)
+        lines = choose_interface(interface, lead_name(one.own_name, one.address, is_written=True))
         yield Reading(
             verdict="fail", what=f"Gloo would listen at {one.gloo_address} on {one.name}: that is what its own name resolves to", class_id="I5",
             why="the other hosts look for it at their own such address: 'connectFullMesh failed … Connection refused, remote=[127.0.0.1]', or a hang",
-            fix=f"# on {one.name}:\nexport GLOO_SOCKET_IFNAME={shlex.quote(interface)}\n# or, for good:\n{for_good}",
+            fix=on_host(one.name, *lines),
             hosts=(one.name,),
         )  # fmt: skip
 

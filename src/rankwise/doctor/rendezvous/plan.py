@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import RendezvousError, UsageError
@@ -92,31 +92,51 @@ class Bystander:
 
 
 def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
-    """Return how this host takes part, by what the user says, which wins, and by the environment; None if it is alone; UsageError: it is not said where several hosts meet, or the place can't be one."""
-    message = read_own_identity(env) if not wish.num_hosts else None
-    if message is not None and _has_several_hosts(message):
-        return _plan_by(message, wish, env)
-    if not wish.num_hosts:
-        return _plan_by_place(wish, env)
+    """Return how this host takes part, by what the user says, which wins, and by the environment; None if it is alone.
+
+    Raises:
+        UsageError: It is not said where several hosts meet, or the place can't be one.
+    """
     if wish.num_hosts == 1:
         return None
-    host, port = read_place(wish)
-    is_coordinator = None if wish.endpoint or wish.node_rank is None else wish.node_rank == 0
-    _refuse_loopback(host, is_coordinator=is_coordinator)
+    if wish.num_hosts:
+        host, port = read_place(wish)
+        return _make_plan(wish, host, port, wish.num_hosts, wish.node_rank)
+    identity = read_own_identity(env)
+    if identity is None:
+        return _plan_by_place(wish, env)
+    is_spread = identity.local_world_size is not None and identity.local_world_size < identity.world_size
+    has_several = is_spread if identity.num_nodes is None else identity.num_nodes > 1
+    return _plan_by(identity, wish, env) if has_several else _plan_by_place(wish, env)
+
+
+def _make_plan(
+    wish: Wish,
+    host: str,
+    port: int | None,
+    num_hosts: int | None,
+    node_rank: int | None,
+    rank: int | None = None,
+) -> Plan:
+    """Return a plan; ``rank`` stands in for the node rank where that is not known, as both are 0 on the first host."""
+    first = node_rank if rank is None else rank
+    is_coordinator = None if wish.endpoint or first is None else first == 0
+    # At all of its addresses the first host can listen, and the others may be told one of them.
+    if is_loopback(host) or (is_unspecified(host) and not is_coordinator):
+        what = f"several hosts can't rendezvous at {host}: that is a different host on each of them"
+        raise UsageError(what, hint="give an address of node 0 that the others reach")
     return Plan(
-        endpoint_host=host, endpoint_port=port or DEFAULT_PORT, num_hosts=wish.num_hosts, node_rank=wish.node_rank, is_coordinator=is_coordinator,
-    )  # fmt: skip
+        endpoint_host=host,
+        endpoint_port=port or DEFAULT_PORT,
+        num_hosts=num_hosts,
+        node_rank=node_rank,
+        is_coordinator=is_coordinator,
+    )
 
 
 def read_own_identity(env: Mapping[str, str]) -> Identity | None:
     """Return who this process is by its variables; None also where they can't be read: then the probe of the variables says so."""
     return try_read(read_identity, env)
-
-
-def _has_several_hosts(identity: Identity) -> bool:
-    if identity.num_nodes is not None:
-        return identity.num_nodes > 1
-    return identity.local_world_size is not None and identity.local_world_size < identity.world_size
 
 
 def _plan_by(identity: Identity, wish: Wish, env: Mapping[str, str]) -> Plan | Bystander:
@@ -128,16 +148,12 @@ def _plan_by(identity: Identity, wish: Wish, env: Mapping[str, str]) -> Plan | B
     wished, port = read_place(wish)
     host = wished or identity.master_addr or ""
     if not host:
-        raise UsageError(
-            f"{identity.source} shows that there are several hosts, but nothing says where they rendezvous",
-            hint="--master-addr ADDRESS-OF-THE-FIRST-HOST",
-        )
-    is_coordinator = None if wish.endpoint else identity.rank == 0
-    _refuse_loopback(host, is_coordinator=is_coordinator)
-    return Plan(
-        endpoint_host=host, endpoint_port=port or identity.master_port or DEFAULT_PORT, num_hosts=identity.num_nodes,
-        node_rank=identity.node_rank, is_coordinator=is_coordinator, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""),
-    )  # fmt: skip
+        what = f"{identity.source} shows that there are several hosts, but nothing says where they rendezvous"
+        raise UsageError(what, hint="--master-addr ADDRESS-OF-THE-FIRST-HOST")
+    plan = _make_plan(
+        wish, host, port or identity.master_port, identity.num_nodes, identity.node_rank, identity.rank
+    )
+    return replace(plan, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""))
 
 
 def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
@@ -149,18 +165,11 @@ def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
     host, _, port = env.get("PET_RDZV_ENDPOINT", "").rpartition(":")
     host = wished or env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
     if not host:
-        raise UsageError(
-            f"{place.source} says that this is one of {place.num_nodes} nodes, but nothing says where they rendezvous",
-            hint="--master-addr ADDRESS-OF-NODE-0",
-        )
-    is_coordinator = None if place.node_rank is None or wish.endpoint else place.node_rank == 0
-    _refuse_loopback(host, is_coordinator=is_coordinator)
+        what = f"{place.source} says that this is one of {place.num_nodes} nodes, but nothing says where they rendezvous"
+        raise UsageError(what, hint="--master-addr ADDRESS-OF-NODE-0")
     ports = (env.get("PET_MASTER_PORT", ""), port, env.get("MASTER_PORT", ""))
-    given_port = next(filter(str.isdecimal, ports), DEFAULT_PORT)
-    return Plan(
-        endpoint_host=host, endpoint_port=wished_port or int(given_port), num_hosts=place.num_nodes, node_rank=place.node_rank,
-        is_coordinator=is_coordinator,
-    )  # fmt: skip
+    given_port = int(next(filter(str.isdecimal, ports), DEFAULT_PORT))
+    return _make_plan(wish, host, wished_port or given_port, place.num_nodes, place.node_rank)
 
 
 def is_batch_script(env: Mapping[str, str]) -> bool:
@@ -176,20 +185,9 @@ def read_place(wish: Wish) -> tuple[str, int | None]:
     if not colon or (":" in host and not host.startswith("[")):
         return wish.endpoint.strip("[]"), DEFAULT_PORT
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(
-            f"--rdzv-endpoint {wish.endpoint}: {port!r} is not a port",
-            hint="HOST:PORT, with a port from 1 to 65535",
-        )
+        what = f"--rdzv-endpoint {wish.endpoint}: {port!r} is not a port"
+        raise UsageError(what, hint="HOST:PORT, with a port from 1 to 65535")
     return host.strip("[]"), int(port)
-
-
-def _refuse_loopback(host: str, *, is_coordinator: bool | None) -> None:
-    # At all of its addresses the first host can listen, and the others may be told one of them.
-    if is_loopback(host) or (is_unspecified(host) and not is_coordinator):
-        raise UsageError(
-            f"several hosts can't rendezvous at {host}: that is a different host on each of them",
-            hint="give an address of node 0 that the others reach",
-        )
 
 
 def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ _BARE_USER = (
     r"@(?!sha256:|(?:tcp|o2ib|gni|kfi)\d*\b)"
 )
 #: ``api_key=…``, ``"token": "…"``, ``Authorization: Bearer …``, inside a longer text.
-_PAIR = rf"(?i)([\w-]*(?:{_WORDS})[\w-]*)([\"']?\s*[:=]\s*)(?:(?:bearer|basic)\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}}\]]+)"
+_PAIR = rf"(?i)()([\w-]*(?:{_WORDS})[\w-]*)([\"']?\s*[:=]\s*)(?:(?:bearer|basic)\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}}\]]+)"
 #: ``--api-key …``, as command lines have it. What begins with a dash is the next flag.
 _FLAG = rf"(?i)(?<![\w-])(--?)([\w-]*(?:{_WORDS})[\w-]*)([^\S\n]+)(\"[^\"]*\"|'[^']*'|(?!-)\S*[^\s\"'`),.;])"
 #: ``Bearer …`` by itself.
@@ -60,8 +60,8 @@ def mask_text(text: str) -> str:
     # Users come first: what stands in front of a host may look like a pair.
     text = _mask_users(text)
     if _SECRET_NAME.search(text):
-        text = re.sub(_PAIR, _mask_pair, text)
-        text = re.sub(_FLAG, _mask_flag, text)
+        text = re.sub(_PAIR, _mask_named, text)
+        text = re.sub(_FLAG, _mask_named, text)
         text = re.sub(_BEARER, rf"\1{MASK}", text)
     return _mask_words(text)
 
@@ -184,18 +184,11 @@ def _mask_words(text: str) -> str:
     return _LONG_WORD.sub(_mask_word, text)
 
 
-def _mask_pair(found: re.Match[str]) -> str:
-    name, between, value = found.groups()
-    if not is_secret_name(name) or value.strip("\"'").startswith(("…", MASK)):
-        return found[0]
-    return f"{name}{between}{MASK}"
-
-
-def _mask_flag(found: re.Match[str]) -> str:
-    dashes, name, between, value = found.groups()
-    if not is_secret_name(name) or value.strip("\"'").startswith(("…", MASK)):
-        return found[0]
-    return f"{dashes}{name}{between}{MASK}"
+def _mask_named(found: re.Match[str]) -> str:
+    """Mask what stands beside the name of a secret: the groups are what is before the name, the name, what is between, the secret."""
+    before, name, between, value = found.groups()
+    is_open = not is_secret_name(name) or value.strip("\"'").startswith(("…", MASK))
+    return found[0] if is_open else f"{before}{name}{between}{MASK}"
 
 
 def _mask_forms(text: str) -> str:
