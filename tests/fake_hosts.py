@@ -7,7 +7,7 @@ import mmap
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.doctor.host import Host, Ran
+from rankwise.doctor.host import Host, ProgramResult
 from rankwise.doctor.network.interfaces import Address, Interface
 from rankwise.doctor.probe import Reading
 from rankwise.doctor.torch_facts import TorchFacts
@@ -27,7 +27,7 @@ def make_host(
     *,
     files: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
-    programs: Mapping[str, str | Ran] | None = None,
+    programs: Mapping[str, str | ProgramResult] | None = None,
     job: JobShape | None = None,
     torch: TorchFacts | None = None,
     name: str = "host0",
@@ -55,13 +55,13 @@ def make_host(
         target.write_text(text)
     answers = programs or {}
 
-    def run(argv: Sequence[str], timeout_s: float) -> Ran:
+    def run(argv: Sequence[str], timeout_s: float) -> ProgramResult:
         typed = " ".join(argv)
         known = [start for start in answers if typed == start or typed.startswith(f"{start} ")]
         if not known:
-            return Ran(code=None, why=f"{argv[0]} can't be run: No such file or directory")
+            return ProgramResult(code=None, why=f"{argv[0]} can't be run: No such file or directory")
         told = answers[max(known, key=len)]
-        return told if isinstance(told, Ran) else Ran(code=0, out=told)
+        return told if isinstance(told, ProgramResult) else ProgramResult(code=0, out=told)
 
     facts = torch or TorchFacts(python="python", why="ModuleNotFoundError: No module named 'torch'")
     return Host(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.host import Ran
+from rankwise.doctor.host import ProgramResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ FABRIC = "nvidia-smi --query-gpu=index,fabric.state"
 REASONS = "nvidia-smi --query-gpu=index,temperature.gpu,power.limit,clocks_event_reasons.hw_thermal_slowdown,clocks_event_reasons.sw_thermal_slowdown," \
     "clocks_event_reasons.hw_power_brake_slowdown,clocks_event_reasons.hw_slowdown"  # fmt: skip
 OLD_REASONS = REASONS.replace("event", "throttle")
-BAD_FIELD = Ran(code=2, out='Field "fabric.state" is not a valid field to query.\n\n')
+BAD_FIELD = ProgramResult(code=2, out='Field "fabric.state" is not a valid field to query.\n\n')
 
 _H100_BUSES = ("18", "2A", "3A", "5D", "9A", "AB", "BA", "DB")
 
@@ -47,15 +47,15 @@ NAMES_MIG = """GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-33333333-aaaa-bbbb-cccc-d
   MIG 3g.40gb     Device  0: (UUID: MIG-1c2bc4dd-eb8f-5e7e-bb2e-b6b7a7a0d2f4)
   MIG 3g.40gb     Device  1: (UUID: MIG-5f3b0b9c-6b0d-5c5e-8d0f-0e7e3a1c9a11)
 """
-MISMATCH = Ran(
+MISMATCH = ProgramResult(
     code=18, out="Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.54\n"
 )
-NO_DRIVER = Ran(
+NO_DRIVER = ProgramResult(
     code=9,
     out="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running.\n\n",
 )
-LATE = Ran(code=None, why="nvidia-smi did not end within 30 s")
-LOST_ONE = Ran(
+LATE = ProgramResult(code=None, why="nvidia-smi did not end within 30 s")
+LOST_ONE = ProgramResult(
     code=255,
     out=f"Unable to determine the device handle for GPU3: 0000:5D:00.0: Unknown Error\n{list_h100(count=3)}",
 )

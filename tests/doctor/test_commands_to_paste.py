@@ -16,7 +16,7 @@ from rankwise.base.host import find_port_holder
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.network.names import forget_name
 from rankwise.doctor.probes import ports
-from rankwise.doctor.rendezvous.cluster_report import ClusterReport, NameLook
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport, NameLookup
 from rankwise.doctor.rendezvous.join_failure import explain_failure
 from rankwise.doctor.rendezvous.judging import judge_names
 from rankwise.doctor.rendezvous.plan import Plan
@@ -51,7 +51,7 @@ def test_what_is_no_host_name_comes_into_no_command(name: str, tmp_path: Path) -
     assert failed.message.endswith(" is not a host name")
     assert failed.fix.startswith("export MASTER_ADDR=…  #")
     found = ClusterReport(
-        hosts=(), names=(NameLook(source="h1", name=name, target="", got=(), is_written=False),)
+        hosts=(), names=(NameLookup(source="h1", name=name, target="", got=(), is_written=False),)
     )
     (judged,) = judge_names(found, Plan(endpoint_host=name, endpoint_port=29500))
     assert judged.fix == "# on h1:\nexport MASTER_ADDR=…"

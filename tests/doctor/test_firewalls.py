@@ -10,7 +10,7 @@ import pytest
 
 from fake_hosts import make_host
 from network_hosts import CABLE, ask, enter_network
-from rankwise.doctor.host import JobShape, Ran
+from rankwise.doctor.host import JobShape, ProgramResult
 from rankwise.doctor.network.firewalls import find_firewall, suggest
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_firewalld_has_its_own_commands(tmp_path: Path) -> None:
     assert printed.endswith("sudo firewall-cmd --reload")
 
 
-HANGS = Ran(code=None, why="nft did not end within 5 s")
+HANGS = ProgramResult(code=None, why="nft did not end within 5 s")
 PORT = "-A INPUT -p tcp -m tcp --dport 29500 -j ACCEPT\n"
 
 
@@ -106,7 +106,7 @@ PORT = "-A INPUT -p tcp -m tcp --dport 29500 -j ACCEPT\n"
     [
         ({"iptables-save": OPEN}, "ok", "no firewall is running here"),
         ({"iptables-save": OPEN, "nft list": HANGS}, "skipped", "nft did not end within 5 s"),
-        ({"iptables-save": OPEN, "nft list": Ran(code=1, err="Protocol not supported")}, "ok", "no firewall is running here"),
+        ({"iptables-save": OPEN, "nft list": ProgramResult(code=1, err="Protocol not supported")}, "ok", "no firewall is running here"),
         ({}, "skipped", "neither nft nor iptables can be queried here"),
         ({"iptables-save": CLOSED.format("")}, "warn", "no rule accepts 10.0.0.0/24; no rule names port 29500"),
         ({"iptables-save": CLOSED.format(PORT)}, "warn", "rules that name port 29500: -A INPUT -p tcp -m tcp --dport 29500 -j ACCEPT"),
@@ -117,11 +117,11 @@ PORT = "-A INPUT -p tcp -m tcp --dport 29500 -j ACCEPT\n"
         ({"nft list": NFT.format("\t\tip saddr 10.0.0.0/24 tcp dport 29500 accept\n")}, "warn", "ip saddr 10.0.0.0/24 tcp dport 29500 accept"),
         ({"nft list": NFT.format("\t\tip saddr 10.0.0.0/24 accept\n")}, "ok", "a firewall is running, by nftables"),
         ({"nft list": NFT.format("\t\treject with icmpx admin-prohibited\n").replace("policy drop", "policy accept")}, "warn", "drops what no rule accepts"),
-        ({"iptables-save": Ran(code=1, err="odd"), "nft list": NFT.format("")}, "warn", "drops what no rule accepts"),
+        ({"iptables-save": ProgramResult(code=1, err="odd"), "nft list": NFT.format("")}, "warn", "drops what no rule accepts"),
     ],
 )  # fmt: skip
 def test_rules_are_shown_and_not_followed(
-    tmp_path: Path, programs: dict[str, str | Ran], verdict: str, says: str
+    tmp_path: Path, programs: dict[str, str | ProgramResult], verdict: str, says: str
 ) -> None:
     """The rules for the rendezvous port are shown; a firewall that is closed to this host's network is a warning; one that can't be read is skipped."""
     (found,) = ask("firewall", tmp_path, programs=programs)

@@ -17,7 +17,7 @@ from rankwise.doctor.gpu.nvidia import (
     read_links,
     read_matrix,
 )
-from rankwise.doctor.host import Host, JobShape, Ran
+from rankwise.doctor.host import Host, JobShape, ProgramResult
 from rankwise.doctor.probes import (
     gpu_peer_access,
     gpu_throttle,
@@ -65,7 +65,7 @@ def test_amd_is_named(tmp_path: Path, probe: Probe) -> None:
 
 
 @pytest.mark.parametrize(("programs", "cuda"), [(H100, "12.4"), (RTX_4090, "13.3")], ids=["8xH100", "2x4090"])
-def test_a_healthy_host_is_quiet(tmp_path: Path, programs: dict[str, str | Ran], cuda: str) -> None:
+def test_a_healthy_host_is_quiet(tmp_path: Path, programs: dict[str, str | ProgramResult], cuda: str) -> None:
     """Eight H100 in order, and two GeForce cards, which can't reach each other by nature, raise no alarm in any probe."""
     host = make_host(tmp_path, programs=programs, job=JobShape(num_ranks=2, backend="nccl"))
     assert [one.what for probe in ALL for one in look(probe, host) if one.verdict != "ok"] == []
@@ -79,11 +79,13 @@ def test_a_healthy_host_is_quiet(tmp_path: Path, programs: dict[str, str | Ran],
         (texts.LATE, {}, "warn", "nvidia-smi did not answer within 30 s"),
         (texts.NO_DRIVER, {}, "skipped", "no NVIDIA driver here"),
         (texts.NO_DRIVER, {"/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de", "/sys/bus/pci/devices/0000:01:00.0/class": "0x030200"}, "fail", "couldn't communicate"),
-        (Ran(code=None, why="nvidia-smi can't be run: No such file"), {"/proc/driver/nvidia/version": texts.DRIVER_VERSION}, "skipped", "nvidia-smi reports nothing"),
+        (ProgramResult(code=None, why="nvidia-smi can't be run: No such file"), {"/proc/driver/nvidia/version": texts.DRIVER_VERSION}, "skipped", "nvidia-smi reports nothing"),
     ],
     ids=["mismatch", "late", "no driver, no card", "no driver", "no nvidia-smi"],
 )  # fmt: skip
-def test_a_broken_driver(tmp_path: Path, answer: Ran, files: dict[str, str], verdict: str, says: str) -> None:
+def test_a_broken_driver(
+    tmp_path: Path, answer: ProgramResult, files: dict[str, str], verdict: str, says: str
+) -> None:
     """A driver that does not serve its GPUs is a failure with its words; tools without a card on a CPU host are none."""
     host = make_host(tmp_path, programs={"nvidia-smi": answer}, files=files, job=JobShape(backend="nccl"))
     (told,) = look(gpus_seen.PROBE, host)
@@ -120,7 +122,7 @@ def test_nvidia_smi_is_asked_once_for_all_probes(tmp_path: Path) -> None:
     asked: list[str] = []
     entered, answer = Event(), Event()
 
-    def run(argv: Sequence[str], _: float) -> Ran:
+    def run(argv: Sequence[str], _: float) -> ProgramResult:
         asked.append(" ".join(argv))
         entered.set()
         answer.wait(30)
@@ -129,7 +131,7 @@ def test_nvidia_smi_is_asked_once_for_all_probes(tmp_path: Path) -> None:
     host = Host(
         root=tmp_path, run=run, torch_facts=lambda _: TorchFacts(python="p", version="2.13", cuda="13.0")
     )
-    threads = [Thread(target=lambda: host.cards) for _ in range(4)]
+    threads = [Thread(target=lambda: host.nvidia) for _ in range(4)]
     for one in threads:
         one.start()
     assert entered.wait(30)
@@ -162,7 +164,7 @@ def test_a_lost_gpu_is_named(tmp_path: Path) -> None:
     told = look(gpus_seen.PROBE, host)
     assert told[0].verdict == "fail"
     assert "GPU3: 0000:5D:00.0" in told[0].what
-    assert len(host.cards.gpus) == 3
+    assert len(host.nvidia.gpus) == 3
 
 
 @pytest.mark.parametrize(
@@ -291,7 +293,7 @@ def test_gpus_that_lack_peer_access_are_told_without_alarm(tmp_path: Path) -> No
     assert "CNS: the chipset does not allow it" in told.what
 
 
-def make_switch(root: Path, group: str = "identity") -> dict[str, str | Ran]:
+def make_switch(root: Path, group: str = "identity") -> dict[str, str | ProgramResult]:
     """Two A100 on one PCIe switch, as /sys shows it, on a machine of AMD."""
     devices = root / "sys" / "bus" / "pci" / "devices"
     devices.mkdir(parents=True)
@@ -340,7 +342,7 @@ def test_no_alarm_of_access_control(tmp_path: Path, env: dict[str, str], lspci: 
     ids=["virtual machine", "not root", "no lspci"],
 )  # fmt: skip
 def test_access_control_that_can_not_be_read_is_not_called_well(
-    tmp_path: Path, files: dict[str, str], programs: dict[str, str | Ran], why: str, fix: str
+    tmp_path: Path, files: dict[str, str], programs: dict[str, str | ProgramResult], why: str, fix: str
 ) -> None:
     """Switches that could not be looked at are told as that, with the command that can, beside what is known of the GPUs."""
     host = make_host(tmp_path, programs=make_switch(tmp_path) | programs, files=files)

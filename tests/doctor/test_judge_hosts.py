@@ -10,13 +10,13 @@ import pytest
 
 from rankwise.doctor.rendezvous.blaming import find_blames
 from rankwise.doctor.rendezvous.cluster_report import (
-    NO_SENSE,
+    INVALID_ANSWER,
     AllReduce,
     ClusterReport,
-    HostCard,
+    HostReport,
     Link,
     Measure,
-    NameLook,
+    NameLookup,
     Outcome,
 )
 from rankwise.doctor.rendezvous.judging import find_blocked, find_suspects, judge
@@ -47,7 +47,7 @@ def make_set(
 ) -> ClusterReport:
     """Make facts: all is well but for what is given."""
     hosts = tuple(
-        HostCard(
+        HostReport(
             name=f"h{n}",
             own_name=f"h{n}",
             address=f"10.0.0.{n + 1}",
@@ -295,7 +295,7 @@ def test_names_at_wrong_addresses_are_told_and_missing_ones_are_not(
 ) -> None:
     """Another host's address, nobody's, or its own loopback is wrong; to know no address is not."""
     found = replace(
-        make_set(3), names=(NameLook(source="h0", name=name, target="h1", got=got, is_written=True),)
+        make_set(3), names=(NameLookup(source="h0", name=name, target="h1", got=got, is_written=True),)
     )
     told = bad(found)
     assert [expected in one.what for one in told] == ([True] if expected else [])
@@ -358,7 +358,7 @@ def test_blames_explain_all_that_is_bad() -> None:
 def test_a_host_that_speaks_otherwise_is_asked_for_its_version() -> None:
     """Its answer made no sense: nobody died there, and the kernel's log tells nothing of it."""
     found = make_set(3)
-    lost = f"{NO_SENSE} (99 is not another host of 3): it is not a doctor of this version"
+    lost = f"{INVALID_ANSWER} (99 is not another host of 3): it is not a doctor of this version"
     (told,) = bad(replace(found, hosts=(*found.hosts[:2], replace(found.hosts[2], lost=lost))))
     assert "dies" not in told.why
     assert told.fix.splitlines()[-1] == "rankwise --version"

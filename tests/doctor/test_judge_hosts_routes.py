@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rankwise.doctor.probe import Reading, ok
-from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard, Link, Outcome, Plane
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport, Link, Outcome, Plane
 from rankwise.doctor.rendezvous.judging import find_blocked, judge
 from rankwise.doctor.rendezvous.plan import Plan
 
@@ -17,20 +17,20 @@ _WORDS = "Network is unreachable"
 
 def make_card(
     number: int, *addresses: tuple[str, str], gloo: str, told: tuple[Reading, ...] = ()
-) -> HostCard:
+) -> HostReport:
     first = addresses[0][1]
-    return HostCard(
+    return HostReport(
         name=f"h{number}", own_name=f"h{number}", address=first, gloo_address=gloo, interfaces=addresses, clock_ahead_s=0.0, readings=told
     )  # fmt: skip
 
 
-def make_link(source: int, target: HostCard, outcome: Outcome, plane: Plane = "gloo") -> Link:
+def make_link(source: int, target: HostReport, outcome: Outcome, plane: Plane = "gloo") -> Link:
     address = target.nccl_address if plane == "nccl" else target.gloo_address
     detail = _WORDS if outcome == "no route" else ""
     return Link(source=f"h{source}", target=target.name, plane=plane, address=address, port=40000, outcome=outcome, detail=detail)  # fmt: skip
 
 
-def make_set(cards: list[HostCard], lost: set[tuple[int, int]], plane: Plane = "gloo") -> ClusterReport:
+def make_set(cards: list[HostReport], lost: set[tuple[int, int]], plane: Plane = "gloo") -> ClusterReport:
     links = [
         make_link(a, cards[b], "no route" if (a, b) in lost else "ok", plane)
         for a in range(len(cards)) for b in range(len(cards)) if a != b

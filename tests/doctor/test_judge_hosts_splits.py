@@ -15,7 +15,7 @@ from rankwise.doctor.network.names import forget_name
 from rankwise.doctor.probe import Reading
 from rankwise.doctor.rendezvous import cluster_report
 from rankwise.doctor.rendezvous.blaming import find_blames
-from rankwise.doctor.rendezvous.cluster_report import NameLook
+from rankwise.doctor.rendezvous.cluster_report import NameLookup
 from rankwise.doctor.rendezvous.judging import find_blocked
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def test_the_fix_of_a_hosts_file_takes_out_one_name_only(tmp_path: Path, before:
     """The very commands, run on a file: the other names of the line stay, and so does the file itself, which may be a mount."""
     found = replace(
         make_set(3),
-        names=(NameLook(source="h0", name="host2", target="h2", got=("10.0.0.77",), is_written=True),),
+        names=(NameLookup(source="h0", name="host2", target="h2", got=("10.0.0.77",), is_written=True),),
     )
     cards = (*found.hosts[:2], replace(found.hosts[2], address="10.0.0.9", own_name="host2"))
     (told,) = bad(replace(found, hosts=cards))
@@ -308,7 +308,7 @@ def test_no_told_name_becomes_a_command() -> None:
     name = "x';reboot;'"
     found = replace(
         make_set(3),
-        names=(NameLook(source="h0", name=name, target="h2", got=("10.0.0.77",), is_written=True),),
+        names=(NameLookup(source="h0", name=name, target="h2", got=("10.0.0.77",), is_written=True),),
     )
     (told,) = bad(found)
     assert all(line.startswith("#") for line in told.fix.splitlines())

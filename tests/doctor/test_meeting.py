@@ -17,10 +17,10 @@ from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.rendezvous.cluster_report import (
     AllReduce,
     ClusterReport,
-    HostCard,
+    HostReport,
     Link,
     Measure,
-    NameLook,
+    NameLookup,
     from_json,
 )
 from rankwise.doctor.rendezvous.connection import Connection
@@ -244,7 +244,7 @@ def test_a_result_survives_its_journey() -> None:
     """Together as JSON and back is the same, with every field set."""
     found = ClusterReport(
         hosts=(
-            HostCard(
+            HostReport(
                 name="a", address="10.0.0.1", readings=(ok("fine", n=1).of("p", "a"),), clock_ahead_s=0.5, clock_error_s=0.1, lost="gone",
                 node_rank=0, num_hosts=2, interfaces=(("eth0", "10.0.0.1"),), gloo_address="10.0.0.1", nccl_address="10.1.0.1",
                 opening="sudo ufw", own_name="a",
@@ -256,7 +256,7 @@ def test_a_result_survives_its_journey() -> None:
             backend="gloo", num_ranks=2, latency_s=0.1, bytes_per_s=2.0, size_bytes=3, waited_s=(("a", 0.5),), why="w", class_id="I8"
         ),
         readings=(Reading(verdict="fail", what="w", why="y", fix="f", class_id="I8", probe="links", hosts=("a",)),), took_s=1.5,
-        names=(NameLook(source="a", name="b", target="b", got=("1.2.3.4",), is_written=True),), doubled=(("a", "b", 1),),
+        names=(NameLookup(source="a", name="b", target="b", got=("1.2.3.4",), is_written=True),), doubled=(("a", "b", 1),),
     )  # fmt: skip
     assert from_json(json.loads(json.dumps(to_json(found)))) == found
     with pytest.raises(ValueError, match="no list of hosts in"):

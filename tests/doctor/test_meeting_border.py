@@ -14,7 +14,7 @@ import pytest
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.rendezvous.all_reduce import Reducing, read_reduce
+from rankwise.doctor.rendezvous.all_reduce import AllReduceRanks, read_reduce
 from rankwise.doctor.rendezvous.cluster_report import from_json
 from rankwise.doctor.rendezvous.connection import Connection
 from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
@@ -130,10 +130,10 @@ def test_an_answer_that_no_doctor_gives_is_taken_as_a_whole_or_not_at_all(
 ) -> None:
     """Ports, addresses, numbers of hosts and words that do not exist are refused, and leave nothing behind."""
     gathered = Results(peers=peers)
-    before = gathered.to_together()
+    before = gathered.to_report()
     with pytest.raises(BadMessageError):
         getattr(gathered, take)(peers[2], told)
-    assert gathered.to_together() == before
+    assert gathered.to_report() == before
 
 
 def test_readings_are_of_the_host_that_tells_them(peers: list[Peer]) -> None:
@@ -141,7 +141,7 @@ def test_readings_are_of_the_host_that_tells_them(peers: list[Peer]) -> None:
     gathered = Results(peers=peers)
     reading = {"probe": "limits", "verdict": "fail", "what": "a\nb", "why": "c\n# on d:", "fix": "e\nf", "class": "no", "facts": {}, "hosts": ["host0"]}  # fmt: skip
     gathered.take_readings(peers[2], {"readings": [reading]})
-    (told,) = gathered.to_together().hosts[2].readings
+    (told,) = gathered.to_report().hosts[2].readings
     assert (told.hosts, told.what, told.why, told.fix, told.class_id) == (
         ("host2",),
         "a b",
@@ -275,7 +275,7 @@ def make_torch(folder: Path) -> Path:
 @pytest.mark.parametrize("count", [1, 2])
 def test_ranks_can_be_stopped(tmp_path: Path, count: int) -> None:
     """Ranks that would wait for ever are ended by an order; the answer comes, and no rank is started after that."""
-    reducing = Reducing(Host(env={}, job=JobShape(python=str(make_torch(tmp_path)))))
+    reducing = AllReduceRanks(Host(env={}, job=JobShape(python=str(make_torch(tmp_path)))))
     order: Any = {
         "ranks": count,
         "first_rank": 0,

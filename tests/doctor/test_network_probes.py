@@ -28,7 +28,7 @@ from network_hosts import (
     find_bad,
     find_one,
 )
-from rankwise.doctor.host import Host, JobShape, Ran
+from rankwise.doctor.host import Host, JobShape, ProgramResult
 from rankwise.doctor.probes import master_address, ports
 
 if TYPE_CHECKING:
@@ -483,7 +483,7 @@ def test_a_firewall_that_drops(tmp_path: Path) -> None:
 
 def test_a_firewall_that_only_root_may_read(tmp_path: Path) -> None:
     """Without the right to read the rules the probe says so."""
-    refused = Ran(
+    refused = ProgramResult(
         code=4,
         err="iptables-save v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)\n",
     )
@@ -516,11 +516,14 @@ def test_a_firewall_that_only_root_may_read(tmp_path: Path) -> None:
         ({"timedatectl show": "no\n"}, "warn"),
         ({"ntpq -c": "associd=0 status=0615 leap_none, sync_ntp,\noffset=0.117, frequency=1\n"}, "ok"),
         ({"ntpq -c": "associd=0 status=c016 leap_alarm, sync_unspec,\noffset=0.0\n"}, "warn"),
-        ({"timedatectl show": Ran(code=1, err="Failed to connect to bus: Host is down")}, "skipped"),
+        (
+            {"timedatectl show": ProgramResult(code=1, err="Failed to connect to bus: Host is down")},
+            "skipped",
+        ),
         ({}, "skipped"),
     ],
 )
-def test_clocks(tmp_path: Path, programs: dict[str, str | Ran], verdict: str) -> None:
+def test_clocks(tmp_path: Path, programs: dict[str, str | ProgramResult], verdict: str) -> None:
     """A clock that nobody keeps, or that is far off, is a warning on several hosts; on one it is of no concern."""
     (told,) = ask("clock", tmp_path, programs=programs)
     assert told.verdict == verdict

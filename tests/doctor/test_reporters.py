@@ -13,7 +13,7 @@ from rankwise.doctor.probe import Reading, ok, skipped
 from rankwise.doctor.rendezvous.cluster_report import (
     AllReduce,
     ClusterReport,
-    HostCard,
+    HostReport,
     Link,
     Measure,
     from_json,
@@ -34,7 +34,7 @@ def make(num: int = 4, **facts: Any) -> ClusterReport:
     names = [f"node{number}" for number in range(num)]
     pairs = [(a, b) for a in names for b in names if a != b]
     hosts = tuple(
-        HostCard(name=name, address=f"10.0.0.{number + 1}", clock_ahead_s=0.001 * number, readings=(
+        HostReport(name=name, address=f"10.0.0.{number + 1}", clock_ahead_s=0.001 * number, readings=(
             ok("/dev/shm has 64 GiB").of("shared-memory", name), skipped("no NVIDIA driver here", "no GPU").of("gpus-seen", name),
         ))
         for number, name in enumerate(names)
@@ -124,7 +124,7 @@ def test_what_was_skipped_for_one_reason_is_one_line() -> None:
     readings = tuple(
         skipped("no NVIDIA driver here", "no GPU").of(f"gpu{number}", "node0") for number in range(5)
     )
-    told = text.render(ClusterReport(hosts=(HostCard(name="node0", readings=readings),)))
+    told = text.render(ClusterReport(hosts=(HostReport(name="node0", readings=readings),)))
     assert told.splitlines()[1:] == [
         "  skip  5 probes  no NVIDIA driver here: gpu0, gpu1, gpu2, gpu3, gpu4 (no GPU)",
         "5 skipped",
@@ -150,7 +150,7 @@ def test_numbers_that_differ_do_not_fill_the_screen() -> None:
             ).of("leftovers", f"node{number}")
             for number in range(num)
         ]
-        hosts = tuple(HostCard(name=f"node{number}", readings=(readings[number],)) for number in range(num))
+        hosts = tuple(HostReport(name=f"node{number}", readings=(readings[number],)) for number in range(num))
         return text.render(ClusterReport(hosts=hosts)).splitlines()
 
     many = tell(64)
@@ -165,7 +165,7 @@ def test_numbers_that_differ_do_not_fill_the_screen() -> None:
 def test_many_hosts_are_listed_only_if_not_well() -> None:
     """Of 40 hosts the one that is blocked and the one that was lost are listed, the others are counted; a wide matrix is left to the page."""
     together = make(40)
-    lost = (*together.hosts[:39], HostCard(name="node39", lost="it has not answered for 5 s"))
+    lost = (*together.hosts[:39], HostReport(name="node39", lost="it has not answered for 5 s"))
     told = text.render(make(40, hosts=lost))
     assert "38 of 40 hosts are ok" in told
     assert re.search(r"^  node2 +10\.0\.0\.3", told, re.MULTILINE)
@@ -177,7 +177,7 @@ def test_many_hosts_are_listed_only_if_not_well() -> None:
 
 def test_missing_and_lost_hosts_are_named() -> None:
     """Who did not arrive, and who was lost on the way, stands in the list of hosts, in text and on the page."""
-    hosts = (*make(2).hosts, HostCard(name="node7", lost="it has not answered for 5 s"))
+    hosts = (*make(2).hosts, HostReport(name="node7", lost="it has not answered for 5 s"))
     together = make(2, hosts=hosts, missing=("node8",))
     told = text.render(together)
     assert "1 of 4 missing" in told
@@ -208,7 +208,7 @@ def test_a_record_is_flat_and_keeps_what_hosts_tell_each_other() -> None:
         Reading(verdict="warn", what=what, fix="# free some").of("memory", f"node{number}")
         for number, what in enumerate(["1 GiB left", "1 GiB left", "2 GiB left", "3 GiB left", "4 GiB left"])
     ]
-    together = make(5, hosts=tuple(HostCard(name=f"node{n}", readings=(low[n],)) for n in range(5)))
+    together = make(5, hosts=tuple(HostReport(name=f"node{n}", readings=(low[n],)) for n in range(5)))
     told = record(together, version="1.2", made="2030-01-02T03:04:05Z", exit_code=1)
     findings = [(one["verdict"], one["hosts"], one["what"]) for one in told["findings"]]  # type: ignore[union-attr, index, call-overload]
     assert findings == [
@@ -227,7 +227,7 @@ def test_a_verdict_is_the_worst_of_what_was_seen() -> None:
     """A probe that was skipped, as without a GPU, makes nothing worse; a set of which one did not arrive is not well."""
     assert judge(make(1, links=(), measures=(), readings=())) == "ok"
     assert judge(make(2, readings=(), missing=("node7",))) == "fail"
-    only = HostCard(name="a", readings=(skipped("no driver", "no GPU").of("gpus-seen", "a"),))
+    only = HostReport(name="a", readings=(skipped("no driver", "no GPU").of("gpus-seen", "a"),))
     assert judge(ClusterReport(hosts=(only,))) == "skipped"
 
 
@@ -266,7 +266,7 @@ def test_a_page_shows_code_as_code_and_what_was_looked_at_where_all_is_well() ->
         probe="limits",
         hosts=("node0",),
     )
-    host = HostCard(name="node0", readings=(ok("`ulimit -n` is 1024").of("limits", "node0"),))
+    host = HostReport(name="node0", readings=(ok("`ulimit -n` is 1024").of("limits", "node0"),))
     bad, well = (
         page.render(ClusterReport(hosts=(host,), readings=readings), made="today")
         for readings in ((why,), ())

@@ -7,7 +7,7 @@ import pytest
 from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts, find_fault
 from rankwise.doctor.rendezvous.over_ssh import find_own
-from rankwise.doctor.rendezvous.plan import Bystander, Wish, find_plan
+from rankwise.doctor.rendezvous.plan import Bystander, Requested, find_plan
 
 SLURM = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "2", "SLURM_LOCALID": "0",
@@ -17,17 +17,17 @@ SLURM = {
 
 def test_without_a_word_the_host_is_alone() -> None:
     """No flag and no variable: one host is looked at."""
-    assert find_plan(Wish(), {}) is None
-    assert find_plan(Wish(num_hosts=1), SLURM) is None
+    assert find_plan(Requested(), {}) is None
+    assert find_plan(Requested(num_hosts=1), SLURM) is None
 
 
 def test_flags_say_who_holds_the_meeting() -> None:
     """Node 0 does; with an endpoint and no number, the host whose address it is."""
-    plan = find_plan(Wish(num_hosts=3, node_rank=0, master_addr="node0"), {})
+    plan = find_plan(Requested(num_hosts=3, node_rank=0, master_addr="node0"), {})
     assert plan is not None
     assert not isinstance(plan, Bystander)
     assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_coordinator) == ("node0:29500", 3, 0, True)
-    other = find_plan(Wish(num_hosts=3, endpoint="[fd00::7]:4000"), {})
+    other = find_plan(Requested(num_hosts=3, endpoint="[fd00::7]:4000"), {})
     assert other is not None
     assert not isinstance(other, Bystander)
     assert (other.endpoint_host, other.endpoint_port, other.is_coordinator) == ("fd00::7", 4000, None)
@@ -35,13 +35,13 @@ def test_flags_say_who_holds_the_meeting() -> None:
 
 def test_an_endpoint_says_where_and_not_how_many() -> None:
     """Without a number of hosts this one is alone, as for torchrun; under srun the job's number is taken, and the endpoint's host holds the meeting."""
-    assert find_plan(Wish(endpoint="node0:4000"), {}) is None
-    plan = find_plan(Wish(endpoint="node0:4000"), SLURM)
+    assert find_plan(Requested(endpoint="node0:4000"), {}) is None
+    plan = find_plan(Requested(endpoint="node0:4000"), SLURM)
     assert plan is not None
     assert not isinstance(plan, Bystander)
     assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_coordinator) == ("node0:4000", 2, 1, None)
     pod = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "job-0"}
-    plan = find_plan(Wish(endpoint="node0:4000"), pod)
+    plan = find_plan(Requested(endpoint="node0:4000"), pod)
     assert plan is not None
     assert not isinstance(plan, Bystander)
     assert (plan.endpoint, plan.num_hosts, plan.is_coordinator) == ("node0:4000", 2, None)
@@ -49,16 +49,16 @@ def test_an_endpoint_says_where_and_not_how_many() -> None:
 
 def test_under_srun_no_flag_is_needed() -> None:
     """Hosts, place, port and names come from Slurm; only the first task of a host takes part."""
-    plan = find_plan(Wish(), SLURM)
+    plan = find_plan(Requested(), SLURM)
     assert plan is not None
     assert not isinstance(plan, Bystander)
     assert (plan.num_hosts, plan.node_rank, plan.is_coordinator, plan.endpoint_host) == (2, 1, False, "gpu07")
     assert (plan.expected, plan.token) == (("gpu07", "gpu08"), "77")
-    first = find_plan(Wish(), {**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"})
+    first = find_plan(Requested(), {**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"})
     assert first is not None
     assert not isinstance(first, Bystander)
     assert first.endpoint_port == plan.endpoint_port
-    assert isinstance(find_plan(Wish(), {**SLURM, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}), Bystander)
+    assert isinstance(find_plan(Requested(), {**SLURM, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}), Bystander)
 
 
 def test_a_pod_that_kubeflow_has_set_up_needs_no_flag() -> None:
@@ -70,7 +70,7 @@ def test_a_pod_that_kubeflow_has_set_up_needs_no_flag() -> None:
         "PET_MASTER_PORT": "29400",
         "KUBERNETES_SERVICE_HOST": "10.0.0.1",
     }
-    plan = find_plan(Wish(), env)
+    plan = find_plan(Requested(), env)
     assert plan is not None
     assert not isinstance(plan, Bystander)
     assert (plan.endpoint, plan.num_hosts, plan.node_rank, plan.is_coordinator) == (
@@ -84,37 +84,38 @@ def test_a_pod_that_kubeflow_has_set_up_needs_no_flag() -> None:
 def test_a_batch_script_is_alone() -> None:
     """It runs on the first node of its job only: the others are reached by srun."""
     assert (
-        find_plan(Wish(), {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4", "SLURM_JOB_NODELIST": "n[0-3]"}) is None
+        find_plan(Requested(), {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4", "SLURM_JOB_NODELIST": "n[0-3]"})
+        is None
     )
 
 
 @pytest.mark.parametrize(
-    ("wish", "env", "message"),
+    ("requested", "env", "message"),
     [
-        (Wish(num_hosts=2, master_addr="localhost"), {}, "can't rendezvous at localhost"),
-        (Wish(num_hosts=2, node_rank=1, master_addr="0.0.0.0"), {}, "can't rendezvous at 0.0.0.0"),
-        (Wish(), {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "0.0.0.0"}, "can't rendezvous at 0.0.0.0"),
-        (Wish(num_hosts=2, endpoint="node0:none"), {}, "'none' is not a port"),
-        (Wish(), {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "nothing says where they rendezvous"),
+        (Requested(num_hosts=2, master_addr="localhost"), {}, "can't rendezvous at localhost"),
+        (Requested(num_hosts=2, node_rank=1, master_addr="0.0.0.0"), {}, "can't rendezvous at 0.0.0.0"),
+        (Requested(), {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "0.0.0.0"}, "can't rendezvous at 0.0.0.0"),
+        (Requested(num_hosts=2, endpoint="node0:none"), {}, "'none' is not a port"),
+        (Requested(), {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "nothing says where they rendezvous"),
     ],
 )  # fmt: skip
-def test_a_place_that_is_none_is_refused(wish: Wish, env: dict[str, str], message: str) -> None:
+def test_a_place_that_is_none_is_refused(requested: Requested, env: dict[str, str], message: str) -> None:
     """The error says what was said, before anybody waits."""
     with pytest.raises(UsageError, match=message):
-        find_plan(wish, env)
+        find_plan(requested, env)
 
 
 @pytest.mark.parametrize(
-    ("wish", "env"),
+    ("requested", "env"),
     [
-        (Wish(num_hosts=2, node_rank=0, master_addr="0.0.0.0"), {}),
-        (Wish(), {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "29500"}),
-        (Wish(), {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "0.0.0.0"}),
+        (Requested(num_hosts=2, node_rank=0, master_addr="0.0.0.0"), {}),
+        (Requested(), {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "29500"}),
+        (Requested(), {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "0.0.0.0"}),
     ],
 )  # fmt: skip
-def test_the_first_host_may_listen_at_all_of_its_addresses(wish: Wish, env: dict[str, str]) -> None:
+def test_the_first_host_may_listen_at_all_of_its_addresses(requested: Requested, env: dict[str, str]) -> None:
     """Some clusters tell node 0 so, and the others its name: the meeting is held there."""
-    plan = find_plan(wish, env)
+    plan = find_plan(requested, env)
     assert plan is not None
     assert not isinstance(plan, Bystander)
     assert (plan.endpoint_host, plan.is_coordinator) == ("0.0.0.0", True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_ranks import ENV, IS_CUDA, ROOT, start
-from rankwise.doctor.gpu.nvidia import find_driver_cuda, query, query_cards, read_driver_version
+from rankwise.doctor.gpu.nvidia import find_driver_cuda, query, query_nvidia, read_driver_version
 from rankwise.doctor.host import Host
 from support import make_env
 
@@ -59,8 +59,8 @@ def test_the_doctor_counts_the_gpus_that_torch_counts(readings: list[dict[str, A
 def test_the_list_of_cards_is_read_whole() -> None:
     """Name, memory, bus, driver and mode of each GPU have values, and the driver tells its CUDA."""
     host = Host()
-    cards = query_cards(host)
-    assert (cards.sight, cards.lost) == ("ok", ())
+    cards = query_nvidia(host)
+    assert (cards.status, cards.lost) == ("ok", ())
     assert cards.driver[:1].isdigit()
     assert read_driver_version(host) in {"", cards.driver}
     for one in cards.gpus:
@@ -77,7 +77,7 @@ def test_the_list_of_cards_is_read_whole() -> None:
 def test_further_fields_have_a_row_for_each_gpu() -> None:
     """The fields that the probes ask for are known to this driver, by their newer names."""
     host = Host()
-    indices = {one.index for one in query_cards(host).gpus}
+    indices = {one.index for one in query_nvidia(host).gpus}
     for fields in (("ecc.errors.uncorrected.volatile.total",), ("temperature.gpu", "power.limit", "clocks_event_reasons.hw_slowdown")):  # fmt: skip
         assert {*query(host, *fields)} == indices, fields
 

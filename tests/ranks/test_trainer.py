@@ -201,7 +201,7 @@ def test_early_stop_is_agreed_and_remembered(tmp_path: Path) -> None:
     assert [one.step for one in checkpoint.list_checkpoints(tmp_path)] == [3, 2, 1]
 
 
-class Wish(Callback):
+class Requested(Callback):
     def __init__(self, rank: int, step: int) -> None:
         self.rank, self.step = rank, step
 
@@ -212,7 +212,7 @@ class Wish(Callback):
 
 def wish() -> Any:
     with rankwise.init(device="cpu"):
-        ended = build(epochs=400, callbacks=[Wish(2, 3)]).fit()
+        ended = build(epochs=400, callbacks=[Requested(2, 3)]).fit()
         return ended.step, ended.reason, ended.is_over
 
 
@@ -702,7 +702,7 @@ def test_a_notice_between_two_evaluations_saves_what_nobody_has_judged(tmp_path:
 
 def stop_twice() -> list[int]:
     with rankwise.init(device="cpu"):
-        first = build(epochs=400, callbacks=[Wish(1, 2)])
+        first = build(epochs=400, callbacks=[Requested(1, 2)])
         first.fit()
         second = build(epochs=2)
         second.fit()

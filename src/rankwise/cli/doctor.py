@@ -48,12 +48,12 @@ def main(argv: Sequence[str]) -> int:
     seen = (look_over_ssh(args, probes, argv, hosts), True) if hosts else look(args, probes)
     if seen is None:
         return 0  # another process of this host takes part
-    told, is_teller = seen
+    found, is_teller = seen
     # The probes' readings are masked where they were made; a meeting's tell of addresses that came from the environment.
     mask = make_mask(environ())
-    together = replace(told, readings=tuple(mask_reading(one, mask) for one in told.readings))
-    _show(args, together, is_teller=is_teller)
-    return exit_code(together, strict=args.strict)
+    report = replace(found, readings=tuple(mask_reading(one, mask) for one in found.readings))
+    _show(args, report, is_teller=is_teller)
+    return exit_code(report, strict=args.strict)
 
 
 def choose_probes(only: Sequence[str], skip: Sequence[str]) -> tuple[Probe, ...]:
@@ -70,40 +70,40 @@ def choose_probes(only: Sequence[str], skip: Sequence[str]) -> tuple[Probe, ...]
     return left
 
 
-def exit_code(together: ClusterReport, *, strict: bool) -> int:
+def exit_code(report: ClusterReport, *, strict: bool) -> int:
     """Return what the command exits with."""
-    worst = judge(together)
+    worst = judge(report)
     return int(worst == "fail" or (strict and worst == "warn"))
 
 
-def _show(args: argparse.Namespace, together: ClusterReport, *, is_teller: bool) -> None:
+def _show(args: argparse.Namespace, report: ClusterReport, *, is_teller: bool) -> None:
     if not is_teller:
-        first = together.hosts[0].name if together.hosts else "the first host"
-        counts = count_verdicts(list_readings(together))
+        first = report.hosts[0].name if report.hosts else "the first host"
+        counts = count_verdicts(list_readings(report))
         print(f"rankwise doctor: {counts}; the whole report is on {first}", file=sys.stderr)
         return
     now = datetime.now(tz=timezone.utc)
     try:
-        _print(args, together, now)
+        _print(args, report, now)
     finally:  # whatever becomes of the one, the other is not lost with it
         if args.html is not None:
-            _write_page(args.html, together, now)
+            _write_page(args.html, report, now)
 
 
-def _print(args: argparse.Namespace, together: ClusterReport, now: datetime) -> None:
+def _print(args: argparse.Namespace, report: ClusterReport, now: datetime) -> None:
     if args.format == "json":
-        code = exit_code(together, strict=args.strict)
-        told = record(together, version=__version__, made=f"{now:%Y-%m-%dT%H:%M:%SZ}", exit_code=code)
-        put(json.dumps(told, indent=1) + "\n")
+        code = exit_code(report, strict=args.strict)
+        found = record(report, version=__version__, made=f"{now:%Y-%m-%dT%H:%M:%SZ}", exit_code=code)
+        put(json.dumps(found, indent=1) + "\n")
     else:
         color, width = terminal.has_colour(1), terminal.width(1)
-        put(text.render(together, color=color, width=width, verbose=args.verbose, quiet=args.quiet) + "\n")
+        put(text.render(report, color=color, width=width, verbose=args.verbose, quiet=args.quiet) + "\n")
 
 
-def _write_page(path: Path, together: ClusterReport, now: datetime) -> None:
-    told = page.render(together, made=now.astimezone().strftime("%Y-%m-%d %H:%M %Z"))
+def _write_page(path: Path, report: ClusterReport, now: datetime) -> None:
+    found = page.render(report, made=now.astimezone().strftime("%Y-%m-%d %H:%M %Z"))
     try:
-        write_atomic(path, told)
+        write_atomic(path, found)
     except OSError as error:
         raise LaunchError(
             f"--html {path}: the page can't be written: {error.strerror or error}",

@@ -14,11 +14,11 @@ from rankwise.base.environ import environ
 from rankwise.base.errors import UsageError
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport
 from rankwise.doctor.rendezvous.plan import (
     Bystander,
     JoinError,
-    Wish,
+    Requested,
     find_plan,
     is_batch_script,
     read_own_identity,
@@ -56,7 +56,7 @@ def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[ClusterRepo
     if args.end_with_input:
         threading.Thread(target=_end_with_input, daemon=True).start()
     env = environ()
-    plan = find_plan(_read_wish(args), env)
+    plan = find_plan(_read_requested(args), env)
     if isinstance(plan, Bystander):
         return None
     if plan is None:
@@ -75,14 +75,14 @@ def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[ClusterRepo
     from rankwise.doctor.rendezvous.examine_hosts import examine_hosts  # noqa: PLC0415 - asyncio, which one host alone does not need
 
     try:
-        together = examine_hosts(host, probes, plan, say)
+        report = examine_hosts(host, probes, plan, say)
     except JoinError as error:
         return tell_unmet(look_alone(host, probes), error), True
-    return together, plan.is_coordinator is not False and _is_first(together, plan)
+    return report, plan.is_coordinator is not False and _is_first(report, plan)
 
 
-def _read_wish(args: argparse.Namespace) -> Wish:
-    return Wish(
+def _read_requested(args: argparse.Namespace) -> Requested:
+    return Requested(
         num_hosts=args.nnodes, node_rank=args.node_rank, master_addr=args.master_addr, master_port=args.master_port, endpoint=args.rdzv_endpoint
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ def say(line: str) -> None:
 def read_job(args: argparse.Namespace, plan: Plan | None, env: Mapping[str, str]) -> JobShape:
     """Return the job of the flags, and of the environment where they say nothing."""
     told = read_own_identity(env)
-    host, port = (plan.endpoint_host, plan.endpoint_port) if plan else read_place(_read_wish(args))
+    host, port = (plan.endpoint_host, plan.endpoint_port) if plan else read_place(_read_requested(args))
     return JobShape(
         num_ranks=args.nproc_per_node or (told.local_world_size if told else None), num_nodes=(plan.num_hosts or 2) if plan else 1,
         num_workers=args.workers, master_addr=host, master_port=port, is_master=plan.is_coordinator if plan else None,
@@ -117,7 +117,7 @@ def look_alone(host: Host, probes: Sequence[Probe]) -> ClusterReport:
         )
     begin_s = host.clock.monotonic()
     readings = tuple(examine(host, probes))
-    card = HostCard(name=host.name, readings=readings)
+    card = HostReport(name=host.name, readings=readings)
     return ClusterReport(hosts=(card,), took_s=host.clock.monotonic() - begin_s)
 
 
@@ -145,10 +145,10 @@ def limit(args: argparse.Namespace, plan: Plan, probes: Sequence[Probe]) -> Plan
     )  # fmt: skip
 
 
-def _is_first(together: ClusterReport, plan: Plan) -> bool:
+def _is_first(report: ClusterReport, plan: Plan) -> bool:
     if plan.is_coordinator is not None:
         return plan.is_coordinator
-    return bool(together.hosts) and together.hosts[0].name == Host().name
+    return bool(report.hosts) and report.hosts[0].name == Host().name
 
 
 def _read_line() -> str:

@@ -27,9 +27,9 @@ def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")
         by checksums.
     """
     begin_s = host.clock.monotonic()
-    asked = [(one, _Asked(host, one.id, one.look)) for one in probes if one.look is not None]
+    running = [(one, _RunningProbe(host, one.id, one.look)) for one in probes if one.look is not None]
     found: list[Reading] = []
-    for probe, answer in asked:
+    for probe, answer in running:
         bound_s = min(BOUND_S[probe.speed], most_s)
         readings = answer.wait(max(0.0, begin_s + bound_s - host.clock.monotonic()))
         readings = _report_late(probe, bound_s) if readings is None else readings
@@ -58,7 +58,7 @@ def compare_hosts(probes: Sequence[Probe], facts: Mapping[str, Mapping[str, Fact
 
 
 @final
-class _Asked:
+class _RunningProbe:
     """One probe at work, in a thread that nobody waits for at the end: one that hangs in the kernel must not keep us."""
 
     def __init__(self, host: Host, name: str, look: Callable[[Host], Iterable[Reading]]) -> None:

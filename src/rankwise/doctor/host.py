@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rankwise.base.clock import Clock
-    from rankwise.doctor.gpu.nvidia import Cards
+    from rankwise.doctor.gpu.nvidia import NvidiaReport
     from rankwise.doctor.network.interfaces import Interface
     from rankwise.doctor.torch_facts import TorchFacts
 
@@ -35,7 +35,7 @@ _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class ProgramResult:
     """What a program has answered; without an exit code there is none such, or it did not end in time, and ``why`` says which."""
 
     code: int | None
@@ -75,20 +75,22 @@ class JobShape:
     is_launch: bool = False
 
 
-def run_program(argv: Sequence[str], timeout_s: float) -> Ran:
+def run_program(argv: Sequence[str], timeout_s: float) -> ProgramResult:
     """Run a program to its end, or to the end of its time, with English words and no input."""
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**environ(), "LC_ALL": "C"}, start_new_session=True
         )  # fmt: skip
     except OSError as error:
-        return Ran(code=None, why=f"{argv[0]} can't be run: {error.strerror}")
+        return ProgramResult(code=None, why=f"{argv[0]} can't be run: {error.strerror}")
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         _abandon(process)
-        return Ran(code=None, why=f"{argv[0]} did not end within {timeout_s:.0f} s")
-    return Ran(code=process.returncode, out=out.decode(errors="replace"), err=err.decode(errors="replace"))
+        return ProgramResult(code=None, why=f"{argv[0]} did not end within {timeout_s:.0f} s")
+    return ProgramResult(
+        code=process.returncode, out=out.decode(errors="replace"), err=err.decode(errors="replace")
+    )
 
 
 #: Programs that could not be ended: one that is stuck in a driver does not listen to SIGKILL either.
@@ -124,7 +126,7 @@ class Host:
         env: Mapping[str, str] | None = None,
         job: JobShape | None = None,
         root: Path = Path("/"),
-        run: Callable[[Sequence[str], float], Ran] = run_program,
+        run: Callable[[Sequence[str], float], ProgramResult] = run_program,
         clock: Clock = SYSTEM_CLOCK,
         name: str = "",
         torch_facts: Callable[[Host], TorchFacts] | None = None,
@@ -139,7 +141,7 @@ class Host:
         self._looked_up: dict[str, tuple[tuple[str, ...], float]] = {}
         self._lookup_lock = Lock()
         self._torch_facts, self._torch_lock = torch_facts, Lock()
-        self._cards_lock = Lock()
+        self._nvidia_lock = Lock()
 
     def path(self, path: str) -> Path:
         """Return where a file of the host is."""
@@ -183,7 +185,7 @@ class Host:
         except OSError:
             return []
 
-    def run(self, *argv: str, timeout_s: float = 5.0) -> Ran:
+    def run(self, *argv: str, timeout_s: float = 5.0) -> ProgramResult:
         """Run a program; one that is missing, or late, is an answer, too."""
         return self._run(argv, timeout_s)
 
@@ -237,13 +239,13 @@ class Host:
         return (self._torch_facts or query_torch)(self)
 
     @property
-    def cards(self) -> Cards:
+    def nvidia(self) -> NvidiaReport:
         """The GPUs as nvidia-smi lists them; it is asked once, as cold drivers take long, and longer for several at once."""
-        with self._cards_lock:
-            return self._cards
+        with self._nvidia_lock:
+            return self._nvidia
 
     @cached_property
-    def _cards(self) -> Cards:
-        from rankwise.doctor.gpu.nvidia import query_cards  # noqa: PLC0415 - most runs never ask
+    def _nvidia(self) -> NvidiaReport:
+        from rankwise.doctor.gpu.nvidia import query_nvidia  # noqa: PLC0415 - most runs never ask
 
-        return query_cards(self)
+        return query_nvidia(self)

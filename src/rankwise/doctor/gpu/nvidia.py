@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, final
 from rankwise.doctor.probe import Reading, skipped
 
 if TYPE_CHECKING:
-    from rankwise.doctor.host import Host, Ran
+    from rankwise.doctor.host import Host, ProgramResult
 
 
 #: Where nothing holds the driver awake it wakes each GPU first: a second or two for one, more than ten for eight.
@@ -20,7 +20,7 @@ NO_DEVICES = {"", "-1", "NoDevFiles", "none"}
 
 _CSV = "--format=csv,noheader,nounits"
 #: ``none``: no GPU of NVIDIA here. ``broken``: one, and its driver does not serve it. ``blind``: a driver, and no nvidia-smi to ask it.
-Sight = Literal["ok", "none", "amd", "blind", "broken", "late"]
+Status = Literal["ok", "none", "amd", "blind", "broken", "late"]
 
 
 @final
@@ -40,10 +40,10 @@ class Gpu:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cards:
+class NvidiaReport:
     """The GPUs that nvidia-smi lists, and what it says of single ones that it can't reach; or why it says nothing."""
 
-    sight: Sight
+    status: Status
     why: str = ""
     gpus: tuple[Gpu, ...] = ()
     driver: str = ""
@@ -51,15 +51,15 @@ class Cards:
 
     def skip(self) -> Reading:
         """Return the reading of a probe that needs GPUs where there are none to ask; what is broken is told by ``gpus-seen``."""
-        if self.sight == "ok":
+        if self.status == "ok":
             return skipped("no GPUs left", "; ".join(self.lost) or "nvidia-smi lists none")
         words = {
             "none": ("no NVIDIA driver here", self.why), "amd": ("AMD GPUs (ROCm)", "this probe only knows NVIDIA's tools"),
         }  # fmt: skip
-        return skipped(*words.get(self.sight, ("nvidia-smi reports nothing", self.why)))
+        return skipped(*words.get(self.status, ("nvidia-smi reports nothing", self.why)))
 
 
-def query_cards(host: Host) -> Cards:
+def query_nvidia(host: Host) -> NvidiaReport:
     """Query nvidia-smi for the GPUs; it is bounded, and no answer is an answer, too."""
     fields = _FIELDS
     ran = run_smi(host, f"--query-gpu={fields}", _CSV)
@@ -72,14 +72,14 @@ def query_cards(host: Host) -> Cards:
     cells = map(split_row, ran.out.splitlines())
     rows = [row for row in cells if len(row) > fields.count(",") and row[0].isdigit()]
     if rows or lost:
-        return Cards(
-            sight="ok", gpus=tuple(map(_read_gpu, rows)), lost=lost,
+        return NvidiaReport(
+            status="ok", gpus=tuple(map(_read_gpu, rows)), lost=lost,
             driver=next((row[4] for row in rows if row[4][:1].isdigit()), read_driver_version(host)),
         )  # fmt: skip
     return _explain_silence(host, ran, " ".join(output.split()))
 
 
-def run_smi(host: Host, *words: str) -> Ran:
+def run_smi(host: Host, *words: str) -> ProgramResult:
     """Run nvidia-smi within its time."""
     return host.run("nvidia-smi", *words, timeout_s=ANSWER_S)
 
@@ -122,22 +122,26 @@ def to_kernel_bus_id(text: str) -> str:
     return f"{domain[-4:]}:{rest}"
 
 
-def _explain_silence(host: Host, ran: Ran, output: str) -> Cards:
+def _explain_silence(host: Host, ran: ProgramResult, output: str) -> NvidiaReport:
     driver, is_on_bus = read_driver_version(host), bool(list_pci_gpus(host))
     if ran.code is None and "did not end" in ran.why:
-        return Cards(sight="late", why=f"nvidia-smi did not answer within {ANSWER_S:.0f} s", driver=driver)
+        return NvidiaReport(
+            status="late", why=f"nvidia-smi did not answer within {ANSWER_S:.0f} s", driver=driver
+        )
     if ran.code is None and (driver or host.has("/proc/driver/nvidia/gpus")):
         why = f"the NVIDIA driver {driver} is loaded, but there is no nvidia-smi to query it"
-        return Cards(sight="blind", why=why, driver=driver)
+        return NvidiaReport(status="blind", why=why, driver=driver)
     if ran.code is not None and ("mismatch" in output or is_on_bus or driver):
-        return Cards(sight="broken", why=output[:300] or f"nvidia-smi ended with {ran.code}", driver=driver)
-    if host.has("/dev/kfd"):
-        return Cards(sight="amd")
-    if is_on_bus:
-        return Cards(
-            sight="broken", why="there is an NVIDIA GPU on the PCI bus, but no NVIDIA driver is loaded"
+        return NvidiaReport(
+            status="broken", why=output[:300] or f"nvidia-smi ended with {ran.code}", driver=driver
         )
-    return Cards(sight="none", why=output[:300] or "there is no nvidia-smi, and no loaded driver")
+    if host.has("/dev/kfd"):
+        return NvidiaReport(status="amd")
+    if is_on_bus:
+        return NvidiaReport(
+            status="broken", why="there is an NVIDIA GPU on the PCI bus, but no NVIDIA driver is loaded"
+        )
+    return NvidiaReport(status="none", why=output[:300] or "there is no nvidia-smi, and no loaded driver")
 
 
 def split_row(line: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rankwise.doctor.host import Host, Ran
+    from rankwise.doctor.host import Host, ProgramResult
 
 Program = Literal["ufw", "firewalld", "iptables", "nftables", ""]
 Hook = Literal["input", "output"]
@@ -175,7 +175,7 @@ def _read_nftables(text: str) -> list[Chain]:
     return found
 
 
-def _explain_silence(saved: Ran, listed: Ran) -> str:
+def _explain_silence(saved: ProgramResult, listed: ProgramResult) -> str:
     """Describe why there may be rules that were not printed: a program is here, and did not print those that it keeps."""
     asked = {"iptables-save": saved, "nft": listed}
     if all(_is_missing(ran) for ran in asked.values()):
@@ -192,7 +192,7 @@ def _explain_silence(saved: Ran, listed: Ran) -> str:
     )  # fmt: skip
 
 
-def _is_missing(ran: Ran) -> bool:
+def _is_missing(ran: ProgramResult) -> bool:
     return ran.code is None and "No such file" in ran.why
 
 

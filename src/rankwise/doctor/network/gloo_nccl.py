@@ -54,7 +54,7 @@ def uses_nccl(host: Host) -> bool:
     # WSL has no such folder, and a library of Windows' driver. Where no file tells, nvidia-smi does, or is missing, at once.
     is_wsl = host.has("/dev/dxg") and host.has("/usr/lib/wsl/lib/libcuda.so.1")
     is_seen = bool(host.names("/proc/driver/nvidia/gpus")) or host.has("/dev/kfd") or is_wsl
-    return is_seen or bool(host.cards.gpus)
+    return is_seen or bool(host.nvidia.gpus)
 
 
 def list_rdma_devices(host: Host) -> list[str]:

@@ -32,7 +32,7 @@ from rankwise.doctor.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.doctor.gpu.nvidia import Cards
+    from rankwise.doctor.gpu.nvidia import NvidiaReport
     from rankwise.doctor.host import Host
 
 _NOW = "NCCL_P2P_DISABLE=1 rankwise run …  # at once, and slower"
@@ -45,9 +45,9 @@ _Pairs = dict[tuple[int, int], str]
 
 def look(host: Host) -> Iterator[Reading]:
     """Report which GPUs reach each other, and what stands in their way."""
-    cards = host.cards
-    if len(cards.gpus) < 2:
-        yield cards.skip() if not cards.gpus else ok("one GPU: no peer to reach")
+    nvidia = host.nvidia
+    if len(nvidia.gpus) < 2:
+        yield nvidia.skip() if not nvidia.gpus else ok("one GPU: no peer to reach")
         return
     access = list_gpu_pairs(read_matrix(run_smi(host, "topo", "-p2p", "r").out))
     ways = list_gpu_pairs(read_matrix(run_smi(host, "topo", "-m").out))
@@ -57,7 +57,7 @@ def look(host: Host) -> Iterator[Reading]:
         )
         return
     direct = {pair: ways.get(pair, "") for pair, cell in access.items() if cell == "OK"}
-    found = [*_check_links(access, ways), *_check_torch(host, access), *_check_bridges(host, cards, direct)]
+    found = [*_check_links(access, ways), *_check_torch(host, access), *_check_bridges(host, nvidia, direct)]
     yield from found
     if all(one.verdict == "skipped" for one in found):
         yield ok(_describe(access, direct), direct=len(direct), pairs=len(access))
@@ -99,7 +99,7 @@ def _check_torch(host: Host, access: _Pairs) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-def _check_bridges(host: Host, cards: Cards, direct: _Pairs) -> Iterator[Reading]:
+def _check_bridges(host: Host, nvidia: NvidiaReport, direct: _Pairs) -> Iterator[Reading]:
     by_pcie = {pair: way for pair, way in direct.items() if way and not way.startswith("NV")}
     level = host.env.get("NCCL_P2P_LEVEL", "").upper()
     if not by_pcie or is_on("NCCL_P2P_DISABLE", env=host.env) or level in {"LOC", "NVL", "0"}:
@@ -109,7 +109,7 @@ def _check_bridges(host: Host, cards: Cards, direct: _Pairs) -> Iterator[Reading
             "what is between the GPUs on PCIe can't be seen", "a virtual machine does not show the real switches",
         )  # fmt: skip
         return
-    places = {one.index: one.bus_id for one in cards.gpus}
+    places = {one.index: one.bus_id for one in nvidia.gpus}
     by_switch = {index for pair, way in by_pcie.items() if way in {"PIX", "PXB"} for index in pair}
     yield from _check_access_control(host, {places[index] for index in by_switch if index in places})
     indexes = sorted({index for pair in by_pcie for index in pair} & set(places))

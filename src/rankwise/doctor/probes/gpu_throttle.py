@@ -31,9 +31,9 @@ _REASONS = {
 
 def look(host: Host) -> Iterator[Reading]:
     """Report which GPUs are slowed down, and which may use less power than others."""
-    cards = host.cards
-    if not cards.gpus:
-        yield cards.skip()
+    nvidia = host.nvidia
+    if not nvidia.gpus:
+        yield nvidia.skip()
         return
     info = _query_reasons(host)
     if not info:
@@ -49,10 +49,10 @@ def look(host: Host) -> Iterator[Reading]:
             fix = f"nvidia-smi -i {index} -q -d PERFORMANCE,TEMPERATURE,POWER"
             found.append(Reading(verdict="warn", what=what, why=why, fix=fix))
     highest: dict[str, int] = {}
-    limits = {one.index: to_int(info.get(one.index, {}).get("power.limit", "")) for one in cards.gpus}
-    for one in cards.gpus:
+    limits = {one.index: to_int(info.get(one.index, {}).get("power.limit", "")) for one in nvidia.gpus}
+    for one in nvidia.gpus:
         highest[one.name] = max(highest.get(one.name, 0), limits[one.index])
-    for one in cards.gpus:
+    for one in nvidia.gpus:
         if 0 < limits[one.index] < 0.95 * highest[one.name]:
             what = f"GPU {one.index} may use {limits[one.index]} W, others of its model here {highest[one.name]} W"
             fix = f"sudo nvidia-smi -i {one.index} -pl {highest[one.name]}"

@@ -23,7 +23,7 @@ from rankwise.doctor.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.doctor.gpu.nvidia import Cards
+    from rankwise.doctor.gpu.nvidia import NvidiaReport
     from rankwise.doctor.host import Host
 
 #: From near to far.
@@ -34,21 +34,21 @@ _SETTLED = {"completed", "n/a", "[n/a]", "not supported", "[not supported]", ""}
 
 def look(host: Host) -> Iterator[Reading]:
     """Report the ways between the GPUs, and the links that are lost."""
-    cards = host.cards
-    if not cards.gpus:
-        yield cards.skip()
+    nvidia = host.nvidia
+    if not nvidia.gpus:
+        yield nvidia.skip()
         return
     yield from _check_fabric(host)
-    if len(cards.gpus) == 1:
+    if len(nvidia.gpus) == 1:
         yield ok("one GPU: no links to others")
         return
-    yield from _check_links(host, cards)
+    yield from _check_links(host, nvidia)
     matrix = read_matrix(run_smi(host, "topo", "-m").out)
     pairs = list_gpu_pairs(matrix)
     if not pairs:
         yield skipped("the links between the GPUs are unknown", "`nvidia-smi topo -m` has no matrix")
         return
-    yield ok(_describe(cards, pairs, matrix), ways=", ".join(sorted(set(pairs.values()))))
+    yield ok(_describe(nvidia, pairs, matrix), ways=", ".join(sorted(set(pairs.values()))))
 
 
 def _check_fabric(host: Host) -> Iterator[Reading]:
@@ -61,9 +61,9 @@ def _check_fabric(host: Host) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-def _check_links(host: Host, cards: Cards) -> Iterator[Reading]:
+def _check_links(host: Host, nvidia: NvidiaReport) -> Iterator[Reading]:
     links = read_links(run_smi(host, "nvlink", "-s").out)
-    models = {one.index: one.name for one in cards.gpus}
+    models = {one.index: one.name for one in nvidia.gpus}
     for index, active in sorted(links.items()):
         alike = [sum(theirs) for other, theirs in links.items() if models.get(other) == models.get(index)]
         # Cards that are joined in pairs by a bridge may have none at all: only a part that is missing is a loss.
@@ -77,7 +77,9 @@ def _check_links(host: Host, cards: Cards) -> Iterator[Reading]:
             )  # fmt: skip
 
 
-def _describe(cards: Cards, pairs: dict[tuple[int, int], str], matrix: dict[tuple[str, str], str]) -> str:
+def _describe(
+    nvidia: NvidiaReport, pairs: dict[tuple[int, int], str], matrix: dict[tuple[str, str], str]
+) -> str:
     counts = sorted(Counter(pairs.values()).items(), key=lambda one: (one[0] in _NEAR, one[0]))
     ways = ", ".join(f"{count} by {way}" for way, count in counts)
     nics = {a for a, _ in matrix if not a.startswith("GPU")}
@@ -85,7 +87,7 @@ def _describe(cards: Cards, pairs: dict[tuple[int, int], str], matrix: dict[tupl
         a for (a, b), way in matrix.items() if a.startswith("GPU") and b in nics and way in {"PIX", "PXB"}
     }
     beside = f"; {format_count(len(near), 'GPU')} with a network card near" if nics else ""
-    return f"{len(cards.gpus)} GPUs, {format_count(len(pairs), 'pair')}: {ways}{beside}"
+    return f"{len(nvidia.gpus)} GPUs, {format_count(len(pairs), 'pair')}: {ways}{beside}"
 
 
 PROBE = Probe("gpu-topology", "links between the GPUs", "gpu", "slow", look, classes=("R12",))

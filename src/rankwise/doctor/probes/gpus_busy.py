@@ -34,14 +34,14 @@ _FULL = 0.9
 
 def look(host: Host) -> Iterator[Reading]:
     """Report which processes hold memory on which GPU."""
-    cards = host.cards
-    if not cards.gpus:
-        yield cards.skip()
+    nvidia = host.nvidia
+    if not nvidia.gpus:
+        yield nvidia.skip()
         return
     ran = run_smi(host, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
     rows = [cells for cells in map(split_row, ran.out.splitlines()) if len(cells) == 3 and cells[1].isdigit()]
     is_quiet = True
-    for gpu in cards.gpus:
+    for gpu in nvidia.gpus:
         held = {int(pid): to_int(used) for uuid, pid, used in rows if uuid == gpu.uuid}
         ours = {pid for pid in held if is_inside(host, pid, os.getpid())}
         others = {pid: used for pid, used in held.items() if used >= _SMALL_MIB // 2 and pid not in ours}
@@ -53,7 +53,7 @@ def look(host: Host) -> Iterator[Reading]:
             who = "; ".join(f"{processes[pid] or f'pid {pid}'}: {used} MiB" for pid, used in others.items())
             yield _report(gpu, who, orphans, used_mib)
     if is_quiet:
-        yield ok(f"no other process holds memory on {format_count(len(cards.gpus), 'GPU')}")
+        yield ok(f"no other process holds memory on {format_count(len(nvidia.gpus), 'GPU')}")
 
 
 def _report(gpu: Gpu, who: str, orphans: list[int], used_mib: int) -> Reading:

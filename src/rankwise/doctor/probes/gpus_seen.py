@@ -28,7 +28,7 @@ from rankwise.doctor.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rankwise.doctor.gpu.nvidia import Cards
+    from rankwise.doctor.gpu.nvidia import NvidiaReport
     from rankwise.doctor.host import Host
     from rankwise.doctor.probe import Facts
 
@@ -45,14 +45,14 @@ _ECC = "ecc.errors.uncorrected.volatile.total"
 
 def look(host: Host) -> Iterator[Reading]:
     """Report what the driver says, how many GPUs a rank can see, and which of them are ill."""
-    cards = host.cards
-    if cards.sight in {"broken", "late"}:
-        yield _report_broken(host, cards)
-    elif cards.sight != "ok":
-        yield cards.skip()
+    nvidia = host.nvidia
+    if nvidia.status in {"broken", "late"}:
+        yield _report_broken(host, nvidia)
+    elif nvidia.status != "ok":
+        yield nvidia.skip()
     else:
-        yield from (*_check_lost(cards), *_check_visible(host, cards), *_check_health(cards, host))
-        yield _report(host, cards)
+        yield from (*_check_lost(nvidia), *_check_visible(host, nvidia), *_check_health(nvidia, host))
+        yield _report(host, nvidia)
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
@@ -67,7 +67,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     )  # fmt: skip
 
 
-def read_visible(text: str, cards: Cards, mig: int) -> tuple[int, str]:
+def read_visible(text: str, nvidia: NvidiaReport, mig: int) -> tuple[int, str]:
     """Read CUDA_VISIBLE_DEVICES as CUDA does: how many devices a rank sees, and the first entry that names none (empty if all do)."""
     if text.strip() in NO_DEVICES:
         return 0, ""
@@ -76,9 +76,9 @@ def read_visible(text: str, cards: Cards, mig: int) -> tuple[int, str]:
         if entry.startswith("MIG-"):
             is_known = mig > 0
         elif entry.startswith("GPU-"):
-            is_known = any(one.uuid.startswith(entry) for one in cards.gpus)
+            is_known = any(one.uuid.startswith(entry) for one in nvidia.gpus)
         else:
-            is_known = entry.isdecimal() and int(entry) < len(cards.gpus)
+            is_known = entry.isdecimal() and int(entry) < len(nvidia.gpus)
         if not is_known:
             return len(seen), entry or "(empty)"
         if entry in seen:
@@ -87,25 +87,25 @@ def read_visible(text: str, cards: Cards, mig: int) -> tuple[int, str]:
     return len(seen), ""
 
 
-def _report(host: Host, cards: Cards) -> Reading:
-    models, count = ", ".join(sorted({one.name for one in cards.gpus})), len(cards.gpus)
+def _report(host: Host, nvidia: NvidiaReport) -> Reading:
+    models, count = ", ".join(sorted({one.name for one in nvidia.gpus})), len(nvidia.gpus)
     present = len(host.names("/proc/driver/nvidia/gpus"))
     shown = f"{count} of the host's {present} GPUs" if present > count else format_count(count, "GPU")
     return ok(
-        f"{shown} ({models}), driver {cards.driver}", count=count, models=models, driver=cards.driver, uuids=[one.uuid for one in cards.gpus]
+        f"{shown} ({models}), driver {nvidia.driver}", count=count, models=models, driver=nvidia.driver, uuids=[one.uuid for one in nvidia.gpus]
     )  # fmt: skip
 
 
-def _report_broken(host: Host, cards: Cards) -> Reading:
-    if "mismatch" in cards.why:
+def _report_broken(host: Host, nvidia: NvidiaReport) -> Reading:
+    if "mismatch" in nvidia.why:
         return Reading(
-            verdict="fail", what=f"nvidia-smi reports: {cards.why}",
+            verdict="fail", what=f"nvidia-smi reports: {nvidia.why}",
             why="the driver's files were updated, and the old one is still loaded: torch says that CUDA is not available, and uses the CPU",
             fix="sudo reboot  # or: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
         )  # fmt: skip
-    if cards.sight == "broken":
+    if nvidia.status == "broken":
         return Reading(
-            verdict="fail" if host.job.backend == "nccl" or cards.driver else "warn", what=f"the NVIDIA driver does not serve the GPU here: {cards.why}",
+            verdict="fail" if host.job.backend == "nccl" or nvidia.driver else "warn", what=f"the NVIDIA driver does not serve the GPU here: {nvidia.why}",
             why="no rank can use a GPU here: torch says that CUDA is not available, and NCCL that it needs GPUs",
             fix="sudo modprobe nvidia  # in a container: docker run --gpus all …",
         )  # fmt: skip
@@ -116,23 +116,23 @@ def _report_broken(host: Host, cards: Cards) -> Reading:
     signs += [f"the kernel's log has Xid {number}: {_XIDS[number]}" for number in xids]
     if signs:
         return Reading(
-            verdict="fail", what=f"{cards.why}, and {'; '.join(signs[:4])}", why="the driver hangs, mostly after a GPU has fallen off the bus: each "
+            verdict="fail", what=f"{nvidia.why}, and {'; '.join(signs[:4])}", why="the driver hangs, mostly after a GPU has fallen off the bus: each "
             "rank hangs in its first use of CUDA, silently, and can't be killed", fix="sudo dmesg | grep -i -e xid -e nvrm  # which GPU it is\nsudo reboot",
         )  # fmt: skip
     return Reading(
-        verdict="warn", what=cards.why, fix="sudo nvidia-smi -pm 1  # keeps the driver loaded\ntime nvidia-smi\nsudo dmesg | grep -i -e xid -e nvrm  # if it hangs",
+        verdict="warn", what=nvidia.why, fix="sudo nvidia-smi -pm 1  # keeps the driver loaded\ntime nvidia-smi\nsudo dmesg | grep -i -e xid -e nvrm  # if it hangs",
         why="a driver that nothing keeps loaded is initialized again for each program, and every rank waits for that; "
         "or it hangs, and each rank hangs in its first use of CUDA, silently",
     )  # fmt: skip
 
 
-def _check_lost(cards: Cards) -> Iterator[Reading]:
-    for line in cards.lost:
+def _check_lost(nvidia: NvidiaReport) -> Iterator[Reading]:
+    for line in nvidia.lost:
         yield Reading(
             verdict="fail", what=f"a GPU does not answer: {line}", fix="sudo dmesg | grep -i xid  # the reason\nsudo reboot",
             why="the rank of this GPU, and often all use of CUDA on this host, fails or hangs until a reboot",
         )  # fmt: skip
-    for one in cards.gpus:
+    for one in nvidia.gpus:
         if one.compute_mode == "Prohibited":
             yield Reading(
                 verdict="fail", what=f"GPU {one.index} is closed to all programs (compute mode Prohibited)",
@@ -140,15 +140,15 @@ def _check_lost(cards: Cards) -> Iterator[Reading]:
             )  # fmt: skip
 
 
-def _check_visible(host: Host, cards: Cards) -> Iterator[Reading]:
+def _check_visible(host: Host, nvidia: NvidiaReport) -> Iterator[Reading]:
     ranks, backend = host.job.num_ranks, host.job.backend
-    is_split = any(one.has_mig for one in cards.gpus)
+    is_split = any(one.has_mig for one in nvidia.gpus)
     mig = len(re.findall(r"^\s+MIG\s", run_smi(host, "-L").out, re.MULTILINE)) if is_split else 0
     text = host.env.get("CUDA_VISIBLE_DEVICES")
-    visible, unknown = (len(cards.gpus), "") if text is None else read_visible(text, cards, mig)
+    visible, unknown = (len(nvidia.gpus), "") if text is None else read_visible(text, nvidia, mig)
     if unknown:
         yield Reading(
-            verdict="warn", what=f"CUDA_VISIBLE_DEVICES={text}: {unknown} names no GPU of the {len(cards.gpus)} here; {visible} are seen",
+            verdict="warn", what=f"CUDA_VISIBLE_DEVICES={text}: {unknown} names no GPU of the {len(nvidia.gpus)} here; {visible} are seen",
             why="CUDA stops reading at the first entry that names no GPU, and uses none if one is listed twice", fix="unset CUDA_VISIBLE_DEVICES",
             class_id="L7",
         )  # fmt: skip
@@ -167,7 +167,7 @@ def _check_visible(host: Host, cards: Cards) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-def _check_health(cards: Cards, host: Host) -> Iterator[Reading]:
+def _check_health(nvidia: NvidiaReport, host: Host) -> Iterator[Reading]:
     ecc, (pending, failure) = _ECC, ("remapped_rows.pending", "remapped_rows.failure")
     # One question where the driver knows all of it: each takes seconds on a host where nothing holds the driver awake.
     for index, values in (query(host, ecc, pending, failure) or query(host, ecc)).items():
@@ -186,14 +186,14 @@ def _check_health(cards: Cards, host: Host) -> Iterator[Reading]:
                 yield Reading(
                     verdict="warn", what=f"GPU {index} {says}", why=why, fix=f"{reset}; a failure needs repair",
                 )  # fmt: skip
-    yield from _check_kernel_log(cards, host)
+    yield from _check_kernel_log(nvidia, host)
 
 
-def _check_kernel_log(cards: Cards, host: Host) -> Iterator[Reading]:
-    names = {one.bus_id.rpartition(".")[0]: f"GPU {one.index}" for one in cards.gpus}
+def _check_kernel_log(nvidia: NvidiaReport, host: Host) -> Iterator[Reading]:
+    names = {one.bus_id.rpartition(".")[0]: f"GPU {one.index}" for one in nvidia.gpus}
     for (place, number), count in sorted(_read_kernel_log(host).items()):
         # In a container the log is that of the whole host: other jobs' GPUs are not ours to tell of.
-        if number in _XIDS and (place in names or cards.lost):
+        if number in _XIDS and (place in names or nvidia.lost):
             yield Reading(
                 verdict="warn", what=f"{names.get(place, f'the GPU at {place}')} had Xid {number} {format_count(count, 'time')} since the host was started: "
                 f"{_XIDS[number]}", why="ranks on this GPU fail or hang when it happens again",

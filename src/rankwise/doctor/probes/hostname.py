@@ -55,7 +55,7 @@ def _judge_address(host: Host, ips: tuple[str, ...]) -> Reading:
     return Reading(
         verdict="warn" if uses_nccl(host) else "fail", what=f"{info}; Gloo takes {taken}", class_id="I5",
         why="the other hosts connect to themselves: `Gloo connectFullMesh failed`, `Connection refused`, or a hang",
-        fix=_mend(host, suggest_interface(host, interfaces)), facts={"name": host.name},
+        fix=_write_fix(host, suggest_interface(host, interfaces)), facts={"name": host.name},
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def _describe(host: Host, ips: tuple[str, ...], interfaces: Sequence[Interface])
     return f"{host.name} is {', '.join(ips)}"
 
 
-def _mend(host: Host, best: Interface | None) -> str:
+def _write_fix(host: Host, best: Interface | None) -> str:
     if best is None:
         return "ip -br addr  # no interface here has an address that other hosts could reach"
     return "\n".join(

@@ -26,7 +26,7 @@ from rankwise.doctor.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rankwise.doctor.gpu.nvidia import Cards
+    from rankwise.doctor.gpu.nvidia import NvidiaReport
     from rankwise.doctor.host import Host
     from rankwise.doctor.probe import Facts
     from rankwise.doctor.torch_facts import TorchFacts
@@ -40,14 +40,14 @@ def look(host: Host) -> Iterator[Reading]:
     if not info.has_torch:
         yield skipped("torch could not be queried", f"{info.why} ({info.python})")
         return
-    cards = host.cards
-    found = [*_check_devices(host, info, cards), *_check_packages(info)]
+    nvidia = host.nvidia
+    found = [*_check_devices(host, info, nvidia), *_check_packages(info)]
     yield from found
     kind = f"CUDA {info.cuda}" if info.cuda else f"ROCm {info.hip}" if info.hip else "the CPU"
     nccl = f", NCCL {info.nccl}" if info.nccl else ""
-    driver = f", driver {cards.driver}" if cards.driver else ""
+    driver = f", driver {nvidia.driver}" if nvidia.driver else ""
     yield ok(
-        f"torch {info.version} is built for {kind}{nccl}{driver}", cuda=info.cuda or info.hip or "none", nccl=info.nccl, driver=cards.driver,
+        f"torch {info.version} is built for {kind}{nccl}{driver}", cuda=info.cuda or info.hip or "none", nccl=info.nccl, driver=nvidia.driver,
         plugin=_find_plugin(host), torch=info.version,
     )  # fmt: skip
 
@@ -73,12 +73,12 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     )  # fmt: skip
 
 
-def _check_devices(host: Host, info: TorchFacts, cards: Cards) -> Iterator[Reading]:
-    has_gpus = bool(cards.gpus)
+def _check_devices(host: Host, info: TorchFacts, nvidia: NvidiaReport) -> Iterator[Reading]:
+    has_gpus = bool(nvidia.gpus)
     if not info.cuda and not info.hip:
         if (has_gpus and host.job.backend != "gloo") or host.job.backend == "nccl":
             seen = (
-                f"this host has {len(cards.gpus)} of {cards.gpus[0].name}"
+                f"this host has {len(nvidia.gpus)} of {nvidia.gpus[0].name}"
                 if has_gpus
                 else "the job asks for NCCL"
             )
@@ -90,7 +90,7 @@ def _check_devices(host: Host, info: TorchFacts, cards: Cards) -> Iterator[Readi
             )  # fmt: skip
         return
     if has_gpus and not info.devices and _may_see(host):
-        yield _report_unusable(host, info, cards)
+        yield _report_unusable(host, info, nvidia)
     old = [one for one in info.devices if info.cuda and info.archs and not serves(info.archs, one.capability)]
     for name, capability in sorted({(one.name, one.capability) for one in old}):
         yield Reading(
@@ -105,7 +105,7 @@ def _may_see(host: Host) -> bool:
     return host.env.get("CUDA_VISIBLE_DEVICES", "all").strip() not in NO_DEVICES
 
 
-def _report_unusable(host: Host, info: TorchFacts, cards: Cards) -> Reading:
+def _report_unusable(host: Host, info: TorchFacts, nvidia: NvidiaReport) -> Reading:
     serves_up_to = find_driver_cuda(host)
     is_older = bool(serves_up_to) and _to_numbers(serves_up_to)[0] < _to_numbers(info.cuda or "0")[0]
     why = info.cuda_error or "torch reports no reason; `nvidia-smi` sees them"
@@ -113,7 +113,7 @@ def _report_unusable(host: Host, info: TorchFacts, cards: Cards) -> Reading:
         why = f"`The NVIDIA driver on your system is too old`: torch needs CUDA {info.cuda}; {why}"
     return Reading(
         verdict="fail",
-        what=f"nvidia-smi lists {format_count(len(cards.gpus), 'GPU')}, torch {info.version} (CUDA {info.cuda}) sees none; driver {cards.driver or 'unknown'} serves "
+        what=f"nvidia-smi lists {format_count(len(nvidia.gpus), 'GPU')}, torch {info.version} (CUDA {info.cuda}) sees none; driver {nvidia.driver or 'unknown'} serves "
         f"CUDA {serves_up_to or 'unknown'}",
         why=why, fix=f"{info.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(serves_up_to)}  # or a newer driver"
         if is_older else f"{info.python} -c 'import torch; torch.cuda.init()'  # shows the error",

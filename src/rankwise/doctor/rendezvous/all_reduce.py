@@ -93,7 +93,7 @@ def plan_reduce(torch: Mapping[str, Message], address: str) -> dict[str, Message
 
 
 @final
-class Reducing:
+class AllReduceRanks:
     """This host's ranks, which can be stopped from another thread: without one of the hosts the rest would wait in vain."""
 
     def __init__(self, host: Host) -> None:

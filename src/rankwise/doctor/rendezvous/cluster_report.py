@@ -27,12 +27,12 @@ Outcome = Literal[
     "ok", "refused", "timeout", "unreachable", "no route", "reset", "other host", "stalled", "not tried"
 ]
 
-#: So ``HostCard.lost`` begins for a host whose answers are invalid.
-NO_SENSE = "its answer makes no sense"
+#: So ``HostReport.lost`` begins for a host whose answers are invalid.
+INVALID_ANSWER = "its answer makes no sense"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostCard:
+class HostReport:
     """One host of the set; what it did not say, or was not measured, is None.
 
     Attributes:
@@ -64,7 +64,7 @@ class HostCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NameLook:
+class NameLookup:
     """What a host gets for the name of another one (empty: for the master's address); ``is_written``: it stands in its ``/etc/hosts``."""
 
     source: str
@@ -144,20 +144,20 @@ class ClusterReport:
         readings: What was judged from comparing hosts, links and measures; those of single hosts stand with these.
     """
 
-    hosts: tuple[HostCard, ...]
+    hosts: tuple[HostReport, ...]
     missing: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
     measures: tuple[Measure, ...] = ()
     all_reduce: AllReduce | None = None
     readings: tuple[Reading, ...] = ()
     took_s: float = 0.0
-    names: tuple[NameLook, ...] = ()
+    names: tuple[NameLookup, ...] = ()
     doubled: tuple[tuple[str, str, int], ...] = ()
 
 
-def find_interface(card: HostCard, *addresses: str) -> str:
+def find_interface(report: HostReport, *addresses: str) -> str:
     """Return the first interface of a host that has one of some addresses; empty if none has."""
-    return next((name for name, ip in card.interfaces if ip in addresses), "")
+    return next((name for name, ip in report.interfaces if ip in addresses), "")
 
 
 def on_host(name: str, *commands: str) -> str:

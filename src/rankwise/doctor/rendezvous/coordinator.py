@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
-from rankwise.doctor.rendezvous.cluster_report import NO_SENSE
+from rankwise.doctor.rendezvous.cluster_report import INVALID_ANSWER
 from rankwise.doctor.rendezvous.connection import Connection
 from rankwise.doctor.rendezvous.peer import Admission, Peer, list_names, refuse
 from rankwise.doctor.rendezvous.sanitize import clean_name, one_line
@@ -43,7 +43,7 @@ _MOST_HOSTS = 1 << 16
 _SAY_S, _FIRST_SAY_S = 10.0, 2.0
 #: Hosts that are all simulated by one process take so many times as long.
 _PATIENCE_SIMULATED = 10
-_GLANCE_S, _CLOSE_S = 0.1, 1.0
+_POLL_S, _CLOSE_S = 0.1, 1.0
 _REFUSE_OTHER = refuse(
     "another doctor has its rendezvous at this port",
     "start all hosts with the same arguments, or choose another port",
@@ -169,7 +169,7 @@ class Coordinator:
         """Wait until all that was sent has left."""
         end_s = asyncio.get_running_loop().time() + timeout_s
         while self._count_waiting() and asyncio.get_running_loop().time() < end_s:
-            await asyncio.sleep(_GLANCE_S)
+            await asyncio.sleep(_POLL_S)
 
     async def wait_until_left(self, timeout_s: float, most_s: float) -> None:
         """Wait until all have received their results, and have left: to close before would take the results away.
@@ -181,7 +181,7 @@ class Coordinator:
         now_s = last_s = loop.time()
         end_s, least = now_s + most_s, self._count_waiting()
         while self.here() and now_s < min(last_s + timeout_s * self._patience, end_s):
-            await self.wait_change(_GLANCE_S)
+            await self.wait_change(_POLL_S)
             now_s, left = loop.time(), self._count_waiting()
             if left < least:
                 last_s, least = now_s, left
@@ -300,7 +300,7 @@ class Coordinator:
 def _explain_end(error: GoneError) -> str:
     """Return why a host is not here any more; that it closed the connection says all."""
     if isinstance(error, StrangerError):
-        return f"{NO_SENSE}: {error}"
+        return f"{INVALID_ANSWER}: {error}"
     return str(error) if str(error) == CLOSED else f"its connection ended: {error}"
 
 

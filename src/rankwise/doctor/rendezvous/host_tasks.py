@@ -15,10 +15,10 @@ from rankwise.doctor.examine import examine
 from rankwise.doctor.network.firewalls import suggest
 from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_nccl_address
 from rankwise.doctor.network.names import is_address, resolve
-from rankwise.doctor.rendezvous.all_reduce import Reducing, describe_torch
+from rankwise.doctor.rendezvous.all_reduce import AllReduceRanks, describe_torch
 from rankwise.doctor.rendezvous.connection import in_thread
 from rankwise.doctor.rendezvous.judging_links import list_networks
-from rankwise.doctor.rendezvous.link_probe import Target, Tried, try_all
+from rankwise.doctor.rendezvous.link_probe import LinkAttempt, Target, try_all
 from rankwise.doctor.rendezvous.link_server import LinkServer
 from rankwise.doctor.rendezvous.link_speed import measure_link
 from rankwise.doctor.rendezvous.sanitize import read_port
@@ -61,7 +61,7 @@ class HostTasks:
         self._number, self._count = -1, 0
         self._peers: list[Message] = []
         self._networks: list[str] = []
-        self._reducing = Reducing(host)
+        self._reducing = AllReduceRanks(host)
         self._handlers: dict[str, Handler] = {
             "open": self._open, "connect": self._connect, "readings": self._send_readings, "measure": self._measure,
             "suggest": self._suggest, "all-reduce": self._reduce, "stop": self._stop,
@@ -274,15 +274,15 @@ def _find_nccl(host: Host, interfaces: Sequence[Interface]) -> str:
     return find_nccl_address(host, interfaces) if is_used else ""
 
 
-def _take_worst(tried: Sequence[Tried]) -> list[Tried]:
+def _take_worst(tried: Sequence[LinkAttempt]) -> list[LinkAttempt]:
     """Return one result for each host and plane: the worst of its ports."""
-    found: dict[tuple[int, Plane], Tried] = {}
+    found: dict[tuple[int, Plane], LinkAttempt] = {}
     for one in sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome)):
         found[one.target.number, one.target.plane] = one
     return list(found.values())
 
 
-def _report_link(one: Tried) -> Fact:
+def _report_link(one: LinkAttempt) -> Fact:
     return {
         "to": one.target.number, "plane": one.target.plane, "address": one.target.address, "port": one.target.port,
         "outcome": one.outcome, "detail": one.detail, "s": one.connect_s,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.host import is_loopback
 from rankwise.doctor.network.names import choose_interface, is_host_name, lead_name
 from rankwise.doctor.probe import Reading, ok
-from rankwise.doctor.rendezvous.cluster_report import NO_SENSE, find_interface, on_host
+from rankwise.doctor.rendezvous.cluster_report import INVALID_ANSWER, find_interface, on_host
 from rankwise.doctor.rendezvous.judging_links import find_blocked, judge_links
 from rankwise.doctor.rendezvous.judging_speed import find_suspects, judge_speed
 from rankwise.doctor.rendezvous.peer import short_name
@@ -18,7 +18,7 @@ from rankwise.doctor.rendezvous.wire import INTERRUPTED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard, NameLook
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport, NameLookup
     from rankwise.doctor.rendezvous.plan import Plan
 
 
@@ -91,7 +91,7 @@ def _judge_losses(found: ClusterReport) -> Iterator[Reading]:
             continue
         why = "when a host dies, the others of a job wait in their next collective, or fail with 'Connection closed by peer'"
         fix = f"# on {one.name}: is it up? Why did the doctor end there?\ndmesg -T | tail -n 20"
-        if one.lost.startswith(NO_SENSE):
+        if one.lost.startswith(INVALID_ANSWER):
             why = "the doctors use different protocols: this host's findings are not in the result, and nothing is known about its links"
             fix = f"# on {one.name} and on the others: is it the same version of rankwise on all hosts?\nrankwise --version"
         elif one.lost == INTERRUPTED:
@@ -128,11 +128,11 @@ _APART_S, _FAR_APART_S = 1.0, 5.0
 
 def judge_names(found: ClusterReport, plan: Plan) -> Iterator[Reading]:
     """Report hosts that know others by wrong addresses. A name without an address matters only where the ranks meet."""
-    cards = {one.name: one for one in found.hosts}
+    reports = {one.name: one for one in found.hosts}
     named = [one.own_name for one in found.hosts]
     good = bool(found.names)
     for look in found.names:
-        target = cards.get(look.target)
+        target = reports.get(look.target)
         if target is not None and named.count(look.name) > 1:
             continue
         reading = _judge_name(look, target, found, plan) if target is not None else _judge_master(look)
@@ -143,7 +143,7 @@ def judge_names(found: ClusterReport, plan: Plan) -> Iterator[Reading]:
         yield ok("the hosts resolve each other's names to the right addresses, or not at all")
 
 
-def _judge_master(look: NameLook) -> Reading | None:
+def _judge_master(look: NameLookup) -> Reading | None:
     if look.got:
         return None
     ask = (
@@ -157,7 +157,7 @@ def _judge_master(look: NameLook) -> Reading | None:
     )  # fmt: skip
 
 
-def _judge_name(look: NameLook, target: HostCard, found: ClusterReport, plan: Plan) -> Reading | None:
+def _judge_name(look: NameLookup, target: HostReport, found: ClusterReport, plan: Plan) -> Reading | None:
     own = {target.address, target.gloo_address, *(ip for _, ip in target.interfaces)}
     if not look.got or own & set(look.got):
         return None

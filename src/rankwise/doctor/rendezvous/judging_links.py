@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     from rankwise.doctor.rendezvous.blaming import Blame
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard, Link, Plane
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport, Link, Plane
 
     Side: TypeAlias = Literal["in", "out"]
 
@@ -49,14 +49,14 @@ def find_blocked(found: ClusterReport) -> set[str]:
 
 def judge_links(found: ClusterReport) -> Iterator[Reading]:
     """Report links that do not open, and hosts that answer in the place of others."""
-    cards = {one.name: one for one in found.hosts}
-    links = [one for one in found.links if not cards[one.source].lost and not cards[one.target].lost]
+    reports = {one.name: one for one in found.hosts}
+    links = [one for one in found.links if not reports[one.source].lost and not reports[one.target].lost]
     # Other probes may report these.
     good = not any(one.outcome == "no route" for one in links)
     for plane in LIBRARIES:
         tried = [one for one in links if one.plane == plane and one.outcome != "not tried"]
         of_plane = {(one.source, one.target): one for one in tried}
-        for reading in _judge_plane(plane, of_plane, cards):
+        for reading in _judge_plane(plane, of_plane, reports):
             good = False
             yield reading
     if links and good:
@@ -69,51 +69,51 @@ def judge_links(found: ClusterReport) -> Iterator[Reading]:
 
 
 def _judge_plane(
-    plane: Plane, links: dict[tuple[str, str], Link], cards: dict[str, HostCard]
+    plane: Plane, links: dict[tuple[str, str], Link], reports: dict[str, HostReport]
 ) -> Iterator[Reading]:
     # An address that is another place on each host: whoever answers there, or does not, says nothing about a firewall.
-    private = _find_private(links, cards)
-    yield from _report_private(plane, private, cards)
+    private = _find_private(links, reports)
+    yield from _report_private(plane, private, reports)
     links = {way: link for way, link in links.items() if (way[1], link.address) not in private}
-    yield from judge_routes(plane, [one for one in links.values() if one.outcome == "no route"], cards)
+    yield from judge_routes(plane, [one for one in links.values() if one.outcome == "no route"], reports)
     # A host without a route says nothing about what blocks the others.
     links = {way: link for way, link in links.items() if link.outcome != "no route"}
     # Each kind of failure by itself: two failed links may have different causes.
     shut = {way for way, link in links.items() if link.outcome in _SHUT}
     for blame in find_blames(links, shut):
-        yield _report_shut(plane, blame, links, cards)
+        yield _report_shut(plane, blame, links, reports)
     for way, link in links.items():
         if link.outcome == "other host":
-            yield _report_other(plane, link, cards[way[1]], cards[way[0]])
+            yield _report_other(plane, link, reports[way[1]], reports[way[0]])
     stalled = {way for way, link in links.items() if link.outcome == "stalled"}
     for blame in find_blames(links, stalled):
-        yield _report_stalled(blame, cards)
+        yield _report_stalled(blame, reports)
 
 
 def _find_private(
-    links: dict[tuple[str, str], Link], cards: dict[str, HostCard]
+    links: dict[tuple[str, str], Link], reports: dict[str, HostReport]
 ) -> dict[tuple[str, str], list[str]]:
     """Return hosts that listen at an address of a container's bridge, or at one that the connecting host has itself; and which hosts do."""
     found: dict[tuple[str, str], list[str]] = {}
     for (source, target), link in links.items():
-        card = cards[target]
+        report = reports[target]
         is_bad = link.outcome in {"other host", "no route", *_SHUT}
-        if not is_bad or link.plane == "master" or link.address == card.address:
+        if not is_bad or link.plane == "master" or link.address == report.address:
             continue
-        has_it = bool(find_interface(cards[source], link.address))
-        if has_it or link.address in card.private:
+        has_it = bool(find_interface(reports[source], link.address))
+        if has_it or link.address in report.private:
             found.setdefault((target, link.address), []).extend([source] if has_it else [])
     return found
 
 
 def _report_private(
-    plane: Plane, private: dict[tuple[str, str], list[str]], cards: dict[str, HostCard]
+    plane: Plane, private: dict[tuple[str, str], list[str]], reports: dict[str, HostReport]
 ) -> Iterator[Reading]:
     """Report hosts that listen where nobody reaches them: one reading for all that do so at one address."""
     places: dict[tuple[str, str], list[str]] = {}
-    order = list(cards)
+    order = list(reports)
     for target, address in sorted(private, key=lambda one: order.index(one[0])):
-        interface = find_interface(cards[target], address) or "an interface"
+        interface = find_interface(reports[target], address) or "an interface"
         places.setdefault((address, interface), []).append(target)
     library, variable = LIBRARIES[plane]
     for (address, interface), targets in places.items():
@@ -123,38 +123,38 @@ def _report_private(
         if own != targets or len(targets) > 1:
             what += f", and {', '.join(own)} {'has' if len(own) == 1 else 'have'} that address, too"
         yield Reading(
-            verdict="fail", what=what + "; the rendezvous reached " + ", ".join(f"{name} at {cards[name].address}" for name in targets),
+            verdict="fail", what=what + "; the rendezvous reached " + ", ".join(f"{name} at {reports[name].address}" for name in targets),
             why="other hosts look for it at their own such address, or find no route: 'connectFullMesh failed', 'Connection refused', or a hang",
             class_id="I7" if plane == "nccl" else "", hosts=tuple(targets),
-            fix="\n".join(on_host(name, f"export {variable}={find_interface(cards[name], cards[name].address) or '…'}") for name in targets),
+            fix="\n".join(on_host(name, f"export {variable}={find_interface(reports[name], reports[name].address) or '…'}") for name in targets),
         )  # fmt: skip
 
 
 def _report_shut(
-    plane: Plane, blame: Blame, links: dict[tuple[str, str], Link], cards: dict[str, HostCard]
+    plane: Plane, blame: Blame, links: dict[tuple[str, str], Link], reports: dict[str, HostReport]
 ) -> Reading:
     bad = [links[way] for way in blame.bad]
     if blame.kind == "split":
-        return _report_split(plane, blame, bad, cards)
+        return _report_split(plane, blame, bad, reports)
     hosts = blame.hosts if blame.kind in {"all", "link"} else blame.hosts[:1]
     why = _WHY[plane]
     if blame.kind == "link" and len(bad) == 1 and plane != "nccl":
         source, target = hosts
-        if len(cards) > _FEWEST:
+        if len(reports) > _FEWEST:
             why += f". Either side may be the cause: {target} lets nothing in from {source}, or {source} nothing out to {target}"
         else:
             why += f". With two hosts either side may be the cause: {target} lets nothing in, or {source} nothing out"
     return Reading(
-        verdict="fail", what=_describe_shut(plane, blame, bad, cards), why=why, class_id=_CLASSES[plane], hosts=hosts,
-        fix=_suggest(plane, blame, [cards[name] for name in hosts], cards),
+        verdict="fail", what=_describe_shut(plane, blame, bad, reports), why=why, class_id=_CLASSES[plane], hosts=hosts,
+        fix=_suggest(plane, blame, [reports[name] for name in hosts], reports),
     )  # fmt: skip
 
 
-def _describe_shut(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[str, HostCard]) -> str:
+def _describe_shut(plane: Plane, blame: Blame, bad: Sequence[Link], reports: dict[str, HostReport]) -> str:
     words, sample, ports = _describe_outcome(bad), _give_sample(bad), _name_ports(plane, bad)
     host, count = blame.hosts[0], f"{len(bad)} of {blame.tried}"
     if blame.kind == "in":
-        address = cards[host].gloo_address if plane == "gloo" else cards[host].nccl_address
+        address = reports[host].gloo_address if plane == "gloo" else reports[host].nccl_address
         return f"connections from {count} hosts to {host} ({bad[0].address or address}), {ports}, {words} ({sample})"
     if blame.kind == "out":
         return f"connections from {host} to {count} hosts, {ports}, {words} ({sample}); others reach them"
@@ -165,7 +165,7 @@ def _describe_shut(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[
     source, target = blame.hosts
     way = f"between {source} and {target}, both ways," if len(bad) == 2 else f"from {source} to {target},"
     what = f"connections {way} {ports}, {words} ({sample})"
-    return what + ("; both reach other hosts" if len(cards) > _FEWEST else "")
+    return what + ("; both reach other hosts" if len(reports) > _FEWEST else "")
 
 
 def _name_ports(plane: Plane, bad: Sequence[Link]) -> str:
@@ -176,11 +176,11 @@ def _give_sample(bad: Sequence[Link]) -> str:
     return f"{bad[0].address} port {bad[0].port}" + (f": {bad[0].detail}" if bad[0].detail else "")
 
 
-def _report_split(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[str, HostCard]) -> Reading:
+def _report_split(plane: Plane, blame: Blame, bad: Sequence[Link], reports: dict[str, HostReport]) -> Reading:
     ports = _name_ports(plane, bad)
     reach = "; ".join(f"{join_names(group)} reach each other" for group in blame.groups)
     what = f"{reach}; {describe_sides(blame)} at {ports}: connections {_describe_outcome(bad)} ({_give_sample(bad)})"
-    guilty = _find_own_firewalls(blame, cards)
+    guilty = _find_own_firewalls(blame, reports)
     between = "a switch, a VLAN, a router, or the security groups of a cloud"
     if guilty:
         what += f"; {join_names(list(guilty))}'s own {'firewalls drop' if len(guilty) > 1 else 'firewall drops'} it: see firewall"
@@ -191,26 +191,26 @@ def _report_split(plane: Plane, blame: Blame, bad: Sequence[Link], cards: dict[s
         )
     return Reading(
         verdict="fail", class_id=_CLASSES[plane], hosts=blame.hosts, what=what, why=f"{why}. {_WHY[plane]}",
-        fix=_suggest_for_split(blame, guilty, cards),
+        fix=_suggest_for_split(blame, guilty, reports),
     )  # fmt: skip
 
 
-def _find_own_firewalls(blame: Blame, cards: dict[str, HostCard]) -> dict[str, Reading]:
+def _find_own_firewalls(blame: Blame, reports: dict[str, HostReport]) -> dict[str, Reading]:
     """Return the readings of firewalls that are not well, of hosts at which nothing arrives from another group."""
     targets = {target for _, target in blame.bad}
-    readings = ((name, one) for name in blame.hosts if name in targets for one in cards[name].readings)
+    readings = ((name, one) for name in blame.hosts if name in targets for one in reports[name].readings)
     return {
         name: one for name, one in readings if one.probe == "firewall" and one.verdict in {"warn", "fail"}
     }
 
 
-def _suggest_for_split(blame: Blame, guilty: dict[str, Reading], cards: dict[str, HostCard]) -> str:
+def _suggest_for_split(blame: Blame, guilty: dict[str, Reading], reports: dict[str, HostReport]) -> str:
     source, target = blame.bad[0]
     lines = [
-        on_host(name, reading.fix or _open("in", cards[name], cards.values()))
+        on_host(name, reading.fix or _open("in", reports[name], reports.values()))
         for name, reading in guilty.items()
     ]
-    address = cards[target].address
+    address = reports[target].address
     way = f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:\nip route get {address}\ntraceroute {address}"
     rest = next((one for _, one in blame.bad if one not in guilty), "")
     show = f"# or in their own firewalls. The rules, on {rest}:\nsudo nft list ruleset; sudo iptables-save"
@@ -242,7 +242,7 @@ def _describe_outcome(bad: Sequence[Link]) -> str:
     return "are refused" if outcomes <= {"refused", "reset"} else "are rejected"
 
 
-def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostCard], cards: dict[str, HostCard]) -> str:
+def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostReport], reports: dict[str, HostReport]) -> str:
     if plane == "nccl" and all(find_interface(one, one.gloo_address) for one in fixed):
         targets = {target for _, target in blame.bad} if blame.kind == "link" else {one.name for one in fixed}
         return "\n".join(
@@ -250,18 +250,18 @@ def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostCard], cards: dict[
             for one in fixed if one.name in targets
         )  # fmt: skip
     if blame.kind == "link":
-        return _suggest_for_link(blame, cards)
+        return _suggest_for_link(blame, reports)
     sides: list[Side] = ["out"] if blame.kind == "out" else ["in", "out"] if blame.kind == "both" else ["in"]
     return "\n".join(
-        on_host(one.name, *(_open(side, one, cards.values()) for side in sides)) for one in fixed
+        on_host(one.name, *(_open(side, one, reports.values()) for side in sides)) for one in fixed
     )
 
 
-def _suggest_for_link(blame: Blame, cards: dict[str, HostCard]) -> str:
+def _suggest_for_link(blame: Blame, reports: dict[str, HostReport]) -> str:
     """Open what may drop something: where the target comes in, and else where the source goes out."""
     ways: list[tuple[Side, str]] = [("in", target) for _, target in blame.bad]
     ways += [("out", source) for source, _ in blame.bad]
-    commands = {(side, name): _open(side, cards[name], cards.values()) for side, name in ways}
+    commands = {(side, name): _open(side, reports[name], reports.values()) for side, name in ways}
     # A host that has looked at its rules, and found none in the way, says so in a comment.
     guilty = [way for way in ways if not commands[way].startswith("#")]
     first = [way for way in guilty if way[0] == "in"] or guilty or ways[: len(blame.bad)]
@@ -272,12 +272,12 @@ def _suggest_for_link(blame: Blame, cards: dict[str, HostCard]) -> str:
     ])  # fmt: skip
 
 
-def _open(side: Side, card: HostCard, everyone: Iterable[HostCard]) -> str:
+def _open(side: Side, report: HostReport, everyone: Iterable[HostReport]) -> str:
     """Return what opens a host's firewall on one side; plain rules where the host did not say."""
-    others = ",".join(list_networks([one.address for one in everyone if one.name != card.name]))
+    others = ",".join(list_networks([one.address for one in everyone if one.name != report.name]))
     if side == "in":
-        return card.opening or f"sudo iptables -I INPUT -p tcp -s {others} -j ACCEPT"
-    return card.opening_out or f"sudo iptables -I OUTPUT -p tcp -d {others} -j ACCEPT"
+        return report.opening or f"sudo iptables -I INPUT -p tcp -s {others} -j ACCEPT"
+    return report.opening_out or f"sudo iptables -I OUTPUT -p tcp -d {others} -j ACCEPT"
 
 
 def list_networks(addresses: Sequence[str]) -> list[str]:
@@ -293,7 +293,7 @@ def list_networks(addresses: Sequence[str]) -> list[str]:
     return list(networks) if len(networks) == 1 else sorted(set(addresses))
 
 
-def _report_other(plane: Plane, link: Link, target: HostCard, source: HostCard) -> Reading:
+def _report_other(plane: Plane, link: Link, target: HostReport, source: HostReport) -> Reading:
     who, (library, variable) = link.detail or "another host", LIBRARIES[plane]
     if plane == "master":
         return Reading(
@@ -308,15 +308,15 @@ def _report_other(plane: Plane, link: Link, target: HostCard, source: HostCard) 
     )  # fmt: skip
 
 
-def _report_stalled(blame: Blame, cards: dict[str, HostCard]) -> Reading:
+def _report_stalled(blame: Blame, reports: dict[str, HostReport]) -> Reading:
     pairs = ", ".join(f"{source} → {target}" for source, target in blame.bad[:6])
     who = blame.hosts[0] if blame.kind in {"in", "out", "both"} else ""
     lines = [
-        on_host(name, f"sudo ip link set dev {find_interface(cards[name], cards[name].gloo_address) or 'IFACE'} mtu 1400")
+        on_host(name, f"sudo ip link set dev {find_interface(reports[name], reports[name].gloo_address) or 'IFACE'} mtu 1400")
         for name in ((who,) if who else blame.hosts)
     ]  # fmt: skip
     lines.append(
-        f"ping -c 1 -M do -s 1472 {cards[blame.bad[0][1]].address}  # shows whether whole packets pass"
+        f"ping -c 1 -M do -s 1472 {reports[blame.bad[0][1]].address}  # shows whether whole packets pass"
     )
     return Reading(
         verdict="fail", what=f"small messages pass, but a stream does not ({pairs})" + (f": all at {who}" if who else ""),

@@ -12,7 +12,7 @@ from rankwise.doctor.units import join_names
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankwise.doctor.rendezvous.cluster_report import HostCard, Link, Plane
+    from rankwise.doctor.rendezvous.cluster_report import HostReport, Link, Plane
 
 
 #: What becomes of a job whose ranks do not get through, whatever stops them.
@@ -27,25 +27,25 @@ _WHY: dict[Plane, str] = {
 _CLASSES: dict[Plane, str] = {"gloo": "", "nccl": "I7", "master": "I2"}
 
 
-def judge_routes(plane: Plane, lost: Sequence[Link], cards: dict[str, HostCard]) -> Iterator[Reading]:
+def judge_routes(plane: Plane, lost: Sequence[Link], reports: dict[str, HostReport]) -> Iterator[Reading]:
     """Report hosts that listen where others have no route to, and hosts that have no route to others, by the links that lack one."""
     elsewhere: dict[str, list[Link]] = {}
     nowhere: dict[str, list[Link]] = {}
     for link in lost:
-        lacks_ipv6 = _lacks_ipv6(link, cards)
-        if lacks_ipv6 and _is_reported(cards):
+        lacks_ipv6 = _lacks_ipv6(link, reports)
+        if lacks_ipv6 and _is_reported(reports):
             continue  # the probe of IPv6 compares the hosts, and reports it better
-        if plane != "master" and link.address != cards[link.target].address and not lacks_ipv6:
+        if plane != "master" and link.address != reports[link.target].address and not lacks_ipv6:
             elsewhere.setdefault(link.target, []).append(link)
         else:
             nowhere.setdefault(link.source, []).append(link)
     for target, links in elsewhere.items():
-        yield _report_elsewhere(plane, cards[target], links)
+        yield _report_elsewhere(plane, reports[target], links)
     for source, links in nowhere.items():
-        yield _report_nowhere(plane, source, links, cards)
+        yield _report_nowhere(plane, source, links, reports)
 
 
-def _report_elsewhere(plane: Plane, target: HostCard, links: Sequence[Link]) -> Reading:
+def _report_elsewhere(plane: Plane, target: HostReport, links: Sequence[Link]) -> Reading:
     library, variable = LIBRARIES[plane]
     interface, address = find_interface(target, links[0].address), links[0].address
     sources = join_names([one.source for one in links])
@@ -58,9 +58,11 @@ def _report_elsewhere(plane: Plane, target: HostCard, links: Sequence[Link]) -> 
     )  # fmt: skip
 
 
-def _report_nowhere(plane: Plane, source: str, links: Sequence[Link], cards: dict[str, HostCard]) -> Reading:
+def _report_nowhere(
+    plane: Plane, source: str, links: Sequence[Link], reports: dict[str, HostReport]
+) -> Reading:
     targets = join_names([f"{one.target} ({one.address})" for one in links])
-    lines = _prefer_ipv4(plane, links, cards)
+    lines = _prefer_ipv4(plane, links, reports)
     address = links[0].address
     if not lines and _is_own_only(address):
         lines = [
@@ -72,29 +74,29 @@ def _report_nowhere(plane: Plane, source: str, links: Sequence[Link], cards: dic
         lines = [f"# on {source}: which way should it be?", f"ip route get {address}; ip addr; ip route"]
         lines.append(f"# then, with the gateway that leads there: sudo ip route add {net} via GATEWAY")
     return Reading(
-        verdict="fail", hosts=(source,), class_id="I22" if _lacks_ipv6(links[0], cards) else _CLASSES[plane], why=_WHY[plane],
+        verdict="fail", hosts=(source,), class_id="I22" if _lacks_ipv6(links[0], reports) else _CLASSES[plane], why=_WHY[plane],
         what=f"{source} has no route to {targets}: {links[0].detail}", fix="\n".join(lines),
     )  # fmt: skip
 
 
-def _prefer_ipv4(plane: Plane, links: Sequence[Link], cards: dict[str, HostCard]) -> list[str]:
+def _prefer_ipv4(plane: Plane, links: Sequence[Link], reports: dict[str, HostReport]) -> list[str]:
     """Return what makes the targets listen at IPv4, if that is all that is missing: Gloo takes an interface's first address."""
-    if plane != "gloo" or not all(_lacks_ipv6(one, cards) for one in links):
+    if plane != "gloo" or not all(_lacks_ipv6(one, reports) for one in links):
         return []
     lines = []
     for link in links:
-        card = cards[link.target]
-        with_ipv4 = {name for name, ip in card.interfaces if ":" not in ip}
-        taken = (find_interface(card, link.address), find_interface(card, card.address))
+        report = reports[link.target]
+        with_ipv4 = {name for name, ip in report.interfaces if ":" not in ip}
+        taken = (find_interface(report, link.address), find_interface(report, report.address))
         interface = next((name for name in taken if name in with_ipv4), "")
         if not interface:
             return []
-        lines.append(f"export GLOO_SOCKET_IFNAME={interface}  # on {card.name}")
+        lines.append(f"export GLOO_SOCKET_IFNAME={interface}  # on {report.name}")
     return lines
 
 
-def _lacks_ipv6(link: Link, cards: dict[str, HostCard]) -> bool:
-    own = (ip for _, ip in cards[link.source].interfaces)
+def _lacks_ipv6(link: Link, reports: dict[str, HostReport]) -> bool:
+    own = (ip for _, ip in reports[link.source].interfaces)
     return _is_wide_ipv6(link.address) and not any(map(_is_wide_ipv6, own))
 
 
@@ -108,10 +110,10 @@ def _is_own_only(ip: str) -> bool:
     return read.is_loopback or read.is_link_local
 
 
-def _is_reported(cards: dict[str, HostCard]) -> bool:
+def _is_reported(reports: dict[str, HostReport]) -> bool:
     """Return whether the probe of IPv6 was looked at, and finds that Gloo takes both families."""
-    taken = {":" in one.gloo_address for one in cards.values() if one.gloo_address}
+    taken = {":" in one.gloo_address for one in reports.values() if one.gloo_address}
     looked = all(
-        any(reading.probe == "ipv6" for reading in one.readings) for one in cards.values() if not one.lost
+        any(reading.probe == "ipv6" for reading in one.readings) for one in reports.values() if not one.lost
     )
     return len(taken) > 1 and looked

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from rankwise.doctor.rendezvous.blaming import Blame, Way
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard, Measure
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport, Measure
 
 #: Slow is a host's links, or a single one, below this share of what the better links reach; and below so many bytes in a second.
 _HOST_SHARE, _HOST_FLOOR, _LINK_SHARE, _LINK_FLOOR = 1 / 3, 250e6, 1 / 5, 100e6
@@ -69,13 +69,17 @@ def judge_speed(found: ClusterReport, *, is_simulated: bool = False) -> Iterator
     measures = _list_alive(found)
     if not measures:
         return
-    cards = {one.name: one for one in found.hosts}
+    reports = {one.name: one for one in found.hosts}
     good = True
     judged = [] if is_simulated else measures
     # Loss makes a link slow, in both directions, since acknowledgements get lost, too: it is reported once.
     lossy = {way for blame in _blame_loss(judged) for way in blame.bad}
     clean = [one for one in judged if not {(one.source, one.target), (one.target, one.source)} & lossy]
-    for reading in (*_report_lossy(judged, cards), *_report_slow(clean, cards), *_report_far(clean, cards)):
+    for reading in (
+        *_report_lossy(judged, reports),
+        *_report_slow(clean, reports),
+        *_report_far(clean, reports),
+    ):
         good = False
         yield reading
     speed = statistics.median(one.bytes_per_s for one in measures)
@@ -124,7 +128,7 @@ def _blame(measures: Sequence[Measure], tried: Collection[Way], bad: set[Way]) -
     return [one for one in find_blames(tried, bad) if sure & set(one.bad)]
 
 
-def _report_slow(measures: Sequence[Measure], cards: dict[str, HostCard]) -> Iterator[Reading]:
+def _report_slow(measures: Sequence[Measure], reports: dict[str, HostReport]) -> Iterator[Reading]:
     speeds = {(one.source, one.target): one.bytes_per_s for one in measures}
     reference = _find_reference(measures)
     for blame in _blame(measures, speeds, _find_slow(measures, _HOST_SHARE, _HOST_FLOOR)):
@@ -139,20 +143,20 @@ def _report_slow(measures: Sequence[Measure], cards: dict[str, HostCard]) -> Ite
             noun = "the way" if blame.kind == "split" else "the link"
             what = f"{noun} {_name_way(blame)} is slow: {format_rate(speed)}, other links reach {format_rate(reference)}"
         yield Reading(
-            verdict="warn", what=what, hosts=blame.hosts, fix=_look_at_interfaces(blame, cards),
-            why="a ring is as fast as its slowest link: in each all-reduce all hosts wait for this one" + _either_side(blame, cards),
+            verdict="warn", what=what, hosts=blame.hosts, fix=_look_at_interfaces(blame, reports),
+            why="a ring is as fast as its slowest link: in each all-reduce all hosts wait for this one" + _either_side(blame, reports),
         )  # fmt: skip
 
 
-def _report_far(measures: Sequence[Measure], cards: dict[str, HostCard]) -> Iterator[Reading]:
+def _report_far(measures: Sequence[Measure], reports: dict[str, HostReport]) -> Iterator[Reading]:
     trips = {(one.source, one.target): one.latency_s for one in measures}
     for blame in _blame(measures, trips, _find_far(measures)):
         late_s = statistics.median(trips[way] for way in blame.bad)
         usual_s = sorted(trips.values())[len(trips) // 4]
-        target = cards[blame.bad[0][1]]
+        target = reports[blame.bad[0][1]]
         yield Reading(
             verdict="warn", what=f"a round trip {_name_way(blame)} takes {format_seconds(late_s)}, elsewhere {format_seconds(usual_s)}", hosts=blame.hosts,
-            why="each collective makes several round trips: small ones are that much slower on all hosts" + _either_side(blame, cards),
+            why="each collective makes several round trips: small ones are that much slower on all hosts" + _either_side(blame, reports),
             fix=f"# on {blame.bad[0][0]}:\ntraceroute {target.address}  # which way do the packets take?",
         )  # fmt: skip
 
@@ -162,14 +166,14 @@ def _blame_loss(measures: Sequence[Measure]) -> list[Blame]:
     return _blame(measures, tried, _find_lossy(measures))
 
 
-def _report_lossy(measures: Sequence[Measure], cards: dict[str, HostCard]) -> Iterator[Reading]:
+def _report_lossy(measures: Sequence[Measure], reports: dict[str, HostReport]) -> Iterator[Reading]:
     resent = {(one.source, one.target): one.resent or 0.0 for one in measures}
     for blame in _blame_loss(measures):
         share = statistics.median(resent[way] for way in blame.bad)
         yield Reading(
-            verdict="fail" if share > _VERY_LOSSY else "warn", hosts=blame.hosts, fix=_look_at_interfaces(blame, cards),
+            verdict="fail" if share > _VERY_LOSSY else "warn", hosts=blame.hosts, fix=_look_at_interfaces(blame, reports),
             what=f"packets {_name_way(blame)} get lost: {share:.1%} had to be sent again ({len(blame.bad)} of {blame.tried} ways)",
-            why="TCP slows down to a fraction at each loss, and a lost packet holds all ranks up for 0.2 s and more" + _either_side(blame, cards),
+            why="TCP slows down to a fraction at each loss, and a lost packet holds all ranks up for 0.2 s and more" + _either_side(blame, reports),
         )  # fmt: skip
 
 
@@ -185,17 +189,21 @@ def _name_way(blame: Blame) -> str:
     return f"between {source} and {target}" if len(blame.bad) == 2 else f"from {source} to {target}"
 
 
-def _either_side(blame: Blame, cards: dict[str, HostCard]) -> str:
-    return ". With two hosts either side may be the cause" if blame.kind == "link" and len(cards) == 2 else ""
+def _either_side(blame: Blame, reports: dict[str, HostReport]) -> str:
+    return (
+        ". With two hosts either side may be the cause" if blame.kind == "link" and len(reports) == 2 else ""
+    )
 
 
-def _look_at_interfaces(blame: Blame, cards: dict[str, HostCard]) -> str:
+def _look_at_interfaces(blame: Blame, reports: dict[str, HostReport]) -> str:
     if blame.kind == "split":
         source, target = blame.bad[0]
-        return f"# the way from {source} to {target}: how fast is what is between their switches?\ntraceroute {cards[target].address}"
+        return f"# the way from {source} to {target}: how fast is what is between their switches?\ntraceroute {reports[target].address}"
     lines = []
     for name in blame.hosts if blame.kind != "all" else blame.hosts[:1]:
-        interface = find_interface(cards[name], cards[name].gloo_address, cards[name].address) or "IFACE"
+        interface = (
+            find_interface(reports[name], reports[name].gloo_address, reports[name].address) or "IFACE"
+        )
         lines += [
             f"# on {name}: speed and errors of its cable, and what shapes or drops its traffic",
             f"ip -s link show dev {interface}; tc -s qdisc show dev {interface}",

@@ -40,7 +40,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class LinkAttempt:
     """How it went."""
 
     target: Target
@@ -124,7 +124,7 @@ async def try_all(
     source_address: str = "",
     at_once: int = 128,
     greeting_s: float = _GREETING_S,
-) -> list[Tried]:
+) -> list[LinkAttempt]:
     """Connect to all targets, many at a time, and see who answers; the results are in their order.
 
     Args:
@@ -137,18 +137,20 @@ async def try_all(
     """
     gate = asyncio.Semaphore(at_once)
 
-    async def try_one(target: Target) -> Tried:
+    async def try_one(target: Target) -> LinkAttempt:
         async with gate:
             return await _try(target, mark, clock, source_address, greeting_s)
 
     return list(await asyncio.gather(*map(try_one, targets)))
 
 
-async def _try(target: Target, mark: str, clock: Clock, source_address: str, greeting_s: float) -> Tried:
+async def _try(
+    target: Target, mark: str, clock: Clock, source_address: str, greeting_s: float
+) -> LinkAttempt:
     try:
         sock = open_socket(target.address, source_address)
     except OSError as error:
-        return Tried(target=target, outcome="not tried", detail=explain(error))
+        return LinkAttempt(target=target, outcome="not tried", detail=explain(error))
     with sock:
         begin_s = clock.monotonic()
         try:
@@ -157,7 +159,7 @@ async def _try(target: Target, mark: str, clock: Clock, source_address: str, gre
             # Where IPv6 is switched off, there is no address of our own to connect from. With IPv4 it is the ports that have run out.
             is_off = error.errno == errno.EADDRNOTAVAIL and ":" in target.address
             outcome: Outcome = "no route" if is_off or error.errno in _NO_ROUTE else judge_error(error)
-            return Tried(target=target, outcome=outcome, detail=explain(error))
+            return LinkAttempt(target=target, outcome=outcome, detail=explain(error))
         connect_s, silence = 0.0, f"no answer within {_OPEN_S:g} s"
         try:
             await wait_connected(sock, _OPEN_S)
@@ -171,7 +173,7 @@ async def _try(target: Target, mark: str, clock: Clock, source_address: str, gre
             )
         except GoneError as error:
             outcome, detail = "other host" if isinstance(error, StrangerError) else "reset", str(error)
-        return Tried(target=target, outcome=outcome, detail=detail, connect_s=connect_s)
+        return LinkAttempt(target=target, outcome=outcome, detail=detail, connect_s=connect_s)
 
 
 async def _read_greeting(sock: socket.socket, clock: Clock, timeout_s: float) -> dict[str, Fact]:

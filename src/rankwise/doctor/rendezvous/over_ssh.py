@@ -36,7 +36,7 @@ class _Remote:
     host: str
     process: subprocess.Popen[bytes]
     words: IO[bytes]
-    is_told: bool = False
+    is_reported: bool = False
 
 
 @final
@@ -117,8 +117,8 @@ class RemoteHosts:
                 continue
             reading = self._judge(remote, code or 0)
             found.append(reading)
-            if not remote.is_told:
-                remote.is_told = True
+            if not remote.is_reported:
+                remote.is_reported = True
                 self._describe(f"rankwise: {reading.what}")
         return found
 

@@ -10,7 +10,7 @@ from rankwise.doctor.examine import BOUND_S, collect_facts, compare_hosts
 from rankwise.doctor.json_records import to_json
 from rankwise.doctor.probe import Reading
 from rankwise.doctor.rendezvous.all_reduce import find_obstacle, plan_reduce, read_reduce
-from rankwise.doctor.rendezvous.cluster_report import NO_SENSE
+from rankwise.doctor.rendezvous.cluster_report import INVALID_ANSWER
 from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
 from rankwise.doctor.rendezvous.judging import find_blocked, find_suspects, judge
 from rankwise.doctor.rendezvous.peer import make_names_distinct, order_peers
@@ -167,7 +167,7 @@ class Phases:
         """Measure again, alone, what seems bad: no host is blamed that was not seen to be bad several times."""
         begin_s = self._clock.monotonic()
         for _ in range(_TRIES - 1):
-            for one in find_suspects(self._found.to_together()):
+            for one in find_suspects(self._found.to_report()):
                 if self._clock.monotonic() - begin_s > _AGAIN_S:
                     return
                 way = self._found.number_of(one.source), self._found.number_of(one.target)
@@ -191,7 +191,7 @@ class Phases:
         await self._take(orders, _MEASURE_SLACK_S, "measuring", self._found.take_measure)
 
     async def _suggest(self) -> None:
-        blocked = find_blocked(self._found.to_together())
+        blocked = find_blocked(self._found.to_report())
         orders: dict[Peer, Message] = {
             one: {"do": "suggest"} for one in self._coordinator.here() if one.name in blocked
         }
@@ -202,7 +202,7 @@ class Phases:
     async def _reduce(self) -> AllReduce:
         found = self._found
         here = {one.name: found.torch.get(one.number, {}) for one in self._numbered if one.is_here}
-        obstacle = find_obstacle(found.to_together(), here)
+        obstacle = find_obstacle(found.to_report(), here)
         if obstacle is not None:
             return obstacle
         orders = plan_reduce(here, found.address_of(self._numbered[0]))
@@ -217,7 +217,7 @@ class Phases:
         return read_reduce(orders, {peer.name: answer for peer, answer in answers.items()}, lost)
 
     async def _send_result(self, all_reduce: AllReduce | None) -> None:
-        found = replace(self._found.to_together(), all_reduce=all_reduce)
+        found = replace(self._found.to_report(), all_reduce=all_reduce)
         compared = self._compare({one.name: collect_facts(one.readings) for one in found.hosts})
         readings = (*judge(found, self._plan), *compared)
         found = replace(found, readings=readings, took_s=self._clock.monotonic() - self._begin_s)
@@ -260,7 +260,9 @@ class Phases:
             try:
                 take(peer, answer)
             except BadMessageError as error:
-                self._coordinator.lose(peer, f"{NO_SENSE} ({error}): it is not a doctor of this version")
+                self._coordinator.lose(
+                    peer, f"{INVALID_ANSWER} ({error}): it is not a doctor of this version"
+                )
 
 
 def _trim(found: ClusterReport, name: str) -> ClusterReport:
@@ -278,11 +280,11 @@ def plan_rounds(count: int, *, most: int | None = None) -> list[list[tuple[int, 
 
     With ``most`` there are so many rounds at most: each host then has so many partners, near ones and far ones.
     """
-    seats = count + count % 2
+    size = count + count % 2
     rounds = []
-    for turn in range(seats - 1):
-        pairs = [(seats - 1, turn)]
-        pairs += [((turn + step) % (seats - 1), (turn - step) % (seats - 1)) for step in range(1, seats // 2)]
+    for turn in range(size - 1):
+        pairs = [(size - 1, turn)]
+        pairs += [((turn + step) % (size - 1), (turn - step) % (size - 1)) for step in range(1, size // 2)]
         rounds.append([(min(pair), max(pair)) for pair in pairs if max(pair) < count])
     if most is None or len(rounds) <= most:
         return rounds

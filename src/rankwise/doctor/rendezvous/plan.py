@@ -74,7 +74,7 @@ class JoinError(RendezvousError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Requested:
     """What the user has said of the hosts: how many, which one this is, where they meet (``endpoint``: whichever node serves there)."""
 
     num_hosts: int | None = None
@@ -91,27 +91,27 @@ class Bystander:
     why: str
 
 
-def find_plan(wish: Wish, env: Mapping[str, str]) -> Plan | Bystander | None:
+def find_plan(requested: Requested, env: Mapping[str, str]) -> Plan | Bystander | None:
     """Return how this host takes part, by what the user says, which wins, and by the environment; None if it is alone.
 
     Raises:
         UsageError: It is not said where several hosts meet, or the place can't be one.
     """
-    if wish.num_hosts == 1:
+    if requested.num_hosts == 1:
         return None
-    if wish.num_hosts:
-        host, port = read_place(wish)
-        return _make_plan(wish, host, port, wish.num_hosts, wish.node_rank)
+    if requested.num_hosts:
+        host, port = read_place(requested)
+        return _make_plan(requested, host, port, requested.num_hosts, requested.node_rank)
     identity = read_own_identity(env)
     if identity is None:
-        return _plan_by_place(wish, env)
+        return _plan_by_place(requested, env)
     is_spread = identity.local_world_size is not None and identity.local_world_size < identity.world_size
     has_several = is_spread if identity.num_nodes is None else identity.num_nodes > 1
-    return _plan_by(identity, wish, env) if has_several else _plan_by_place(wish, env)
+    return _plan_by(identity, requested, env) if has_several else _plan_by_place(requested, env)
 
 
 def _make_plan(
-    wish: Wish,
+    requested: Requested,
     host: str,
     port: int | None,
     num_hosts: int | None,
@@ -120,7 +120,7 @@ def _make_plan(
 ) -> Plan:
     """Return a plan; ``rank`` stands in for the node rank where that is not known, as both are 0 on the first host."""
     first = node_rank if rank is None else rank
-    is_coordinator = None if wish.endpoint or first is None else first == 0
+    is_coordinator = None if requested.endpoint or first is None else first == 0
     # At all of its addresses the first host can listen, and the others may be told one of them.
     if is_loopback(host) or (is_unspecified(host) and not is_coordinator):
         what = f"several hosts can't rendezvous at {host}: that is a different host on each of them"
@@ -139,37 +139,37 @@ def read_own_identity(env: Mapping[str, str]) -> Identity | None:
     return try_read(read_identity, env)
 
 
-def _plan_by(identity: Identity, wish: Wish, env: Mapping[str, str]) -> Plan | Bystander:
+def _plan_by(identity: Identity, requested: Requested, env: Mapping[str, str]) -> Plan | Bystander:
     """Return the plan of a process that a launcher has started: of several on a host the first takes part."""
     if identity.local_rank:
         return Bystander(
             why=f"rank {identity.rank}: the first rank of this host takes part ({identity.source})"
         )
-    wished, port = read_place(wish)
-    host = wished or identity.master_addr or ""
+    given, port = read_place(requested)
+    host = given or identity.master_addr or ""
     if not host:
         what = f"{identity.source} shows that there are several hosts, but nothing says where they rendezvous"
         raise UsageError(what, hint="--master-addr ADDRESS-OF-THE-FIRST-HOST")
     plan = _make_plan(
-        wish, host, port or identity.master_port, identity.num_nodes, identity.node_rank, identity.rank
+        requested, host, port or identity.master_port, identity.num_nodes, identity.node_rank, identity.rank
     )
     return replace(plan, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""))
 
 
-def _plan_by_place(wish: Wish, env: Mapping[str, str]) -> Plan | None:
+def _plan_by_place(requested: Requested, env: Mapping[str, str]) -> Plan | None:
     """Return the plan of a node that a cluster has set up for a launcher; None for a batch script, which runs on its first node only."""
     place = find_place(env)
     if place is None or place.num_nodes is None or place.num_nodes < 2 or is_batch_script(env):
         return None
-    wished, wished_port = read_place(wish)
+    given, requested_port = read_place(requested)
     host, _, port = env.get("PET_RDZV_ENDPOINT", "").rpartition(":")
-    host = wished or env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
+    host = given or env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
     if not host:
         what = f"{place.source} says that this is one of {place.num_nodes} nodes, but nothing says where they rendezvous"
         raise UsageError(what, hint="--master-addr ADDRESS-OF-NODE-0")
     ports = (env.get("PET_MASTER_PORT", ""), port, env.get("MASTER_PORT", ""))
     given_port = int(next(filter(str.isdecimal, ports), DEFAULT_PORT))
-    return _make_plan(wish, host, wished_port or given_port, place.num_nodes, place.node_rank)
+    return _make_plan(requested, host, requested_port or given_port, place.num_nodes, place.node_rank)
 
 
 def is_batch_script(env: Mapping[str, str]) -> bool:
@@ -177,15 +177,15 @@ def is_batch_script(env: Mapping[str, str]) -> bool:
     return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env
 
 
-def read_place(wish: Wish) -> tuple[str, int | None]:
+def read_place(requested: Requested) -> tuple[str, int | None]:
     """Return where the user lets the hosts meet; empty and None where nothing was said; UsageError: the port is none."""
-    if not wish.endpoint:
-        return wish.master_addr.strip("[]"), wish.master_port
-    host, colon, port = wish.endpoint.rpartition(":")
+    if not requested.endpoint:
+        return requested.master_addr.strip("[]"), requested.master_port
+    host, colon, port = requested.endpoint.rpartition(":")
     if not colon or (":" in host and not host.startswith("[")):
-        return wish.endpoint.strip("[]"), DEFAULT_PORT
+        return requested.endpoint.strip("[]"), DEFAULT_PORT
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        what = f"--rdzv-endpoint {wish.endpoint}: {port!r} is not a port"
+        what = f"--rdzv-endpoint {requested.endpoint}: {port!r} is not a port"
         raise UsageError(what, hint="HOST:PORT, with a port from 1 to 65535")
     return host.strip("[]"), int(port)
 

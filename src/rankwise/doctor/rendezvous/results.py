@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, final, get_args
 from rankwise.doctor.probe import Reading
 from rankwise.doctor.rendezvous.cluster_report import (
     ClusterReport,
-    HostCard,
+    HostReport,
     Link,
     Measure,
-    NameLook,
+    NameLookup,
     Outcome,
     Plane,
 )
@@ -49,10 +49,10 @@ class Results:
     clocks: dict[int, tuple[float, float]] = field(default_factory=dict)
     openings: dict[int, tuple[str, str]] = field(default_factory=dict)
     torch: dict[int, Message] = field(default_factory=dict)
-    _opened: dict[int, Opened] = field(default_factory=dict)
+    _opened: dict[int, ListenAnswer] = field(default_factory=dict)
     _links: list[Link] = field(default_factory=list)
     _open_at: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
-    _names: list[NameLook] = field(default_factory=list)
+    _names: list[NameLookup] = field(default_factory=list)
     _readings: dict[int, tuple[Reading, ...]] = field(default_factory=dict)
     _measures: dict[tuple[int, int], Measure] = field(default_factory=dict)
 
@@ -92,12 +92,12 @@ class Results:
                 self._open_at.setdefault((peer.number, target), (link.address, link.port))
         self._names += names
 
-    def _read_name(self, peer: Peer, message: Message) -> NameLook:
+    def _read_name(self, peer: Peer, message: Message) -> NameLookup:
         place = message.get("to")
         target = (
             self.peers[read_number(place, len(self.peers), peer.number)].name if place is not None else ""
         )
-        return NameLook(
+        return NameLookup(
             source=peer.name, name=clean_host_name(text(message, "name")), target=target,
             got=tuple(read_address(one) for one in entries(message, "got")), is_written=bool(message.get("is_written")),
         )  # fmt: skip
@@ -133,7 +133,7 @@ class Results:
         """Return the number of a host."""
         return next(one.number for one in self.peers if one.name == name)
 
-    def to_together(self) -> ClusterReport:
+    def to_report(self) -> ClusterReport:
         """Return all of it as plain facts; nothing is judged yet."""
         measures = tuple(self._measures[key] for key in sorted(self._measures))
         stalled = {(one.source, one.target) for one in measures if not one.bytes_per_s}
@@ -144,14 +144,14 @@ class Results:
                     one, outcome="stalled", detail="small messages pass, but a stream does not"
                 )
         return ClusterReport(
-            hosts=tuple(self._make_card(one) for one in self.peers), missing=self.missing, links=tuple(links), measures=measures,
+            hosts=tuple(self._make_host_report(one) for one in self.peers), missing=self.missing, links=tuple(links), measures=measures,
             names=tuple(self._names), doubled=tuple(self.doubled),
         )  # fmt: skip
 
-    def _make_card(self, peer: Peer) -> HostCard:
-        message = self._opened.get(peer.number, Opened())
+    def _make_host_report(self, peer: Peer) -> HostReport:
+        message = self._opened.get(peer.number, ListenAnswer())
         ahead_s, error_s = self.clocks.get(peer.number, (None, 0.0))
-        return HostCard(
+        return HostReport(
             name=peer.name, address=self.address_of(peer), readings=self._readings.get(peer.number, ()), clock_ahead_s=ahead_s,
             clock_error_s=error_s, lost=one_line(peer.lost), node_rank=peer.node_rank, num_hosts=peer.num_hosts, interfaces=message.interfaces,
             gloo_address=message.gloo, nccl_address=message.nccl, own_name=message.own_name, private=message.private,
@@ -177,8 +177,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """Where a host listens; the fields of `cluster_report.HostCard` have the same meanings."""
+class ListenAnswer:
+    """Where a host listens; the fields of `cluster_report.HostReport` have the same meanings."""
 
     planes: tuple[Place, ...] = ()
     interfaces: tuple[tuple[str, str], ...] = ()
@@ -193,12 +193,12 @@ class Opened:
         return [{"plane": one.plane, "address": one.address, "ports": list(one.ports)} for one in self.planes]
 
 
-def read_opened(message: Message) -> Opened:
+def read_opened(message: Message) -> ListenAnswer:
     """Read where a host listens; BadMessageError: no doctor would tell this."""
     interfaces = [
         (clean_name(text(one, "name")), read_address(one.get("ip"))) for one in parts(message, "interfaces")
     ]
-    return Opened(
+    return ListenAnswer(
         planes=tuple(_read_place(one) for one in parts(message, "planes")[:_MOST_PLACES]), interfaces=tuple(interfaces[:_MOST_INTERFACES]),
         gloo=read_address(message.get("gloo")), nccl=read_address(message.get("nccl")), reached_at=read_address(message.get("reached_at")),
         own_name=clean_host_name(text(message, "own_name")),

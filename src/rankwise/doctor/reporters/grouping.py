@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rankwise.doctor.probe import Reading, Verdict
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostCard
+    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport
 
 #: So many hosts are named; of more the others are counted.
 _MOST_NAMED = 6
@@ -33,9 +33,9 @@ class Line:
     alike: tuple[str, ...] = ()
 
 
-def list_readings(together: ClusterReport) -> list[Reading]:
+def list_readings(report: ClusterReport) -> list[Reading]:
     """Return all readings: those of comparing hosts first, then those of each host."""
-    return [*together.readings, *(one for host in together.hosts for one in host.readings)]
+    return [*report.readings, *(one for host in report.hosts for one in host.readings)]
 
 
 def group(readings: Iterable[Reading]) -> list[Line]:
@@ -82,31 +82,29 @@ def format_hosts(line: Line, all_hosts: Sequence[str]) -> str:
     return f"{name_hosts(line.hosts, all_hosts)}{alike}: "
 
 
-def judge_host(host: HostCard, together: ClusterReport) -> Verdict:
+def judge_host(host: HostReport, report: ClusterReport) -> Verdict:
     """Return how a host is, by its own readings and by those of several hosts that are about some of them; what was skipped counts for nothing."""
-    readings = [one for one in (*host.readings, *_list_shared(host, together)) if one.verdict != "skipped"]
+    readings = [one for one in (*host.readings, *_list_shared(host, report)) if one.verdict != "skipped"]
     return "fail" if host.lost else find_worst(readings)
 
 
-def count_host(host: HostCard, together: ClusterReport) -> str:
+def count_host(host: HostReport, report: ClusterReport) -> str:
     """Return the counts by which a host is judged: ``18 ok, 10 skipped, 1 fail with others``; why it was lost, if it was."""
-    shared = [one for one in _list_shared(host, together) if one.verdict in {"warn", "fail"}]
+    shared = [one for one in _list_shared(host, report) if one.verdict in {"warn", "fail"}]
     info = (count_verdicts(host.readings), f"{count_verdicts(shared)} with others" if shared else "")
     return host.lost or ", ".join(part for part in info if part)
 
 
-def _list_shared(host: HostCard, together: ClusterReport) -> list[Reading]:
+def _list_shared(host: HostReport, report: ClusterReport) -> list[Reading]:
     """Return what was found by comparing hosts, and is about some of them, with this one."""
-    return [
-        one for one in together.readings if host.name in one.hosts and len(one.hosts) < len(together.hosts)
-    ]
+    return [one for one in report.readings if host.name in one.hosts and len(one.hosts) < len(report.hosts)]
 
 
-def judge(together: ClusterReport) -> Verdict:
+def judge(report: ClusterReport) -> Verdict:
     """Return how it all is: what was skipped counts only where nothing else was seen, and who did not come is a failure."""
-    if together.missing:
+    if report.missing:
         return "fail"
-    readings = list_readings(together)
+    readings = list_readings(report)
     return find_worst([one for one in readings if one.verdict != "skipped"] or readings)
 
 

@@ -45,17 +45,17 @@ class HeatMap:
     legend: Sequence[tuple[float, str]]
 
 
-def make_maps(together: ClusterReport) -> list[HeatMap]:
+def make_maps(report: ClusterReport) -> list[HeatMap]:
     """Return the maps for which there is something to show."""
     maps = []
-    if together.links:
+    if report.links:
         maps.append(
             HeatMap(
                 title="Reached", about="Whether the host of the row opens connections to that of the column, on the ports that Gloo, NCCL and the store take.",
-                cells=_judge_links(together.links), legend=((0.0, "all of them"), (1.0, "not all")),
+                cells=_judge_links(report.links), legend=((0.0, "all of them"), (1.0, "not all")),
             )
         )  # fmt: skip
-    if measures := together.measures:
+    if measures := report.measures:
         maps += [
             HeatMap(
                 title="Bandwidth", about="One stream from the host of the row to that of the column, measured alone.",

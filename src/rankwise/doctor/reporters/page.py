@@ -57,35 +57,33 @@ details summary { cursor: pointer; margin: .5rem 0; }
 _NAMES = {"fail": "fails", "warn": "warning", "ok": "ok", "skipped": "skipped"}
 
 
-def render(together: ClusterReport, *, made: str) -> str:
+def render(report: ClusterReport, *, made: str) -> str:
     """Return the page; ``made`` says when it was made."""
-    names = [host.name for host in together.hosts]
-    readings = list_readings(together)
+    names = [host.name for host in report.hosts]
+    readings = list_readings(report)
     lines = group(readings)
     bad = [line for line in lines if line.reading.verdict in {"fail", "warn"}]
     good = [line for line in lines if line.reading.verdict in {"ok", "skipped"}]
     title = f"rankwise doctor: {name_hosts(names, ()) if len(names) < 5 else f'{len(names)} hosts'}"
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="sub">{escape(made)}, in {together.took_s:.1f} s; {escape(count_verdicts(readings))}</p>',
+        f'<p class="sub">{escape(made)}, in {report.took_s:.1f} s; {escape(count_verdicts(readings))}</p>',
         *(
-            [
-                f'<div class="finding fail"><b>{escape(name_hosts(together.missing, ()))}</b>did not arrive</div>'
-            ]
-            if together.missing
+            [f'<div class="finding fail"><b>{escape(name_hosts(report.missing, ()))}</b>did not arrive</div>']
+            if report.missing
             else []
         ),
         "<h2>Findings</h2>" if bad else '<p class="finding ok">No failures and no warnings.</p>',
         *(_render_finding(line, names) for line in bad),
-        *_render_maps(together, names),
-        *_render_all_reduce(together),
-        *(_render_hosts(together) if len(names) > 1 else ()),
+        *_render_maps(report, names),
+        *_render_all_reduce(report),
+        *(_render_hosts(report) if len(names) > 1 else ()),
         # Where nothing is wrong, what was looked at is all that the page has to say.
         f"<details{'' if bad else ' open'}><summary>{len(good)} checks passed or skipped</summary>{''.join(_render_rest(good, names))}</details>",
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{_STYLE}{_style_tabs(len(make_maps(together)))}</style></head>\n<body>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}{_style_tabs(len(make_maps(report)))}</style></head>\n<body>\n"
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
@@ -109,13 +107,13 @@ def _render_finding(line: Line, names: Sequence[str]) -> str:
     )
 
 
-def _render_hosts(together: ClusterReport) -> Iterator[str]:
+def _render_hosts(report: ClusterReport) -> Iterator[str]:
     yield "<h2>Hosts</h2><table><tr><th>host</th><th>address</th><th>clock</th><th>state</th><th>readings</th></tr>"
-    for host in together.hosts:
+    for host in report.hosts:
         clock = "" if host.clock_ahead_s is None else f"{host.clock_ahead_s:+.3f} s"
-        worst = judge_host(host, together)
+        worst = judge_host(host, report)
         state = f'<span class="tag {worst}">{escape("lost" if host.lost else _NAMES[worst])}</span>'
-        info = count_host(host, together)
+        info = count_host(host, report)
         cells = "".join(
             f"<td>{cell}</td>"
             for cell in (escape(host.name), escape(host.address), clock, state, escape(info))
@@ -124,8 +122,8 @@ def _render_hosts(together: ClusterReport) -> Iterator[str]:
     yield "</table>"
 
 
-def _render_maps(together: ClusterReport, names: Sequence[str]) -> Iterator[str]:
-    maps = make_maps(together)
+def _render_maps(report: ClusterReport, names: Sequence[str]) -> Iterator[str]:
+    maps = make_maps(report)
     if not maps:
         return
     yield '<h2>Links</h2><div class="tabs">'
@@ -142,8 +140,8 @@ def _style_tabs(count: int) -> str:
     return "".join(f"#map{number}:checked ~ .map{number} {{ display: block; }}\n" for number in range(count))
 
 
-def _render_all_reduce(together: ClusterReport) -> Iterator[str]:
-    reduced = together.all_reduce
+def _render_all_reduce(report: ClusterReport) -> Iterator[str]:
+    reduced = report.all_reduce
     if reduced is None:
         return
     yield f"<h2>All-reduce by torch</h2>\n<p>{escape(reduced.why or reduced.summary)}</p>"

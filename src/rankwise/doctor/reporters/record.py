@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-def record(together: ClusterReport, *, version: str, made: str, exit_code: int) -> dict[str, Fact]:
+def record(report: ClusterReport, *, version: str, made: str, exit_code: int) -> dict[str, Fact]:
     """Return the report as plain JSON: first what a gate asks for, then what hosts tell each other as it is. ``made`` is UTC, ISO 8601."""
-    readings = list_readings(together)
+    readings = list_readings(report)
     counts = Counter(one.verdict for one in readings)
     bad = [line for line in join_same(readings) if line.reading.verdict in {"fail", "warn"}]
     return {
-        "rankwise": version, "schema": SCHEMA, "made": made, "verdict": judge(together), "exit_code": exit_code,
-        "counts": {one: counts[one] for one in reversed(VERDICTS)}, "findings": [_report(line) for line in bad], **cast("dict[str, Fact]", to_json(together)),
+        "rankwise": version, "schema": SCHEMA, "made": made, "verdict": judge(report), "exit_code": exit_code,
+        "counts": {one: counts[one] for one in reversed(VERDICTS)}, "findings": [_report(line) for line in bad], **cast("dict[str, Fact]", to_json(report)),
     }  # fmt: skip
 
 

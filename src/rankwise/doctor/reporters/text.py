@@ -37,7 +37,7 @@ _MOST_SHOWN = 16
 
 
 def render(
-    together: ClusterReport,
+    report: ClusterReport,
     *,
     color: bool = False,
     width: int | None = None,
@@ -49,15 +49,15 @@ def render(
     ``width`` is that of the terminal (None: a file, which keeps a sentence in a line); ``verbose`` tells of several hosts also what is well,
     ``quiet`` of none.
     """
-    return "\n".join(_Text(together, color=color, width=width).lines(verbose=verbose, quiet=quiet))
+    return "\n".join(_Text(report, color=color, width=width).lines(verbose=verbose, quiet=quiet))
 
 
 class _Text:
-    def __init__(self, together: ClusterReport, *, color: bool, width: int | None) -> None:
-        self._all, self._names = together, [host.name for host in together.hosts]
+    def __init__(self, report: ClusterReport, *, color: bool, width: int | None) -> None:
+        self._all, self._names = report, [host.name for host in report.hosts]
         self._paint: Callable[[str, str], str] = _paint if color else _plain
         self._width = None if width is None or width < _NARROWEST else width
-        self._readings = list_readings(together)
+        self._readings = list_readings(report)
         self._column = max([8, *(len(one.probe) for one in self._readings)]) + 2
 
     def lines(self, *, verbose: bool, quiet: bool) -> Iterator[str]:
