@@ -16,7 +16,7 @@ from rankwise.doctor.rendezvous.judging import find_blocked, find_suspects, judg
 from rankwise.doctor.rendezvous.peer import make_names_distinct, order_peers
 from rankwise.doctor.rendezvous.results import Results
 from rankwise.doctor.rendezvous.sanitize import BadMessageError
-from rankwise.doctor.rendezvous.wire import INTERRUPTED, Message, encode, text
+from rankwise.doctor.rendezvous.wire import INTERRUPTED, Message, encode
 
 if TYPE_CHECKING:
     import socket
@@ -145,12 +145,12 @@ class Phases:
     async def _compare_clocks(self) -> None:
         for peer in self._coordinator.here():
             if peer.is_own:
-                self._found.clocks[peer.number] = (0.0, 0.0)
+                self._found.take_clock(peer, 0.0, 0.0)
                 continue
             tries = [await self._coordinator.measure_clock(peer) for _ in range(_CLOCK_ROUNDS)]
             # The exchange with the shortest round trip counts.
             if known := [one for one in tries if one is not None]:
-                self._found.clocks[peer.number] = min(known, key=lambda one: one[1])
+                self._found.take_clock(peer, *min(known, key=lambda one: one[1]))
 
     async def _measure(self) -> None:
         count = len(self._numbered)
@@ -197,7 +197,7 @@ class Phases:
         }
         answers = await self._coordinator.ask(orders, timeout_s=_SUGGEST_S, doing="checking firewalls")
         for peer, answer in answers.items():
-            self._found.openings[peer.number] = text(answer, "opening"), text(answer, "opening_out")
+            self._found.take_openings(peer, answer)
 
     async def _reduce(self) -> AllReduce:
         found = self._found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, final, get_args
 
 from rankwise.doctor.probe import Reading
@@ -35,68 +35,94 @@ if TYPE_CHECKING:
     from rankwise.doctor.rendezvous.wire import Message
 
 
-@final
-@dataclass(slots=True, kw_only=True)
-class Results:
-    """All that the hosts have answered, by the number of the host. An answer is checked as a whole first: of an invalid one nothing is kept.
+_PLANES: tuple[Plane, ...] = get_args(Plane)
+_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+#: A host has no more of these than that: a stranger could name thousands, and all others would try them.
+_MOST_PLANES, _MOST_PORTS, _MOST_INTERFACES, _MOST_READINGS = 8, 16, 4096, 4096
+_MOST_DETAIL, _MOST_FIX = 300, 8000
+_CLASS, _PROBE = re.compile(r"[A-Z]\d{1,3}"), re.compile(r"[a-z0-9-]{1,60}")
 
-    ``clocks`` are ahead by, and off by at most; ``openings`` open its firewall for what comes in, and for what goes out.
+
+@final
+class Results:
+    """All that the hosts have answered: an answer is checked as a whole first, and of an invalid one nothing is kept.
+
+    What takes an answer raises BadMessageError where no doctor would send this.
     """
 
-    peers: list[Peer] = field(default_factory=list)
-    missing: tuple[str, ...] = ()
-    doubled: list[tuple[str, str, int]] = field(default_factory=list)
-    clocks: dict[int, tuple[float, float]] = field(default_factory=dict)
-    openings: dict[int, tuple[str, str]] = field(default_factory=dict)
-    torch: dict[int, Message] = field(default_factory=dict)
-    _opened: dict[int, ListenAnswer] = field(default_factory=dict)
-    _links: list[Link] = field(default_factory=list)
-    _open_at: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
-    _names: list[NameLookup] = field(default_factory=list)
-    _readings: dict[int, tuple[Reading, ...]] = field(default_factory=dict)
-    _measures: dict[tuple[int, int], Measure] = field(default_factory=dict)
+    def __init__(
+        self,
+        peers: Sequence[Peer] = (),
+        missing: tuple[str, ...] = (),
+        doubled: Sequence[tuple[str, str, int]] = (),
+    ) -> None:
+        self.peers, self._missing, self._doubled = peers, missing, tuple(doubled)
+        #: By the number of the host: what it says of its torch.
+        self.torch: dict[int, Message] = {}
+        self._hosts = [
+            HostReport(name=one.name, address=one.address, node_rank=one.node_rank, num_hosts=one.num_hosts)
+            for one in peers
+        ]
+        self._planes: dict[int, list[Fact]] = {}
+        self._links: list[Link] = []
+        self._open_at: dict[tuple[int, int], tuple[str, int]] = {}
+        self._names: list[NameLookup] = []
+        self._measures: dict[tuple[int, int], Measure] = {}
 
     def take_opened(self, peer: Peer, message: Message) -> None:
-        """Take where a host listens; as all that takes an answer, it raises BadMessageError where no doctor would send this."""
-        self._opened[peer.number] = read_opened(message)
+        """Take where a host listens."""
+        interfaces = [
+            (clean_name(text(one, "name")), read_address(one.get("ip")))
+            for one in parts(message, "interfaces")
+        ]
+        planes: list[Fact] = [_read_plane_ports(one) for one in parts(message, "planes")[:_MOST_PLANES]]
+        self._hosts[peer.number] = replace(
+            self._hosts[peer.number], address=read_address(message.get("reached_at")) or peer.address, interfaces=tuple(interfaces[:_MOST_INTERFACES]),
+            gloo_address=read_address(message.get("gloo")), nccl_address=read_address(message.get("nccl")), own_name=clean_host_name(text(message, "own_name")),
+            private=tuple(read_address(one) for one in entries(message, "private")[:_MOST_INTERFACES]),
+        )  # fmt: skip
+        self._planes[peer.number] = planes
+
+    def take_clock(self, peer: Peer, ahead_s: float, error_s: float) -> None:
+        """Take by how much a host's clock is ahead, and how far off that may be."""
+        host = self._hosts[peer.number]
+        self._hosts[peer.number] = replace(host, clock_ahead_s=ahead_s, clock_error_s=error_s)
+
+    def take_openings(self, peer: Peer, message: Message) -> None:
+        """Take how a host's firewall is opened."""
+        opening, opening_out = text(message, "opening"), text(message, "opening_out")
+        self._hosts[peer.number] = replace(self._hosts[peer.number], opening=opening, opening_out=opening_out)
 
     def list_peers(self, here: Sequence[Peer]) -> list[Fact]:
         """Return where all hosts can be reached, for all of them."""
+        known = ((one.number, self._hosts[one.number]) for one in here if one.number in self._planes)
         return [
             {
-                "number": one.number, "name": message.own_name, "planes": message.planes_to_json(), "address": self.address_of(one),
-                "addresses": [ip for _, ip in message.interfaces],
+                "number": number, "name": host.own_name, "planes": self._planes[number], "address": host.address,
+                "addresses": [ip for _, ip in host.interfaces],
             }
-            for one in here
-            if (message := self._opened.get(one.number)) is not None
+            for number, host in known
         ]  # fmt: skip
 
     def address_of(self, peer: Peer) -> str:
         """Return the address by which others reach a host."""
-        message = self._opened.get(peer.number)
-        return (message.reached_at if message else "") or peer.address
+        return self._hosts[peer.number].address
 
     def take_links(self, peer: Peer, message: Message) -> None:
         """Take what a host has tried, and what names mean to it."""
-        targets = [
-            read_number(one.get("to"), len(self.peers), peer.number) for one in parts(message, "links")
-        ]
-        links = [
-            read_link(one, peer.name, self.peers[target].name)
-            for target, one in zip(targets, parts(message, "links"), strict=True)
-        ]
-        names = [self._read_name(peer, one) for one in parts(message, "names")]
-        for target, link in zip(targets, links, strict=True):
+        links = list[tuple[int, Link]]()
+        for one in parts(message, "links"):
+            target = read_number(one.get("to"), len(self.peers), peer.number)
+            links.append((target, read_link(one, peer.name, self.peers[target].name)))
+        self._names += [self._read_name(peer, one) for one in parts(message, "names")]
+        for target, link in links:
             self._links.append(link)
             if link.outcome == "ok" and link.plane != "master":
                 self._open_at.setdefault((peer.number, target), (link.address, link.port))
-        self._names += names
 
     def _read_name(self, peer: Peer, message: Message) -> NameLookup:
-        place = message.get("to")
-        target = (
-            self.peers[read_number(place, len(self.peers), peer.number)].name if place is not None else ""
-        )
+        number = message.get("to")
+        target = "" if number is None else self.peers[read_number(number, len(self.peers), peer.number)].name
         return NameLookup(
             source=peer.name, name=clean_host_name(text(message, "name")), target=target,
             got=tuple(read_address(one) for one in entries(message, "got")), is_written=bool(message.get("is_written")),
@@ -104,7 +130,9 @@ class Results:
 
     def take_readings(self, peer: Peer, message: Message) -> None:
         """Take what the probes have found on a host."""
-        self._readings[peer.number] = read_readings(message, peer.name)
+        self._hosts[peer.number] = replace(
+            self._hosts[peer.number], readings=read_readings(message, peer.name)
+        )
         self.torch[peer.number] = next(iter(parts(message, "torch")), {})
 
     def take_measure(self, peer: Peer, message: Message) -> None:
@@ -143,78 +171,27 @@ class Results:
                 links[at] = replace(
                     one, outcome="stalled", detail="small messages pass, but a stream does not"
                 )
+        hosts = tuple(
+            replace(host, lost=one_line(peer.lost))
+            for host, peer in zip(self._hosts, self.peers, strict=True)
+        )
         return ClusterReport(
-            hosts=tuple(self._make_host_report(one) for one in self.peers), missing=self.missing, links=tuple(links), measures=measures,
-            names=tuple(self._names), doubled=tuple(self.doubled),
-        )  # fmt: skip
-
-    def _make_host_report(self, peer: Peer) -> HostReport:
-        message = self._opened.get(peer.number, ListenAnswer())
-        ahead_s, error_s = self.clocks.get(peer.number, (None, 0.0))
-        return HostReport(
-            name=peer.name, address=self.address_of(peer), readings=self._readings.get(peer.number, ()), clock_ahead_s=ahead_s,
-            clock_error_s=error_s, lost=one_line(peer.lost), node_rank=peer.node_rank, num_hosts=peer.num_hosts, interfaces=message.interfaces,
-            gloo_address=message.gloo, nccl_address=message.nccl, own_name=message.own_name, private=message.private,
-            opening=self.openings.get(peer.number, ("", ""))[0], opening_out=self.openings.get(peer.number, ("", ""))[1],
+            hosts=hosts, missing=self._missing, links=tuple(links), measures=measures, names=tuple(self._names), doubled=self._doubled
         )  # fmt: skip
 
 
-_PLANES: tuple[Plane, ...] = get_args(Plane)
-_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-#: A host has no more of these than that: a stranger could name thousands, and all others would try them.
-_MOST_PLACES, _MOST_PORTS, _MOST_INTERFACES, _MOST_READINGS = 8, 16, 4096, 4096
-_MOST_DETAIL, _MOST_FIX = 300, 8000
-_CLASS, _PROBE = re.compile(r"[A-Z]\d{1,3}"), re.compile(r"[a-z0-9-]{1,60}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a host listens for one plane."""
-
-    plane: Plane
-    address: str
-    ports: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenAnswer:
-    """Where a host listens; the fields of `cluster_report.HostReport` have the same meanings."""
-
-    planes: tuple[Place, ...] = ()
-    interfaces: tuple[tuple[str, str], ...] = ()
-    gloo: str = ""
-    nccl: str = ""
-    reached_at: str = ""
-    own_name: str = ""
-    private: tuple[str, ...] = ()
-
-    def planes_to_json(self) -> list[Fact]:
-        """Return the places as they are sent to the other hosts."""
-        return [{"plane": one.plane, "address": one.address, "ports": list(one.ports)} for one in self.planes]
-
-
-def read_opened(message: Message) -> ListenAnswer:
-    """Read where a host listens; BadMessageError: no doctor would tell this."""
-    interfaces = [
-        (clean_name(text(one, "name")), read_address(one.get("ip"))) for one in parts(message, "interfaces")
-    ]
-    return ListenAnswer(
-        planes=tuple(_read_place(one) for one in parts(message, "planes")[:_MOST_PLACES]), interfaces=tuple(interfaces[:_MOST_INTERFACES]),
-        gloo=read_address(message.get("gloo")), nccl=read_address(message.get("nccl")), reached_at=read_address(message.get("reached_at")),
-        own_name=clean_host_name(text(message, "own_name")),
-        private=tuple(read_address(one) for one in entries(message, "private")[:_MOST_INTERFACES]),
-    )  # fmt: skip
-
-
-def _read_place(message: Message) -> Place:
-    plane = read_plane(message)
+def _read_plane_ports(message: Message) -> Fact:
+    """Read where a host listens for one plane; it is sent to the others as it is."""
+    plane, address = read_plane(message), text(message, "address")
     # The master's address is mostly a name, which each host looks up for itself.
-    address = text(message, "address")
     address = clean_host_name(address) if plane == "master" and ":" not in address else read_address(address)
-    ports = tuple(read_port(one) for one in entries(message, "ports")[:_MOST_PORTS])
     if not address:
         raise BadMessageError("it listens at no address")
-    return Place(plane=plane, address=address, ports=ports)
+    return {
+        "plane": plane,
+        "address": address,
+        "ports": [read_port(one) for one in entries(message, "ports")[:_MOST_PORTS]],
+    }
 
 
 def read_plane(message: Message) -> Plane:
