@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, cast, final
 
-from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.host import is_loopback
 from rankwise.doctor.examine import examine
 from rankwise.doctor.network.firewalls import suggest
@@ -45,7 +43,7 @@ _AT_ONCE, _AT_ONCE_SIMULATED = 128, 12
 _GREETING_S, _GREETING_S_SIMULATED = 10.0, 120.0
 #: Hosts that are all simulated by one process take turns: hundreds of threads at once would only slow each other.
 _TURNS = BoundedSemaphore(6)
-_NAMES_S, _NAME_THREADS, _SUGGEST_S = 6.0, 16, 6.0
+_NAMES_S, _NAMES_AT_ONCE, _SUGGEST_S = 6.0, 16, 6.0
 _HOOKS: dict[str, Hook] = {"opening": "input", "opening_out": "output"}
 #: From the best to the worst: of several ports, the worst counts.
 _OUTCOMES: tuple[Outcome, ...] = ("ok", "not tried", "no route", "unreachable", "reset", "refused", "timeout", "other host")  # fmt: skip
@@ -64,7 +62,7 @@ class HostTasks:
         self._reducing = AllReduceRanks(host)
         self._handlers: dict[str, Handler] = {
             "open": self._open, "connect": self._connect, "readings": self._send_readings, "measure": self._measure,
-            "suggest": self._suggest, "all-reduce": self._reduce, "stop": self._stop,
+            "suggest": self._suggest, "stop": self._stop, "all-reduce": lambda order: in_thread(partial(self._reducing.run, order)),
         }  # fmt: skip
         self._examined = asyncio.create_task(in_thread(partial(examine, host, probes)))
 
@@ -97,9 +95,8 @@ class HostTasks:
         self._number, self._count = whole(order, "number") or 0, whole(order, "count") or 1
         if self._server is not None:
             self._server.close()
-        server = self._server = LinkServer(
-            mark=mark(plan.token), number=self._number, name=host.name, clock=host.clock
-        )
+        server = LinkServer(mark=mark(plan.token), number=self._number, name=host.name, clock=host.clock)
+        self._server = server
         own = plan.listen_address or text(order, "own")
         interfaces, gloo, nccl = await in_thread(self._find_addresses)
         places: list[tuple[Plane, str]] = [
@@ -151,15 +148,17 @@ class HostTasks:
     async def _connect(self, order: Message) -> Message:
         self._peers = [one for one in parts(order, "peers") if whole(one, "number") != self._number]
         self._networks = list_networks([text(one, "address") for one in self._peers])
-        simulated = bool(self._plan.listen_address)
-        names = {} if simulated else await in_thread(self._look_up)
-        targets = list(self._list_targets(names))
+        simulated, master = bool(self._plan.listen_address), self._master_name()
+        wanted = {text(one, "name") for one in self._peers} | {master}
+        names = {} if simulated else await resolve_all(sorted(wanted - {"", self._host.name}))
         tried = await try_all(
-            targets, mark=mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
+            self._list_targets(names), mark=mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
             at_once=_AT_ONCE_SIMULATED if simulated else _AT_ONCE, greeting_s=_GREETING_S_SIMULATED if simulated else _GREETING_S,
         )  # fmt: skip
-        message = [*self._report_names(names), *self._report_master_name(names)]
-        return {"links": [_report_link(one) for one in _take_worst(tried)], "names": message}
+        reported = self._report_names(names)
+        if master and names.get(master) == ():
+            reported.append({"name": master, "to": None, "got": [], "is_written": False})
+        return {"links": [_report_link(one) for one in _take_worst(tried)], "names": reported}
 
     def _list_targets(self, names: dict[str, tuple[str, ...] | None]) -> Sequence[Target]:
         found = []
@@ -182,10 +181,6 @@ class HostTasks:
                     return text(one, "address")
         return ""
 
-    def _look_up(self) -> dict[str, tuple[str, ...] | None]:
-        wanted = {text(one, "name") for one in self._peers} | {self._master_name()}
-        return resolve_all(sorted(wanted - {"", self._host.name}))
-
     def _report_names(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
         lines = self._host.read("/etc/hosts").splitlines()
         written = {word for line in lines for word in line.partition("#")[0].split()[1:]}
@@ -197,22 +192,18 @@ class HostTasks:
             # Of many hosts only what is wrong is reported: right ones are as many as there are pairs.
             if got is None or (self._count > _MANY and (not got or own & set(got))):
                 continue
+            is_written = name in written
             message.append(
-                {"name": name, "to": whole(peer, "number"), "got": list(got), "is_written": name in written}
+                {"name": name, "to": whole(peer, "number"), "got": list(got), "is_written": is_written}
             )
         return message
 
-    def _report_master_name(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
-        name = self._master_name()
-        is_lost = name and names.get(name) == ()
-        return [{"name": name, "to": None, "got": [], "is_written": False}] if is_lost else []
-
     async def _send_readings(self, order: Message) -> Message:
         readings = await asyncio.shield(self._examined)
-        torch: list[Fact] = (
-            [await in_thread(partial(describe_torch, self._host))] if order.get("torch") else []
-        )
-        return {"readings": [one.to_json() for one in readings], "torch": torch}
+        answer: Message = {"readings": [one.to_json() for one in readings]}
+        if order.get("torch"):
+            answer["torch"] = [await in_thread(partial(describe_torch, self._host))]
+        return answer
 
     async def _measure(self, order: Message) -> Message:
         speed = await measure_link(
@@ -222,9 +213,6 @@ class HostTasks:
         return {
             "target": whole(order, "target"), "latency": speed.latency_s, "speed": speed.bytes_per_s, "resent": speed.resent, "why": speed.why,
         }  # fmt: skip
-
-    async def _reduce(self, order: Message) -> Message:
-        return await in_thread(partial(self._reducing.run, order))
 
     async def _stop(self, _: Message) -> Message:
         self._reducing.stop()
@@ -240,31 +228,17 @@ class HostTasks:
         return answer
 
 
-def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
+async def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
     """Look up names, many at a time and within some seconds; None for those without an answer."""
-    waiting: SimpleQueue[str] = SimpleQueue()
-    done: SimpleQueue[tuple[str, tuple[str, ...]]] = SimpleQueue()
-    for name in names:
-        waiting.put(name)
+    gate, found = asyncio.Semaphore(_NAMES_AT_ONCE), dict[str, tuple[str, ...] | None].fromkeys(names)
 
-    def work() -> None:
-        with suppress(Empty):
-            while True:
-                name = waiting.get_nowait()
-                done.put((name, resolve(name)))
+    async def look_up(name: str) -> None:
+        async with gate:
+            found[name] = await in_thread(partial(resolve, name))
 
-    for _ in range(min(_NAME_THREADS, len(names))):
-        Thread(target=work, name="rankwise-names", daemon=True).start()
-    found: dict[str, tuple[str, ...] | None] = dict.fromkeys(names)
-
-    def collect() -> None:
-        for _ in names:
-            name, got = done.get()
-            found[name] = got
-
-    with suppress(OverdueError):
-        call_within(_NAMES_S, collect)
-    return dict(found)
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*map(look_up, names)), _NAMES_S)
+    return found
 
 
 def _find_nccl(host: Host, interfaces: Sequence[Interface]) -> str:
