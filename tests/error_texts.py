@@ -62,7 +62,7 @@ REAL: list[tuple[str, Blame | None, str | None]] = [
     ("RuntimeError: DataLoader worker (pid 4242) is killed by signal: Killed. ", "own", "R3"),
     ("torch.AcceleratorError: CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.", "own", None),
     ("ModuleNotFoundError: No module named 'tqdm'", "own", None),
-    ("torch.OutOfMemoryError: CUDA out of memory. LinkAttempt to allocate 20.00 MiB.", "own", None),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", "own", None),
     ("torch.distributed.DistBackendError: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 2000", "own", "R13"),
     # Ranks that only lost another.
     ("RuntimeError: [pair.cc:537] Read error [127.0.0.1]:32967: Connection reset by peer.", "peer", None),

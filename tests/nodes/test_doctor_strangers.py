@@ -67,7 +67,7 @@ def start_stranger(host: Host, answers: dict[str, Any]) -> Any:
     "answers",
     [
         {"open": {"planes": [{"plane": "gloo", "address": "10.77.0.3", "ports": ["x; rm"]}]}},
-        {"open": _OPENED, "connect": {"links": [{"to": 99, "plane": "gloo", "outcome": "ok"}]}},
+        {"open": _OPENED, "connect": {"links": [{"number": 99, "plane": "gloo", "outcome": "ok"}]}},
     ],
     ids=["a port that is none", "a link to nobody"],
 )

@@ -97,10 +97,15 @@ def run_program(argv: Sequence[str], timeout_s: float) -> ProgramResult:
 _stuck: list[subprocess.Popen[bytes]] = []
 
 
-def _abandon(process: subprocess.Popen[bytes]) -> None:
-    """End a program and what it has started, and wait for none of them: `subprocess.run` would, for ever."""
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a session, and what it has started."""
     with suppress(OSError):
         os.killpg(process.pid, KILL_SIGNAL) if hasattr(os, "killpg") else process.kill()
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    """End a program and what it has started, and wait for none of them: `subprocess.run` would, for ever."""
+    kill_group(process)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import statistics
 import subprocess
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, cast, final
 
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.environ import environ
-from rankwise.base.osdoor import KILL_SIGNAL
+from rankwise.doctor.host import Host, kill_group
 from rankwise.doctor.rendezvous.cluster_report import AllReduce, ClusterReport
 from rankwise.doctor.rendezvous.sanitize import one_line
 from rankwise.doctor.rendezvous.wire import entries, number, parts, text, texts, whole
@@ -23,7 +22,6 @@ from rankwise.engine import ALL_REDUCE_PROCESS
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from rankwise.doctor.host import Host
     from rankwise.doctor.rendezvous.wire import Message
 
 #: For so long torch may import itself, meet and reduce; then it is killed.
@@ -133,14 +131,14 @@ class AllReduceRanks:
         with self._lock:
             self._is_stopped = True
             if self._process is not None and self._process.poll() is None:
-                _kill(self._process)
+                kill_group(self._process)
 
     def _collect(self, process: subprocess.Popen[bytes]) -> Message:
         lifeline, process.stdin = process.stdin, None  # `communicate` would end it
         try:
             out, err = process.communicate(timeout=BOUND_S)
         except subprocess.TimeoutExpired:
-            _kill(process)
+            kill_group(process)
             return _report_failed(f"the ranks did not end within {BOUND_S:.0f} s")
         finally:
             if lifeline is not None:
@@ -154,11 +152,6 @@ class AllReduceRanks:
                 return {"ranks": entries(message, "ranks")}
         output = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
         return _report_failed((output or [f"exit code {process.returncode}"])[-1])
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(OSError):
-        os.killpg(process.pid, KILL_SIGNAL) if hasattr(os, "killpg") else process.kill()
 
 
 def _report_failed(why: str) -> Message:
@@ -178,10 +171,11 @@ def read_reduce(
     absent = [name for name in orders if name not in message]
     if failed or absent or len(ranks) < world:
         # The error that is closest to the cause: a rank that lost its peer is mostly a consequence.
-        name, why = (
-            min(failed, key=lambda one: "onnection" in one[1]) if failed else (", ".join(absent), "no answer")
+        name, why = min(
+            failed, key=lambda one: "onnection" in one[1], default=(", ".join(absent), "no answer")
         )
-        return AllReduce(backend=backend, num_ranks=world, why=f"{name}: {why}", class_id=_find_class(why))
+        class_id = next((class_id for words, class_id in _CLASSES.items() if words in why), "")
+        return AllReduce(backend=backend, num_ranks=world, why=f"{name}: {why}", class_id=class_id)
     first = ranks[0][1]
     waited = dict.fromkeys(orders, 0.0)
     for name, rank in ranks:
@@ -191,7 +185,3 @@ def read_reduce(
         bytes_per_s=statistics.median(number(one, "bytes_per_s") for _, one in ranks), size_bytes=whole(first, "size_bytes") or 0,
         waited_s=tuple(waited.items()),
     )  # fmt: skip
-
-
-def _find_class(why: str) -> str:
-    return next((class_id for words, class_id in _CLASSES.items() if words in why), "")

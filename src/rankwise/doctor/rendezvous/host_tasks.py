@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, cast, final
 
 from rankwise.base.host import is_loopback
 from rankwise.doctor.examine import examine
+from rankwise.doctor.json_records import to_json
 from rankwise.doctor.network.firewalls import suggest
 from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_nccl_address
 from rankwise.doctor.network.names import is_address, resolve
 from rankwise.doctor.rendezvous.all_reduce import AllReduceRanks, describe_torch
 from rankwise.doctor.rendezvous.connection import in_thread
 from rankwise.doctor.rendezvous.judging_links import list_networks
-from rankwise.doctor.rendezvous.link_probe import LinkAttempt, Target, try_all
+from rankwise.doctor.rendezvous.link_probe import LinkAttempt, try_all
 from rankwise.doctor.rendezvous.link_server import LinkServer
 from rankwise.doctor.rendezvous.link_speed import measure_link
 from rankwise.doctor.rendezvous.sanitize import read_port
@@ -158,20 +159,20 @@ class HostTasks:
         reported = self._report_names(names)
         if master and names.get(master) == ():
             reported.append({"name": master, "to": None, "got": [], "is_written": False})
-        return {"links": [_report_link(one) for one in _take_worst(tried)], "names": reported}
+        return {"links": [to_json(one) for one in _take_worst(tried)], "names": reported}
 
-    def _list_targets(self, names: dict[str, tuple[str, ...] | None]) -> Sequence[Target]:
+    def _list_targets(self, names: dict[str, tuple[str, ...] | None]) -> list[LinkAttempt]:
         found = []
         for peer in self._peers:
             for one in parts(peer, "planes"):
                 plane, address = cast("Plane", text(one, "plane")), text(one, "address")
                 got = names.get(address) if plane == "master" else None
+                address = got[0] if got else address
+                ports = [read_port(port) for port in entries(one, "ports")] if is_address(address) else []
+                number = whole(peer, "number") or 0
                 found += [
-                    Target(
-                        number=whole(peer, "number") or 0, plane=plane, address=got[0] if got else address, port=read_port(port)
-                    )
-                    for port in entries(one, "ports") if got or is_address(address)
-                ]  # fmt: skip
+                    LinkAttempt(number=number, plane=plane, address=address, port=port) for port in ports
+                ]
         return found
 
     def _master_name(self) -> str:
@@ -250,14 +251,5 @@ def _find_nccl(host: Host, interfaces: Sequence[Interface]) -> str:
 
 def _take_worst(tried: Sequence[LinkAttempt]) -> list[LinkAttempt]:
     """Return one result for each host and plane: the worst of its ports."""
-    found: dict[tuple[int, Plane], LinkAttempt] = {}
-    for one in sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome)):
-        found[one.target.number, one.target.plane] = one
-    return list(found.values())
-
-
-def _report_link(one: LinkAttempt) -> Fact:
-    return {
-        "to": one.target.number, "plane": one.target.plane, "address": one.target.address, "port": one.target.port,
-        "outcome": one.outcome, "detail": one.detail, "s": one.connect_s,
-    }  # fmt: skip
+    by_outcome = sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome))
+    return list({(one.number, one.plane): one for one in by_outcome}.values())

@@ -6,10 +6,11 @@ import asyncio
 import errno
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rankwise.doctor.rendezvous.cluster_report import Outcome, Plane  # noqa: TC001 - json_records reads the type hints
 from rankwise.doctor.rendezvous.wire import GREETING, GoneError, StrangerError, decode, explain, text, whole
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from rankwise.base.clock import Clock
     from rankwise.doctor.probe import Fact
-    from rankwise.doctor.rendezvous.cluster_report import Outcome, Plane
 
 #: A first packet that is lost is sent again after 1 s and after 3 s. A host that has accepted may be busy: its greeting may take longer.
 _OPEN_S, _GREETING_S = 3.5, 10.0
@@ -30,21 +30,14 @@ _UNDER_WAY = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where to connect: ``number`` is that of the host which is to answer there."""
+class LinkAttempt:
+    """A connection to be tried, to the host with a number, and how it went."""
 
     number: int
     plane: Plane
     address: str
     port: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkAttempt:
-    """How it went."""
-
-    target: Target
-    outcome: Outcome
+    outcome: Outcome = "not tried"
     detail: str = ""
     connect_s: float = 0.0
 
@@ -117,7 +110,7 @@ def judge_error(error: OSError) -> Outcome:
 
 
 async def try_all(
-    targets: Sequence[Target],
+    targets: Sequence[LinkAttempt],
     *,
     mark: str,
     clock: Clock,
@@ -127,17 +120,11 @@ async def try_all(
 ) -> list[LinkAttempt]:
     """Connect to all targets, many at a time, and see who answers; the results are in their order.
 
-    Args:
-        targets: Where.
-        mark: Of the rendezvous: a host that answers must send it.
-        clock: Where the time comes from.
-        source_address: From where to connect; empty: the kernel chooses.
-        at_once: How many connections may be open at a time.
-        greeting_s: For how long a host that has accepted may send nothing.
+    A host that answers must send the mark of the rendezvous, within ``greeting_s``. Without a source address the kernel chooses one.
     """
     gate = asyncio.Semaphore(at_once)
 
-    async def try_one(target: Target) -> LinkAttempt:
+    async def try_one(target: LinkAttempt) -> LinkAttempt:
         async with gate:
             return await _try(target, mark, clock, source_address, greeting_s)
 
@@ -145,35 +132,38 @@ async def try_all(
 
 
 async def _try(
-    target: Target, mark: str, clock: Clock, source_address: str, greeting_s: float
+    one: LinkAttempt, mark: str, clock: Clock, source_address: str, greeting_s: float
 ) -> LinkAttempt:
     try:
-        sock = open_socket(target.address, source_address)
+        sock = open_socket(one.address, source_address)
     except OSError as error:
-        return LinkAttempt(target=target, outcome="not tried", detail=explain(error))
+        return replace(one, detail=explain(error))
     with sock:
         begin_s = clock.monotonic()
         try:
-            begin_connect(sock, target.address, target.port)
+            begin_connect(sock, one.address, one.port)
         except OSError as error:
             # Where IPv6 is switched off, there is no address of our own to connect from. With IPv4 it is the ports that have run out.
-            is_off = error.errno == errno.EADDRNOTAVAIL and ":" in target.address
+            is_off = error.errno == errno.EADDRNOTAVAIL and ":" in one.address
             outcome: Outcome = "no route" if is_off or error.errno in _NO_ROUTE else judge_error(error)
-            return LinkAttempt(target=target, outcome=outcome, detail=explain(error))
+            return replace(one, outcome=outcome, detail=explain(error))
         connect_s, silence = 0.0, f"no answer within {_OPEN_S:g} s"
         try:
             await wait_connected(sock, _OPEN_S)
             connect_s = clock.monotonic() - begin_s
             silence = f"it accepted, but sent nothing within {greeting_s:.0f} s"
-            stranger = _find_stranger(await _read_greeting(sock, clock, greeting_s), target, mark)
-            outcome, detail = "other host" if stranger else "ok", stranger
+            greeting, outcome, detail = await _read_greeting(sock, clock, greeting_s), "ok", ""
+            if GREETING not in greeting or text(greeting, "mark") != mark:
+                outcome, detail = "other host", "it is not part of this rendezvous"
+            elif whole(greeting, "number") != one.number:
+                outcome, detail = "other host", text(greeting, "name") or "another host"
         except OSError as error:
             outcome, detail = (
                 ("timeout", silence) if error.errno is None else (judge_error(error), explain(error))
             )
         except GoneError as error:
             outcome, detail = "other host" if isinstance(error, StrangerError) else "reset", str(error)
-        return LinkAttempt(target=target, outcome=outcome, detail=detail, connect_s=connect_s)
+        return replace(one, outcome=outcome, detail=detail, connect_s=connect_s)
 
 
 async def _read_greeting(sock: socket.socket, clock: Clock, timeout_s: float) -> dict[str, Fact]:
@@ -187,9 +177,3 @@ async def _read_greeting(sock: socket.socket, clock: Clock, timeout_s: float) ->
         if b"\n" not in greeting and len(greeting) >= _MOST_GREETING_BYTES:
             raise StrangerError(f"it sent {greeting[:40]!r}")
     return decode(greeting.partition(b"\n")[0])
-
-
-def _find_stranger(greeting: dict[str, Fact], target: Target, mark: str) -> str:
-    if GREETING not in greeting or text(greeting, "mark") != mark:
-        return "it is not part of this rendezvous"
-    return "" if whole(greeting, "number") == target.number else text(greeting, "name") or "another host"

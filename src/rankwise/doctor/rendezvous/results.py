@@ -112,7 +112,7 @@ class Results:
         """Take what a host has tried, and what names mean to it."""
         links = list[tuple[int, Link]]()
         for one in parts(message, "links"):
-            target = read_number(one.get("to"), len(self.peers), peer.number)
+            target = read_number(one.get("number"), len(self.peers), peer.number)
             links.append((target, read_link(one, peer.name, self.peers[target].name)))
         self._names += [self._read_name(peer, one) for one in parts(message, "names")]
         for target, link in links:
@@ -209,7 +209,7 @@ def read_link(message: Message, source: str, target: str) -> Link:
         raise BadMessageError(f"{message.get('outcome')!r:.60} is not an outcome of a connection")
     return Link(
         source=source, target=target, plane=read_plane(message), address=read_address(message.get("address")), port=read_port(message.get("port")),
-        outcome=outcome, detail=one_line(text(message, "detail"), _MOST_DETAIL), connect_s=max(0.0, number(message, "s")),
+        outcome=outcome, detail=one_line(text(message, "detail"), _MOST_DETAIL), connect_s=max(0.0, number(message, "connect_s")),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Message: TypeAlias = "dict[str, Fact]"
 #: The first word of each connection, and the version of what follows.
-GREETING, VERSION = "rankwise-doctor", 2
+GREETING, VERSION = "rankwise-doctor", 3
 #: Each side says something this often, and takes the other one for lost after so long a silence.
 BEAT_S, SILENCE_S = 1.0, 6.0
 #: The text of the error where the other side has ended the connection itself.
