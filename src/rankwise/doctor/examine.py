@@ -32,7 +32,9 @@ def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")
     for probe, answer in running:
         bound_s = min(BOUND_S[probe.speed], most_s)
         readings = answer.wait(max(0.0, begin_s + bound_s - host.clock.monotonic()))
-        readings = _report_late(probe, bound_s) if readings is None else readings
+        if readings is None:
+            why = "a disk, a driver or a name server does not answer; check it by hand"
+            readings = [skipped(f"{probe.title}: no answer within {bound_s:g} s", why)]
         found += [one.of(probe.id, host.name) for one in readings]
     mask = make_mask(host.env)
     return [mask_reading(one, mask) for one in found]
@@ -76,11 +78,6 @@ class _RunningProbe:
         except Exception as error:  # noqa: BLE001 - one broken probe must not cost the others' readings
             self._readings = [_report_broken(error)]
         self._is_done.set()
-
-
-def _report_late(probe: Probe, bound_s: float) -> list[Reading]:
-    late = f"{probe.title}: no answer within {bound_s:g} s"
-    return [skipped(late, "a disk, a driver or a name server does not answer; check it by hand")]
 
 
 def _report_broken(error: Exception) -> Reading:

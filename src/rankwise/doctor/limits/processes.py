@@ -150,7 +150,8 @@ def list_left_over(host: Host, suspects: Iterable[Process]) -> list[Process]:
     """
     adopted = [one for one in suspects if _is_adopted(host, one)]
     ages = _list_living_jobs(host) if adopted else {}
-    return [one for one in adopted if not _belongs(one, ages)]
+    # An older process is of an earlier job, which may have met at the same place.
+    return [one for one in adopted if (job := _find_job(one.env)) is None or one.age_s > ages.get(job, -1.0)]
 
 
 def is_left_over(host: Host, process: Process) -> bool:
@@ -211,9 +212,3 @@ def _list_living_jobs(host: Host) -> dict[JobKey, float]:
         if job is not None and launcher is not None and launcher.pid > 1 and _find_job(launcher.env) != job:
             found[job] = max(found.get(job, 0.0), launcher.age_s)
     return found
-
-
-def _belongs(process: Process, ages: Mapping[JobKey, float]) -> bool:
-    """Return whether a process belongs to a living job: an older one is of an earlier job, which may have met at the same place."""
-    job = _find_job(process.env)
-    return job is not None and process.age_s <= ages.get(job, -1.0)

@@ -61,7 +61,6 @@ class Interface:
     addresses: tuple[Address, ...] = ()
     mtu: int = 0
     is_up: bool = True
-    speed_mbit: int = 0
 
     @property
     def reachable(self) -> tuple[Address, ...]:
@@ -91,7 +90,7 @@ def read_interfaces(host: Host) -> tuple[Interface, ...]:
         found.append(
             Interface(
                 name=name, kind=find_kind(host, name), addresses=tuple(sorted(addresses, key=lambda one: not one.is_ipv4)),
-                mtu=about.mtu if about else 0, speed_mbit=about.speed if about else 0,
+                mtu=about.mtu if about else 0,
                 is_up=about is not None and _is_up(host, name, about.flags, is_running=about.isup),
             )
         )  # fmt: skip

@@ -23,10 +23,9 @@ from rankwise.doctor.network.names import choose_interface, is_loopback_address,
 from rankwise.doctor.probe import Probe, Reading, ok
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from rankwise.doctor.host import Host
-    from rankwise.doctor.network.interfaces import Interface
     from rankwise.doctor.probe import Facts
 
 #: Each rank asks for the name at least once, when it starts.
@@ -46,33 +45,23 @@ def look(host: Host) -> Iterator[Reading]:
 
 def _judge_address(host: Host, ips: tuple[str, ...]) -> Reading:
     interfaces = host.interfaces()
-    info, taken = _describe(host, ips, interfaces), find_gloo_address(host, interfaces)
+    taken, best = find_gloo_address(host, interfaces), suggest_interface(host, interfaces)
+    info = f"{host.name} is {', '.join(ips)}" if ips else f"the host's own name {host.name} has no address"
+    if ips and not any(can_bind(ip, interfaces) for ip in ips):
+        info += ", which is on no interface here"
     named = split_names(host.env.get("GLOO_SOCKET_IFNAME", ""))
     if named:
         return ok(f"{info}; Gloo goes by GLOO_SOCKET_IFNAME={','.join(named)}", name=host.name)
     if not is_loopback_address(taken) or not has_several_hosts(host):
         return ok(f"{info}; Gloo takes {taken}", name=host.name)
+    fix = ["ip -br addr  # no interface here has an address that other hosts could reach"]
+    if best is not None:
+        fix = choose_interface(best.name, lead_name(host.name, best.reachable[0].ip, host.read("/etc/hosts")))
     return Reading(
         verdict="warn" if uses_nccl(host) else "fail", what=f"{info}; Gloo takes {taken}", class_id="I5",
         why="the other hosts connect to themselves: `Gloo connectFullMesh failed`, `Connection refused`, or a hang",
-        fix=_write_fix(host, suggest_interface(host, interfaces)), facts={"name": host.name},
+        fix="\n".join(fix), facts={"name": host.name},
     )  # fmt: skip
-
-
-def _describe(host: Host, ips: tuple[str, ...], interfaces: Sequence[Interface]) -> str:
-    if not ips:
-        return f"the host's own name {host.name} has no address"
-    if not any(can_bind(ip, interfaces) for ip in ips):
-        return f"{host.name} is {', '.join(ips)}, which is on no interface here"
-    return f"{host.name} is {', '.join(ips)}"
-
-
-def _write_fix(host: Host, best: Interface | None) -> str:
-    if best is None:
-        return "ip -br addr  # no interface here has an address that other hosts could reach"
-    return "\n".join(
-        choose_interface(best.name, lead_name(host.name, best.reachable[0].ip, host.read("/etc/hosts")))
-    )
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:

@@ -94,24 +94,25 @@ def _judge_gloo(host: Host, taken: Interface | None, best: Interface | None) -> 
 
 
 def _judge_nccl(host: Host, taken: Sequence[Interface], best: Interface | None) -> Iterator[Reading]:
-    wanted = read_settings(host).get("NCCL_SOCKET_IFNAME")
+    settings, interfaces = read_settings(host), host.interfaces()
+    wanted, off = settings.get("NCCL_SOCKET_IFNAME"), settings.get("NCCL_IB_DISABLE")
     # Where data goes by InfiniBand or EFA, only the bootstrap goes by TCP, and takes the first.
-    used = taken[:1] if _has_rdma(host) else taken
-    foreign = [one for one in used if one.kind in _FOREIGN and not _leads_to_master(host, one)]
+    has_rdma = bool(host.names("/sys/class/infiniband")) and (off is None or off.value.strip() != "1")
+    foreign = [
+        one
+        for one in (taken[:1] if has_rdma else taken)
+        if one.kind in _FOREIGN and not _leads_to_master(host, one)
+    ]
     if best is None or not foreign or (wanted is not None and len(wanted.value) > 1):
         return
     is_first = foreign[0] is taken[0]
+    is_alone = match_names(best.name, [one.name for one in interfaces]) == (best.name,)
     yield Reading(
         verdict=_weigh(host, foreign[0], best) if is_first else "warn", class_id="I7",
         what=f"NCCL takes {', '.join(map(describe_interface, foreign))}" + ("" if is_first else f" besides {taken[0].name}"),
         why="other hosts can't reach it: `NCCL WARN Connect to ... failed`, `unhandled system error`, or a hang at the first collective",
-        fix=f"export NCCL_SOCKET_IFNAME={_name_for_nccl(best, host.interfaces())}",
+        fix=f"export NCCL_SOCKET_IFNAME={best.name if is_alone else f'={best.name}'}",
     )  # fmt: skip
-
-
-def _has_rdma(host: Host) -> bool:
-    off = read_settings(host).get("NCCL_IB_DISABLE")
-    return bool(host.names("/sys/class/infiniband")) and (off is None or off.value.strip() != "1")
 
 
 def _weigh(host: Host, taken: Interface, best: Interface) -> Verdict:
@@ -125,11 +126,6 @@ def _leads_to_master(host: Host, one: Interface) -> bool:
         ipaddress.ip_address(ip) for ip in (host.lookup(name) if name else ()) if not is_loopback_address(ip)
     ]
     return any(ip in ipaddress.ip_network(address.network) for ip in ips for address in one.reachable)
-
-
-def _name_for_nccl(best: Interface, interfaces: Sequence[Interface]) -> str:
-    is_alone = match_names(best.name, [one.name for one in interfaces]) == (best.name,)
-    return best.name if is_alone else f"={best.name}"
 
 
 def _report_none(interfaces: Sequence[Interface]) -> Reading:

@@ -33,26 +33,22 @@ def look(host: Host) -> Iterator[Reading]:
     """Report which interpreter and torch the ranks get, and whether torchrun on PATH belongs to another one."""
     info = host.torch
     yield _report_torch(info)
-    if not info.has_torch and info.why:
-        return  # the ranks can't run on this interpreter, whatever stands on PATH
+    # Where torch is missing the ranks can't run on this interpreter, whatever stands on PATH.
+    if not info.has_torch or not Path(info.python).is_absolute():
+        return
+    folder = Path(info.python).parent
     for name in ("torchrun", "rankwise"):
         launcher = find_program(host, name)
         python = _find_interpreter(host, launcher) if launcher else ""
-        if python and not _is_same_environment(host, python, info.python):
+        # In one folder python, python3 and python3.11 are the same; and /bin may be another name of /usr/bin.
+        if python and host.path(python).parent.resolve() != host.path(info.python).parent.resolve():
+            module = {"torchrun": "torch.distributed.run"}.get(name, name)
+            has_own = host.path(f"{folder}/{name}").is_file()
             yield Reading(
                 verdict="warn", what=f"{name} on PATH is {launcher}, which starts {python}; the ranks of this job run on {info.python}", class_id="L17",
                 why=f"a job started with {name} here uses the packages of another environment",
-                fix=_write_fix(host, name, info.python),
+                fix=f'export PATH="{folder}:$PATH"' if has_own else f"{shlex.quote(info.python)} -m {module} …  # instead of {name}",
             )  # fmt: skip
-
-
-def _write_fix(host: Host, name: str, python: str) -> str:
-    """Return how the ranks' own environment comes first: its folder on PATH, if the program is there; else the module of its interpreter."""
-    folder = Path(python).parent
-    if host.path(f"{folder}/{name}").is_file():
-        return f'export PATH="{folder}:$PATH"'
-    module = {"torchrun": "torch.distributed.run"}.get(name, name)
-    return f"{shlex.quote(python)} -m {module} …  # instead of {name}"
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
@@ -86,13 +82,6 @@ def _report_torch(info: TorchFacts) -> Reading:
         fix="# name the interpreter of the environment that has torch" if is_missing else f"{install}  # or use another environment's Python",
         facts={"python": minor, "interpreter": info.python},
     )  # fmt: skip
-
-
-def _is_same_environment(host: Host, theirs: str, ours: str) -> bool:
-    # In one folder python, python3 and python3.11 are the same; and /bin may be another name of /usr/bin.
-    return (
-        not Path(ours).is_absolute() or host.path(theirs).parent.resolve() == host.path(ours).parent.resolve()
-    )
 
 
 def find_program(host: Host, name: str) -> str:

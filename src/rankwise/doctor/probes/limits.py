@@ -108,23 +108,22 @@ def _check_memory(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
 def _check_kills(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     time, size = limits.get("Max cpu time", Limit()).soft, limits.get("Max file size", Limit()).soft
     if not math.isinf(time):
+        way, other = (
+            raise_limit(host, limits, "Max cpu time"),
+            "# on a login node: start the job through the batch system",
+        )
         yield Reading(
             verdict="warn", what=f"a process may use {time / 60:.0f} min of processor time, as on a login node",
             why="the kernel kills a rank that has used it up: SIGXCPU or SIGKILL, with no message from Python", class_id="R3",
-            fix=_raise_time(host, limits),
+            # A limit that can't be raised in the shell is mostly the rule of the place.
+            fix=f"{way}\n{other}" if way.startswith("ulimit") else f"{other}; elsewhere, raise the limit\n{way}",
         )  # fmt: skip
     if not math.isinf(size):
-        yield Reading(
-            verdict="warn", what=f"a process may write files of {size / (1 << 20):.0f} MiB",
-            why="a larger checkpoint ends in `File too large`, or in SIGXFSZ", fix=raise_limit(host, limits, "Max file size"),
-        )  # fmt: skip
-
-
-def _raise_time(host: Host, limits: dict[str, Limit]) -> str:
-    way = raise_limit(host, limits, "Max cpu time")
-    other = "# on a login node: start the job through the batch system"
-    # A limit that can't be raised in the shell is mostly the rule of the place.
-    return f"{way}\n{other}" if way.startswith("ulimit") else f"{other}; elsewhere, raise the limit\n{way}"
+        what, why = (
+            f"a process may write files of {size / (1 << 20):.0f} MiB",
+            "a larger checkpoint ends in `File too large`, or in SIGXFSZ",
+        )
+        yield Reading(verdict="warn", what=what, why=why, fix=raise_limit(host, limits, "Max file size"))
 
 
 def _is_root(host: Host) -> bool:

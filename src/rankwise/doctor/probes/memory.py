@@ -49,7 +49,7 @@ def look(host: Host) -> Iterator[Reading]:
     if is_limited or is_capped:
         what += f" (the limit of this container or session is {format_size(limit)})"
     found = [*_check_room(host, what, size, left, is_capped=is_capped, is_tight=left < _TIGHT_SHARE * whole)]
-    found += [*_check_kills(host), *_check_swap(info), *_check_promises(host, info)]
+    found += _check_others(host, info)
     yield from found
     if not found:
         yield ok(what, free=int(left), size=int(size))
@@ -74,30 +74,25 @@ def _check_room(
         )  # fmt: skip
 
 
-def _check_kills(host: Host) -> Iterator[Reading]:
-    kills = count_oom_kills(host)
+def _check_others(host: Host, info: dict[str, int]) -> Iterator[Reading]:
+    """Report processes that were killed, memory that has gone to swap, and a kernel that promises no more than it has."""
+    kills, swapped = count_oom_kills(host), info.get("SwapTotal", 0) - info.get("SwapFree", 0)
     if kills:
         yield Reading(
             verdict="warn", what=f"the kernel has killed {format_count(kills, 'process', 'processes')} of this container or session for lack of memory", class_id="R3",
             why="a rank or a data-loading worker that is killed this way ends with SIGKILL (exit code -9), silently",
             fix=suggest_more_memory(host),
         )  # fmt: skip
-
-
-def _check_swap(info: dict[str, int]) -> Iterator[Reading]:
-    used = info.get("SwapTotal", 0) - info.get("SwapFree", 0)
-    if used > _GIB and info["MemAvailable"] < 0.1 * info["MemTotal"]:
+    if swapped > _GIB and info["MemAvailable"] < 0.1 * info["MemTotal"]:
         yield Reading(
-            verdict="warn", what=f"{format_size(used)} have gone to swap, and {format_size(info['MemAvailable'])} of memory are free",
+            verdict="warn", what=f"{format_size(swapped)} have gone to swap, and {format_size(info['MemAvailable'])} of memory are free",
             why="a rank whose memory is on disk is many times slower, and all wait for it", fix=_WHO_HAS_IT,
         )  # fmt: skip
-
-
-def _check_promises(host: Host, info: dict[str, int]) -> Iterator[Reading]:
-    if host.read("/proc/sys/vm/overcommit_memory") != "2":
-        return
-    left = info.get("CommitLimit", 0) - info.get("Committed_AS", 0)
-    if left < 8 * _GIB * (host.job.num_ranks or 1):
+    left, is_strict = (
+        info.get("CommitLimit", 0) - info.get("Committed_AS", 0),
+        host.read("/proc/sys/vm/overcommit_memory") == "2",
+    )
+    if is_strict and left < 8 * _GIB * (host.job.num_ranks or 1):
         yield Reading(
             verdict="warn", what=f"the kernel does not overcommit memory (vm.overcommit_memory=2), and {format_size(left)} can still be committed",
             why="CUDA and workers reserve much more than they use: `Cannot allocate memory` with memory free", fix="sudo sysctl vm.overcommit_memory=0",
