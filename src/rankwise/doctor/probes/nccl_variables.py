@@ -121,7 +121,11 @@ def _judge_values(host: Host, settings: Settings) -> Iterator[Reading]:
             yield Reading(
                 verdict="warn", what=f"{name}={one.value}{one.place}: {fault}", why=why, fix=_correct(name, one)
             )  # fmt: skip
-    yield from _judge_channels(settings)
+    for low, high in (("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")):
+        least, most = (settings[name].value if name in settings else "" for name in (low, high))
+        if least.isdecimal() and most.isdecimal() and int(least) > int(most) > 0:
+            what, why = f"{low}={least} is above {high}={most}", "NCCL can follow only one of them"
+            yield Reading(verdict="warn", what=what, why=why, fix=f"unset {low} {high}")
 
 
 def _find_fault(host: Host, value: str, form: Variable) -> tuple[str, str]:
@@ -132,7 +136,7 @@ def _find_fault(host: Host, value: str, form: Variable) -> tuple[str, str]:
         case "file":
             fault, why = "" if host.has(value) else f"there is no file {value}", "NCCL continues without it"
         case "number":
-            return _find_wrong_number(value, form) if is_number else _report_no_number(value)
+            return _find_wrong_number(value, form)
         case "terms":
             # An algorithm or protocol, and the collective that it is for: ``ring,tree``, ``^tree``, ``allreduce:tree;broadcast:ring``.
             terms = [term.rpartition(":")[2].lstrip("^") for term in value.split(";")]
@@ -154,13 +158,11 @@ def _find_unknown(words: Sequence[str], form: Variable) -> str:
     return "" if lost is None else f"{lost or 'nothing'} is not one of {', '.join(form.words)}"
 
 
-def _report_no_number(value: str) -> tuple[str, str]:
-    digits = re.match(r"\s*[+-]?\d+", value)
-    read = digits[0].strip() if digits else "0"
-    return f"this is not a whole number, and NCCL reads it as {read}", "what was meant does not happen"
-
-
 def _find_wrong_number(value: str, form: Variable) -> tuple[str, str]:
+    if not _NUMBER.match(value):
+        digits = re.match(r"\s*[+-]?\d+", value)
+        read = digits[0].strip() if digits else "0"
+        return f"this is not a whole number, and NCCL reads it as {read}", "what was meant does not happen"
     # As strtoll reads it: 0x10 is 16, and 010 is 8.
     number = int(value, 8 if re.match(r"\s*[+-]?0[0-7]+$", value) else 0 if "x" in value.lower() else 10)
     if not form.least <= number <= form.most:
@@ -171,15 +173,6 @@ def _find_wrong_number(value: str, form: Variable) -> tuple[str, str]:
             "the number counts bytes (default 4194304): transfers become very slow, or fail",
         )
     return "", ""
-
-
-def _judge_channels(settings: Settings) -> Iterator[Reading]:
-    for low, high in (("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")):
-        least, most = (settings[name].value if name in settings else "" for name in (low, high))
-        if least.isdecimal() and most.isdecimal() and int(least) > int(most) > 0:
-            yield Reading(
-                verdict="warn", what=f"{low}={least} is above {high}={most}", why="NCCL can follow only one of them", fix=f"unset {low} {high}"
-            )  # fmt: skip
 
 
 def _correct(name: str, one: Setting) -> str:

@@ -56,13 +56,14 @@ def _judge_port(host: Host, low: int, high: int) -> Reading:
         return ok(f"no port given, so the launcher takes a free one from {low} to {high}")
     if "TORCHELASTIC_RUN_ID" in host.env:
         return ok(f"MASTER_PORT {port} was chosen by the launcher of this process")
-    return _judge_given(host, port) or _judge_place(host, port, low, high)
+    return _judge_given(host, port, low, high)
 
 
-def _judge_given(host: Host, port: int) -> Reading | None:
+def _judge_given(host: Host, port: int, low: int, high: int) -> Reading:
     holder = find_port_holder(port, proc=host.path("/proc"))
     # The doctor itself meets at that port, and may be there already.
     is_ours = holder.startswith(f"pid {os.getpid()} ") or ("rankwise" in holder and "doctor" in holder)
+    least = host.read("/proc/sys/net/ipv4/ip_unprivileged_port_start") or "1024"
     if holder and not is_ours:
         pid = holder.split()[1] if holder.startswith("pid ") else ""
         if pid:  # its arguments may be secret
@@ -72,16 +73,11 @@ def _judge_given(host: Host, port: int) -> Reading | None:
             why="rank 0 can't open its store there: `EADDRINUSE`, `address already in use`; or the ranks join another job",
             fix=f"kill {pid}  # if it is left over" if pid else f"export MASTER_PORT={_find_free(host, port)}  # on all hosts",
         )  # fmt: skip
-    least = host.read("/proc/sys/net/ipv4/ip_unprivileged_port_start") or "1024"
     if port < int(least) and getattr(os, "geteuid", lambda: 0)() != 0:
         return Reading(
             verdict="fail", what=f"the rendezvous port {port} is below {least}", why="only root may open it: `Permission denied`",
             fix=f"export MASTER_PORT={_TORCH_PORT}  # on all hosts",
         )  # fmt: skip
-    return None
-
-
-def _judge_place(host: Host, port: int, low: int, high: int) -> Reading:
     if low <= port <= high and has_several_hosts(host):
         return Reading(
             verdict="warn", what=f"the rendezvous port {port} is in the ephemeral range ({low} to {high})",

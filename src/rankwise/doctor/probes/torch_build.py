@@ -89,7 +89,8 @@ def _check_devices(host: Host, info: TorchFacts, nvidia: NvidiaReport) -> Iterat
                 if has_gpus else "# --backend gloo, or a host with GPUs",
             )  # fmt: skip
         return
-    if has_gpus and not info.devices and _may_see(host):
+    is_hidden = host.env.get("CUDA_VISIBLE_DEVICES", "all").strip() in NO_DEVICES
+    if has_gpus and not info.devices and not is_hidden:
         yield _report_unusable(host, info, nvidia)
     old = [one for one in info.devices if info.cuda and info.archs and not serves(info.archs, one.capability)]
     for name, capability in sorted({(one.name, one.capability) for one in old}):
@@ -98,11 +99,6 @@ def _check_devices(host: Host, info: TorchFacts, nvidia: NvidiaReport) -> Iterat
             why="the first operation on such a GPU ends with `no kernel image is available for execution on the device`",
             fix=f"{info.python} -m pip install --upgrade torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}",
         )  # fmt: skip
-
-
-def _may_see(host: Host) -> bool:
-    """Return whether the job's environment leaves torch a GPU to see."""
-    return host.env.get("CUDA_VISIBLE_DEVICES", "all").strip() not in NO_DEVICES
 
 
 def _report_unusable(host: Host, info: TorchFacts, nvidia: NvidiaReport) -> Reading:
@@ -122,21 +118,19 @@ def _report_unusable(host: Host, info: TorchFacts, nvidia: NvidiaReport) -> Read
 
 def serves(archs: tuple[str, ...], capability: str) -> bool:
     """Return whether code for some architectures runs on a GPU: ``sm_80`` does on 8.0 to 8.9, ``compute_80`` on all from 8.0."""
-    major, minor = _to_numbers(capability)[:2]
-    for arch in archs:
+    own = major, minor = _to_numbers(capability)
+
+    def fits(arch: str) -> bool:
         found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", arch)
         if found is None:
             return True  # a name that we don't know: nothing to say
         theirs = (int(found[2]), int(found[3]))
         if found[4] == "a":
-            fits = theirs == (major, minor)
-        elif found[1] == "sm" or found[4]:
-            fits = theirs[0] == major and theirs[1] <= minor
-        else:
-            fits = theirs <= (major, minor)
-        if fits:
-            return True
-    return False
+            return theirs == own
+        is_family = found[1] == "sm" or bool(found[4])
+        return theirs[0] == major and theirs[1] <= minor if is_family else theirs <= own
+
+    return any(map(fits, archs))
 
 
 def _check_packages(info: TorchFacts) -> Iterator[Reading]:
@@ -164,13 +158,10 @@ def _check_packages(info: TorchFacts) -> Iterator[Reading]:
 
 def _find_plugin(host: Host) -> str:
     """Return NCCL's network plugin as NCCL looks for it, ``none``, or nothing if that can't be told."""
-    name = "libnccl-net.so"
-    named = host.env.get("NCCL_NET_PLUGIN", "").strip()
-    if named:
-        return named
+    name, named = "libnccl-net.so", host.env.get("NCCL_NET_PLUGIN", "").strip()
     folders = [folder for folder in host.env.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")]
-    if any(host.has(f"{folder}/{name}") for folder in folders):
-        return name
+    if named or any(host.has(f"{folder}/{name}") for folder in folders):
+        return named or name
     for program in ("ldconfig", "/sbin/ldconfig"):  # a user's PATH often lacks /sbin
         ran = host.run(program, "-p")
         if ran.is_good:

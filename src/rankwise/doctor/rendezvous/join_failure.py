@@ -57,7 +57,7 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> JoinError:
         what = f"{plan.endpoint} can't be reached ({waited}): {describe(plan, error)}"
         hint, fix = (
             f"`ip route get {shlex.quote(name)}` shows the way from here",
-            f"ip route get {shlex.quote(_first_address(host, name))}",
+            f"ip route get {shlex.quote(name if is_address(name) else next(iter(host.lookup(name)), name))}",
         )
     check = _write_check(name, where, is_written=is_written).lstrip()
     if check:
@@ -116,7 +116,3 @@ def _write_check(name: str, where: str, *, is_written: bool) -> str:
         lines[-1] += " If not, take it out of /etc/hosts:"
         lines += [f"# {line}" for line in forget_name(name).splitlines()]
     return "\n" + "\n".join(lines)
-
-
-def _first_address(host: Host, name: str) -> str:
-    return name if is_address(name) else next(iter(host.lookup(name)), name)

@@ -29,12 +29,16 @@ _CLASSES: dict[Plane, str] = {"gloo": "", "nccl": "I7", "master": "I2"}
 
 def judge_routes(plane: Plane, lost: Sequence[Link], reports: dict[str, HostReport]) -> Iterator[Reading]:
     """Report hosts that listen where others have no route to, and hosts that have no route to others, by the links that lack one."""
+    # Where the probe of IPv6 was looked at on all hosts, and Gloo takes both families, that reports it better.
+    alive = [one for one in reports.values() if not one.lost]
+    has_both = len({":" in one.gloo_address for one in reports.values() if one.gloo_address}) > 1
+    is_reported = has_both and all(any(reading.probe == "ipv6" for reading in one.readings) for one in alive)
     elsewhere: dict[str, list[Link]] = {}
     nowhere: dict[str, list[Link]] = {}
     for link in lost:
         lacks_ipv6 = _lacks_ipv6(link, reports)
-        if lacks_ipv6 and _is_reported(reports):
-            continue  # the probe of IPv6 compares the hosts, and reports it better
+        if lacks_ipv6 and is_reported:
+            continue
         if plane != "master" and link.address != reports[link.target].address and not lacks_ipv6:
             elsewhere.setdefault(link.target, []).append(link)
         else:
@@ -108,12 +112,3 @@ def _is_own_only(ip: str) -> bool:
     """Return whether an address is good for this host, or one cable, only."""
     read = ipaddress.ip_address(ip.partition("%")[0])
     return read.is_loopback or read.is_link_local
-
-
-def _is_reported(reports: dict[str, HostReport]) -> bool:
-    """Return whether the probe of IPv6 was looked at, and finds that Gloo takes both families."""
-    taken = {":" in one.gloo_address for one in reports.values() if one.gloo_address}
-    looked = all(
-        any(reading.probe == "ipv6" for reading in one.readings) for one in reports.values() if not one.lost
-    )
-    return len(taken) > 1 and looked
