@@ -181,7 +181,10 @@ def _mask_users(text: str) -> str:
 def _mask_words(text: str) -> str:
     if any(start in text for start in _KNOWN_STARTS):
         text = _mask_forms(text)
-    return _LONG_WORD.sub(_mask_word, text)
+    # A word in the midst of a path is the name of a folder.
+    return _LONG_WORD.sub(
+        lambda found: found[0] if re.search(_IN_PATH, text[: found.start()]) else MASK, text
+    )
 
 
 def _mask_named(found: re.Match[str]) -> str:
@@ -202,29 +205,19 @@ def _mask_forms(text: str) -> str:
     return shown + text[at:]
 
 
-def _mask_word(found: re.Match[str]) -> str:
-    return found[0] if re.search(_IN_PATH, found.string[: found.start()]) else MASK
-
-
 def _mask_json(info: Fact) -> Fact:
     if isinstance(info, dict):
-        return {
-            mask_text(name): MASK if is_secret_name(name) and one not in (None, "") else _mask_json(one)
-            for name, one in info.items()
-        }
+        secret = {name for name, one in info.items() if is_secret_name(name) and one not in (None, "")}
+        return {mask_text(name): MASK if name in secret else _mask_json(one) for name, one in info.items()}
     if isinstance(info, list):
         # The words of a command line: SM_USER_ARGS is such a list.
-        return [
-            MASK if _is_secret_flag(before) and not _is_flag(one) else _mask_json(one)
-            for before, one in zip([None, *info], info, strict=False)
+        flags = [isinstance(one, str) and re.fullmatch(r"--?[A-Za-z][\w-]*", one) is not None for one in info]
+        secret_flags = [
+            is_flag and is_secret_name(str(one).lstrip("-")) for one, is_flag in zip(info, flags, strict=True)
         ]
+        hidden = [
+            is_after and not is_flag for is_after, is_flag in zip([False, *secret_flags], flags, strict=False)
+        ]
+        return [MASK if is_hidden else _mask_json(one) for one, is_hidden in zip(info, hidden, strict=True)]
     # A JSON text may hold another one: SM_TRAINING_ENV does.
     return mask_value("", info) if isinstance(info, str) else info
-
-
-def _is_flag(word: Fact) -> bool:
-    return isinstance(word, str) and re.fullmatch(r"--?[A-Za-z][\w-]*", word) is not None
-
-
-def _is_secret_flag(word: Fact) -> bool:
-    return isinstance(word, str) and _is_flag(word) and is_secret_name(word.lstrip("-"))

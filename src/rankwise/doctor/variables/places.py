@@ -23,6 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _PET_SIGNS = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")
+#: Who has these is a rank.
+_RANKS = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK")
+#: Clusters that start one process on each host: how it is read, whose it is and what, the variables with its GPUs, and with a sign of a single host.
+_CLUSTERS = (
+    (read_tf_config, "TF_CONFIG", "TF_CONFIG lists one process a host", "", ""),
+    (read_sagemaker, "SageMaker", "a host of a SageMaker job", "SM_NUM_GPUS", "SM_HOSTS"),
+    (
+        read_skypilot,
+        "SkyPilot",
+        "a node of a SkyPilot task",
+        "SKYPILOT_NUM_GPUS_PER_NODE",
+        "SKYPILOT_NODE_RANK",
+    ),
+)
 #: Where torch.distributed meets if nobody says otherwise.
 DEFAULT_PORT = 29500
 #: The step in which Slurm runs the shell of `salloc`.
@@ -55,16 +69,12 @@ class Place:
 
 def find_place(env: Mapping[str, str]) -> Place | None:
     """Return where this process stands if a launcher is to be started here; None if it is a rank of one, or nobody says anything."""
-    if "TORCHELASTIC_RUN_ID" in env or (env.get("RANK") and env.get("LOCAL_RANK")) or _is_mpi_rank(env):
+    if (env.get("RANK") and env.get("LOCAL_RANK")) or any(name in env for name in _RANKS):
         return None
     readers: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (
-        _read_pet, _read_pod, _read_step, _read_tf_config, _read_sagemaker, _read_skypilot, _read_allocation,
+        _read_pet, _read_pod, _read_step, _read_cluster, _read_allocation,
     )  # fmt: skip
     return next((place for reader in readers if (place := reader(env)) is not None), None)
-
-
-def _is_mpi_rank(env: Mapping[str, str]) -> bool:
-    return any(name in env for name in ("OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK"))
 
 
 def number(env: Mapping[str, str], *names: str) -> int | None:
@@ -165,25 +175,6 @@ def _read_step(env: Mapping[str, str]) -> Place | None:
     )  # fmt: skip
 
 
-def _read_tf_config(env: Mapping[str, str]) -> Place | None:
-    return _from_identity(env, read_tf_config, "TF_CONFIG lists one process a host", "auto")
-
-
-def _read_sagemaker(env: Mapping[str, str]) -> Place | None:
-    gpus = _count_gpus(env, "SM_NUM_GPUS")
-    several = _from_identity(env, read_sagemaker, "a host of a SageMaker job", gpus)
-    return several or (
-        _alone("SageMaker", "the only host of a SageMaker job", gpus) if env.get("SM_HOSTS") else None
-    )
-
-
-def _read_skypilot(env: Mapping[str, str]) -> Place | None:
-    gpus = _count_gpus(env, "SKYPILOT_NUM_GPUS_PER_NODE")
-    several = _from_identity(env, read_skypilot, "a node of a SkyPilot task", gpus)
-    alone = _alone("SkyPilot", "the only node of a SkyPilot task", gpus)
-    return several or (alone if env.get("SKYPILOT_NODE_RANK") else None)
-
-
 def _alone(source: str, what: str, ranks: str) -> Place:
     return Place(
         source=source, what=what, num_nodes=1, command=f"rankwise run --nproc-per-node {ranks} train.py"
@@ -249,15 +240,24 @@ def try_read(read: Callable[[Mapping[str, str]], Identity | None], env: Mapping[
         return None
 
 
-def _from_identity(
-    env: Mapping[str, str], read: Callable[[Mapping[str, str]], Identity | None], what: str, ranks: str
-) -> Place | None:
-    it = try_read(read, _forget_address(env))
-    if it is None or it.local_world_size != 1 or (it.num_nodes or 1) < 2 or it.node_rank is None:
-        return None
-    addr, port = find_meeting(env, it)
-    command = write_static(str(it.num_nodes), str(it.node_rank), addr, str(port), ranks)
-    return Place(source=it.source, what=what, node_rank=it.node_rank, num_nodes=it.num_nodes, command=command)
+def _read_cluster(env: Mapping[str, str]) -> Place | None:
+    """One process on each host, as TF_CONFIG lists them, or SageMaker and SkyPilot start them."""
+    for read, source, what, gpus, sign in _CLUSTERS:
+        ranks, it = _count_gpus(env, gpus), try_read(read, _forget_address(env))
+        if (
+            it is not None
+            and it.local_world_size == 1
+            and (it.num_nodes or 1) > 1
+            and it.node_rank is not None
+        ):
+            addr, port = find_meeting(env, it)
+            command = write_static(str(it.num_nodes), str(it.node_rank), addr, str(port), ranks)
+            return Place(
+                source=it.source, what=what, node_rank=it.node_rank, num_nodes=it.num_nodes, command=command
+            )
+        if env.get(sign):
+            return _alone(source, what.replace("a ", "the only ", 1), ranks)
+    return None
 
 
 def write_static(nodes: str, node: str, addr: str, port: str, ranks: str) -> str:
