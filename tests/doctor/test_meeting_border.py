@@ -22,8 +22,16 @@ from rankwise.doctor.rendezvous.join_failure import explain_failure
 from rankwise.doctor.rendezvous.peer import Admission, Peer
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
 from rankwise.doctor.rendezvous.results import Results
-from rankwise.doctor.rendezvous.sanitize import BadMessageError, clean_host_name, clean_name, one_line
-from rankwise.doctor.rendezvous.wire import SilentError, decode, number, whole
+from rankwise.doctor.rendezvous.wire import (
+    BadMessageError,
+    SilentError,
+    clean_host_name,
+    clean_name,
+    decode,
+    number,
+    one_line,
+    whole,
+)
 from rankwise.engine import ALL_REDUCE_PROCESS
 from support import wait_until
 

@@ -22,7 +22,7 @@ from rankwise.doctor.host import Host
 from rankwise.doctor.rendezvous.all_reduce import AllReduceRanks
 from rankwise.doctor.rendezvous.coordinator import Coordinator
 from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
-from rankwise.doctor.rendezvous.link_server import LinkServer
+from rankwise.doctor.rendezvous.link_speed import LinkServer
 from rankwise.doctor.rendezvous.over_ssh import RemoteHosts
 from rankwise.doctor.rendezvous.peer import Admission, Peer
 from rankwise.doctor.rendezvous.plan import JoinError, Plan

@@ -1,4 +1,4 @@
-"""What every check says: one form for the launcher's, the doctor's and the verdict's findings."""
+"""What the launcher's checks of a command find, and the severities that they share with the rules of the static check."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.network.master import has_several_hosts
+from rankwise.doctor.network.interfaces import has_several_hosts
 from rankwise.doctor.probe import Probe, Reading, ok, skipped
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.network.firewalls import find_firewall, suggest
-from rankwise.doctor.network.master import find_master, has_several_hosts, suggest_interface
+from rankwise.doctor.network.interfaces import find_master, has_several_hosts, suggest_interface
 from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.probes.ports import read_range
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import find_odd_hosts, group_hosts, report_difference
 from rankwise.doctor.network.gloo_nccl import split_names, uses_nccl
-from rankwise.doctor.network.master import describe_interface, has_several_hosts, suggest_name
+from rankwise.doctor.network.interfaces import describe_interface, has_several_hosts, suggest_name
 from rankwise.doctor.probe import Probe, Reading, ok
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import group_hosts
 from rankwise.doctor.network.gloo_nccl import can_bind, find_gloo_address, split_names, uses_nccl
-from rankwise.doctor.network.master import has_several_hosts, suggest_interface
+from rankwise.doctor.network.interfaces import has_several_hosts, suggest_interface
 from rankwise.doctor.network.names import choose_interface, is_loopback_address, lead_name
 from rankwise.doctor.probe import Probe, Reading, ok
 

@@ -25,7 +25,7 @@ from rankwise.doctor.network.gloo_nccl import (
     split_names,
     uses_nccl,
 )
-from rankwise.doctor.network.master import (
+from rankwise.doctor.network.interfaces import (
     describe_interface,
     find_master,
     has_several_hosts,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.host import is_loopback
 from rankwise.doctor.differences import group_hosts
 from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_interface
-from rankwise.doctor.network.master import find_master, suggest_interface
+from rankwise.doctor.network.interfaces import find_master, suggest_interface
 from rankwise.doctor.network.names import is_loopback_address
 from rankwise.doctor.probe import Probe, Reading, ok
 

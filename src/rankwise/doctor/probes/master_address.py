@@ -17,7 +17,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from rankwise.base.host import is_loopback, is_unspecified
-from rankwise.doctor.network.master import find_master, has_several_hosts, suggest_interface
+from rankwise.doctor.network.interfaces import find_master, has_several_hosts, suggest_interface
 from rankwise.doctor.network.names import is_host_name, is_loopback_address
 from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy

@@ -26,7 +26,7 @@ from rankwise.doctor.network.gloo_nccl import (
     read_settings,
     uses_nccl,
 )
-from rankwise.doctor.network.master import suggest_name
+from rankwise.doctor.network.interfaces import suggest_name
 from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.variables.masking import mask_fact, mask_value
 from rankwise.doctor.variables.table import find, report_misspellings

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.host import find_port_holder
 from rankwise.doctor.limits.processes import name_command
-from rankwise.doctor.network.master import find_master, has_several_hosts
+from rankwise.doctor.network.interfaces import find_master, has_several_hosts
 from rankwise.doctor.probe import Probe, Reading, ok, skipped
 
 if TYPE_CHECKING:

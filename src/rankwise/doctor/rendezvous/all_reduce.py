@@ -15,8 +15,7 @@ from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.environ import environ
 from rankwise.doctor.host import Host, kill_group
 from rankwise.doctor.rendezvous.cluster_report import AllReduce, ClusterReport
-from rankwise.doctor.rendezvous.sanitize import one_line
-from rankwise.doctor.rendezvous.wire import entries, number, parts, text, texts, whole
+from rankwise.doctor.rendezvous.wire import entries, number, one_line, parts, text, texts, whole
 from rankwise.engine import ALL_REDUCE_PROCESS
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rankwise.doctor import json_records
 from rankwise.doctor.probe import Reading  # noqa: TC001 - json_records reads the type hints
-from rankwise.doctor.rendezvous.sanitize import clean_all
+from rankwise.doctor.rendezvous.wire import clean_all
 from rankwise.doctor.units import format_rate, format_seconds
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, final
 from rankwise.doctor.rendezvous.cluster_report import INVALID_ANSWER
 from rankwise.doctor.rendezvous.connection import Connection
 from rankwise.doctor.rendezvous.peer import Admission, Peer, list_names, refuse
-from rankwise.doctor.rendezvous.sanitize import clean_name, one_line
 from rankwise.doctor.rendezvous.wire import (
     BEAT_S,
     CLOSED,
@@ -18,11 +17,13 @@ from rankwise.doctor.rendezvous.wire import (
     GoneError,
     Message,
     StrangerError,
+    clean_name,
     encode,
     is_proof,
     make_nonce,
     mark,
     number,
+    one_line,
     prove,
     text,
     whole,

@@ -15,7 +15,6 @@ from rankwise.base.host import find_port_holder, listen_tcp
 from rankwise.doctor.rendezvous.connection import Connection, in_thread
 from rankwise.doctor.rendezvous.join_failure import describe, explain_failure
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
-from rankwise.doctor.rendezvous.sanitize import one_line
 from rankwise.doctor.rendezvous.wire import (
     BEAT_S,
     GREETING,
@@ -28,6 +27,7 @@ from rankwise.doctor.rendezvous.wire import (
     keep_packets_small,
     make_nonce,
     mark,
+    one_line,
     prove,
     text,
     whole,

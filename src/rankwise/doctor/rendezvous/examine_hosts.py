@@ -11,8 +11,7 @@ from rankwise.doctor.rendezvous.coordinator_client import bind_endpoint, find_ri
 from rankwise.doctor.rendezvous.host_tasks import HostTasks
 from rankwise.doctor.rendezvous.phases import END_S, Phases
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
-from rankwise.doctor.rendezvous.sanitize import one_line
-from rankwise.doctor.rendezvous.wire import INTERRUPTED, GoneError, text
+from rankwise.doctor.rendezvous.wire import INTERRUPTED, GoneError, one_line, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

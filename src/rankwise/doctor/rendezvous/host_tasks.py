@@ -18,10 +18,8 @@ from rankwise.doctor.rendezvous.all_reduce import AllReduceRanks, describe_torch
 from rankwise.doctor.rendezvous.connection import in_thread
 from rankwise.doctor.rendezvous.judging_links import list_networks
 from rankwise.doctor.rendezvous.link_probe import LinkAttempt, try_all
-from rankwise.doctor.rendezvous.link_server import LinkServer
-from rankwise.doctor.rendezvous.link_speed import measure_link
-from rankwise.doctor.rendezvous.sanitize import read_port
-from rankwise.doctor.rendezvous.wire import entries, mark, number, parts, text, texts, whole
+from rankwise.doctor.rendezvous.link_speed import LinkServer, measure_link
+from rankwise.doctor.rendezvous.wire import entries, mark, number, parts, read_port, text, texts, whole
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

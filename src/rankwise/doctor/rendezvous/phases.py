@@ -15,8 +15,7 @@ from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
 from rankwise.doctor.rendezvous.judging import find_blocked, find_suspects, judge
 from rankwise.doctor.rendezvous.peer import make_names_distinct, order_peers
 from rankwise.doctor.rendezvous.results import Results
-from rankwise.doctor.rendezvous.sanitize import BadMessageError
-from rankwise.doctor.rendezvous.wire import INTERRUPTED, Message, encode
+from rankwise.doctor.rendezvous.wire import INTERRUPTED, BadMessageError, Message, encode
 
 if TYPE_CHECKING:
     import socket

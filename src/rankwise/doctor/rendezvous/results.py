@@ -16,16 +16,19 @@ from rankwise.doctor.rendezvous.cluster_report import (
     Outcome,
     Plane,
 )
-from rankwise.doctor.rendezvous.sanitize import (
+from rankwise.doctor.rendezvous.wire import (
     BadMessageError,
     clean_host_name,
     clean_name,
+    entries,
+    number,
     one_line,
+    parts,
     read_address,
     read_number,
     read_port,
+    text,
 )
-from rankwise.doctor.rendezvous.wire import entries, number, parts, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
