@@ -126,27 +126,26 @@ def find_limit_owner(host: Host) -> LimitOwner:
     return "systemd" if is_unit else ""
 
 
-def suggest_more_memory(host: Host) -> str:
-    """Return how the limit of memory is raised here."""
-    owner = find_limit_owner(host)
-    if owner == "slurm":
-        return "sbatch --mem=… …  # or #SBATCH --mem=… in the job's script; or fewer ranks or workers"
-    if owner in {"docker", "podman"}:
-        return f"{owner} run --memory=… …  # or fewer ranks or workers"
-    if owner == "kubernetes":
-        return "# more in resources.limits.memory of the pod, or fewer ranks or workers"
-    if owner == "systemd":
-        return "systemctl status $$  # names the service or session whose MemoryMax= is to be raised; or fewer ranks or workers"
-    return "# fewer ranks or workers, or more memory: sbatch --mem=…, docker run --memory=…, resources.limits.memory of Kubernetes"
+#: How a limit of the control group is raised, by who holds this process to it; under the empty name where nobody tells.
+_MORE = {
+    "memory": {
+        "slurm": "sbatch --mem=… …  # or #SBATCH --mem=… in the job's script; or fewer ranks or workers",
+        "docker": "docker run --memory=… …  # or fewer ranks or workers",
+        "podman": "podman run --memory=… …  # or fewer ranks or workers",
+        "kubernetes": "# more in resources.limits.memory of the pod, or fewer ranks or workers",
+        "systemd": "systemctl status $$  # names the service or session whose MemoryMax= is to be raised; or fewer ranks or workers",
+        "": "# fewer ranks or workers, or more memory: sbatch --mem=…, docker run --memory=…, resources.limits.memory of Kubernetes",
+    },
+    "processes": {
+        "docker": "docker run --pids-limit=-1 …",
+        "podman": "podman run --pids-limit=-1 …",
+        "kubernetes": "# podPidsLimit of the kubelet's configuration on the node, or fewer ranks or workers",
+        "systemd": "systemctl status $$  # names the service or session whose TasksMax= is to be raised; or fewer ranks or workers",
+        "": "# fewer ranks or workers, or more processes: TasksMax= of systemd, docker run --pids-limit=-1, podPidsLimit of Kubernetes",
+    },
+}
 
 
-def suggest_more_processes(host: Host) -> str:
-    """Return how the group's limit of processes and threads is raised here."""
-    owner = find_limit_owner(host)
-    if owner in {"docker", "podman"}:
-        return f"{owner} run --pids-limit=-1 …"
-    if owner == "kubernetes":
-        return "# podPidsLimit of the kubelet's configuration on the node, or fewer ranks or workers"
-    if owner == "systemd":
-        return "systemctl status $$  # names the service or session whose TasksMax= is to be raised; or fewer ranks or workers"
-    return "# fewer ranks or workers, or more processes: TasksMax= of systemd, docker run --pids-limit=-1, podPidsLimit of Kubernetes"
+def suggest_more(host: Host, what: Literal["memory", "processes"]) -> str:
+    """Return how the group's limit of memory, or of processes and threads, is raised here."""
+    return _MORE[what].get(find_limit_owner(host), _MORE[what][""])

@@ -25,7 +25,7 @@ from rankwise.doctor.limits.ulimits import (
     is_among_all_users,
     raise_limit,
     read_limits,
-    suggest_more_processes,
+    suggest_more,
 )
 from rankwise.doctor.probe import Probe, Reading, ok, skipped
 
@@ -76,7 +76,7 @@ def _check_processes(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     if left < need:
         yield Reading(
             verdict="fail" if left < need / 3 else "warn", what=f"this container or session allows {_describe(limit)} processes and threads, {_describe(left)} "
-            f"more than now; the ranks take about {need}", why=why, fix=suggest_more_processes(host),
+            f"more than now; the ranks take about {need}", why=why, fix=suggest_more(host, "processes"),
         )  # fmt: skip
     allowed = limits.get("Max processes", Limit()).soft
     if allowed < need and not _is_root(host):

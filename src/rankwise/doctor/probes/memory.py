@@ -16,7 +16,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.limits.cgroups import count_oom_kills, find_memory_room
-from rankwise.doctor.limits.ulimits import suggest_more_memory
+from rankwise.doctor.limits.ulimits import suggest_more
 from rankwise.doctor.probe import Probe, Reading, ok, skipped
 from rankwise.doctor.units import format_count, format_size
 
@@ -62,7 +62,7 @@ def _check_room(
     need = ranks * _RANK_BYTES
     if left < need:
         # Where all of it would be too little, nobody else has it.
-        more = suggest_more_memory(host) if is_capped else "# fewer ranks, or a host with more memory"
+        more = suggest_more(host, "memory") if is_capped else "# fewer ranks, or a host with more memory"
         yield Reading(
             verdict="fail", what=f"{what}; {format_count(ranks, 'rank')} take{'s' * (ranks == 1)} {format_size(need)} for torch alone", class_id="R3",
             why="the kernel kills a rank with SIGKILL (exit code -9), and the others wait for it", fix=more if size < need else _WHO_HAS_IT,
@@ -81,7 +81,7 @@ def _check_others(host: Host, info: dict[str, int]) -> Iterator[Reading]:
         yield Reading(
             verdict="warn", what=f"the kernel has killed {format_count(kills, 'process', 'processes')} of this container or session for lack of memory", class_id="R3",
             why="a rank or a data-loading worker that is killed this way ends with SIGKILL (exit code -9), silently",
-            fix=suggest_more_memory(host),
+            fix=suggest_more(host, "memory"),
         )  # fmt: skip
     if swapped > _GIB and info["MemAvailable"] < 0.1 * info["MemTotal"]:
         yield Reading(

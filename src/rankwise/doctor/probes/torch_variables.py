@@ -22,79 +22,52 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.doctor.host import Host
+    from rankwise.doctor.probe import Verdict
 
 _OURS = re.compile(
     r"TORCH_(NCCL|DISTRIBUTED|DIST|CPP_LOG|GLOO)_|(CUDA_LAUNCH_BLOCKING|USE_LIBUV|OMP_NUM_THREADS)$"
 )
-_DEBUG = ("OFF", "INFO", "DETAIL")
-_LOG = ("INFO", "WARNING", "ERROR", "FATAL", "0", "1", "2", "3")
+_ON = r"\s*(1|true|yes|on|y)\s*"
+#: A variable, the pattern of a value that is wrong or slow (in any case), how bad that is, what stands behind the value, what comes of it, the fix.
+_RULES: tuple[tuple[str, str, Verdict, str, str, str], ...] = (
+    (
+        "TORCH_DISTRIBUTED_DEBUG", r"(?!(OFF|INFO|DETAIL)$).+", "fail", " is not one of OFF, INFO, DETAIL",
+        "importing torch.distributed fails: `The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.`", "unset",
+    ), (
+        "TORCH_DISTRIBUTED_DEBUG", "DETAIL", "warn", "",
+        "every collective is compared among all ranks first: slow; and torch 2.13 without CUDA crashes in DistributedDataParallel", "unset",
+    ), (
+        "TORCH_CPP_LOG_LEVEL", r"(?!(INFO|WARNING|ERROR|FATAL|[0-3])$).+", "warn", " is not one of INFO, WARNING, ERROR, FATAL",
+        "torch warns, and continues without it", "export TORCH_CPP_LOG_LEVEL=INFO",
+    ),
+    ("CUDA_LAUNCH_BLOCKING", _ON, "warn", "", "every kernel launch is synchronous: training is slow, and collectives never overlap with the backward", "unset"),
+    ("NCCL_BLOCKING_WAIT", _ON, "warn", "", "every collective blocks: slow", "unset"),
+    ("NCCL_ASYNC_ERROR_HANDLING", r"\s*0\s*", "warn", "", "no timeout ends a collective: when a rank is gone, the others wait forever", "unset"),
+    *(
+        (name, r"(?!\s*0*[1-9]\d*\s*(,\s*0*[1-9]\d*\s*)*$).*\S.*", "warn", " is not a number above 0", "it is ignored, and each rank starts as many threads as the host has cores", "unset")
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    ),
+)  # fmt: skip
 
 
 def look(host: Host) -> Iterator[Reading]:
     """Report what torch is told, and what of it is wrong or slow."""
-    wrong = report_misspellings(host.env, prefixes=("TORCH_",))
-    wrong += [one for check in (_judge_debugging, _judge_waiting, _judge_threads) for one in check(host)]
+    wrong = [*report_misspellings(host.env, prefixes=("TORCH_",)), *_judge_values(host)]
     info = ", ".join(f"{name}={value}" for name, value in sorted(host.env.items()) if _OURS.match(name))
     yield from wrong or [ok(info or "no variable of torch.distributed is set")]
 
 
-def _judge_debugging(host: Host) -> Iterator[Reading]:
-    debug, log = host.env.get("TORCH_DISTRIBUTED_DEBUG", ""), host.env.get("TORCH_CPP_LOG_LEVEL", "")
-    if debug and debug.upper() not in _DEBUG:
-        yield Reading(
-            verdict="fail", what=f"TORCH_DISTRIBUTED_DEBUG={debug} is not one of {', '.join(_DEBUG)}", fix="unset TORCH_DISTRIBUTED_DEBUG",
-            why="importing torch.distributed fails: `The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.`",
-        )  # fmt: skip
-    if debug.upper() == "DETAIL":
-        yield Reading(
-            verdict="warn", what=f"TORCH_DISTRIBUTED_DEBUG={debug}", fix="unset TORCH_DISTRIBUTED_DEBUG",
-            why="every collective is compared among all ranks first: slow; and torch 2.13 without CUDA crashes in DistributedDataParallel",
-        )  # fmt: skip
-    if log and log.upper() not in _LOG:
-        yield Reading(
-            verdict="warn", what=f"TORCH_CPP_LOG_LEVEL={log} is not one of {', '.join(_LOG[:4])}", why="torch warns, and continues without it",
-            fix="export TORCH_CPP_LOG_LEVEL=INFO",
-        )  # fmt: skip
-    if _is_on(host, "CUDA_LAUNCH_BLOCKING"):
-        yield Reading(
-            verdict="warn", what=f"CUDA_LAUNCH_BLOCKING={host.env['CUDA_LAUNCH_BLOCKING']}", fix="unset CUDA_LAUNCH_BLOCKING",
-            why="every kernel launch is synchronous: training is slow, and collectives never overlap with the backward",
-        )  # fmt: skip
-
-
-def _judge_waiting(host: Host) -> Iterator[Reading]:
-    wait, handling = (_find_name(host, name) for name in ("BLOCKING_WAIT", "ASYNC_ERROR_HANDLING"))
-    if not {wait, handling} & set(host.env) or not uses_nccl(host):
-        return
-    if _is_on(host, wait):
-        yield Reading(
-            verdict="warn", what=f"{wait}={host.env[wait]}", why="every collective blocks: slow", fix=f"unset {wait}"
-        )  # fmt: skip
-    if host.env.get(handling, "").strip() == "0":
-        yield Reading(
-            verdict="warn", what=f"{handling}=0", fix=f"unset {handling}",
-            why="no timeout ends a collective: when a rank is gone, the others wait forever",
-        )  # fmt: skip
-
-
-def _find_name(host: Host, name: str) -> str:
-    """Return the name by which torch reads a switch: the old one, NCCL_..., counts where the new one is not set."""
-    old, new = f"NCCL_{name}", f"TORCH_NCCL_{name}"
-    return old if old in host.env and new not in host.env else new
-
-
-def _judge_threads(host: Host) -> Iterator[Reading]:
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        value = host.env.get(name, "").strip()
-        if value and not all(part.strip().isdecimal() and int(part) > 0 for part in value.split(",")):
+def _judge_values(host: Host) -> Iterator[Reading]:
+    for known, pattern, verdict, remark, why, fix in _RULES:
+        # torch reads the old name, NCCL_..., where the new one is not set.
+        is_switch = known.startswith("NCCL_")
+        name = f"TORCH_{known}" if is_switch and f"TORCH_{known}" in host.env else known
+        value = host.env.get(name, "")
+        if re.fullmatch(pattern, value, re.IGNORECASE) and (not is_switch or uses_nccl(host)):
             yield Reading(
-                verdict="warn", what=f"{name}={value} is not a number above 0", class_id="X17",
-                why="it is ignored, and each rank starts as many threads as the host has cores", fix=f"unset {name}",
+                verdict=verdict, what=f"{name}={value.strip()}{remark}", why=why, fix=f"unset {name}" if fix == "unset" else fix,
+                class_id="X17" if "threads" in why else "",
             )  # fmt: skip
-
-
-def _is_on(host: Host, name: str) -> bool:
-    return host.env.get(name, "").strip().lower() in {"1", "true", "yes", "on", "y"}
 
 
 PROBE = Probe("torch-variables", "variables of torch", "environment", "instant", look)
