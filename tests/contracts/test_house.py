@@ -214,7 +214,7 @@ BUDGETS = {
     "verdict": 8_850,  # aim: evidence and verdict 11,000
     "lint": 34_950,  # aim: 18,000
     "cluster": 3_995,  # aim: 3,000
-    "doctor": 12_800,  # aim: 9,000
+    "doctor": 12_700,  # aim: 9,000
     "warm": 2_225,  # aim: launcher and warm 9,000
     "launcher": 10_595,  # aim: launcher and warm 9,000
     "runtime": 6_350,  # aim: 6,000

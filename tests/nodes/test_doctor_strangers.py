@@ -27,7 +27,7 @@ while True:
     except OSError:
         time.sleep(0.05)
 name = "evil\x1b[2J\x1b]0;t\x07\n# rm"
-hello = {"rankwise-doctor": 2, "token": "", "name": name, "node_rank": 2, "num_hosts": 3, "own": "", "is_own": True}
+hello = {"rankwise-doctor": 3, "token": "", "name": name, "node_rank": 2, "num_hosts": 3, "own": "", "is_own": True}
 sock.sendall(json.dumps(hello).encode() + b"\n")
 sock.settimeout(0.3)
 told = b""
