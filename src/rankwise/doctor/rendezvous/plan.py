@@ -101,7 +101,14 @@ def find_plan(requested: Requested, env: Mapping[str, str]) -> Plan | Bystander 
         return None
     if requested.num_hosts:
         host, port = read_place(requested)
-        return _make_plan(requested, host, port, requested.num_hosts, requested.node_rank)
+        rank = requested.node_rank
+        plan = Plan(
+            endpoint_host=host,
+            endpoint_port=port or DEFAULT_PORT,
+            num_hosts=requested.num_hosts,
+            node_rank=rank,
+        )
+        return _check(plan, requested, rank)
     identity = read_own_identity(env)
     if identity is None:
         return _plan_by_place(requested, env)
@@ -110,28 +117,14 @@ def find_plan(requested: Requested, env: Mapping[str, str]) -> Plan | Bystander 
     return _plan_by(identity, requested, env) if has_several else _plan_by_place(requested, env)
 
 
-def _make_plan(
-    requested: Requested,
-    host: str,
-    port: int | None,
-    num_hosts: int | None,
-    node_rank: int | None,
-    rank: int | None = None,
-) -> Plan:
-    """Return a plan; ``rank`` stands in for the node rank where that is not known, as both are 0 on the first host."""
-    first = node_rank if rank is None else rank
-    is_coordinator = None if requested.endpoint or first is None else first == 0
+def _check(plan: Plan, requested: Requested, first: int | None) -> Plan:
+    """Return a plan that says whether this host is the coordinator, by its node rank or its rank; UsageError: it is at no place to meet."""
+    is_coordinator, host = None if requested.endpoint or first is None else first == 0, plan.endpoint_host
     # At all of its addresses the first host can listen, and the others may be told one of them.
     if is_loopback(host) or (is_unspecified(host) and not is_coordinator):
         what = f"several hosts can't rendezvous at {host}: that is a different host on each of them"
         raise UsageError(what, hint="give an address of node 0 that the others reach")
-    return Plan(
-        endpoint_host=host,
-        endpoint_port=port or DEFAULT_PORT,
-        num_hosts=num_hosts,
-        node_rank=node_rank,
-        is_coordinator=is_coordinator,
-    )
+    return replace(plan, is_coordinator=is_coordinator)
 
 
 def read_own_identity(env: Mapping[str, str]) -> Identity | None:
@@ -150,10 +143,11 @@ def _plan_by(identity: Identity, requested: Requested, env: Mapping[str, str]) -
     if not host:
         what = f"{identity.source} shows that there are several hosts, but nothing says where they rendezvous"
         raise UsageError(what, hint="--master-addr ADDRESS-OF-THE-FIRST-HOST")
-    plan = _make_plan(
-        requested, host, port or identity.master_port, identity.num_nodes, identity.node_rank, identity.rank
-    )
-    return replace(plan, expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""))
+    plan = Plan(
+        endpoint_host=host, endpoint_port=port or identity.master_port or DEFAULT_PORT, num_hosts=identity.num_nodes, node_rank=identity.node_rank,
+        expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""),
+    )  # fmt: skip
+    return _check(plan, requested, identity.rank)
 
 
 def _plan_by_place(requested: Requested, env: Mapping[str, str]) -> Plan | None:
@@ -169,7 +163,13 @@ def _plan_by_place(requested: Requested, env: Mapping[str, str]) -> Plan | None:
         raise UsageError(what, hint="--master-addr ADDRESS-OF-NODE-0")
     ports = (env.get("PET_MASTER_PORT", ""), port, env.get("MASTER_PORT", ""))
     given_port = int(next(filter(str.isdecimal, ports), DEFAULT_PORT))
-    return _make_plan(requested, host, requested_port or given_port, place.num_nodes, place.node_rank)
+    plan = Plan(
+        endpoint_host=host,
+        endpoint_port=requested_port or given_port,
+        num_hosts=place.num_nodes,
+        node_rank=place.node_rank,
+    )
+    return _check(plan, requested, place.node_rank)
 
 
 def is_batch_script(env: Mapping[str, str]) -> bool:

@@ -68,11 +68,8 @@ def render(report: ClusterReport, *, made: str) -> str:
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="sub">{escape(made)}, in {report.took_s:.1f} s; {escape(count_verdicts(readings))}</p>',
-        *(
-            [f'<div class="finding fail"><b>{escape(name_hosts(report.missing, ()))}</b>did not arrive</div>']
-            if report.missing
-            else []
-        ),
+        f'<div class="finding fail"><b>{escape(name_hosts(report.missing, ()))}</b>did not arrive</div>'
+        * bool(report.missing),
         "<h2>Findings</h2>" if bad else '<p class="finding ok">No failures and no warnings.</p>',
         *(_render_finding(line, names) for line in bad),
         *_render_maps(report, names),
@@ -84,7 +81,7 @@ def render(report: ClusterReport, *, made: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{_STYLE}{_style_tabs(len(make_maps(report)))}</style></head>\n<body>\n"
-        + "\n".join(parts)
+        + "\n".join(filter(None, parts))
         + "\n</body></html>\n"
     )
 
