@@ -162,7 +162,7 @@ def test_a_rank_that_gets_no_core_is_no_idle_one() -> None:
         ]
         return _find_share(*looks)
 
-    assert [find_share(1.9, 2), find_share(1.9, 40), find_share(0.0, 0)] == [pytest.approx(0.95), 0.0, 0.0]
+    assert [find_share(1.9, 11), find_share(1.9, 40), find_share(0.0, 0)] == [pytest.approx(0.95), 0.0, 0.0]
 
 
 @needs_pyspy

@@ -26,6 +26,7 @@ def test_a_call_is_bounded_where_no_thread_can_be_started(monkeypatch: pytest.Mo
     blocked = threading.Event()
     with pytest.raises(deadline.OverdueError):
         deadline.call_within(0.1, blocked.wait)
+    assert deadline.call_within(20.0, lambda: 4) == 4
     blocked.set()
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import queue
 import select
+import selectors
 import socket
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +20,9 @@ from rankwise.engine import node_beats, node_detector
 from rankwise.engine.node_beats import Beats
 from rankwise.engine.node_detector import Detector, Loss, list_neighbours
 from support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KEY = "a key"
 
@@ -122,22 +127,58 @@ def test_another_process_at_its_port_is_no_sign_of_life() -> None:
 
 def test_a_port_is_tried_again_before_tcp_repeats_what_was_lost() -> None:
     """A kernel whose queue is full drops the first packets of a connection, as a bad network does, and TCP sends them again after a second; a launcher, and its host, answer a new one sooner."""
-    with contextlib.ExitStack() as made:
-        listener = made.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        port = listener.getsockname()[1]
-        for _ in range(2):  # one more than it takes
-            made.enter_context(node_beats._connect("127.0.0.1", port))
-        for host_only in (False, True):
-            found = queue.SimpleQueue[str]()
-            node_beats._start(lambda host_only=host_only, found=found: found.put(node_beats.try_to_reach("127.0.0.1", port, "name", host_only=host_only)))  # type: ignore[misc]  # fmt: skip
+    asks: list[Callable[[int], object]] = [
+        lambda port: node_beats.try_to_reach("127.0.0.1", port, "name"),
+        lambda port: node_beats.does_host_answer("127.0.0.1", port),
+    ]
+    for ask, answer in zip(asks, ("open", True), strict=True):
+        with contextlib.ExitStack() as made, selectors.DefaultSelector() as selector:
+            listener = made.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+            address = (socket.AF_INET, socket.SOCK_STREAM, 0, "", listener.getsockname())
+            for _ in range(2):  # one more than it takes
+                node_beats._begin_to_connect(address, selector)
+            for key in selector.get_map().values():
+                made.callback(key.fileobj.close)  # type: ignore[union-attr]
+            found = queue.SimpleQueue[object]()
+            port = listener.getsockname()[1]
+            node_beats._start(lambda ask=ask, found=found, port=port: found.put(ask(port)))  # type: ignore[misc]
             time.sleep(0.1)  # what it has sent is lost
             while not found.qsize() and select.select([listener], [], [], 1.0)[0]:
-                with listener.accept()[0] as connection:
-                    if not host_only:
-                        connection.send(b"name\n")
-            assert found.get(timeout=20) == "open"
-            for _ in range(2):
-                made.enter_context(node_beats._connect("127.0.0.1", port))
+                with listener.accept()[0] as connection, contextlib.suppress(OSError):
+                    connection.send(b"name\n")
+            assert found.get(timeout=20) == answer
+
+
+def test_who_refuses_can_be_reached_and_who_has_no_address_here_can_not() -> None:
+    """A refusal is the host's answer, behind a firewall too; that this host knows no way is none, and costs a try each 20 ms."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert node_beats.try_to_reach("127.0.0.1", port) == "refused"
+    assert node_beats.does_host_answer("127.0.0.1", port)
+    tries: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        begin = node_beats._begin_to_connect
+        patch.setattr(node_beats, "_begin_to_connect", lambda *args: (tries.append(args), begin(*args)))
+        assert not node_beats.does_host_answer("255.255.255.255", port)
+        assert node_beats.try_to_reach("255.255.255.255", port) == "silent"
+    assert 2 <= len(tries) <= 60
+
+
+def test_without_descriptors_a_probe_concludes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the peer would be taken for one that is still being asked, for ever."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(node_beats, "_connect_soon", fail)
+    made = _Node(0)
+    states: list[str] = []
+    link = SimpleNamespace(host="127.0.0.1", port=1, life_port=0, name="name", is_reached=True)
+    made.beats.probe(SimpleNamespace(link=link), states.append)
+    made.beats._found.get(timeout=20)()
+    made.beats.end()
+    assert states == ["silent"]
 
 
 def test_what_came_during_a_stall_is_read_as_old(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from rankwise.evidence.reader.notes import Frame, Stack
 from rankwise.evidence.reader.process_state import read_process
 from rankwise.evidence.reader.scene import Child, Evidence, RankFacts, Scene
 from rankwise.launcher.spawned_children import SpawnedChildren
@@ -55,25 +56,41 @@ def test_ranks_below_a_rank_are_told_once() -> None:
             one.communicate()
 
 
+#: What multiprocessing's children are called, and what they do.
+SPAWNED = "from multiprocessing.spawn import spawn_main\n"
+
+
 def test_a_script_that_starts_its_own_ranks_is_told() -> None:
-    """Below a launcher processes of mp.spawn wait for ever for the store of their rank 0: two that did nothing for half a minute are named once, not one, and not those that compute."""
-    idle = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    """Below a launcher processes of mp.spawn wait for ever for the store of their rank 0: two that did nothing for half a minute while their parent joins them are named, once. Not one, not a pool or a loader that waits, not those that compute."""
+    joins = Stack(frames=(Frame(file="/lib/python3/multiprocessing/process.py", line=9, function="join"),))
+    works = Stack(frames=(Frame(file="/job/train.py", line=3, function="<module>"),))
+    code = {"idle": "input()", "busy": "while True: pass"}
+    started = {
+        name: subprocess.Popen([sys.executable, "-c", SPAWNED + code[name[:4]]], stdin=subprocess.PIPE)
+        for name in ("idle1", "idle2", "busy")
+    }
+    other = subprocess.Popen(["sleep", "600"])
+    pids = {name: one.pid for name, one in started.items()} | {"other": other.pid}
     try:
-        for pids, num_lines in (([one.pid for one in idle], 1), ([idle[0].pid, busy.pid], 0)):
+        for names, stack, num_lines in (
+            (("idle1", "idle2"), joins, 1),
+            (("idle1", "idle2"), works, 0),
+            (("idle1", "other"), joins, 0),
+            (("idle1", "busy"), joins, 0),
+        ):
             said: list[str] = []
             own = SpawnedChildren(said.append)
-            children = tuple(Child(pid=pid, name="python", state="S") for pid in pids)
-            facts = [RankFacts(rank=rank, pid=1, evidence=Evidence(), children=children) for rank in range(2)]
+            children = tuple(Child(pid=pids[name], name="python", state="S") for name in names)
+            facts = [RankFacts(rank=rank, pid=1, evidence=Evidence(), children=children, stack=stack) for rank in range(2)]  # fmt: skip
             for now_s in (1.0, 32.0):
                 own.look(Scene(ranks=tuple(facts), world_size=2, now_s=now_s))
-                used = read_process(busy.pid)
-                if busy.pid in pids:
-                    wait_until(lambda used=used: read_process(busy.pid).ticks > used.ticks + 60)  # type: ignore[misc, union-attr]
+                used = read_process(pids["busy"])
+                if "busy" in names:
+                    wait_until(lambda used=used: read_process(pids["busy"]).ticks > used.ticks + 60)  # type: ignore[misc, union-attr]
             assert [line.partition(" of its own")[0] for line in said] == [
                 "rankwise: rank 0 is in no process group, and waits for 2 processes"
             ] * num_lines
     finally:
-        for one in [*idle, busy]:
+        for one in [*started.values(), other]:
             one.kill()
-            one.wait()
+            one.communicate()

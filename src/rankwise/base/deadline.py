@@ -67,7 +67,7 @@ def call_within(
 
 
 def prepare_exit() -> None:
-    """Keep a thread for calls at the exit of this process: Python 3.12 starts none there."""
+    """Keep two threads for calls at the exit of this process, the second for those after one that blocks: Python 3.12 starts none there."""
     if not _STARTS_NONE_AT_EXIT or os.getpid() in _waiting:
         return
     calls = _waiting[os.getpid()] = queue.SimpleQueue()
@@ -76,7 +76,8 @@ def prepare_exit() -> None:
         while True:
             calls.get()()
 
-    threading.Thread(target=run_all, name="rankwise-exit", daemon=True).start()
+    for _ in range(2):
+        threading.Thread(target=run_all, name="rankwise-exit", daemon=True).start()
 
 
 def _start(run: Callable[[], None]) -> None:

@@ -7,8 +7,10 @@ process loads this file by its path.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
+import itertools
 import json
 import queue
 import secrets
@@ -24,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: How long to try a port, and when to connect once more: TCP repeats a lost SYN only after a second.
-_REACH_S, _REACH_EVERY_S = 0.5, 0.02
+#: How long to wait for a connection, and for what is said over it; when to connect once more, and with how many that are made.
+_REACH_S, _REACH_EVERY_S, _MOST_OPEN = 0.5, 0.02, 3
+_UNDER_WAY = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", 0)}
 _CONNECT_S, _AGAIN_S, _MEET_S, _HELLO_S = 15.0, 0.3, 3.0, 5.0
 #: Neighbours that try a port connect often, and a kernel whose queue is full does not answer.
 _BACKLOG = 1024
@@ -172,7 +175,12 @@ class Beats:
         host, port, life_port, name = peer.link.host, peer.link.port, peer.link.life_port, peer.link.name
 
         def look() -> None:
-            state = try_to_reach(host, port, name, host_only=host_only)
+            state = "silent"
+            with contextlib.suppress(OSError):  # no descriptor is left
+                if host_only:
+                    state = "open" if does_host_answer(host, port) else "silent"
+                else:
+                    state = try_to_reach(host, port, name)
             if state == "refused" and life_port and try_to_reach(host, life_port, name) != "refused":
                 state = "left"
             if state == "refused" and not peer.link.is_reached:
@@ -317,43 +325,76 @@ def _note_reached(connection: _Connection) -> None:
     connection.is_reached = try_to_reach(connection.host, connection.life_port or connection.port, connection.name) == "open"  # fmt: skip
 
 
-def try_to_reach(host: str, port: int, name: str = "", *, host_only: bool = False) -> str:
-    """Return "open" if a launcher answers there, the one of that name, "refused" if the host says that nothing listens or another answers, else "silent".
+def try_to_reach(host: str, port: int, name: str = "") -> str:
+    """Return "open" if a launcher answers there, the one of that name, "refused" if the host says that nothing listens or another answers, else "silent"."""
+    said = _connect_soon(host, port, greets=True)
+    if said is None:
+        return "silent"
+    return "open" if said and name.encode() in said else "refused"
 
-    Args:
-        host: Where.
-        port: Where.
-        name: What it says there.
-        host_only: Whether it is enough that its kernel answers, by whatever.
+
+def does_host_answer(host: str, port: int) -> bool:
+    """Tell whether the kernel of a host answers, be it with a refusal."""
+    return _connect_soon(host, port, greets=False) is not None
+
+
+def _connect_soon(host: str, port: int, *, greets: bool) -> bytes | None:
+    """Connect, again and again while nothing comes back: TCP itself repeats a lost SYN only after a second.
+
+    Returns:
+        What is said there, if a greeting is waited for; empty if the host refuses, or has connected; None: nothing in time.
     """
-    end_s = time.monotonic() + _REACH_S
-    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as made:
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if host_only else 0)
-        while (now_s := time.monotonic()) < end_s:
-            with contextlib.suppress(OSError):  # without a route, or a descriptor
-                selector.register(made.enter_context(_connect(host, port)), events)
-            for key, _ in selector.select(min(_REACH_EVERY_S, end_s - now_s)):
-                connection: Any = key.fileobj
-                selector.unregister(connection)
-                try:
-                    if host_only and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                        return "open"
-                    if said := connection.recv(_LONGEST_GREETING):
-                        return "open" if name.encode() in said else "refused"
-                except ConnectionRefusedError:
-                    return "open" if host_only else "refused"
-                except OSError:  # a process that was killed loses its sockets one after the other
-                    pass
-    return "silent"
+    begin_s = now_s = next_s = time.monotonic()
+    end_s, num_open = begin_s + _REACH_S, 0
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    with selectors.DefaultSelector() as selector:
+        try:
+            for address in itertools.cycle(addresses):
+                if now_s >= end_s:
+                    return None
+                if num_open < _MOST_OPEN and now_s >= next_s:
+                    next_s = now_s + _REACH_EVERY_S
+                    _begin_to_connect(address, selector)
+                timeout_s = max(0.0, min(next_s if num_open < _MOST_OPEN else end_s, end_s) - now_s)
+                events: list[Any] = []
+                if selector.get_map():
+                    events = selector.select(timeout_s)
+                else:  # on Windows there must be something to select from
+                    time.sleep(timeout_s)
+                now_s = time.monotonic()
+                for key, _ in events:
+                    connection: Any = key.fileobj
+                    error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if error == errno.ECONNREFUSED or not (error or greets):
+                        return b""
+                    if key.data == "connecting" and not error:
+                        selector.modify(connection, selectors.EVENT_READ, "connected")
+                        num_open, end_s = num_open + 1, max(end_s, min(now_s, begin_s + _REACH_S) + _REACH_S)
+                        continue
+                    with contextlib.suppress(
+                        OSError
+                    ):  # a process that was killed loses its sockets one after the other
+                        if said := connection.recv(_LONGEST_GREETING):
+                            return bytes(said)
+                    num_open -= key.data == "connected"
+                    selector.unregister(connection)
+                    connection.close()
+        finally:
+            for key in list(selector.get_map().values()):
+                key.fileobj.close()  # type: ignore[union-attr]
+    return None
 
 
-def _connect(host: str, port: int) -> socket.socket:
-    """Begin to connect, and return at once."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    connection = socket.socket(family, kind, protocol)
-    connection.settimeout(0)
-    connection.connect_ex(address)
-    return connection
+def _begin_to_connect(address: Any, selector: selectors.BaseSelector) -> None:
+    family, kind, protocol, _, where = address
+    with contextlib.suppress(OSError):  # no descriptor is left
+        connection = socket.socket(family, kind, protocol)
+        connection.settimeout(0)
+        # A connection to the same host may be refused, or made, at once; the selector says so, too.
+        if connection.connect_ex(where) in _UNDER_WAY:
+            selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, "connecting")
+        else:  # there is no route
+            connection.close()
 
 
 @cache

@@ -364,21 +364,23 @@ class Detector:
         if peer.is_asked:
             return
         peer.is_asked = True
-        silences = [(one, one.heard_s) for one in (peer.silence, peer.reach)]
+        # Whoever is heard lives, but may have to be reached.
+        host_only = peer.silence.find_excess_s(asked_s) <= -_ASK_S
+        silences = [
+            (one, one.heard_s) for one in ((peer.reach,) if host_only else (peer.silence, peer.reach))
+        ]
 
         def conclude(state: str) -> None:
             peer.is_asked = False
             if state != "open" or peer not in self.peers:
                 return
             # Several answers to one silence are one; and something may have come meanwhile.
-            for one in [one for one, heard_s in silences[host_only:] if one.heard_s == heard_s]:
+            for one in [one for one, heard_s in silences if one.heard_s == heard_s]:
                 one.answer(asked_s)
             if max(peer.silence.num_answers, peer.reach.num_answers) > _MOST_ANSWERS:
                 self._drop(peer)
                 self._await(peer, asked_s)
 
-        # Whoever is heard lives, but may have to be reached.
-        host_only = peer.silence.find_excess_s(asked_s) <= -_ASK_S
         self._links.probe(peer, conclude, host_only=host_only)
 
     def _give_up(self, peer: Peer, now_s: float) -> None:

@@ -215,11 +215,6 @@ class AllNodesSampler:
         """Return a scene of our own ranks together with what others have told of theirs, less those that their own launchers have stopped."""
         return join(scene, (other.unstopped for other in self._list_present()))
 
-    def has_ended(self, node: int) -> bool:
-        """Tell whether all ranks of another node have ended, and it has told what they left."""
-        other = self._others.get(node)
-        return other is not None and other.latest is not None and other.latest.is_last
-
     def list_ends(self) -> tuple[NodeScene, ...] | None:
         """Return what all other nodes have left; None while it is not known of every rank of the job."""
         ends = tuple(other.latest for other in self._others.values() if other.latest and other.latest.is_last)

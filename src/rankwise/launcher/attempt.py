@@ -201,12 +201,12 @@ class Attempt:
         self._hurry |= self._is_overdue()
         self._stop(self._interrupted or signal.SIGTERM)
         if self._interrupted is None and not (self._regroup or self._has_lost_nodes):
-            self._survive(killed)
+            self._outlive(killed)
             self._publish_end()  # the first rank to fail may take longer to end than those that have only lost it
         self._workers.sweep(0.0 if self._hurry else _ORPHAN_GRACE_S)
         self._take_signals()
 
-    def _survive(self, killed: Sequence[Rank]) -> None:
+    def _outlive(self, killed: Sequence[Rank]) -> None:
         """See whether this launcher outlives its killed ranks: whoever kills a node may begin with them, and the others then have lost a node."""
         if self._part.link is None or not killed:
             return
@@ -262,7 +262,10 @@ class Attempt:
         lasted_s = self._clock.monotonic() - self._started_s
         decision = decide([*self._failures, to_failure(verdict, lasted_s=lasted_s)], spec.max_restarts)
         gives_up = self._interrupted is not None or self._supervisor_lost or isinstance(decision, GiveUp)
-        link.end_attempt(name_roles(verdict.message, spec.roles), code=verdict.exit_code, gives_up=gives_up)
+        link.end_attempt(
+            name_roles(verdict.message, spec.roles), code=verdict.exit_code, gives_up=gives_up,
+            host_problems=self._monitor.find_host_problems() if gives_up else (),
+        )  # fmt: skip
 
     def _tell_slow_start(self) -> None:
         if self._is_told_slow or any(rank.pid for rank in self._ranks):

@@ -46,8 +46,6 @@ _LAST_ANSWER_S, _ANSWER_S = 0.5, 0.1
 _PARTED_S = 3.0
 #: When a peer was lost, so long the other nodes may take to tell how their ranks have ended.
 _LEAVE_S, _SOON_S = 2.0, 0.05
-#: A node that has ended the attempt tells what it has seen of its host once its ranks have ended.
-_LOOK_BACK_S = 6.0
 #: So long what all nodes have left is read at the job's end.
 _LAST_READING_S = 2.0
 
@@ -81,7 +79,7 @@ class JobMonitor:
         if link is not None and link.is_judge:
             self._all = AllNodesSampler(self._sampler, link, self._say, job.clock)
         elif link is not None:
-            self._answers = NodeResponder(self._sampler, link, job.clock, self._find_host_problems)
+            self._answers = NodeResponder(self._sampler, link, job.clock, self.find_host_problems)
         bounds = Bounds(timeout_s=job.spec.hang_timeout_s, on_hang=job.spec.on_hang)
         self._children = SpawnedChildren(self._say)
         self._job, self._evidence = job, folder / "evidence"
@@ -113,10 +111,12 @@ class JobMonitor:
     @property
     def host_problems(self) -> tuple[str, ...]:
         """What is wrong with this host, as it was when the attempt failed or hung, and, with their names, with others."""
+        end = None if self._link is None else self._link.ended_elsewhere
         found = self._host_problems_elsewhere or (self._all.list_host_problems() if self._all else ())
-        return (*self._own_host_problems, *found)
+        return (*self._own_host_problems, *(found or (end.host_problems if end is not None else ())))
 
-    def _find_host_problems(self) -> tuple[str, ...]:
+    def find_host_problems(self) -> tuple[str, ...]:
+        """Look what is wrong with this host now."""
         return self._host_check.find_host_problems() if self._host_check else ()
 
     @property
@@ -190,7 +190,7 @@ class JobMonitor:
         if self._asking is not None:  # what is being said comes before the report
             self._asking.join(wait_s)
         if is_final:  # a restart has no time for it
-            self._own_host_problems = self._try(self._find_host_problems) or ()
+            self._own_host_problems = self._try(self.find_host_problems) or ()
         is_watched = self._is_on
         if (scene := self._try(lambda: self._sampler.take_last(wait_s=wait_s))) is not None and is_watched:
             # What was seen elsewhere belongs to the evidence if it has decided; else each node tells of its own.
@@ -274,12 +274,8 @@ class JobMonitor:
             return case
         everyone = self._all or AllNodesSampler(self._sampler, link, self._say, self._clock)
         end, ends = self._clock.monotonic() + _LEAVE_S, everyone.list_ends()
-        while link.decision is None and ends is None and not link.lost_nodes:
-            # What is wrong with the host of the node that has ended the attempt belongs to the report on each.
-            if link.ended_elsewhere is not None and everyone.has_ended(link.ended_elsewhere.node):
-                break
-            bound_s = end if link.ended_elsewhere is None else end - _LEAVE_S + _LOOK_BACK_S
-            if self._clock.monotonic() > bound_s or not link.collect():
+        while link.decision is None and ends is None and not link.lost_nodes and link.ended_elsewhere is None:
+            if self._clock.monotonic() > end or not link.collect():
                 self._host_problems_elsewhere = everyone.list_host_problems()
                 return case
             everyone.read_all(_LAST_READING_S)
@@ -287,7 +283,7 @@ class JobMonitor:
             self._clock.sleep(_SOON_S)
         self._host_problems_elsewhere = everyone.list_host_problems()
         decision = link.decision
-        if decision is None and ends and case.scene is not None and link.ended_elsewhere is None:
+        if decision is None and ends and case.scene is not None:
             scene = join(self._sampler.take_end(), (one.scene for one in ends))
             stopped = {rank for one in ends for rank in one.stopped} | self._stopped
             finding = find_early_exits(scene, stopped)

@@ -11,6 +11,8 @@ from rankwise.launcher.helper import InterruptedByUser
 from rankwise.verdict.case import LostNode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankwise.launcher.helper import Helper
 
 _DECIDE_S = 3.0
@@ -69,12 +71,14 @@ class AttemptEnd:
         why: What has failed there.
         code: Its exit code.
         gives_up: Whether it does not meet the others for another attempt.
+        host_problems: What is wrong with its host, and may be the cause, as sentences.
     """
 
     node: int
     why: str
     code: int
     gives_up: bool
+    host_problems: tuple[str, ...] = ()
 
 
 class EndedElsewhere(Exception):  # noqa: N818 - it is no error
@@ -157,6 +161,7 @@ class NodeLink:
             why=str(facts["why"]),
             code=int(facts["code"]),
             gives_up=bool(facts["gives_up"]),
+            host_problems=tuple(facts.get("host_problems", ())),
         )
 
     @property
@@ -170,19 +175,21 @@ class NodeLink:
         end = self.end
         return None if end is None or end.node == self.node_rank else end
 
-    def end_attempt(self, why: str, *, code: int, gives_up: bool) -> None:
+    def end_attempt(self, why: str, *, code: int, gives_up: bool, host_problems: Sequence[str] = ()) -> None:
         """Tell the other nodes that the attempt ends here: their ranks are stopped, and are not started again alone.
 
         Args:
             why: What has failed.
             code: Our exit code, if we give up.
             gives_up: Whether this node does not meet the others for another attempt.
+            host_problems: What is wrong with this host.
         """
         facts = {
             "node": self.node_rank,
             "why": f"on node {self.node_rank} ({self.host}): {why}",
             "code": code,
             "gives_up": gives_up,
+            "host_problems": [f"on {self.host}: {one}" for one in host_problems],
         }
         self._has_published_end = True
         self._try("end_attempt", timeout_s=_DECIDE_S, text=json.dumps(facts))

@@ -45,33 +45,39 @@ class SpawnedChildren:
                     f"rankwise: rank {facts.rank} has started {len(members)} processes with a process group of their own: these are not watched "
                     f"for hangs\n  -> let `rankwise run --nproc-per-node {len(members)}` start them, or ask `rankwise why` what they do"
                 )
-            elif (num_idle := self._count_idle(facts, scene.now_s)) > 1:
+            elif _waits_for_processes(facts) and (num_own := self._count_spawned(facts, scene.now_s)):
                 self._reported |= {one.rank for one in scene.ranks}  # all of them do what the script says
                 self._say(
-                    f"rankwise: rank {facts.rank} is in no process group, and waits for {num_idle} processes of its own that have done nothing for "
+                    f"rankwise: rank {facts.rank} is in no process group, and waits for {num_own} processes of its own, which have done nothing for "
                     f"{_IDLE_S:.0f} s\n  -> a script that starts its own ranks, by mp.spawn or the like, is started by `python`: below a launcher rank 0 "
-                    f"of them serves no store; or let `rankwise run --nproc-per-node {num_idle}` start them, without mp.spawn"
+                    f"of them serves no store; or let `rankwise run --nproc-per-node {num_own}` start them, without mp.spawn"
                 )
 
-    def _count_idle(self, facts: RankFacts, now_s: float) -> int:
-        """Count the children that have long used no CPU time: those of a pool that prepares data do."""
-        idle = 0
+    def _count_spawned(self, facts: RankFacts, now_s: float) -> int:
+        """Count the children of multiprocessing, if some of them have long used no CPU time."""
+        idle = spawned = 0
         for child in facts.children:
             process = read_process(child.pid)
-            if process is None or _is_helper(child.pid):
+            if process is None or not _is_spawned(child.pid):
                 continue
+            spawned += 1
             since_s, ticks = self._used.setdefault(child.pid, (now_s, process.ticks))
             if process.ticks - ticks > _USED_S * ticks_per_second():
                 self._used[child.pid] = (now_s, process.ticks)
             elif now_s - since_s >= _IDLE_S:
                 idle += 1
-        return idle
+        return spawned if idle > 1 else 0
 
 
-def _is_helper(pid: int) -> bool:
-    """Tell whether it is one of multiprocessing's own, which wait for as long as its parent lives."""
+def _waits_for_processes(facts: RankFacts) -> bool:
+    """Tell whether a rank stands in a join of multiprocessing, or of torch.multiprocessing.spawn."""
+    frames = facts.stack.frames if facts.evidence is not None and facts.stack is not None else ()
+    return any(frame.function == "join" and "multiprocessing" in frame.file for frame in frames)
+
+
+def _is_spawned(pid: int) -> bool:
+    """Tell whether multiprocessing has spawned it; its helpers wait for as long as its parent lives."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return True
-    return b"resource_tracker" in command or b"forkserver" in command
+        return False

@@ -92,7 +92,7 @@ MEANINGS: tuple[Meaning, ...] = (
     _meaning("own", "I2", r"client socket has (timed out|failed).{0,200}?while trying to connect to|The client socket has failed to connect",
              "nothing listens at that address: don't set MASTER_ADDR or MASTER_PORT in the script, the launcher has set them"),
     _meaning("own", "I9", r"EADDRINUSE|[Aa]ddress already in use",
-             "remove the fixed port from the script: the launcher picked a free one and set MASTER_PORT; only rank 0 listens there, so a rank= in the call must be RANK, too"),
+             "remove the fixed port from the script: the launcher picked a free one and set MASTER_PORT; only rank 0 listens there: pass no rank=, or int(os.environ['RANK'])"),
     _meaning("own", "I13", r"file:// rendezvous: path missing",
              "an absolute path is needed (file:///…), new for each run; under a launcher init_method is best left out"),
     _meaning("own", "I14", r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set|KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE)'",

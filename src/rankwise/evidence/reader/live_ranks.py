@@ -44,8 +44,8 @@ _NAMES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_
 _JOB = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _OURS = "RANKWISE_RANK"
 _AT_ONCE = 8
-#: A debugger that takes its stack makes a thread that computes rest so often.
-_MOST_RESTS = 5
+#: Who wakes from a sleep waits less than this for a core; who computes waits longer, for each time it rests.
+_WAKING_S = 0.1
 _STACKS_ONLY = "a stack shows where a rank is, not which of its collectives it is in"
 
 
@@ -211,7 +211,7 @@ def _find_share(was: _Look, now: _Look) -> float | None:
         waited_s, num_rests = (
             after - before for before, after in zip(was.core_wait, now.core_wait, strict=True)
         )
-        if num_rests <= _MOST_RESTS:  # else each short wait for a core is one after a sleep
+        if waited_s > _WAKING_S * num_rests:
             used_s += waited_s
     return used_s / (now.at_s - was.at_s)
 

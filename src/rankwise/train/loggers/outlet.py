@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO, final
 
 
@@ -48,14 +49,14 @@ class Outlet:
         stream, self._stream = self._stream, None
         with suppress(OSError, ValueError, AttributeError):
             fd = stream.fileno()  # type: ignore[union-attr]
-            kept, nowhere = os.dup(fd), os.open(os.devnull, os.O_WRONLY)
+            is_inheritable, kept = os.get_inheritable(fd), os.dup(fd)
             try:
-                os.dup2(nowhere, fd)
+                with Path(os.devnull).open("wb") as nowhere:
+                    os.dup2(nowhere.fileno(), fd, inheritable=is_inheritable)
                 stream.flush()  # type: ignore[union-attr]
             finally:
-                os.dup2(kept, fd)
+                os.dup2(kept, fd, inheritable=is_inheritable)
                 os.close(kept)
-                os.close(nowhere)
 
     def say(self, line: str) -> None:
         """Write one line, at once."""
