@@ -97,7 +97,8 @@ def test_a_job_is_started_again_after_exit_code_75(tmp_path: Path) -> None:
     (job,) = list_jobs(tmp_path)
     assert (job["phase"], job["exit_code"], job["starts"], job["on"]) == ("succeeded", 0, 2, "local")
     lines = without_gloo(call(tmp_path, "logs", job["id"], "--rank", "1").stdout).splitlines()
-    assert [line.partition("]: ")[2] for line in lines if "of" in line] == ["rank 1 of 2 blue kept"] * 2
+    # What Gloo of older torch writes is left out, and not the name of the rank before it.
+    assert [line.rpartition("]: ")[2] for line in lines if "of" in line] == ["rank 1 of 2 blue kept"] * 2
     assert call(tmp_path, "jobs", "--forget").stdout == "1 job forgotten\n"
     assert list_jobs(tmp_path) == []
 
