@@ -1,4 +1,4 @@
-"""Write docs/rules/check/ from the rules of `rankwise check`: a page for each rule, and the table of all."""
+"""Write docs/rules/check/README.md, the table of the rules of `rankwise check`, and the first and last lines of each rule's page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEAD = """\
 # Rules of the check
 
 What `rankwise check` finds in a script, a notebook, a shell script, a page or a command line before anything runs. How to use it: [Check before you run](../../howto/check.md).
-`make docs` generates these pages from the rules; `rankwise rule RW101` shows one on the terminal.
+`rankwise rule RW101` shows a page on the terminal.
 
 An *error* breaks, hangs or is silently wrong. A *warning* does so in some settings. A *hint* is worth a look and does not fail the check.
 *fix* means that `rankwise check --fix` fixes it where that is safe. The classes are those of [failure classes](../../reference/failure-classes.md).
@@ -49,7 +49,7 @@ def link_class(id_: str, anchors: dict[str, str]) -> str:
 
 
 def render_page(rule: Rule[Any], anchors: dict[str, str]) -> str:
-    """Return the page of a rule."""
+    """Return the page of a rule: what is written by hand, between what its rule says."""
     classes = ", ".join(link_class(one, anchors) for one in rule.classes)
     facts = [
         f"**{rule.severity}**",

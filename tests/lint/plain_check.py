@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import pkgutil
 import textwrap
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import rankwise.lint.rules
+from rankwise.lint import registry
 from rankwise.lint.piece import Piece
 from rankwise.lint.script import Script
 
@@ -18,14 +15,9 @@ if TYPE_CHECKING:
     from rankwise.lint.rule import Rule
 
 
-@cache
 def rule_of(rule_id: str) -> Rule[Any]:
     """The rule with an id."""
-    for module in pkgutil.iter_modules(rankwise.lint.rules.__path__):
-        if module.name.startswith(rule_id.lower() + "_"):
-            rule: Rule[Any] = importlib.import_module(f"rankwise.lint.rules.{module.name}").RULE
-            return rule
-    raise KeyError(rule_id)
+    return registry.rule(rule_id)
 
 
 def script_of(code: str, **piece: Any) -> Script:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.lint import registry
-from rankwise.lint.finding import Edit, Finding, Span
+from rankwise.lint.finding import Edit, Finding, Found, Span
 from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
 from rankwise.lint.rule import Rule
@@ -29,32 +29,34 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 
-def _mark(script: Script) -> Iterator[Finding]:
+def _mark(script: Script) -> Iterator[Found]:
     """One finding on each line that calls `mark`, which is mended to `done`."""
     for number, line in enumerate(script.lines, start=1):
         if (at := line.find("mark(")) >= 0:
             span = Span(number, at + 1, number, at + 5)
-            yield script.finding(MARK, span, "marked", "drop it", edits=[Edit(span=span, text="done")])
+            yield Found(span, "marked", "drop it", edits=[Edit(span=span, text="done")])
 
 
-def _break(script: Script) -> Iterator[Finding]:
+def _break(script: Script) -> Iterator[Found]:
     if "fragile" in script.piece.code:
         raise ValueError("too bad")
     return iter(())
 
 
 MARK: Rule[Script] = Rule(
-    id="RW101", name="marked", severity="error", classes=("C1",), summary="", check=_mark, needs_ranks=False
+    id="RW101", name="marked", severity="error", classes=("C1",), summary="", look=_mark, needs_ranks=False
 )
 FRAGILE: Rule[Script] = Rule(
-    id="RW102", name="fragile", severity="hint", classes=(), summary="", check=_break, needs_ranks=False
+    id="RW102", name="fragile", severity="hint", classes=(), summary="", look=_break, needs_ranks=False
 )
 
 
 @pytest.fixture
 def few_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the two rules above are there, so that a test's text has the findings that it means."""
-    monkeypatch.setattr(registry, "all_rules", lambda: (MARK, FRAGILE, check_module.unreadable.RULE))
+    monkeypatch.setattr(
+        registry, "all_rules", lambda: (MARK, FRAGILE, check_module.unreadable.text_is_not_python)
+    )
 
 
 def _places(findings: Any) -> list[tuple[int, int, int | None]]:
@@ -177,7 +179,7 @@ def test_kept_results_are_those_of_these_rules(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Path, "read_bytes", listen)
     (tmp_path / "a.py").write_text("x = 1\n")
     check_files([str(tmp_path)], Settings(), Plan(cache_folder=tmp_path / "cache"))
-    assert {"rw901_text_is_not_python.py", "unparsed.py", "check.py"} <= set(names)
+    assert {"conditional_calls.py", "unparsed.py", "check.py"} <= set(names)
 
 
 @pytest.mark.usefixtures("few_rules")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -13,20 +12,19 @@ from rankwise.lint import registry, rules
 from rankwise.lint.rule import Rule
 
 FOLDER = Path(rules.__file__).parent
+PAGES = Path(__file__).parents[2] / "docs" / "rules" / "check"
 
 
-def module(name: str, id_: str, rule_name: str = "some-words") -> ModuleType:
-    made = ModuleType(f"rankwise.lint.rules.{name}")
-    made.RULE = Rule(  # type: ignore[attr-defined]
-        id=id_, name=rule_name, severity="error", classes=(), summary="x", check=lambda _: ()
-    )
-    return made
+def made(id_: str, name: str = "some-words") -> Rule[object]:
+    return Rule(id=id_, name=name, severity="error", classes=(), summary="x", look=lambda _: ())
 
 
-def test_every_rule_file_is_found() -> None:
-    """Each file rwNNN_*.py in the folder of rules gives a rule, and the list is sorted by id."""
-    ids = sorted(path.name[:5].upper() for path in FOLDER.glob("rw[0-9][0-9][0-9]_*.py"))
-    assert [rule.id for rule in registry.all_rules()] == ids
+def test_every_rule_has_its_page() -> None:
+    """Each rule that a module defines is in the list, sorted by id, and has a page; each page has a rule."""
+    pages = sorted(path.stem for path in PAGES.glob("RW*.md"))
+    assert [rule.id for rule in registry.all_rules()] == pages
+    defined = sum(text.count("\n@rule(") for text in (path.read_text() for path in FOLDER.glob("*.py")))
+    assert defined == len(pages)
 
 
 def test_a_rule_by_id_or_name_in_any_case() -> None:
@@ -43,48 +41,51 @@ def test_unknown_rules_are_guessed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("modules", "told"),
+    ("rules", "told"),
     [
-        ((module("rw101_a", "RW101"), module("rw101_b", "RW101", "other-words")), "RW101 is the rule in rw101_a.py"),
-        ((module("rw101_a", "RW101"), module("rw102_b", "RW102")), "some-words is the rule in rw101_a.py"),
-        ((module("rw101_a", "RW102"),), "says that its id is RW102"),
-        ((module("rw001_a", "RW001"),), "says that its id is RW001"),
+        ((made("RW101"), made("RW101", "other-words")), r"RW101 is both RW101 \(some-words\) and RW101 \(other-words\)"),
+        ((made("RW101"), made("RW102")), "some-words is both RW101"),
+        ((made("RW001"),), "some-words has the id RW001"),
     ],
 )  # fmt: skip
-def test_doubled_and_wrong_ids_are_refused(modules: tuple[ModuleType, ...], told: str) -> None:
-    """Two rules of one id or name, an id that is not its file's, a chapter that there is not: each is an error with names."""
+def test_doubled_and_wrong_ids_are_refused(rules: tuple[Rule[object], ...], told: str) -> None:
+    """Two rules of one id or name, or a chapter that there is not: each is an error with names."""
     with pytest.raises(ValueError, match=told):
-        registry.check_modules(modules)
+        registry.in_order(rules)
 
 
-def page_of(monkeypatch: pytest.MonkeyPatch, text: str) -> Rule[object]:
-    made = module("rw101_a", "RW101")
-    made.__doc__ = text
-    monkeypatch.setattr(registry, "_modules", lambda: (made,))
-    return made.RULE  # type: ignore[no-any-return]
+def page_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> Rule[object]:
+    page = tmp_path / "rules" / "check" / "RW101.md"
+    page.parent.mkdir(parents=True)
+    page.write_text(f"# RW101: X\n\n**error**\n\n{text}\n**To silence it** on one line.\n")
+    monkeypatch.setattr(registry, "docs_folder", lambda: tmp_path)
+    return made("RW101")
 
 
-def test_examples_are_cut_out_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_are_cut_out_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Fences belong to the part above them; those in the prose are no examples."""
     rule = page_of(
         monkeypatch,
-        "It is ``wrong``.\n\n**Why.**\n\n```python\nprose\n```\n\nBad:\n\n```python\na\n```\n\n```python\nb\n```\n\nGood:\n\n"
+        tmp_path,
+        "It is `wrong`.\n\n**Why.**\n\n```python\nprose\n```\n\nBad:\n\n```python\na\n```\n\n```python\nb\n```\n\nGood:\n\n"
         "```python\nc\n```\n\n**When it says nothing.**\n\n```python\nprose\n```\n",
     )
     assert registry.examples(rule) == (["a\n", "b\n"], ["c\n"], "python")
     assert registry.page(rule).startswith("It is `wrong`.\n\n**Why.**\n\n```python\n")
 
 
-def test_shell_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A page with bash fences has examples in shell."""
-    rule = page_of(monkeypatch, "X.\n\nBad:\n\n```bash\na\n```\n\nGood:\n\n```bash\nb\n```\n")
+    rule = page_of(monkeypatch, tmp_path, "X.\n\nBad:\n\n```bash\na\n```\n\nGood:\n\n```bash\nb\n```\n")
     assert registry.examples(rule).language == "shell"
 
 
 @pytest.mark.parametrize("fence", ["", "```perl\na\n```\n", "```python\na\n```\n\n```bash\na\n```\n"])
-def test_pages_without_examples_are_refused(monkeypatch: pytest.MonkeyPatch, fence: str) -> None:
+def test_pages_without_examples_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fence: str
+) -> None:
     """No bad example, another language or two of them: an error that names the rule."""
-    rule = page_of(monkeypatch, f"X.\n\nBad:\n\n{fence}")
+    rule = page_of(monkeypatch, tmp_path, f"X.\n\nBad:\n\n{fence}")
     with pytest.raises(ValueError, match="RW101"):
         registry.examples(rule)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _rule(id_: str, name: str) -> Rule[Any]:
-    return Rule(id=id_, name=name, severity="error", classes=(), summary="", check=lambda _: ())
+    return Rule(id=id_, name=name, severity="error", classes=(), summary="", look=lambda _: ())
 
 
 A, B, C = RULES = (_rule("RW101", "one-name"), _rule("RW102", "two-names"), _rule("RW201", "third"))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rankwise.lint import rules
+from rankwise.lint import registry
 from rankwise.lint.piece import Piece
 from rankwise.lint.shell.study import piece_of_command, study_shell
 
@@ -18,18 +15,14 @@ if TYPE_CHECKING:
 
 pytest.importorskip("tree_sitter_bash")
 
-MODULES = [
-    importlib.import_module(f"rankwise.lint.rules.{entry.name}")
-    for entry in pkgutil.iter_modules(rules.__path__)
-    if re.match(r"rw7\d\d_", entry.name) or entry.name == "rw902_text_is_not_shell"
-]
+RULES = [rule for rule in registry.all_rules() if rule.looks_at == "shell"]
 T = "torchrun --nproc_per_node=2"
 TWO = "torchrun --nnodes=2 --nproc_per_node=8"
 
 
 def check(piece: Piece) -> list[Finding]:
     shell = study_shell(piece)
-    return [finding for module in MODULES for finding in module.RULE.check(shell)]
+    return [finding for rule in RULES for finding in rule.check(shell)]
 
 
 def found_in(code: str, *, path: str = "job.sh", is_fragment: bool = False) -> set[str]:

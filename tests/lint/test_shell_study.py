@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-import re
 import sys
 import time
 from importlib import import_module
@@ -14,7 +11,7 @@ import pytest
 
 from rankwise.base.errors import UsageError
 from rankwise.launcher.parser import LATER_FLAGS
-from rankwise.lint import rules
+from rankwise.lint import registry
 from rankwise.lint.piece import Piece
 from rankwise.lint.shell import study
 from rankwise.lint.shell.flags import TABLES
@@ -30,11 +27,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("tree_sitter_bash")
 
-MODULES = [
-    importlib.import_module(f"rankwise.lint.rules.{entry.name}")
-    for entry in pkgutil.iter_modules(rules.__path__)
-    if re.match(r"rw7\d\d_", entry.name) or entry.name == "rw902_text_is_not_shell"
-]
+RULES = [rule for rule in registry.all_rules() if rule.looks_at == "shell"]
 
 
 def read(code: str, path: str = "job.sh") -> Shell:
@@ -42,7 +35,7 @@ def read(code: str, path: str = "job.sh") -> Shell:
 
 
 def findings(shell: Shell) -> list[Finding]:
-    return [finding for module in MODULES for finding in module.RULE.check(shell)]
+    return [finding for rule in RULES for finding in rule.check(shell)]
 
 
 def texts(command: Command) -> list[str | None]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from pathlib import Path
 
-import rankwise
 from rankwise.doctor import registry
+from rankwise.lint.registry import docs_folder
 
-#: In a wheel they lie inside the package, in a clone beside `src`.
-_FOLDERS = (Path(rankwise.__file__).parent / "docs", Path(rankwise.__file__).parents[2] / "docs")
 _LINK = re.compile(r"\[([^\]\n]+)\]\([^)\n]+\)")
 _SEEN = re.compile(r"\*\*You see:\*\* (.*?)\n\n", re.DOTALL)
 _QUOTE = re.compile(r"(`+) ?(.+?) ?\1")
@@ -77,7 +74,7 @@ def _fold(name: str) -> str:
 
 def _read_pages() -> dict[str, tuple[str, str]]:
     """Return the names and the pages."""
-    folder = next((one for one in _FOLDERS if one.is_dir()), None)
+    folder = docs_folder()
     if folder is None:
         return {}
     pages = {

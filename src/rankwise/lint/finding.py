@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import ast
+    from collections.abc import Iterable
 
     from rankwise.base.findings import Severity
 
@@ -27,6 +28,20 @@ class Edit:
 
     span: Span
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a rule saw: where, what happens and what to do; the rest as in `Finding`."""
+
+    at: ast.AST | Span
+    message: str
+    fix: str
+    _: KW_ONLY
+    severity: Severity | None = None
+    failure_class: str | None = None
+    also: Iterable[tuple[str, str, Span]] = ()
+    edits: Iterable[Edit] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,24 @@
-"""All rules: each module in `rankwise.lint.rules` has one, and its docstring is the rule's page."""
+"""All rules: those that the modules in `rankwise.lint.rules` define; the page of each is docs/rules/check/ID.md."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import pkgutil
 import re
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import rankwise
 from rankwise.base.errors import UsageError
 from rankwise.lint import rules
+from rankwise.lint.rule import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import ModuleType
 
     from rankwise.lint.piece import Language
-    from rankwise.lint.rule import Rule
 
 #: What the hundreds of a rule's id mean.
 CHAPTERS = {
@@ -40,6 +40,10 @@ _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PART = re.compile(r"^(?:(Bad|Good):|\*\*)", re.MULTILINE)
 
 
+#: What `make docs` writes around a page.
+_FRAME = re.compile(r"\A# RW\d+: .*\n\n.*\n|^\*\*To silence it\*\* .*\n", re.MULTILINE)
+
+
 class Examples(NamedTuple):
     """The examples of a rule's page: each one is complete."""
 
@@ -50,12 +54,30 @@ class Examples(NamedTuple):
 
 @cache
 def all_rules() -> tuple[Rule[Any], ...]:
-    """Return all rules, sorted by id.
+    """Return all rules, sorted by id."""
+    modules = (
+        importlib.import_module(f"{rules.__name__}.{one.name}")
+        for one in pkgutil.iter_modules(rules.__path__)
+    )
+    return in_order(one for module in modules for one in vars(module).values() if isinstance(one, Rule))
+
+
+def in_order(found: Iterable[Rule[Any]]) -> tuple[Rule[Any], ...]:
+    """Return rules sorted by id.
 
     Raises:
-        ValueError: Two rules have the same id or name, or an id is not that of its module.
+        ValueError: Two have the same id or name, or one is of no chapter.
     """
-    return tuple(module.RULE for module in _modules())
+    seen: dict[str, Rule[Any]] = {}
+    for one in found:
+        if one.id[:3] not in CHAPTERS:
+            raise ValueError(f"{one.name} has the id {one.id}, which belongs to no chapter")
+        for word in (one.id, one.name):
+            if seen.setdefault(word, one) is not one:
+                raise ValueError(
+                    f"{word} is both {seen[word].id} ({seen[word].name}) and {one.id} ({one.name})"
+                )
+    return tuple(sorted(set(seen.values()), key=lambda one: one.id))
 
 
 def rule(id_or_name: str) -> Rule[Any]:
@@ -82,10 +104,23 @@ def _list_holding(word: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if bare in name.replace("-", "")][:3] if len(bare) >= _LEAST_PART else []
 
 
+def docs_folder() -> Path | None:
+    """Return the folder of the pages: in a wheel it lies inside the package, in a clone beside `src`."""
+    package = Path(rankwise.__file__).parent
+    return next((one for one in (package / "docs", package.parents[1] / "docs") if one.is_dir()), None)
+
+
 def page(one: Rule[Any]) -> str:
-    """Return the page of a rule: the docstring of its module, as Markdown."""
-    text = inspect.cleandoc(_module_of(one).__doc__ or "")
-    return re.sub(r"(?<!`)``(?!`)", "`", text) + "\n"
+    """Return the page of a rule as Markdown, without what `make docs` writes around it: its title and its last line."""
+    folder = docs_folder()
+    if folder is None:
+        return f"{one.summary[0].upper()}{one.summary[1:]}.\n"
+    return page_body((folder / "rules" / "check" / f"{one.id}.md").read_text(encoding="utf-8"))
+
+
+def page_body(text: str) -> str:
+    """Return what of a page's text is written by hand."""
+    return _FRAME.sub("", text).strip("\n") + "\n"
 
 
 def examples(one: Rule[Any]) -> Examples:
@@ -94,7 +129,7 @@ def examples(one: Rule[Any]) -> Examples:
     Raises:
         ValueError: The page has none, or in a language that is not checked.
     """
-    text = page(one)
+    id_, text = one.id, page(one)
     found: dict[str, list[str]] = {"Bad": [], "Good": []}
     languages = set()
     for fence in _FENCE.finditer(text):
@@ -104,7 +139,7 @@ def examples(one: Rule[Any]) -> Examples:
             languages.add(_LANGUAGES.get(fence[1], fence[1]))
     if not found["Bad"] or languages not in ({"python"}, {"shell"}):
         raise ValueError(
-            f"the page of {one.id} needs an example under 'Bad:', all in python or all in bash; "
+            f"the page of {id_} needs an example under 'Bad:', all in python or all in bash; "
             f"it has {len(found['Bad'])}, in {sorted(languages)}"
         )
     return Examples(found["Bad"], found["Good"], "python" if languages == {"python"} else "shell")
@@ -113,34 +148,3 @@ def examples(one: Rule[Any]) -> Examples:
 def chapter(id_: str) -> str:
     """Return the title of the chapter that a rule's id belongs to."""
     return CHAPTERS[id_[:3]]
-
-
-@cache
-def _modules() -> tuple[ModuleType, ...]:
-    names = sorted(
-        entry.name for entry in pkgutil.iter_modules(rules.__path__) if re.match(r"rw\d{3}_", entry.name)
-    )
-    modules = tuple(importlib.import_module(f"{rules.__name__}.{name}") for name in names)
-    check_modules(modules)
-    return modules
-
-
-def check_modules(modules: tuple[ModuleType, ...]) -> None:
-    """Make sure that ids and names are given once and fit their modules.
-
-    Raises:
-        ValueError: They are not, or do not.
-    """
-    seen: dict[str, str] = {}
-    for module in modules:
-        name, one = module.__name__.rpartition(".")[2], module.RULE
-        if not name.startswith(one.id.lower() + "_") or one.id[:3] not in CHAPTERS:
-            raise ValueError(f"the rule in {name}.py says that its id is {one.id}")
-        for word in (one.id, one.name):
-            if word in seen:
-                raise ValueError(f"{word} is the rule in {seen[word]}.py and the one in {name}.py")
-            seen[word] = name
-
-
-def _module_of(one: Rule[Any]) -> ModuleType:
-    return next(module for module in _modules() if module.RULE is one)

@@ -6,18 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rankwise.lint.finding import Edit, Finding, Span, span_of
-
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Iterable
 
-    from rankwise.base.findings import Severity
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.history import History
     from rankwise.lint.piece import Piece
     from rankwise.lint.program import Module
-    from rankwise.lint.rule import Rule
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,29 +86,3 @@ class Script:
     def lines(self) -> list[str]:
         """The code's lines, from 0."""
         return self.piece.lines
-
-    def finding(
-        self,
-        rule: Rule[Any],
-        node: ast.AST | Span,
-        message: str,
-        fix: str,
-        *,
-        severity: Severity | None = None,
-        failure_class: str | None = None,
-        also: Iterable[tuple[str, str, Span]] = (),
-        edits: Iterable[Edit] = (),
-    ) -> Finding:
-        """A finding of ``rule`` at ``node``; class and severity are the rule's (first) unless given."""
-        span = node if isinstance(node, Span) else span_of(node, self.lines)
-        return Finding(
-            rule=rule.id,
-            failure_class=failure_class if failure_class is not None else next(iter(rule.classes), ""),
-            severity=severity or rule.severity,
-            message=message,
-            fix=fix,
-            path=self.piece.path,
-            span=span,
-            also=tuple(also),
-            edits=tuple(edits),
-        )

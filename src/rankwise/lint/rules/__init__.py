@@ -1,1 +1,1 @@
-"""What the check finds: one rule a file; the file's docstring is the rule's page in docs/rules."""
+"""What the check finds: families of rules; the page of each rule is docs/rules/check/ID.md."""

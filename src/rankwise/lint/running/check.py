@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.errors import RankwiseError
 from rankwise.lint.inputs.unparsed import find_unparsed
 from rankwise.lint.program import matters
-from rankwise.lint.rules import rw901_text_is_not_python as unreadable
+from rankwise.lint.rules import unparsed as unreadable
 from rankwise.lint.running.suppress import find_suppressions
 
 if TYPE_CHECKING:
@@ -76,7 +76,11 @@ def _apply(
         _note(failures, "the model", piece.path, error)
         return found
     for rule in rules:
-        if rule.looks_at == piece.language and rule.id != unreadable.RULE.id and _concerns(rule, studied):
+        if (
+            rule.looks_at == piece.language
+            and rule.id != unreadable.text_is_not_python.id
+            and _concerns(rule, studied)
+        ):
             try:
                 found += rule.check(studied)
             except Exception as error:  # noqa: BLE001 - the same edge, for one rule

@@ -12,7 +12,7 @@ from rankwise.lint import registry
 from rankwise.lint.finding import Finding
 from rankwise.lint.inputs.reading import read_file
 from rankwise.lint.program import Project
-from rankwise.lint.rules import rw901_text_is_not_python as unreadable
+from rankwise.lint.rules import unparsed as unreadable
 from rankwise.lint.running.cache import Kept, Source, look_at
 from rankwise.lint.running.check import check_piece, sort_findings
 

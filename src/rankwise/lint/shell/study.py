@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
-from rankwise.lint.finding import Edit, Finding, Span
+from rankwise.lint.finding import Edit, Span
 from rankwise.lint.piece import Piece
 from rankwise.lint.shell.launches import read_launch
 from rankwise.lint.shell.model import Reading
@@ -21,12 +21,10 @@ from rankwise.lint.shell.source import whole_source
 from rankwise.lint.shell.walk import Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from tree_sitter import Parser
 
-    from rankwise.base.findings import Severity
-    from rankwise.lint.rule import Rule
     from rankwise.lint.shell.model import Launch
     from rankwise.lint.shell.words import Word
 
@@ -98,46 +96,6 @@ class Shell:
             if text and text.endswith(".py") and not launch.flag("module"):
                 found.setdefault(text, tuple(word.text for word in launch.args if word.text is not None))
         return list(found.items())
-
-    def finding(
-        self,
-        rule: Rule[Any],
-        span: Span,
-        message: str,
-        fix: str,
-        *,
-        severity: Severity | None = None,
-        failure_class: str | None = None,
-        also: Iterable[tuple[str, str, Span]] = (),
-        edits: Iterable[Edit] = (),
-    ) -> Finding:
-        """A finding of ``rule`` at ``span``; class and severity are the rule's (first) unless given."""
-        return Finding(
-            rule=rule.id,
-            failure_class=failure_class if failure_class is not None else next(iter(rule.classes), ""),
-            severity=severity or rule.severity,
-            message=message,
-            fix=fix,
-            path=self.piece.path,
-            span=span,
-            also=tuple(also),
-            edits=tuple(edits),
-        )
-
-
-def one_each(check: Callable[[Shell], Iterable[Finding]]) -> Callable[[Shell], Iterable[Finding]]:
-    """Make a check say each thing once, also of a command that a loop runs several times."""
-
-    @wraps(check)
-    def checked(shell: Shell) -> Iterator[Finding]:
-        seen: set[tuple[Span, str]] = set()
-        for finding in check(shell):
-            key = (finding.span, finding.fix)
-            if key not in seen:
-                seen.add(key)
-                yield finding
-
-    return checked
 
 
 def typed(word: Word, old: str, new: str) -> tuple[Edit, ...]:

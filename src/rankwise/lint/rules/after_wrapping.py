@@ -1,0 +1,363 @@
+"""A model is changed after it was wrapped."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankwise.lint.finding import Found, span_of
+from rankwise.lint.library.names import DDP
+from rankwise.lint.model.values import Instance, Method, Object
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.collective_calls import backends
+from rankwise.lint.topics.job_view import node_in, parents_of, statement_of, text_of
+from rankwise.lint.topics.tensor_text import is_behind, is_in, key_of, last_value
+from rankwise.lint.topics.wrapping import OFF, refers_to, trains_later, wraps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Script
+    from rankwise.lint.topics.wrapping import Wrap
+
+
+_ADDERS = frozenset({"add_module", "register_module", "register_parameter", "append", "insert", "extend"})
+
+
+_HEAVY = (
+    "Linear",
+    "Conv",
+    "Embedding",
+    "LSTM",
+    "GRU",
+    "Norm",
+    "Attention",
+    "Transformer",
+    "Parameter",
+    "Sequential",
+    "ModuleList",
+    "RNN",
+    "Bilinear",
+)
+
+
+@rule("RW404", "error", "D8", "a wrapped model gets new parameters")
+def parameters_added_after_wrapping(script: Script) -> Iterator[Found]:
+    told: set[int] = set()
+    for wrap in wraps(script):
+        for node in (*_set_by_call(script, wrap), *_set_by_statement(script, wrap)):
+            if id(node) in told:
+                continue
+            told.add(id(node))
+            name = next(iter(sorted(wrap.names)), "the model")
+            yield Found(
+                node,
+                f"`{text_of(node)}` adds parameters after `{name}` was wrapped, which knows only the earlier ones: these differ between ranks",
+                "build the complete model first, then wrap it",
+                also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
+                if is_in(script.tree, wrap.call.node)
+                else [],
+            )
+
+
+def _set_by_call(script: Script, wrap: Wrap) -> Iterator[ast.AST]:
+    for call in wrap.calls_after():
+        is_new = call.module is script.module and _adds(script, wrap, call)
+        if is_new and not wrap.is_wrapped_again(call.index):
+            yield call.node
+
+
+def _adds(script: Script, wrap: Wrap, call: Call) -> bool:
+    """Whether a call gives the wrapped model a new part."""
+    if call.name == "builtins.setattr":
+        is_there = len(call.args) > 2 and wrap.holds(call.args[0])
+        return is_there and _is_heavy(call.args[2], script, call.arg_node(2))
+    if call.name.endswith(".__setattr__"):
+        is_there = isinstance(call.node, ast.Attribute) and wrap.holds(call.receiver)
+        return is_there and _is_heavy(call.args[1], script, None)
+    return (
+        call.name.rpartition(".")[2] in _ADDERS
+        and isinstance(call.node, ast.Call)
+        and bool(call.args)
+        and _is_on_model(call, wrap)
+        and _is_heavy(call.args[-1], script, None)
+    )
+
+
+def _is_on_model(call: Call, wrap: Wrap) -> bool:
+    return wrap.holds(call.receiver) or refers_to(call.node.func, wrap)  # type: ignore[attr-defined]
+
+
+def _set_by_statement(script: Script, wrap: Wrap) -> Iterator[ast.AST]:
+    if not wrap.names or not is_in(script.tree, wrap.call.node):
+        return
+    made_later = [call for call in wrap.calls_after() if call.module is script.module]
+    executed, modules = {id(call.node) for call in made_later}, _made_modules(made_later)
+    for node in parents_of(script.tree):
+        if not isinstance(node, ast.Assign) or not isinstance(
+            node.targets[0], (ast.Attribute, ast.Subscript)
+        ):
+            continue
+        target, value = node.targets[0], node.value
+        words = ast.unparse(target).replace("[", ".[").split(".")
+        if (
+            "module" not in words[:-1]
+            or words[-1] in {"data", "grad", "requires_grad", "module"}
+            or not refers_to(target, wrap)
+        ):
+            continue
+        made = last_value(script.tree, value, node)
+        is_later = id(made) in executed or is_behind(node, wrap.call.node)
+        if (
+            is_later
+            and isinstance(made, ast.Call)
+            and (_says_heavy(made) or id(made) in modules)
+            and not wrap.is_wrapped_again(wrap.call.index + 1)
+        ):
+            yield node
+
+
+def _made_modules(calls: list[Call]) -> set[int]:
+    return {id(call.node) for call in calls if _is_module(call.result)}
+
+
+def _is_heavy(value: Value, script: Script, node: ast.AST | None) -> bool:
+    if _is_module(value):
+        return True
+    return isinstance(node, ast.Call) and _says_heavy(node) and script is not None
+
+
+def _is_module(value: Value) -> bool:
+    thing = value.thing
+    if isinstance(thing, Object):
+        return thing.kind.startswith("torch.nn.") and any(word in thing.kind for word in _HEAVY)
+    return isinstance(thing, Instance) and any("Module" in name for name in thing.cls.library_bases())
+
+
+def _says_heavy(node: ast.Call) -> bool:
+    words = key_of(node.func).split(".")
+    return words[0] in {"torch", "nn"} and any(word in words[-1] for word in _HEAVY)
+
+
+class _Change(NamedTuple):
+    node: ast.AST
+    value: bool | None
+    is_whole: bool
+
+
+@rule("RW405", "error", "D9", "parameters are frozen or unfrozen after the model was wrapped")
+def frozen_after_wrapping(script: Script) -> Iterator[Found]:
+    for wrap in wraps(script):
+        if not wrap.kind.endswith("DistributedDataParallel"):
+            continue
+        changes = [change for call in wrap.calls_after() if (change := _change(script, wrap, call))]
+        # Off and on in turn is legal; and where all is frozen, as in a teacher, nothing is left to wait for.
+        if len({change.value for change in changes}) != 1 or wrap.is_wrapped_again(wrap.call.index + 1):
+            continue
+        node, value, is_whole = changes[0]
+        if is_whole:
+            continue
+        name = next(iter(sorted(wrap.names)), "the model")
+        verb = "frozen or unfrozen" if value is None else "unfrozen" if value else "frozen"
+        what = (
+            "is still waited for: the second step fails"
+            if value is False
+            else "trains on this rank's gradients alone"
+        )
+        yield Found(
+            node,
+            f"`{text_of(node)}` comes after `{name}` was wrapped, which had chosen its parameters by then: what is {verb} {what}",
+            "set `requires_grad` before the model is wrapped, or wrap it again after the change",
+            also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
+            if is_in(script.tree, wrap.call.node)
+            else [],
+        )
+
+
+def _change(script: Script, wrap: Wrap, call: Call) -> _Change | None:
+    """`part.requires_grad_(...)`, or `p.requires_grad = ...` for a parameter of it."""
+    if call.name.endswith(".requires_grad_"):
+        given = call.arg(0, "requires_grad")
+        value = True if given is None else given.const
+    elif call.name == "parameter.__setattr__" and call.args[0].const == "requires_grad":
+        value = call.args[1].const
+    else:
+        return None
+    owner, tests = call.receiver, call.tests
+    if isinstance(owner.thing, Object) and owner.thing.kind == "parameter" and owner.thing.call is not None:
+        listed = owner.thing.call
+        owner, tests = listed.receiver, call.tests[len(listed.tests) :]
+    module = _module_of(owner)
+    node = node_in(script, call)
+    if node is None or not wrap.holds(module) or not trains_later(wrap, call):
+        return None
+    is_whole = value is False and not tests and owner.thing in {wrap.wrapper, wrap.inner.thing}
+    node = statement_of(script.tree, node) if call.name == "parameter.__setattr__" else node
+    return None if node is None else _Change(node, value if isinstance(value, bool) else None, is_whole)
+
+
+def _module_of(value: Value) -> Value:
+    """The model that ``model.module.layer4`` is a part of, where its own parts are not known."""
+    while isinstance(value.thing, Method):
+        value = value.thing.receiver
+    return value
+
+
+_MOVES = frozenset({"to", "cuda", "cpu", "half", "bfloat16", "double", "to_empty"})
+
+
+@rule("RW406", "error", "D10", "a wrapped model is moved to another device")
+def moved_after_wrapping(script: Script) -> Iterator[Found]:
+    for wrap in wraps(script):
+        if not wrap.kind.endswith("DistributedDataParallel") or not wrap.call.name.endswith("Parallel"):
+            continue
+        for call in wrap.calls_after():
+            if (
+                not _is_move(call, wrap)
+                or not is_in(script.tree, call.node)
+                or _is_copy(script.tree, call)
+                or wrap.is_wrapped_again(call.index)
+            ):
+                continue
+            if not trains_later(wrap, call) or (_comes_home(call) and _was_moved(wrap)):
+                continue
+            name = next(iter(sorted(wrap.names)), "the model")
+            yield Found(
+                call.node,
+                f"`{text_of(call.node)}` moves the model after it was wrapped; DDP keeps the old parameters, and gradients are no longer averaged",
+                f"move the model before it is wrapped; to save it, take a copy of `{name}.module.state_dict()` to the CPU",
+                also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
+                if is_in(script.tree, wrap.call.node)
+                else [],
+            )
+            break
+
+
+def _is_move(call: Call, wrap: Wrap) -> bool:
+    word = call.name.rpartition(".")[2]
+    if (
+        word not in _MOVES
+        or not isinstance(call.node, ast.Call)
+        or not isinstance(call.node.func, ast.Attribute)
+    ):
+        return False
+    thing = call.receiver.thing
+    if thing is None or (thing is not wrap.wrapper and thing is not wrap.inner.thing):
+        return False
+    if word == "to":
+        place = call.node.args[0] if call.node.args else None
+        is_type = isinstance(place, ast.Attribute) and text_of(place).startswith("torch.")
+        return (
+            bool(call.node.args or "device" in call.kwargs)
+            and not is_type
+            and "memory_format" not in call.kwargs
+        )
+    return True
+
+
+def _is_copy(tree: ast.Module, call: Call) -> bool:
+    owner = last_value(tree, call.node.func.value, call.node)  # type: ignore[attr-defined]
+    return any(word in ast.unparse(owner) for word in ("copy", "clone", "state_dict"))
+
+
+def _comes_home(call: Call) -> bool:
+    """`.to(device)` and `.cuda()` go to where the model was before, if it was moved then."""
+    return call.name.rpartition(".")[2] in {"to", "cuda"} and not any(
+        value.const == "cpu" for value in call.args
+    )
+
+
+def _was_moved(wrap: Wrap) -> bool:
+    inner = wrap.inner.thing
+    if inner is None or wrap.call.arg(1, "device_ids") is not None:
+        return True
+    history = wrap.entry.histories[0].calls
+    return any(
+        one.index < wrap.call.index
+        and one.name.rpartition(".")[2] in {"to", "cuda"}
+        and one.receiver.thing is inner
+        for one in history
+    )
+
+
+_CONVERT = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
+
+
+@rule("RW407", "error", "D20", "SyncBatchNorm is created after wrapping, on the CPU, or without a process group")  # fmt: skip
+def sync_batchnorm_misplaced(script: Script) -> Iterator[Found]:
+    for call in script.calls_of(_CONVERT, "torch.nn.SyncBatchNorm"):
+        given = call.arg(0, "module")
+        if (
+            call.name == _CONVERT
+            and given is not None
+            and isinstance(given.thing, Object)
+            and given.thing.kind == DDP
+        ):
+            yield Found(
+                call.node,
+                "the model is already wrapped: DDP does not know the SyncBatchNorm layers created here, and their gradients are never reduced",
+                _fix(call, given.thing),
+            )
+        elif _is_only_on_cpu(script) and _trains(script):
+            yield Found(
+                call.node,
+                "SyncBatchNorm works on GPUs only, and this model stays on the CPU: its first forward pass in training fails",
+                "skip the conversion where the backend is gloo",
+            )
+        elif _has_no_group(script) and _trains(script):
+            yield Found(
+                call.node,
+                "SyncBatchNorm uses the process group in each forward pass of training, and this program creates none",
+                "call `dist.init_process_group(...)` first, or convert only if `dist.is_initialized()`",
+            )
+
+
+def _fix(call: Call, wrapped: Object) -> str:
+    convert, made = text_of(getattr(call.node, "func", None)), wrapped.call
+    inner = made.arg_node(0, "module") if made is not None and made.name == DDP else None
+    if made is None or inner is None:
+        return f"convert first, then wrap: call `{convert}(...)` on the model before it is wrapped"
+    wrap, more = (
+        text_of(getattr(made.node, "func", None)),
+        ", ..." if len(made.args) + len(made.kwargs) > 1 else "",
+    )
+    return f"convert first, then wrap: `{wrap}({convert}({text_of(inner)}){more})`"
+
+
+def _is_only_on_cpu(script: Script) -> bool:
+    moved = any(_moves(call) for call in script.all_calls)
+    return backends(script) == {"gloo"} and not moved
+
+
+def _moves(call: Call) -> bool:
+    word = call.name.rpartition(".")[2]
+    if word == "to":
+        return not any(value.const == "cpu" for value in call.args)
+    return word in {"cuda", "set_device", "set_default_device"} or (
+        "device" in call.kwargs and call.kwargs["device"].const != "cpu"
+    )
+
+
+def _has_no_group(script: Script) -> bool:
+    return (
+        not script.has_init
+        and not script.piece.is_fragment
+        and bool(script.entries)
+        and not any("init" in call.name.lower() and "dist" in call.name.lower() for call in script.all_calls)
+    )
+
+
+def _trains(script: Script) -> bool:
+    """Whether the program itself makes a backward pass, or a forward pass outside of evaluation."""
+    calls = script.entries[0].histories[0].calls if script.entries else []
+    evaluates = any(call.name.endswith(".eval") for call in calls)
+    backward = any(call.name.endswith(".backward") for call in calls)
+    forward = any(
+        call.name.endswith(".__call__")
+        and "DistributedDataParallel" in call.name
+        and not OFF & set(call.contexts)
+        for call in calls
+    )
+    return backward or (forward and not evaluates)

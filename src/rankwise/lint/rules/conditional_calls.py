@@ -1,0 +1,272 @@
+"""Something that all ranks must call together is called by some of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.library.names import DDP
+from rankwise.lint.model.history import Op
+from rankwise.lint.model.values import Object
+from rankwise.lint.paths.found import all_divergences, all_local_paths, all_ops, missed_ops
+from rankwise.lint.paths.reasons import test_of
+from rankwise.lint.paths.words import also, anchor, called, line_left, tested, told_place, who, written
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.job_view import parents_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call, Guard
+    from rankwise.lint.paths.found import Missed
+    from rankwise.lint.script import Script
+
+
+#: Calls that write their result into a tensor or list that they were given.
+_FILLING = ("all_gather", "all_reduce", "all_to_all", "gather", "reduce", "scatter")
+
+
+@rule("RW101", "error", "C1 C27", "only some ranks reach a collective")
+def collective_under_rank_test(script: Script) -> Iterator[Found]:
+    for one in missed_ops(script, "collective"):
+        op, guard = one.op, one.guard
+        yield Found(
+            one.at,
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`): it waits for the others,"
+            " or pairs with their next collective",
+            _fix(script, op, guard),
+            severity="error" if one.is_sure else "warning",
+            also=also(op, one.at, guard),
+        )
+
+
+def _fix(script: Script, op: Op, guard: Guard) -> str:
+    if line := line_left(op, guard):
+        return f"call {called(op)} before line {line}, or let every rank reach it"
+    is_alone = isinstance(parents_of(script.tree).get(op.call.node), ast.Expr)
+    if is_alone and not op.call.name.rpartition(".")[2].startswith(_FILLING):
+        return f"call {called(op)} on every rank, outside the test"
+    return f"call {called(op)} on every rank, and keep only the use of its result under the test"
+
+
+@rule("RW102", "error", "C2 C1", "some ranks call one more barrier than others")
+def unbalanced_barrier(script: Script) -> Iterator[Found]:
+    for one in missed_ops(script, "barrier"):
+        op, guard = one.op, one.guard
+        yield Found(
+            one.at,
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`): it waits until the others call"
+            " one more barrier, and every later one is off by one",
+            _fix_rw102(one, op),
+            severity="error" if one.is_sure else "warning",
+            failure_class="C2" if _is_half(script, one) else "C1",
+            also=also(op, one.at, guard),
+        )
+
+
+def _is_half(script: Script, one: Missed) -> bool:
+    """Whether it looks like one half of "rank 0 first": a barrier for the others, and more barriers in the file."""
+    barriers = [call for call in script.calls if call.name.endswith((".barrier", ".wait_for_everyone"))]
+    return len(barriers) > 1 and 0 in one.others
+
+
+def _fix_rw102(one: Missed, op: Op) -> str:
+    if line := line_left(op, one.guard):
+        return f"call {called(op)} before line {line}, or let every rank reach it"
+    for others, words, test in (((0,), "rank 0", "rank"), ((0, 2), "local rank 0", "local_rank")):
+        if tuple(one.others) == others:
+            return (
+                f"let {words} call {called(op)} too, after what it does first: `if {test} == 0: {called(op)}`"
+            )
+    return f"move {called(op)} out of the test: every rank must call it"
+
+
+_ON_TENSORS = frozenset(f"torch.distributed.{word}" for word in ("all_reduce", "broadcast", "reduce"))
+
+
+@rule("RW103", "error", "C8 C1 C3 D17 D28", "branches of a test on the rank call different collectives")
+def other_collective_in_arm(script: Script) -> Iterator[Found]:
+    told: set[frozenset[int]] = set()
+    for one in all_divergences(script):
+        op, instead = one.item, one.instead
+        if not isinstance(op, Op) or instead is None or one.guard is None:
+            continue
+        pair = frozenset({id(op.call.node), id(instead.call.node)})
+        at = anchor(op, one.guard, script)
+        if at is None or pair in told:
+            continue
+        told.add(pair)
+        yield Found(
+            at[0],
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, one.guard)}`), and the others {called(instead)}:"
+            " the two pair, which hangs, crashes or gives wrong numbers",
+            f"let every rank call {called(op)} and {called(instead)} in the same order",
+            severity="error" if op.is_sure and instead.is_sure else "warning",
+            failure_class=_class(op, instead),
+            also=also(op, at[0], one.guard, instead),
+        )
+    yield from _crossed(script)
+
+
+def _crossed(script: Script) -> Iterator[Found]:
+    """The same collectives on the same tensors in both branches, in another order: silent sums of different tensors."""
+    arms: dict[ast.AST, dict[bool, dict[int, Call]]] = {}
+    for call in script.calls:
+        if (
+            call.guards
+            and call.name in _ON_TENSORS
+            and not call.loops
+            and call.arg_node(0, "tensor") is not None
+        ):
+            guard = call.guards[-1]
+            arms.setdefault(guard.node, {}).setdefault(guard.outcome, {})[id(call.node)] = call
+    for test, ways in arms.items():
+        if len(ways) != 2:
+            continue
+        first, second = (sorted(one.values(), key=_place) for one in ways.values())
+        words, others = ([(call.name, _tensor(call)) for call in one] for one in (first, second))
+        if (
+            words != others
+            and sorted(words) == sorted(others)
+            and [one for one, _ in words] == [one for one, _ in others]
+        ):
+            at = next(number for number, word in enumerate(words) if word != others[number])
+            yield Found(
+                second[at].node,
+                f"ranks with `{written(test)}` reduce `{words[at][1]}` where the others reduce `{others[at][1]}`: the two are summed without an error",
+                "use the same order on all ranks",
+                failure_class="C3",
+            )
+
+
+def _place(call: Call) -> tuple[int, int]:
+    return (getattr(call.node, "lineno", 0), getattr(call.node, "col_offset", 0))
+
+
+def _tensor(call: Call) -> str:
+    return written(call.arg_node(0, "tensor"))
+
+
+def _class(op: Op, instead: Op) -> str:
+    families = {op.family, instead.family}
+    if "forward" in families:
+        return "D17"
+    if "state" in families:
+        return "D28"
+    return "C1" if "barrier" in families else "C8"
+
+
+@rule("RW104", "error", "D17 D18 C1", "only some ranks run a model that is distributed over all")
+def forward_on_some_ranks(script: Script) -> Iterator[Found]:
+    for one in missed_ops(script, "forward"):
+        op, guard = one.op, one.guard
+        model = called(op).removesuffix("()")
+        thing = op.call.receiver.thing
+        is_ddp = isinstance(thing, Object) and thing.kind == DDP
+        why = "each forward pass broadcasts its buffers" if is_ddp else "each forward pass gathers its shards"
+        fix = (
+            f"evaluate with {model}.module on this rank, or let every rank evaluate"
+            if is_ddp
+            else f"let every rank run {model}"
+        )
+        yield Found(
+            one.at,
+            f"{who(one.doers, one.others, 'run')} {model} (`{tested(op, guard)}`), which is distributed over all ranks: {why}",
+            fix,
+            severity="error" if one.is_sure else "warning",
+            also=also(op, one.at, guard),
+        )
+
+
+@rule("RW105", "error", "D28 K6", "only some ranks gather or save a state that is distributed over all ranks")
+def state_on_some_ranks(script: Script) -> Iterator[Found]:
+    for one in missed_ops(script, "state", "save"):
+        op, guard = one.op, one.guard
+        yield Found(
+            one.at,
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), which all ranks must call"
+            " together: it waits for the others",
+            _fix_rw105(op, guard),
+            severity="error" if one.is_sure else "warning",
+            failure_class="K6" if op.family == "save" else "D28",
+            also=also(op, one.at, guard),
+        )
+
+
+def _fix_rw105(op: Op, guard: Guard) -> str:
+    if line := line_left(op, guard):
+        return f"call {called(op)} before line {line}, or let every rank reach it"
+    if op.family == "save":
+        does = "loads" if "load" in op.call.name.rpartition(".")[2] else "writes"
+        return f"call {called(op)} on every rank: it {does} with all of them"
+    return f"call {called(op)} on every rank, and let rank 0 alone write what it returns"
+
+
+@rule("RW106", "error", "C27 D14 C1", "only some ranks run the backward pass of a wrapped model")
+def backward_on_some_ranks(script: Script) -> Iterator[Found]:
+    for one in missed_ops(script, "backward"):
+        op, guard = one.op, one.guard
+        yield Found(
+            one.at,
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), where gradients are averaged over"
+            " all ranks: it waits for the others",
+            "make every rank run the same number of backward passes",
+            severity="error" if one.is_sure else "warning",
+            also=also(op, one.at, guard),
+        )
+
+
+#: `self` or a cache may keep groups that all ranks created before.
+_CACHE = re.compile(r"\bin (self\.|\w*cache)")
+
+
+@rule("RW107", "error", "C10 D13", "only some ranks wrap the model or create a group")
+def made_on_some_ranks(script: Script) -> Iterator[Found]:
+    for one in missed_ops(script, "wrap", "group"):
+        op, guard = one.op, one.guard
+        is_group = op.family == "group"
+        yield Found(
+            one.at,
+            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), which every rank must call"
+            + (", members or not" if is_group else ""),
+            f"call {called(op)} on every rank"
+            + (", and use the group on its members only" if is_group else ""),
+            severity="error" if one.is_sure else "warning",
+            failure_class="C10" if is_group else "D13",
+            also=also(op, one.at, guard),
+        )
+    yield from _skipped(script)
+
+
+def _skipped(script: Script) -> Iterator[Found]:
+    """`if rank not in ranks: continue` before new_group."""
+    for path in all_local_paths(script):
+        if path.op.family == "group" and path.kind in {"leave", "arm"} and "member" in path.item.value.origin:
+            test = test_of(path.item.node)
+            yield Found(
+                test,
+                f"ranks for which `{written(test)}` differs do not all reach {called(path.op)}, which every rank must call,"
+                " members or not",
+                f"call {called(path.op)} for every group on every rank, and keep the one that this rank is in",
+                severity="warning" if _CACHE.search(ast.unparse(test)) else "error",
+                failure_class="C10",
+                also=[told_place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
+            )
+
+
+_FIRST = frozenset({"main_process_first", "local_main_process_first", "rank_zero_first"})
+
+
+@rule("RW110", "error", "C1", "a collective inside main_process_first()")
+def collective_in_main_first(script: Script) -> Iterator[Found]:
+    for op in all_ops(script):
+        if not _FIRST.isdisjoint(op.call.contexts):
+            at = anchor(op, None, script)
+            if at is not None:
+                yield Found(
+                    op.call.node if op.call.module is script.module else at[0],
+                    f"{called(op)} is in a block that the main process runs first: it waits for the others, and they wait for it",
+                    f"move {called(op)} after the block",
+                )

@@ -1,0 +1,289 @@
+"""What lies on the CPU meets what needs a GPU."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.library.names import DDP
+from rankwise.lint.model.values import Instance, Object
+from rankwise.lint.paths.words import told_place
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.collective_calls import FILLED, OBJECTS, backends, collectives, has_group, word_of
+from rankwise.lint.topics.job_view import INIT, backend_of, function_of, once, places, text_of
+from rankwise.lint.topics.tensor_places import is_on_cpu
+from rankwise.lint.topics.tensor_text import last_value
+from rankwise.lint.topics.wrapping import parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.base.findings import Severity
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.script import Script
+
+
+_OTHERS = ("cpu", "mps")
+
+
+_GPU_WORDS = ("cuda", ".to(", "device", "gpu", "prepare", "accelerat")
+
+
+@rule("RW213", "error", "I17", "the backend is NCCL in a script that works on the CPU")
+def nccl_without_gpu(script: Script) -> Iterator[Found]:
+    for place in once(places(script, INIT)):
+        call = place.last
+        if backend_of(call) != "nccl" or any(
+            "is_available" in ast.unparse(test) or "cuda" in ast.unparse(test) for test, _, _ in call.tests
+        ):
+            continue
+        node = call.arg_node(0, "backend") or call.node
+        severity: Severity = "error"
+        where = _only_device(script)
+        if where is not None:
+            message, severity = (
+                f'the backend is NCCL, but all work is done on "{where}": NCCL only moves data between GPUs',
+                "error",
+            )
+        elif (model := _stays_on_cpu(script)) is not None:
+            message = f"the backend is NCCL, but `{model}` is never moved to a GPU: NCCL only moves data between GPUs"
+        elif (
+            (line := _fallback(script)) is not None
+            and not _is_elsewhere(script, call, line)
+            and "exit" not in script.piece.code
+        ):
+            message = f"without CUDA the device falls back to the CPU (line {line}), but the backend stays NCCL and fails"
+            severity = "warning"
+        else:
+            continue
+        fix = 'use "gloo", or "nccl" if torch.cuda.is_available() else "gloo"'
+        yield Found(node, message, fix, severity=severity)
+
+
+def _only_device(script: Script) -> str | None:
+    """The device that the script names, if it names no GPU."""
+    words = {
+        one.value.partition(":")[0]
+        for one in ast.walk(script.tree)
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and len(one.value) < 12
+    }
+    uses = {one.attr for one in ast.walk(script.tree) if isinstance(one, ast.Attribute)} | {
+        keyword.arg for one in ast.walk(script.tree) if isinstance(one, ast.Call) for keyword in one.keywords
+    }
+    if (
+        "cuda" in words | uses
+        or uses & {"device_ids", "accelerator", "device_id", "local_rank", "gpu"}
+        or _moves_to_number(script)
+    ):
+        return None
+    named = [
+        str(call.args[0].const).partition(":")[0]
+        for call in script.calls_of("torch.device")
+        if call.args and call.args[0].is_known
+    ]
+    named += [
+        node.value.value
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and node.value.value in _OTHERS
+    ]
+    return named[0] if named and set(named) <= set(_OTHERS) else None
+
+
+def _stays_on_cpu(script: Script) -> str | None:
+    """A model that is wrapped where it was created, in a file that never mentions GPUs or devices."""
+    text = script.piece.code.lower()
+    if any(word in text for word in _GPU_WORDS) or len({call.module for call in script.all_calls}) > 1:
+        return None
+    for call in script.calls_of(DDP):
+        model = call.arg(0, "module")
+        thing = model.thing if model is not None else None
+        if isinstance(thing, Instance) or (isinstance(thing, Object) and thing.kind.startswith("torch.nn.")):
+            return text_of(call.arg_node(0, "module"))
+    return None
+
+
+def _moves_to_number(script: Script) -> bool:
+    """``model.to(rank)``: a number names a GPU."""
+    return any(
+        call.name.endswith(".to")
+        and call.args
+        and (isinstance(call.args[0].const, int) or "rank" in call.args[0].path or call.args[0].spread)
+        for call in script.all_calls
+    )
+
+
+def _fallback(script: Script) -> int | None:
+    """The line where the device becomes the CPU if there is no CUDA."""
+    for node in ast.walk(script.tree):
+        if (
+            isinstance(node, ast.IfExp)
+            and "cuda.is_available" in ast.unparse(node.test)
+            and _says_cpu(node.orelse)
+        ):
+            return node.lineno
+        if (
+            isinstance(node, ast.If)
+            and "cuda.is_available" in ast.unparse(node.test)
+            and any(_says_cpu(one) for one in node.orelse)
+        ):
+            return node.lineno
+        if isinstance(node, ast.FunctionDef):
+            tests = [
+                one
+                for one in node.body
+                if isinstance(one, ast.If) and "cuda.is_available" in ast.unparse(one.test)
+            ]
+            last = node.body[-1]
+            if tests and isinstance(last, ast.Return) and last.value is not None and _says_cpu(last.value):
+                return last.lineno
+    return None
+
+
+def _is_elsewhere(script: Script, call: Call, line: int) -> bool:
+    """Whether the process group is created in one branch of a test, and a line is in the other."""
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.If) and node.orelse:
+            arms = (node.body, node.orelse)
+            inits = [any(call.node in ast.walk(one) for one in arm) for arm in arms]
+            lines = [any(one.lineno <= line <= (one.end_lineno or line) for one in arm) for arm in arms]
+            if any(inits) and any(lines) and inits != lines:
+                return True
+    return False
+
+
+def _says_cpu(node: ast.AST) -> bool:
+    return any(isinstance(one, ast.Constant) and one.value == "cpu" for one in ast.walk(node))
+
+
+_DEFAULTS = frozenset({"torch.set_default_device", "torch.set_default_tensor_type"})
+
+
+@rule("RW307", "error", "C17", "a CPU tensor is passed to NCCL")
+def cpu_tensor_on_nccl(script: Script) -> Iterator[Found]:
+    if backends(script) != {"nccl"} or any(call.name in _DEFAULTS for call in script.all_calls):
+        return
+    found: dict[tuple[int, str], list[Call]] = {}
+    for one_place in collectives(script, *(set(FILLED) - OBJECTS), "send", "isend"):
+        call = one_place.last
+        if has_group(call) or {"device"} & set(call.contexts):
+            continue
+        node = next((one for one in _tensors(call) if is_on_cpu(script.tree, one, call.node)), None)
+        if node is None:
+            continue
+        key = (id(function_of(script.tree, call.node)), text_of(node))
+        found.setdefault(key, []).append(call)
+    for (_, shown), (call, *others) in found.items():
+        yield Found(
+            call.node,
+            f"`{shown}` is on the CPU and {word_of(call)} uses NCCL, which moves data between GPUs only: every rank fails here",
+            f'create it on this rank\'s GPU, `device="cuda"`, pass `{shown}.cuda()`, or start the group with "cpu:gloo,cuda:nccl"',
+            also=[told_place(f"{word_of(one)} gets it, too", one.node, one.module) for one in others],
+        )
+
+
+def _tensors(call: Call) -> list[ast.AST]:
+    names = (
+        "tensor",
+        "input_tensor",
+        "input",
+        "output_tensor",
+        "output",
+        "tensor_list",
+        "gather_list",
+        "scatter_list",
+    )
+    given = [call.arg_node(None, name) for name in names]
+    return [
+        one
+        for one in (*getattr(call.node, "args", ())[:2], *given)
+        if one is not None and not isinstance(one, ast.Constant)
+    ]
+
+
+@rule("RW411", "error", "D27", "device_ids are passed for a model on the CPU")
+def device_ids_of_cpu_model(script: Script) -> Iterator[Found]:
+    for call in script.calls_of(DDP):
+        ids, node = call.arg(1, "device_ids"), call.arg_node(1, "device_ids")
+        if (
+            ids is None
+            or node is None
+            or (ids.is_known and ids.const is None)
+            or not isinstance(last_value(script.tree, node, call.node), ast.List)
+        ):
+            continue
+        if not (_is_cpu_text(script, call) or _stays_on_cpu_rw411(script, call)):
+            continue
+        yield Found(
+            node,
+            f"device_ids={text_of(node)} is for a model on a GPU, but this one is on the CPU: DistributedDataParallel fails with a ValueError",
+            "remove `device_ids` and `output_device`, or move the model to the GPU before it is wrapped",
+        )
+
+
+def _is_cpu_text(script: Script, call: Call) -> bool:
+    """`DDP(net.cpu(), ...)`, `DDP(net.to("cpu"), ...)`, or `net = Net().cpu()` just before."""
+    node = call.arg_node(0, "module")
+    value = last_value(script.tree, node, call.node) if node is not None else None
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    if value.func.attr == "cpu":
+        return True
+    return value.func.attr == "to" and bool(value.args) and _says_cpu_rw411(script, value.args[0], call)
+
+
+def _says_cpu_rw411(script: Script, node: ast.AST, call: Call) -> bool:
+    place = last_value(script.tree, node, call.node)
+    stores = [
+        one for one in ast.walk(script.tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    ]
+    if isinstance(node, ast.Name) and sum(one.id == node.id for one in stores) > 1:
+        return False
+    if isinstance(place, ast.Call) and place.args:
+        place = place.args[0]
+    return isinstance(place, ast.Constant) and place.value == "cpu"
+
+
+def _stays_on_cpu_rw411(script: Script, call: Call) -> bool:
+    """Whether the model is created in the file, nothing is ever moved, and GPUs are never mentioned."""
+    model = call.arg(0, "module")
+    if model is None or not isinstance(model.thing, (Object, Instance)) or {"device"} & set(call.contexts):
+        return False
+    if isinstance(model.thing, Object) and (
+        not model.thing.kind.startswith("torch.nn.")
+        or model.thing.call is None
+        or "device" in model.thing.call.kwargs
+    ):
+        return False
+    if isinstance(model.thing, Instance) and not any(
+        name.startswith("torch.nn.") for name in model.thing.cls.library_bases()
+    ):
+        return False
+    parts = {id(one) for one in parts_of(model)}
+    moves = [
+        one
+        for one in script.all_calls
+        if one.name.rpartition(".")[2]
+        in {"to", "cuda", "to_empty", "set_default_device", "set_default_tensor_type"}
+    ]
+    if any(
+        id(one.receiver.thing) in parts
+        or (one.receiver.thing is None and one.args and one.name.startswith("?"))
+        for one in moves
+    ):
+        return not any(id(one.receiver.thing) in parts and not _goes_to_cpu(one) for one in moves) and any(
+            id(one.receiver.thing) in parts for one in moves
+        )
+    known = backends(script)
+    return (
+        bool(known)
+        and known <= {"gloo", "nccl"}
+        and not any(one.name.startswith("torch.set_default") for one in moves)
+    )
+
+
+def _goes_to_cpu(call: Call) -> bool:
+    return any(value.const == "cpu" or (isinstance(value.thing, Object) and value.thing.call is not None and any(
+        one.const == "cpu" for one in value.thing.call.args)) for value in call.args)  # fmt: skip

@@ -1,0 +1,380 @@
+"""The GPU that a rank uses is not its own."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.model.values import Items
+from rankwise.lint.paths.words import told_place, written
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.device_index import fault_of
+from rankwise.lint.topics.job_view import (
+    INIT,
+    backend_of,
+    function_of,
+    line_of,
+    once,
+    places,
+    places_of,
+    settings,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.base.findings import Severity
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Entry, Script
+    from rankwise.lint.topics.job_view import Place, Setting
+
+
+#: Where a library takes a device by position.
+_POSITIONS = {
+    "torch.cuda.set_device": 0,
+    "torch.accelerator.set_device_index": 0,
+    "torch.accelerator.set_device_idx": 0,
+    "torch.cuda.device": 0,
+    "torch.xpu.set_device": 0,
+    "torch.npu.set_device": 0,
+}
+
+
+_NAMES = ("device", "device_id", "output_device", "device_ids")
+
+
+@rule("RW201", "error", "R14", "the global rank is used as the number of a GPU")
+def global_rank_as_device(script: Script) -> Iterator[Found]:
+    seen: set[tuple[int, str]] = set()
+    on_one_node = {id(entry) for entry in script.entries if _is_one_node(entry)}
+    for place in once(places(script)):
+        if id(place.entry) in on_one_node:
+            continue
+        for value, node in _devices(place.last):
+            fault = fault_of(script, place, value, node)
+            key = (id(place.last.function), text_of(node))
+            if fault is not None and key not in seen:
+                seen.add(key)
+                yield _tell(script, place, node, is_bare=fault == "bare")
+                break
+
+
+def _is_one_node(entry: Entry) -> bool:
+    """Whether the rank is the process index of `mp.spawn`: all ranks are then on this host, unlike with `node * gpus + number`."""
+    history = entry.histories[-1]
+    starts = (call.arg(None, "rank") for call in history.calls if call.name == INIT)
+    return any(
+        rank is not None
+        and "spawned" in rank.origin
+        and "node_rank" not in rank.origin
+        and rank.const == history.rank
+        for rank in starts
+    )
+
+
+def _devices(call: Call) -> Iterator[tuple[Value, ast.AST]]:
+    """Values that a call takes as a device, each with where it stands."""
+    position = _POSITIONS.get(call.name)
+    if call.name == "torch.device":
+        position = 1 if len(call.args) > 1 else 0
+    elif call.name.endswith((".cuda", ".to")):
+        position = 0
+    if position is not None and position < len(call.args):
+        yield call.args[position], call.arg_node(position) or call.node
+    for name in _NAMES:
+        value = call.kwargs.get(name)
+        if value is not None and (
+            name == "device" or "rank" in value.origin or isinstance(value.thing, Items)
+        ):
+            node = call.arg_node(None, name) or call.node
+            for one in value.thing.values if isinstance(value.thing, Items) else [value]:
+                yield one, node
+
+
+def _tell(script: Script, place: Place, node: ast.AST, *, is_bare: bool) -> Found:
+    text = text_of(node)
+    if is_bare:
+        message = f"`{text}` uses the global rank as the number of a GPU: a second node has no such GPU"
+    else:
+        message = f"`{text}` maps the global rank to a node's GPUs: wrong if nodes differ or start fewer ranks than GPUs"
+    fix = f"use the local rank: {_local_rank(script, node)}"
+    if any(call.name.startswith("accelerate.") for call in place.entry.histories[0].calls):
+        fix = "use accelerator.device, or accelerator.local_process_index"
+    at = node if isinstance(node, ast.expr) else place.last.node
+    return Found(at, message, fix, severity="error" if is_bare else "warning")
+
+
+def _local_rank(script: Script, node: ast.AST) -> str:
+    """The variable that holds it, if one is in scope there."""
+    tree = script.tree
+    around = {tree, function_of(tree, node)} if isinstance(node, ast.expr) else {tree}
+    for one in ast.walk(tree):
+        if (
+            isinstance(one, ast.Assign)
+            and [text_of(target) for target in one.targets] == ["local_rank"]
+            and "local" in text_of(one.value).lower()
+            and function_of(tree, one) in around
+        ):
+            return "`local_rank`"
+    return 'int(os.environ["LOCAL_RANK"])'
+
+
+_SETS = frozenset({"torch.cuda.set_device", "torch.accelerator.set_device_index", "torch.accelerator.set_device_idx", "torch.cuda.device",
+                   "torch.set_default_device", "deepspeed.initialize", "deepspeed.init_distributed", "accelerate.Accelerator",
+                   "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init",
+                   "transformers.TrainingArguments"})  # fmt: skip
+
+
+_GUESSES = frozenset(
+    "torch.distributed." + name
+    for name in (
+        "barrier",
+        "broadcast_object_list",
+        "all_gather_object",
+        "gather_object",
+        "scatter_object_list",
+    )
+)
+
+
+@rule("RW202", "error", "R13 C22", "ranks use the GPU before each has set its own")
+def device_not_set(script: Script) -> Iterator[Found]:
+    if "CUDA_VISIBLE_DEVICES" in script.piece.code or _is_alone(script):
+        return
+    seen: set[ast.AST] = set()
+    for entry in script.entries:
+        init = next((call for call in entry.histories[-1].calls if call.name == INIT), None)
+        if init is None or _has_device(init):
+            continue
+        for finding, node in _entry(script, entry, init):
+            if node not in seen:
+                seen.add(node)
+                yield finding
+
+
+def _is_alone(script: Script) -> bool:
+    """Whether the script says that it is one process of one."""
+    sizes = {str(one.value.const) for one in settings(script) if one.key == "WORLD_SIZE"}
+    return sizes == {"1"}
+
+
+def _has_device(init: Call) -> bool:
+    device = init.arg(None, "device_id")
+    return init.has_star or (device is not None and device.const is not None)
+
+
+def _entry(script: Script, entry: Entry, init: Call) -> Iterator[tuple[Found, ast.AST]]:
+    history = entry.histories[-1]
+    is_nccl = (backend_of(init) or "").endswith("nccl")
+    severity: Severity = "error" if is_nccl else "warning"  # Gloo works, slowly, on one GPU
+    setters = [call for call in history.calls if _sets_device(call)]
+    fixed = next((place for place in places_of(entry, tuple(_SETS), script.module) if _is_fixed(place)), None)
+    if fixed is not None and all(call.node is fixed.last.node for call in setters):
+        message = f"`{text_of(fixed.last.node)}` gives each rank of a node the same GPU"
+        yield Found(fixed.last.node, message, _FIX, severity=severity), fixed.last.node
+        return
+    set_at = min((call.index for call in setters), default=None)
+    has_zero = False
+    for place in once(places_of(entry, module=script.module)):
+        node, text = _names_one_gpu(place, ignore_current=set_at is not None)
+        if node is None or not place.is_made_by_all or has_zero:
+            continue
+        # One finding: the rest of the script follows from it.
+        has_zero = True
+        message = f"`{text}` is GPU 0 on each rank of a node: no rank has set its own GPU"
+        yield Found(node, message, _FIX, severity=severity), node
+    if has_zero or not is_nccl:
+        return
+    yield from _guesses(script, entry, init, set_at)
+
+
+def _guesses(script: Script, entry: Entry, init: Call, set_at: int | None) -> Iterator[tuple[Found, ast.AST]]:
+    for place in once(places_of(entry, tuple(_GUESSES), script.module)):
+        call = place.last
+        if not init.index < call.index or (set_at is not None and set_at < call.index):
+            continue
+        if any(name in call.kwargs for name in ("device_ids", "device", "group")):
+            continue
+        what = call.name.rpartition(".")[2]
+        message = f"{what} runs on NCCL before this rank has set its GPU, so NCCL guesses one; a wrong guess can hang"
+        yield (
+            Found(call.node, message, _FIX, severity="warning", failure_class="C22"),
+            call.node,
+        )
+        return
+
+
+def _is_fixed(place: Place) -> bool:
+    """Whether all ranks set the device of one number, whatever they are asked for."""
+    values = [call.args[0] for call in place.calls if call.args]
+    return (
+        place.is_made_by_all
+        and not place.last.tests
+        and len(values) == len(place.calls)
+        and all(type(value.const) is int and not value.spread and not value.origin for value in values)
+    )
+
+
+def _sets_device(call: Call) -> bool:
+    name = call.name.rpartition(".")[2]
+    if call.name == "transformers.HfArgumentParser":
+        return "TrainingArguments" in ast.unparse(call.node)  # when they are made, they choose the device
+    # A mesh gives each rank its GPU.
+    return (
+        call.name in _SETS
+        or name == "init_device_mesh"
+        or (call.name.startswith("?") and "device" in name and ("set" in name or "init" in name))
+    )
+
+
+def _names_one_gpu(place: Place, *, ignore_current: bool) -> tuple[ast.AST | None, str]:
+    """The part of a call that names the same GPU on all ranks."""
+    call = place.last
+    node, given = _device_of(call)
+    if given is None:
+        is_plain = (
+            call.name.endswith(".cuda")
+            and not call.args
+            and not call.kwargs
+            and isinstance(call.node, ast.Call)
+            and not call.node.args
+        )
+        return (call.node, text_of(call.node)) if is_plain and not ignore_current else (None, "")
+    if given in ({"cuda:0", 0} if ignore_current else {"cuda", "cuda:0", 0}):
+        return node, text_of(node)
+    return None, ""
+
+
+def _device_of(call: Call) -> tuple[ast.AST | None, object]:
+    """Where a call takes a device, and which constant it is; the branch with CUDA counts."""
+    position = 0 if call.name == "torch.device" or call.name.endswith((".to", ".cuda")) else None
+    value, node = call.arg(position, "device"), call.arg_node(position, "device")
+    if value is None or node is None:
+        return None, None
+    if call.name == "torch.device" and len(call.args) > 1:
+        index = call.args[1].const
+        return node, "cuda:0" if index == 0 and value.const == "cuda" and not call.args[1].spread else "other"
+    if isinstance(node, ast.IfExp) and isinstance(node.body, ast.Constant):
+        return node, node.body.value
+    if value.spread or not isinstance(value.const, (str, int)) or isinstance(value.const, bool):
+        return node, "other"
+    if isinstance(value.const, int) and call.name != "torch.device" and not call.name.endswith(".cuda"):
+        return node, "other"
+    return node, value.const
+
+
+_FIX = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first (in mp.spawn: its first argument)'
+
+
+#: These do not start CUDA, or do so only to look.
+_HARMLESS = frozenset({"is_available", "manual_seed", "manual_seed_all", "is_initialized", "device_count", "is_bf16_supported", "Stream",
+                       "amp", "autocast", "GradScaler", "empty_cache"})  # fmt: skip
+
+
+@rule("RW203", "error", "L11", "CUDA_VISIBLE_DEVICES is set too late or hides the GPU that is used")
+def late_visible_devices(script: Script) -> Iterator[Found]:
+    for setting in settings(script):
+        if setting.key != "CUDA_VISIBLE_DEVICES":
+            continue
+        calls = setting.place.entry.histories[-1].calls
+        at = setting.place.last.index
+        # A child that is started afterwards reads its own copy.
+        touched = next(
+            (call for call in calls[:at] if _starts_cuda(call) and _same_process(call, setting)), None
+        )
+        if touched is not None:
+            yield Found(
+                setting.node,
+                f"CUDA_VISIBLE_DEVICES is set after `{text_of(touched.node)}` (line {line_of(touched)}) has started CUDA: it has no effect",
+                "set it before anything uses CUDA, preferably in the shell that starts the script",
+            )
+        elif setting.value.spread and "," not in str(setting.value.const):
+            yield from _index_gone(script, setting)
+
+
+def _same_process(call: Call, setting: Setting) -> bool:
+    return ("spawned" in call.contexts) == ("spawned" in setting.place.last.contexts)
+
+
+def _starts_cuda(call: Call) -> bool:
+    last = call.name.rpartition(".")[2]
+    if call.name.startswith("torch.cuda."):
+        return last not in _HARMLESS and "amp" not in call.name.split(".")
+    if call.name.endswith(".cuda") and call.name != "torch.cuda":
+        return True
+    device = call.arg(0 if last == "to" else None, "device")
+    return (
+        device is not None
+        and isinstance(device.const, str)
+        and device.const.startswith("cuda")
+        and call.name != "torch.device"
+    )
+
+
+def _index_gone(script: Script, setting: Setting) -> Iterator[Found]:
+    if not {"rank", "local_rank"} & setting.value.origin or setting.place.num_ranks == 1:
+        return
+    for place in places(script, "torch.cuda.set_device"):
+        call = place.last
+        index = call.args[0] if call.args else None
+        if (
+            place.entry is setting.place.entry
+            and index is not None
+            and isinstance(index.const, int)
+            and index.const
+            and index.spread
+        ):
+            yield Found(
+                setting.node,
+                f"each process sees one GPU, which is number 0 there, but line {line_of(call)} asks for `{text_of(call.arg_node(0))}`",
+                "leave CUDA_VISIBLE_DEVICES alone and use the local rank, or use index 0",
+            )
+            return
+
+
+_LAUNCHERS = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_launcher")
+
+
+#: Calls that only query the driver, or are deferred until CUDA is used.
+_HARMLESS_RW219 = frozenset(
+    {"is_available", "device_count", "manual_seed", "manual_seed_all", "is_bf16_supported", "is_initialized"}
+)
+
+
+@rule("RW219", "error", "L14", "CUDA is used before notebook_launcher forks")
+def cuda_before_notebook_launcher(script: Script) -> Iterator[Found]:
+    for entry in script.entries:
+        calls = entry.histories[0].calls
+        for launch in calls:
+            if launch.name not in _LAUNCHERS or launch.module is not script.module or _is_alone_rw219(launch):
+                continue
+            used = next((one for one in calls if one.index < launch.index and _uses_cuda(one)), None)
+            if used is not None and used.module is script.module:
+                yield Found(
+                    used.node,
+                    f"`{written(used.node)}` starts CUDA in this process, which notebook_launcher then forks: the forked ranks"
+                    " can't use CUDA",
+                    f"move `{written(used.node)}` into the launched function, and restart the kernel",
+                    also=[told_place("the processes are forked here", launch.node, launch.module)],
+                )
+
+
+def _is_alone_rw219(launch: Call) -> bool:
+    number = launch.arg(2, "num_processes")
+    return number is not None and number.const in {0, 1}
+
+
+def _uses_cuda(call: Call) -> bool:
+    last = call.name.rpartition(".")[2]
+    if call.stack and any("notebook_launcher" in written(site.node) for site in call.stack):
+        return False
+    if call.name.startswith("torch.cuda."):
+        return last not in _HARMLESS_RW219 and not last[:1].isupper()
+    device = call.arg(0, "device")
+    if last == "to" or "device" in call.kwargs:
+        device = call.kwargs.get("device", device)
+        return device is not None and isinstance(device.const, str) and device.const.startswith("cuda")
+    return last == "cuda" and not call.name.startswith("torch.version")

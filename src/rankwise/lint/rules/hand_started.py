@@ -1,0 +1,278 @@
+"""What a command gives to the ranks that it starts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from rankwise.base.host import is_loopback
+from rankwise.lint.finding import Found
+from rankwise.lint.rule import rule
+from rankwise.lint.shell.slurm import tasks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.base.findings import Severity
+    from rankwise.lint.shell.model import Launch, Setting
+    from rankwise.lint.shell.study import Shell
+
+
+_NAMES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+@rule("RW720", "error", "L7 R13", "CUDA_VISIBLE_DEVICES does not match the number of ranks", looks_at="shell")
+def visible_devices(shell: Shell) -> Iterator[Found]:
+    for setting in shell.reading.settings:
+        devices = _devices(setting)
+        twice = sorted({one for one in devices if devices.count(one) > 1})
+        if setting.name in _NAMES and twice:
+            message = f"{setting.name}={setting.value.text} lists {', '.join(twice)} twice"
+            yield Found(setting.span, message, "list each device once", failure_class="R13")
+    for launch in shell.launches:
+        for name in _NAMES:
+            listed = launch.command.env.get(name)
+            if listed is not None and _devices(listed):
+                yield from _count(shell, launch, listed)
+
+
+def _devices(setting: Setting) -> list[str]:
+    text = (setting.value.text or "").strip()
+    found = [one.strip() for one in text.split(",")]
+    return [] if not text or text.startswith("-") or any(not one for one in found) else found
+
+
+def _ranks(launch: Launch) -> int | None:
+    if launch.launcher == "accelerate":
+        text = launch.value("num_processes") or ""
+        is_one = launch.flag("num_machines") is None or launch.value("num_machines") == "1"
+        return int(text) if text.isdecimal() and is_one and not launch.flag("cpu") else None
+    return launch.num_per_node if launch.is_elastic else None
+
+
+def _count(shell: Shell, launch: Launch, setting: Setting) -> Iterator[Found]:
+    ranks, devices = _ranks(launch), _devices(setting)
+    if ranks is None or ranks == len(devices):
+        return
+    flag = launch.flag("nproc_per_node", "num_processes")
+    span = flag.word.span if flag else launch.word.span
+    also = [("the devices", shell.piece.path, setting.span)]
+    listed = f"{len(devices)} device{'s' * (len(devices) > 1)}"
+    spelled = flag.spelled if flag else "--nproc-per-node"
+    if ranks > len(devices):
+        message = f"{ranks} ranks and {listed}: rank {len(devices)} has no device"
+        yield Found(span, message, f"{spelled}={len(devices)}, or list {ranks} devices", also=also)
+    elif flag is None:
+        message = f"one rank and {listed}: without --nproc-per-node one process is started"
+        yield Found(span, message, f"--nproc-per-node={len(devices)}", severity="warning", also=also)
+    else:
+        message = f"{ranks} rank{'s' * (ranks > 1)} and {listed}: the others are idle"
+        yield Found(span, message, f"{spelled}={len(devices)}", severity="hint", also=also)
+
+
+@rule("RW726", "error", "I1 I2 I10 I11 I12", "ranks that are started one by one do not form one job", looks_at="shell")  # fmt: skip
+def ranks_started_by_hand(shell: Shell) -> Iterator[Found]:
+    for group in _jobs(shell):
+        if _number(group[0], "WORLD_SIZE") == 1:
+            yield from _outside(group)
+            continue
+        yield from _outside(group)
+        yield from _meet_elsewhere(group)
+        for check in (_twice, _too_few, _in_turn):
+            yield from check(shell, group)
+    yield from _worlds(shell)
+    yield from _srun(shell)
+
+
+def _number(launch: Launch, name: str) -> int | None:
+    setting = launch.command.env.get(name)
+    text = (setting.value.text or "") if setting else ""
+    return int(text) if text.isdecimal() else None
+
+
+def _jobs(shell: Shell) -> list[list[Launch]]:
+    """Ranks of one job each: one script, one WORLD_SIZE, and no `wait` between them."""
+    jobs: list[list[Launch]] = []
+    current: dict[object, list[Launch]] = {}
+    by_command = {id(launch.command): launch for launch in shell.launches}
+    for command in shell.reading.commands:
+        if command.words[0].text == "wait":
+            current = {}
+        launch = by_command.get(id(command))
+        if (
+            launch is None
+            or launch.launcher != "python"
+            or _number(launch, "RANK") is None
+            or _number(launch, "WORLD_SIZE") is None
+        ):
+            continue
+        key = (launch.script.text if launch.script else None, _number(launch, "WORLD_SIZE"), command.arms)
+        if key not in current:
+            current[key] = []
+            jobs.append(current[key])
+        current[key].append(launch)
+    return jobs
+
+
+def _worlds(shell: Shell) -> Iterator[Found]:
+    """Ranks that run side by side and use one port, but with different world sizes."""
+    by_hand = [one for one in shell.launches if one.launcher == "python" and _number(one, "RANK") is not None]
+    for first, second in itertools.pairwise(by_hand):
+        one, other = (launch.command.env.get("WORLD_SIZE") for launch in (first, second))
+        ports = [launch.command.env.get("MASTER_PORT") for launch in (first, second)]
+        if one is None or other is None or not first.command.is_background or None in ports:
+            continue
+        known = one.value.text is not None and other.value.text is not None
+        same = len({port.value.text for port in ports if port}) == 1 and _same_script(first, second)
+        if known and same and one.value.text != other.value.text:
+            message = f"ranks of this job have different WORLD_SIZEs: {one.value.text} and {other.value.text}"
+            also = [("the other one", shell.piece.path, one.span)]
+            yield Found(
+                other.span,
+                message,
+                "give all ranks the same WORLD_SIZE",
+                failure_class="I12",
+                also=also,
+            )
+
+
+def _same_script(first: Launch, second: Launch) -> bool:
+    names = [launch.script.text if launch.script else None for launch in (first, second)]
+    return names[0] is not None and names[0] == names[1]
+
+
+def _outside(group: list[Launch]) -> Iterator[Found]:
+    for launch in group:
+        rank, world = _number(launch, "RANK"), _number(launch, "WORLD_SIZE") or 0
+        if rank is not None and rank >= world:
+            message = f"RANK={rank} with WORLD_SIZE={world}: ranks are numbered from 0 to {world - 1}"
+            yield Found(launch.command.env["RANK"].span, message, f"0 to {world - 1}", failure_class="I11")
+
+
+def _twice(shell: Shell, group: list[Launch]) -> Iterator[Found]:
+    seen: dict[int | None, Launch] = {}
+    for launch in group:
+        rank = _number(launch, "RANK")
+        earlier = seen.setdefault(rank, launch)
+        is_beside = earlier.command.is_background or launch.runs_elsewhere() or len(seen) > 1
+        if earlier is not launch and is_beside:
+            message = f"two processes of this job have RANK={rank}"
+            also = [("the other one", shell.piece.path, earlier.command.span)]
+            yield Found(
+                launch.command.env["RANK"].span,
+                message,
+                "give each rank its own number",
+                failure_class="I10",
+                also=also,
+            )
+
+
+def _meet_elsewhere(group: list[Launch]) -> Iterator[Found]:
+    for name in ("MASTER_PORT", "MASTER_ADDR"):
+        settings = [launch.command.env[name] for launch in group if name in launch.command.env]
+        texts = [one.value.text for one in settings]
+        thrown = [one for one in settings if one.is_prefix and one.value.is_random]
+        known = {text for text in texts if text is not None}
+        if len(group) > 1 and ((len(known) > 1 and None not in texts) or len(thrown) > 1):
+            odd = next((one for one in settings if one.value.text != texts[0]), settings[-1])
+            message = f"ranks of this job have different {name}s" + (
+                f": {', '.join(sorted(known))}" if known else ""
+            )
+            yield Found(odd.span, message, f"give all ranks the same {name}", failure_class="I2")
+
+
+def _too_few(shell: Shell, group: list[Launch]) -> Iterator[Found]:
+    world = _number(group[0], "WORLD_SIZE") or 0
+    ranks = {_number(launch, "RANK") for launch in group}
+    missing = sorted(set(range(world)) - {rank for rank in ranks if rank is not None})
+    setting = group[0].command.env.get("MASTER_ADDR")
+    is_here = setting is not None and is_loopback(setting.value.text or "unknown")
+    if not missing or not is_here or not shell.is_script or any(launch.runs_elsewhere() for launch in group):
+        return
+    if any(launch.command.in_function or launch.command.in_open_loop for launch in group):
+        return
+    word = group[0].command.env["WORLD_SIZE"]
+    names = ", ".join(map(str, missing[:4])) + (", …" if len(missing) > 4 else "")
+    message = (
+        f"WORLD_SIZE={world} and {len(ranks)} rank{'s' * (len(ranks) > 1)} started: all wait for rank {names}"
+    )
+    severity: Severity | None = "warning" if len(ranks) == 1 else None  # the others may have a script each
+    fix = f"WORLD_SIZE={len(ranks)}, or start the others too"
+    yield Found(word.span, message, fix, severity=severity)
+
+
+def _in_turn(shell: Shell, group: list[Launch]) -> Iterator[Found]:
+    if not shell.is_script or len(group) < 2 or any(launch.command.under for launch in group):
+        return
+    first = group[0]
+    if not any(launch.command.is_background for launch in group[:-1]):
+        message = (
+            f"rank {_number(first, 'RANK')} waits for the others, which are started only after it has ended"
+        )
+        yield Found(
+            first.command.span,
+            message,
+            "end the line with &, and `wait` after the last one; or use torchrun",
+        )
+
+
+def _srun(shell: Shell) -> Iterator[Found]:
+    """WORLD_SIZE as a number, while srun starts a different number of tasks."""
+    for launch in shell.launches:
+        world, tasks = _number(launch, "WORLD_SIZE"), tasks_of(launch, shell.batch)
+        if launch.launcher != "python" or world is None or tasks is None or tasks.tasks is None:
+            continue
+        if tasks.tasks != world and not launch.command.is_background and _number(launch, "RANK") is None:
+            message = f"WORLD_SIZE={world}, but srun starts {tasks.tasks} task{'s' * (tasks.tasks > 1)}"
+            yield Found(launch.command.env["WORLD_SIZE"].span, message, "export WORLD_SIZE=$SLURM_NTASKS")
+
+
+_SPELLINGS = {"--local_rank", "--local-rank"}
+
+
+@rule("RW727", "error", "L1 R13", "--local_rank in a command gives all ranks the same number", looks_at="shell")  # fmt: skip
+def local_rank_given(shell: Shell) -> Iterator[Found]:
+    for launch in shell.launches:
+        if launch.launcher == "python":
+            continue
+        for flag in launch.flags:
+            if flag.spelled in _SPELLINGS and launch.is_elastic:
+                message = f"{flag.spelled} before the script means --local-ranks-filter: it hides the output of other ranks"
+                yield Found(flag.word.span, message, "remove it: each rank reads LOCAL_RANK")
+        yield from _behind(launch)
+
+
+def _behind(launch: Launch) -> Iterator[Found]:
+    for number, word in enumerate(launch.args):
+        spelled, equals, value = word.head.partition("=")
+        if spelled not in _SPELLINGS:
+            continue
+        then = launch.args[number + 1] if number + 1 < len(launch.args) else None
+        names = word.names if equals else then.names if then else ()
+        text = value if equals else (then.text or "") if then else ""
+        if text.isdecimal() or "LOCAL_RANK" in names:
+            shown = word.raw if equals else f"{spelled} {then.raw if then else ''}"
+            message = f"every rank gets {shown}, so all have the same local rank"
+            yield Found(
+                word.span,
+                message,
+                "remove it, and read LOCAL_RANK from the environment in the script",
+            )
+
+
+@rule("RW728", "warning", "L1", "torch.distributed.launch is deprecated, and adds --local-rank to the arguments", looks_at="shell")  # fmt: skip
+def old_launch_module(shell: Shell) -> Iterator[Found]:
+    for launch in shell.launches:
+        if launch.launcher != "launch":
+            continue
+        module = next(
+            (word for word in launch.command.words if word.text == "torch.distributed.launch"), launch.word
+        )
+        if launch.flag("use_env"):
+            message = "torch.distributed.launch is deprecated"
+            yield Found(module.span, message, "torchrun with the same flags, without --use_env")
+        else:
+            message = (
+                "torch.distributed.launch is deprecated, and adds --local-rank=N to the script's arguments"
+            )
+            yield Found(module.span, message, "torchrun with the same flags; the script reads LOCAL_RANK")

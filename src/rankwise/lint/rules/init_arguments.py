@@ -1,0 +1,312 @@
+"""The process group is created with arguments or at a place that do not fit."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.model.calls import arms_of
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.job_view import (
+    DESTROY,
+    INIT,
+    SPAWN,
+    called_names,
+    is_parameter,
+    is_sequence,
+    line_of,
+    node_in,
+    once,
+    places,
+    text_of,
+)
+from rankwise.lint.topics.option_text import option_of, parts_of_sources, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.script import Entry, Script
+    from rankwise.lint.topics.job_view import Place
+
+
+_STORE = "torch.distributed.FileStore"
+
+
+_PATHS = frozenset(
+    {"abspath", "join", "expanduser", "realpath", "dirname", "Path", "str", "resolve", "as_posix"}
+)
+
+
+_REMOVES = frozenset(
+    {"remove", "unlink", "rmtree", "mkdtemp", "TemporaryDirectory", "mkstemp", "NamedTemporaryFile"}
+)
+
+
+@rule("RW206", "error", "I13", "all runs share one fixed init file")
+def fixed_init_file(script: Script) -> Iterator[Found]:
+    if (
+        "init_method" not in script.piece.code
+        and "file:" not in script.piece.code
+        and "FileStore" not in script.piece.code
+    ):
+        return
+    if not _REMOVES.isdisjoint(called_names(script.tree)):
+        return
+    for place in once(places(script, INIT, _STORE)):
+        call = place.last
+        node = call.arg_node(0, "file_name") if call.name == _STORE else call.arg_node(1, "init_method")
+        path, is_default = _path_of(script, call, node)
+        if path is None or node is None or (call.name == INIT and not path.startswith("file:")):
+            continue
+        what = "is the default, so all runs share one file" if is_default else "is the same file for each run"
+        shown = repr(path) if isinstance(node, ast.Constant) else f"`{text_of(node)}`"
+        yield Found(
+            node,
+            f"{shown} {what}: the next run finds what this one left behind, and hangs",
+            'use "env://" under a launcher, or put the job\'s id into the path',
+            severity="warning" if is_default else "error",
+        )
+
+
+def _path_of(script: Script, call: Call, node: ast.AST | None) -> tuple[str | None, bool]:
+    value = call.arg(0, "file_name") if call.name == _STORE else call.arg(1, "init_method")
+    if value is None:
+        return None, False
+    if isinstance(value.const, str):
+        return value.const, False
+    if _is_constant(call, node):
+        return f"file:{text_of(node)}", False
+    option = option_of(script, node)
+    if (
+        option is not None
+        and isinstance(option.default, ast.Constant)
+        and isinstance(option.default.value, str)
+    ):
+        return option.default.value, True
+    return None, False
+
+
+def _is_constant(call: Call, node: ast.AST | None) -> bool:
+    """Whether a path is built from constants alone, though its value is not known: ``abspath("ghost")``."""
+    parts = list(parts_of_sources(call.module.tree, node))
+    names = {one.id for one in parts if isinstance(one, ast.Name)} - {
+        "os",
+        "Path",
+        "pathlib",
+        "str",
+        "__file__",
+    }
+    if any(isinstance(one, (ast.Subscript, ast.BinOp)) for one in parts) or any(
+        is_parameter(call, name) for name in names
+    ):
+        return False
+    calls = {
+        getattr(one.func, "attr", getattr(one.func, "id", "")) for one in parts if isinstance(one, ast.Call)
+    }
+    texts = [one.value for one in parts if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    assigned = {
+        name.id
+        for one in ast.walk(call.module.tree)
+        if isinstance(one, ast.Assign)
+        for target in one.targets
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name)
+    }
+    is_file = call.name == _STORE or any(text.startswith("file:") for text in texts)
+    return bool(texts) and is_file and calls <= _PATHS and names <= assigned
+
+
+_MAKES = frozenset({INIT, "accelerate.Accelerator", "lightning.fabric.Fabric"})
+
+
+@rule("RW211", "error", "I16", "the process group is created twice")
+def init_twice(script: Script) -> Iterator[Found]:
+    seen: set[ast.AST] = set()
+    for entry in script.entries:
+        for call, message in _again(entry):
+            node = node_in(script, call)
+            if node is not None and node not in seen:
+                seen.add(node)
+                yield Found(
+                    node, message, "create the group once, or test `if not dist.is_initialized()` first"
+                )
+
+
+def _again(entry: Entry) -> Iterator[tuple[Call, str]]:
+    calls = [
+        call for call in entry.histories[0].calls if call.name in {*_MAKES, DESTROY, "?destroy_process_group"}
+    ]
+    spawns = {id(call.node) for call in entry.histories[0].calls if call.name == SPAWN}
+    held: Call | None = None
+    for call in calls:
+        if call.name.endswith("destroy_process_group"):
+            held = None
+        elif call.name == INIT:
+            if _asks(call) or _is_made_once(call):
+                held = held or call
+                continue
+            if (
+                held is not None
+                and _process_of(held, spawns) == _process_of(call, spawns)
+                and not _other_arm(held, call)
+                and is_sequence(entry, held, call)
+            ):
+                yield (
+                    call,
+                    f"the process group already exists (line {line_of(held)}): this raises ValueError",
+                )
+            elif call.loops and not _destroyed_in_loop(calls, call):
+                yield (
+                    call,
+                    "the process group is created in each iteration of the loop and never destroyed: the second iteration raises ValueError",
+                )
+            held = call
+        elif held is None and not call.args:
+            held = call
+
+
+def _process_of(call: Call, spawns: set[int]) -> tuple[int, ...]:
+    """The calls that led to the process that makes a call: each mp.spawn starts new ones."""
+    sites = [id(site.node) for site in call.stack]
+    return tuple(sites[: max((sites.index(one) + 1 for one in spawns if one in sites), default=0)])
+
+
+def _asks(call: Call) -> bool:
+    tests = [*(node for node, _, _ in call.tests), *(guard.node for guard in call.guards)]
+    node = getattr(call.function, "node", None)
+    # A decided test leaves no trace in the call; its function's text does.
+    return any("initialized" in ast.unparse(test) for test in tests) or (
+        node is not None and "is_initialized" in ast.unparse(node)
+    )
+
+
+def _is_made_once(call: Call) -> bool:
+    """Whether it is in the constructor of a singleton, or of a class that remembers the call."""
+    function = call.function
+    owner = getattr(function, "owner", None)
+    if owner is None:
+        return False
+    return (
+        "__new__" in owner.attrs
+        or any(base.path.endswith("Singleton") for base in owner.bases)
+        or (
+            getattr(function.node, "name", "") == "__init__" and "instance" in ast.unparse(owner.node).lower()
+        )
+    )
+
+
+def _other_arm(one: Call, other: Call) -> bool:
+    # Whatever made the first one under a test may have left with it, or exclude the second.
+    return not arms_of(one.tests) <= arms_of(other.tests)
+
+
+def _destroyed_in_loop(calls: list[Call], call: Call) -> bool:
+    return any(one.name.endswith("destroy_process_group") and call.loops[-1] in one.loops for one in calls)
+
+
+#: The position of the timeout.
+_POSITIONS = {
+    INIT: 2,
+    "torch.distributed.new_group": 1,
+    "torch.distributed.monitored_barrier": 1,
+    "torch.distributed.TCPStore": 4,
+    "torch.distributed.new_subgroups": None,
+    "accelerate.InitProcessGroupKwargs": None,
+    "accelerate.utils.InitProcessGroupKwargs": None,
+    "accelerate.utils.dataclasses.InitProcessGroupKwargs": None,
+}
+
+
+@rule("RW214", "error", "I19", "a process group's timeout is a number")
+def timeout_not_timedelta(script: Script) -> Iterator[Found]:
+    for place in once(places(script, *_POSITIONS)):
+        call = place.last
+        position = _POSITIONS[call.name]
+        node = call.arg_node(position, "timeout")
+        if node is not None and _is_number(script, call, position, node):
+            text = text_of(node)
+            yield Found(
+                node,
+                f"timeout={text} is a number, and {call.name.rpartition('.')[2]} takes a datetime.timedelta: it raises TypeError",
+                f"timeout=timedelta(seconds={text})",
+            )
+
+
+def _is_number(script: Script, call: Call, position: int | None, node: ast.AST) -> bool:
+    value = call.arg(position, "timeout")
+    if isinstance(node, ast.Attribute) and "timedelta(" in call.module.text:
+        return False  # converted on its way, perhaps
+    if value is not None and value.is_known:
+        return isinstance(value.const, (int, float)) and not isinstance(value.const, bool)
+    option = option_of(script, node)
+    if option is None:
+        return False
+    given = {keyword.arg: keyword.value for keyword in option.node.keywords}
+    return getattr(given.get("type"), "id", "") in {"int", "float"}
+
+
+_UNITS = {
+    "days": 86400.0,
+    "seconds": 1.0,
+    "microseconds": 1e-6,
+    "milliseconds": 1e-3,
+    "minutes": 60.0,
+    "hours": 3600.0,
+    "weeks": 604800.0,
+}
+
+
+_SHORT_S, _LONG_S = 30.0, 86400.0
+
+
+@rule("RW215", "warning", "I20", "the process group's timeout is very short or very long")
+def odd_timeout(script: Script) -> Iterator[Found]:
+    names = (INIT, "accelerate.InitProcessGroupKwargs", "accelerate.utils.InitProcessGroupKwargs")
+    for place in once(places(script, *names)):
+        call = place.last
+        position = 2 if call.name == INIT else None
+        value, node = call.arg(position, "timeout"), call.arg_node(position, "timeout")
+        seconds = _seconds(place, node) if value is not None else None
+        if seconds is None or node is None:
+            continue
+        if 0 < seconds < _SHORT_S:
+            message = f"`{text_of(node)}` is {seconds:g} s: a rank that loads, saves or compiles for longer ends the job"
+            yield Found(node, message, "allow as many minutes as the slowest step may take")
+        elif seconds > _LONG_S:
+            message = f"`{text_of(node)}` is {seconds / 86400:g} days: a hang is not reported before that"
+            yield Found(node, message, "allow as long as the slowest step may take", severity="hint")
+
+
+def _seconds(place: Place, node: ast.AST | None) -> float | None:
+    """The length of a timedelta that the script creates for a timeout."""
+    made = {call.node: call for call in place.entry.histories[-1].calls if call.name == "datetime.timedelta"}
+    call = next((made[one] for one in sources(place.last.module.tree, node) if one in made), None)
+    if call is None or call.has_star:
+        return None
+    given = dict(zip(_UNITS, call.args, strict=False)) | call.kwargs
+    if not given or not all(
+        name in _UNITS and isinstance(one.const, (int, float)) for name, one in given.items()
+    ):
+        return None
+    return sum(_UNITS[name] * float(one.const) for name, one in given.items())
+
+
+@rule("RW216", "hint", "R6", "the process group is never destroyed")
+def group_not_destroyed(script: Script) -> Iterator[Found]:
+    if (
+        "destroy_process_group" in script.piece.code
+        or "destroy" in script.piece.code
+        or "cleanup" in script.piece.code
+    ):
+        return
+    for place in once(places(script, INIT)):
+        calls = [call for history in place.entry.histories for call in history.calls]
+        texts = {call.module.text for call in calls}
+        if place.entry.is_program and not any("destroy_process_group" in text for text in texts):
+            message = (
+                "the process group created here is never destroyed: ranks that end early cut off the others"
+            )
+            yield Found(place.last.node, message, "call dist.destroy_process_group() at the end")
+            return

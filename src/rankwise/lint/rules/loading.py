@@ -1,0 +1,198 @@
+"""A checkpoint is loaded onto the wrong device or into the wrong model."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.library.names import DDP
+from rankwise.lint.model.values import Instance, Items, Object
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.device_index import fault_of
+from rankwise.lint.topics.job_view import is_distributed, line_of, node_in, once, places, places_of, text_of
+from rankwise.lint.topics.option_text import parts_of_sources
+from rankwise.lint.topics.saved_files import is_model_file, reads
+from rankwise.lint.topics.tensor_text import last_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Entry, Script
+    from rankwise.lint.topics.saved_files import FileUse
+
+
+@rule("RW605", "warning", "K3", "all ranks load a checkpoint onto the GPU that saved it")
+def load_without_map_location(script: Script) -> Iterator[Found]:
+    for use in reads(script):
+        call = use.call
+        if (
+            call.name != "torch.load"
+            or call.arg(1, "map_location") is not None
+            or call.has_star
+            or use.place.ranks == {0}
+        ):
+            continue
+        if (
+            not _uses_gpus(use)
+            or not (is_distributed(use.place.entry) or script.has_init)
+            or not is_model_file(script, use)
+        ):
+            continue
+        yield Found(
+            call.node,
+            f"`{ast.unparse(call.node)}` puts tensors back on the GPU that saved them: all ranks of a node fill GPU 0",
+            'add map_location="cpu", and let load_state_dict copy',
+        )
+
+
+def _uses_gpus(use: FileUse) -> bool:
+    texts = {call.module.text for call in use.place.entry.histories[0].calls}
+    return any("cuda" in text or "nccl" in text for text in texts)
+
+
+@rule("RW606", "error", "K3 R14", "a checkpoint is mapped to the GPU with the number of the global rank")
+def map_location_from_rank(script: Script) -> Iterator[Found]:
+    for place in once(places(script, "torch.load", "torch.jit.load", "torch.hub.load_state_dict_from_url")):
+        call = place.last
+        position = None if call.name.startswith("torch.hub") else 1
+        value, node = call.arg(position, "map_location"), call.arg_node(position, "map_location")
+        if value is None or node is None:
+            continue
+        for one in value.thing.values if isinstance(value.thing, Items) else [value]:
+            fault = fault_of(script, place, one, node)
+            if fault is not None:
+                yield Found(
+                    node,
+                    f"`{text_of(node)}` uses the global rank as the number of a GPU: a second node has no such GPU",
+                    'map to "cpu", or to the GPU of int(os.environ["LOCAL_RANK"])',
+                    severity="error" if fault == "bare" else "warning",
+                )
+                break
+
+
+_STRIPS = frozenset(
+    {"removeprefix", "replace", "consume_prefix_in_state_dict_if_present", "lstrip", "startswith", "sub"}
+)
+
+
+@rule("RW607", "error", "K4", "weights of the wrapped model are loaded into the bare one, or vice versa")
+def module_prefix(script: Script) -> Iterator[Found]:
+    for entry in script.entries:
+        yield from _entry(script, entry)
+
+
+def _entry(script: Script, entry: Entry) -> Iterator[Found]:
+    found = [place.calls[0] for place in once(places_of(entry))]
+    saved = [
+        (call, form) for call in found if call.name == "torch.save" and (form := _saved_form(call, found))
+    ]
+    for call in found:
+        if not call.name.endswith(".load_state_dict") or _strips(call):
+            continue
+        form, read, at = _form(call.receiver), _read_by(call, found), node_in(script, call)
+        if form is None or at is None:
+            continue
+        direct = _given_directly(call, found)
+        if direct is not None and _form(direct.receiver) not in {None, form}:
+            yield _tell(call, at, direct, form)
+        if read is None:
+            continue
+        forms = {other: save for save, other in saved if _same_file(save, read)}
+        if len(forms) == 1 and form not in forms:
+            yield _tell(call, at, next(iter(forms.values())), form)
+
+
+def _tell(call: Call, at: ast.AST, save: Call, form: str) -> Found:
+    line = line_of(save)
+    strict = call.arg(1, "strict")
+    silent = strict is not None and strict.const is False
+    names = "begin with `module.`" if form == "bare" else "lack the wrapper's `module.` prefix"
+    what = "so nothing is loaded, and strict=False hides it" if silent else "so load_state_dict raises"
+    return Found(
+        at,
+        f"the keys given on line {line} {names}: {what}",
+        "save model.module.state_dict(), and load into model.module (or before wrapping)",
+    )
+
+
+def _form(value: Value) -> str | None:
+    thing = value.thing
+    if isinstance(thing, Object) and thing.kind == DDP:
+        return "wrapped" if thing.call is not None and thing.call.name == DDP else None
+    if (
+        isinstance(thing, Object)
+        and thing.kind.startswith(("torch.nn.", "torchvision.models"))
+        and "Parallel" not in thing.kind
+    ):
+        return "bare"
+    if isinstance(thing, Instance) and any(
+        name.endswith(("nn.Module", "Module")) for name in thing.cls.library_bases()
+    ):
+        return "bare"
+    return None
+
+
+def _saved_form(call: Call, found: list[Call]) -> str | None:
+    """Whether the state of a wrapped or a bare model is saved; None if that is not certain."""
+    parts = {
+        part
+        for part in parts_of_sources(call.module.tree, call.arg_node(0, "obj"))
+        if isinstance(part, ast.Call)
+    }
+    forms = {
+        _form(one.receiver) for one in found if one.name.endswith(".state_dict") and one.node in parts
+    } - {None}
+    unknown = [
+        one
+        for one in found
+        if one.name.startswith("?.") and one.name.endswith(".state_dict") and one.node in parts
+    ]
+    if _STRIPS & {getattr(part.func, "attr", "") for part in parts}:
+        return None
+    return next(iter(forms)) if len(forms) == 1 and not unknown else None
+
+
+def _read_by(call: Call, found: list[Call]) -> Call | None:
+    parts = set(parts_of_sources(call.module.tree, call.arg_node(0, "state_dict")))
+    return next(
+        (one for one in found if one.name == "torch.load" and one.node in parts and one.index < call.index),
+        None,
+    )
+
+
+def _given_directly(call: Call, found: list[Call]) -> Call | None:
+    """The call of state_dict that is the argument itself."""
+    given = call.arg_node(0, "state_dict")
+    node = last_value(call.module.tree, given, call.node) if given is not None else None
+    return next((one for one in found if one.node is node and one.name.endswith(".state_dict")), None)
+
+
+def _strips(call: Call) -> bool:
+    parts = list(parts_of_sources(call.module.tree, call.arg_node(0, "state_dict")))
+    texts = {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+    names = {
+        getattr(part.func, "attr", getattr(part.func, "id", ""))
+        for part in parts
+        if isinstance(part, ast.Call)
+    }
+    return bool(_STRIPS & names) or "module." in texts or "consume_prefix" in call.module.text
+
+
+def _same_file(save: Call, read: Call) -> bool:
+    one, other = save.arg(1, "f"), read.arg(0, "f")
+    if one is None or other is None:
+        return False
+    if isinstance(one.const, str) and isinstance(other.const, str):
+        return one.const == other.const
+    if one.is_known or other.is_known or save.module is not read.module:
+        return False
+    node, theirs = save.arg_node(1, "f"), read.arg_node(0, "f")
+    return (
+        node is not None
+        and theirs is not None
+        and not isinstance(node, ast.Constant)
+        and ast.unparse(node) == ast.unparse(theirs)
+    )

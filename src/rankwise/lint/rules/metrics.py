@@ -1,0 +1,336 @@
+"""Numbers that are averaged, summed or logged wrongly over the ranks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.model.values import Object
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.job_view import (
+    above,
+    called_names,
+    differs,
+    function_of,
+    is_distributed,
+    node_in,
+    once,
+    places,
+    starts_group,
+    text_of,
+)
+from rankwise.lint.topics.option_text import sources
+from rankwise.lint.topics.saved_files import is_chosen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
+
+
+_REDUCES = ("torch.distributed.all_reduce", "torch.distributed.reduce", "accelerate.Accelerator.reduce", "accelerate.Accelerator.gather",
+            "lightning.fabric.Fabric.all_reduce")  # fmt: skip
+
+
+_COUNTS = re.compile(
+    r"(self\.)?(n|total|count|cnt|seen|num_(samples|tokens|examples|batches)|n_samples)", re.IGNORECASE
+)
+
+
+_WORLD = ("world", "num_replicas", "num_processes", "n_gpu", "size()")
+
+
+@rule("RW612", "warning", "M2", "means of ranks with different numbers of samples are averaged")
+def mean_of_means(script: Script) -> Iterator[Found]:
+    for place in once(places(script, *_REDUCES)):
+        call = place.last
+        node = call.arg_node(0, "tensor")
+        function = function_of(script.tree, call.node)
+        if node is None or "Items" in ast.unparse(node):
+            continue
+        # A metric's class counts in one method and divides in another.
+        around = next(
+            (one for one in above(script.tree, function) if isinstance(one, ast.ClassDef)), function
+        )
+        ratio = next((one for one in _parts_in(script, node, function) if _is_ratio(one, around)), None)
+        if ratio is None:
+            continue
+        if _is_averaged(script, call, function):
+            yield Found(
+                call.node,
+                f"`{text_of(ratio)}` is a mean over this rank's samples: averaged over ranks it is wrong if the sample counts differ",
+                "reduce the sum and the count, then divide",
+            )
+
+
+def _parts_in(script: Script, node: ast.AST, function: ast.AST) -> Iterator[ast.AST]:
+    """What the reduced value was computed from, in the same function."""
+    inside = set(ast.walk(function))
+    for one in sources(script.tree, node):
+        if one in inside:
+            yield from ast.walk(one)
+
+
+def _is_ratio(node: ast.AST, function: ast.AST) -> bool:
+    """A division by what is counted in a loop, or the mean of a list that a loop has filled."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        text = ast.unparse(node.right)
+        if any(word in text.lower() for word in _WORLD):
+            return False
+        return (
+            _is_counted(node.right, function)
+            or _COUNTS.fullmatch(text) is not None
+            or ("len(" in text and "loader" in text.lower())
+        )
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "mean"
+        and node.args == []
+    ):
+        inner = node.func.value
+        return (
+            isinstance(inner, ast.Call)
+            and getattr(inner.func, "attr", "") in {"stack", "cat", "tensor"}
+            and _is_filled(inner, function)
+        )
+    return False
+
+
+def _is_counted(node: ast.expr, around: ast.AST) -> bool:
+    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {
+        one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)
+    }
+    counted = {
+        getattr(one.target, "id", getattr(one.target, "attr", ""))
+        for one in ast.walk(around)
+        if isinstance(one, ast.AugAssign)
+    }
+    return bool(names & counted)
+
+
+def _is_filled(node: ast.Call, function: ast.AST) -> bool:
+    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return any(
+        isinstance(one, ast.Call)
+        and isinstance(one.func, ast.Attribute)
+        and one.func.attr == "append"
+        and getattr(one.func.value, "id", "") in names
+        for one in ast.walk(function)
+    )
+
+
+def _is_averaged(script: Script, call: Call, function: ast.AST) -> bool:
+    """Whether the sum over ranks becomes a mean: by the operation, or by a division by the number of ranks."""
+    text = ast.unparse(call.node)
+    if "AVG" in text or "mean" in text or call.name.endswith(".gather"):
+        return True
+    divisors = [
+        one.right for one in ast.walk(function) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div)
+    ]
+    divisors += [
+        one.value
+        for one in ast.walk(function)
+        if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Div)
+    ]
+    texts = [ast.unparse(part).lower() for one in divisors for part in sources(script.tree, one)]
+    return any(word in one for one in texts for word in _WORLD) or "div_" in called_names(function)
+
+
+_MEAN = re.compile(r"(^|_)(avg|mean|average|averaged)(_|$)|reduce_mean|mean_reduce|average_", re.IGNORECASE)
+
+
+_LOSS = re.compile(r"loss|acc(uracy)?($|_)|error_rate|ppl", re.IGNORECASE)
+
+
+_SUM = re.compile(r"sum|total|count|num|n_|correct|tokens|numel|grad|param", re.IGNORECASE)
+
+
+_DIVIDES = frozenset({"div_", "div", "mean", "true_divide", "divide", "mul_"})
+
+
+@rule("RW613", "warning", "M3", "a loss is summed over the ranks and never divided")
+def sum_told_as_mean(script: Script) -> Iterator[Found]:
+    for place in once(places(script, "torch.distributed.all_reduce", "torch.distributed.reduce")):
+        call = place.last
+        node = call.arg_node(0, "tensor")
+        op = ast.unparse(
+            call.arg_node(1 if call.name.endswith("all_reduce") else 2, "op") or ast.Constant("SUM")
+        )
+        if (
+            node is None
+            or op.rpartition(".")[2].strip("'\"") != "SUM"
+            or not isinstance(node, (ast.Name, ast.Attribute))
+        ):
+            continue
+        function = function_of(script.tree, call.node)
+        name = text_of(node).rpartition(".")[2]
+        told = _told_as(name, function)
+        if told is None or _divides(script, node, function, call.node):
+            continue
+        yield Found(
+            call.node,
+            f"`{name}` is summed over all ranks and never divided by their number, but it is {told}",
+            f"divide afterwards: {text_of(node)} /= dist.get_world_size()",
+        )
+
+
+def _told_as(name: str, function: ast.AST) -> str | None:
+    """By which word it says that it is a mean."""
+    function_name = getattr(function, "name", "")
+    if _MEAN.search(function_name) and not _SUM.search(function_name):
+        return f"what {function_name}() returns"
+    if _MEAN.search(name):
+        return "called a mean"
+    if _LOSS.search(name) and not _SUM.search(name):
+        return "reported as the loss or accuracy of one"
+    return None
+
+
+def _divides(script: Script, node: ast.expr, function: ast.AST, call: ast.AST) -> bool:
+    """Whether anything near divides; after the loop counts, so the whole function is read."""
+    if _DIVIDES & called_names(function) - {"mean"}:
+        return True
+    line = getattr(call, "lineno", 0)
+    for one in ast.walk(function):
+        is_division = isinstance(one, (ast.BinOp, ast.AugAssign)) and isinstance(
+            one.op, (ast.Div, ast.FloorDiv, ast.Mult)
+        )
+        if is_division and (getattr(one, "lineno", 0) >= line or _is_source(script, node, one)):
+            return True
+    return False
+
+
+def _is_source(script: Script, node: ast.expr, division: ast.AST) -> bool:
+    name = text_of(node)
+    if isinstance(division, ast.AugAssign):
+        return text_of(division.target) == name
+    return any(division in set(ast.walk(one)) for one in sources(script.tree, node))
+
+
+_RUNS = {
+    "wandb.init": "opens its own run in W&B",
+    "mlflow.start_run": "starts its own run in MLflow",
+    "torch.utils.tensorboard.SummaryWriter": "writes events into one folder",
+    "tensorboardX.SummaryWriter": "writes events into one folder",
+    "torch.utils.tensorboard.writer.SummaryWriter": "writes events into one folder",
+    "neptune.init_run": "opens its own run in Neptune",
+    "comet_ml.Experiment": "opens its own experiment in Comet",
+    "aim.Run": "opens its own run in Aim",
+}
+
+
+_BARS = frozenset(
+    {"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange", "tqdm.std.tqdm", "rich.progress.track"}
+)
+
+
+@rule("RW614", "warning", "M5", "every rank opens its own run, writer or progress bar")
+def every_rank_logs(script: Script) -> Iterator[Found]:
+    shown: set[str] = set()
+    lines: set[int] = set()
+    for place in once(places(script, *_RUNS, *_BARS, "builtins.print", anywhere=True)):
+        call, at = place.calls[0], node_in(script, place.calls[0])
+        if (
+            at is None
+            or not _is_made_by_ranks(place)
+            or any(differs(value) for value in (*call.args, *call.kwargs.values()))
+        ):
+            continue
+        line = getattr(at, "lineno", 0)
+        if line in lines:
+            continue
+        if call.name in _RUNS and "group" not in call.kwargs:
+            lines.add(line)
+            yield Found(
+                at, f"every rank {_RUNS[call.name]}", "do it on rank 0 only: `if dist.get_rank() == 0:`"
+            )
+        elif (call.name not in _RUNS and call.loops and call.name not in shown) or (
+            call.name in _BARS and call.name not in shown
+        ):
+            if _is_quiet(script, call.name) or (call.name in _BARS and "disable" in call.kwargs):
+                continue
+            shown.add(call.name)
+            what, fix = (
+                ("print", "if dist.get_rank() == 0:")
+                if call.name == "builtins.print"
+                else ("bar", "disable=dist.get_rank() != 0")
+            )
+            yield Found(
+                at, f"every rank shows this {what}, overwriting the others", f"`{fix}`", severity="hint"
+            )
+
+
+def _is_made_by_ranks(place: Place) -> bool:
+    calls = place.entry.histories[0].calls
+    is_spawning = any("spawned" in one.contexts for one in calls)
+    is_rank = not is_spawning or "spawned" in place.calls[0].contexts
+    return (
+        is_rank
+        and place.is_made_by_all
+        and is_distributed(place.entry)
+        and any(starts_group(one) for one in calls)
+        and not is_chosen(place.calls[0])
+    )
+
+
+def _is_quiet(script: Script, name: str) -> bool:
+    """Whether `print` means something else on other ranks, or by rank."""
+    if name != "builtins.print":
+        return False
+    return (
+        "builtins.print" in script.piece.code
+        or "setup_for_distributed" in script.piece.code
+        or any(isinstance(node, ast.FunctionDef) and node.name == "print" for node in ast.walk(script.tree))
+    )
+
+
+_LOG = "lightning.pytorch.LightningModule.log"
+
+
+_WATCHERS = ("ModelCheckpoint", "EarlyStopping")
+
+
+_PLACES = frozenset({"validation_step", "test_step", "on_validation_epoch_end", "on_validation_batch_end"})
+
+
+@rule("RW617", "warning", "M6 M1", "Lightning monitors a metric that each rank logs for itself")
+def monitored_without_sync(script: Script) -> Iterator[Found]:
+    watched = {
+        value.const
+        for call in script.all_calls
+        if call.name.endswith(_WATCHERS) and (value := call.arg(None, "monitor")) is not None
+    }
+    if not watched or _is_one_device(script):
+        return
+    for call in script.calls_of(_LOG):
+        name, value = call.arg(0, "name"), call.arg(1, "value")
+        sync = call.arg(None, "sync_dist")
+        is_metric = (
+            value is not None
+            and isinstance(value.thing, Object)
+            and value.thing.kind.startswith("torchmetrics")
+        )
+        if (
+            name is None
+            or name.const not in watched
+            or is_metric
+            or (sync is not None and sync.const is not False)
+        ):
+            continue
+        if call.function is not None and call.function.name in _PLACES:
+            yield Found(
+                call.node,
+                f"{name.const!r} is the mean over this rank's batches, and a callback monitors it",
+                "log it with sync_dist=True",
+            )
+
+
+def _is_one_device(script: Script) -> bool:
+    trainers: list[Call] = [call for call in script.all_calls if call.name == "lightning.pytorch.Trainer"]
+    devices = [call.arg(None, "devices") for call in trainers]
+    return bool(devices) and all(one is not None and one.const in {1, "1"} for one in devices)

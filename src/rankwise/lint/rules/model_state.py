@@ -1,0 +1,336 @@
+"""The state of a wrapped model differs between ranks."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found, span_of
+from rankwise.lint.library.names import DDP, FSDP, FULLY_SHARD
+from rankwise.lint.model.values import Items, Object, Spread
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.tensor_text import is_in, key_of
+from rankwise.lint.topics.wrapping import parts_of, refers_to, trains_later, wraps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Script
+    from rankwise.lint.topics.wrapping import Wrap
+
+
+_RANDOM = frozenset({"reset_parameters", "apply", "init_weights", "_init_weights", "initialize_weights"})
+
+
+_SENDS = (
+    "broadcast",
+    "_sync_params_and_buffers",
+    "_broadcast_coalesced",
+    "sync_module_states",
+    "sync_params",
+    "broadcast_parameters",
+)
+
+
+@rule("RW410", "error", "D26", "weights are set differently on the ranks after the model was wrapped")
+def state_differs_after_wrapping(script: Script) -> Iterator[Found]:
+    told: set[int] = set()
+    for wrap in wraps(script):
+        if not wrap.kind.endswith("DistributedDataParallel"):
+            continue
+        for call, message, fix in (*_loads(wrap), *_draws(wrap), *_copies(wrap)):
+            if not is_in(script.tree, call.node) or id(call.node) in told:
+                continue
+            told.add(id(call.node))
+            is_here = is_in(script.tree, wrap.call.node)
+            also = (
+                [("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
+                if is_here
+                else []
+            )
+            yield Found(call.node, message, fix, also=also)
+
+
+def _loads(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
+    for call in wrap.calls_after():
+        if call.name.rpartition(".")[2] != "load_state_dict" or not _is_its(call, wrap):
+            continue
+        if _is_sent(wrap, call.index) or wrap.is_wrapped_again(call.index):
+            continue
+        if call.guards:
+            test = text_of(call.guards[-1].node)
+            yield (
+                call,
+                f"only ranks with `{test}` load the state, after the model was wrapped: the other ranks keep different weights forever",
+                f"load it on every rank, outside of `{test}`, or before the model is wrapped",
+            )
+        elif (own := _own_file(call)) is not None:
+            yield (
+                call,
+                f"whether this rank loads the state depends on `{own}`, a file of its own, and the model is already wrapped: ranks continue with different weights",
+                "let all ranks read one file, decide on rank 0 whether to resume, and broadcast the decision",
+            )
+
+
+def _is_its(call: Call, wrap: Wrap) -> bool:
+    func = getattr(call.node, "func", None)
+    return (
+        call.receiver.thing is wrap.wrapper
+        or (wrap.inner.thing is not None and call.receiver.thing is wrap.inner.thing)
+        or (func is not None and call.receiver.thing is None and refers_to(func, wrap))
+    )
+
+
+def _own_file(call: Call) -> str | None:
+    for node, value, taken in call.tests:
+        if (
+            taken
+            and "exists" in value.origin
+            and value.origin & {"rank", "local_rank"}
+            and value.spread is Spread.LOCAL
+        ):
+            return text_of(node)
+    return None
+
+
+def _is_sent(wrap: Wrap, index: int) -> bool:
+    return any(
+        call.index > index and any(word in call.name for word in _SENDS) for call in wrap.calls_after()
+    )
+
+
+def _seed_differs(wrap: Wrap, before: int) -> bool:
+    """Whether the last seed differs between ranks."""
+    seeds = [
+        call
+        for call in wrap.entry.histories[0].calls
+        if call.index < before
+        and call.name.rpartition(".")[2] in {"manual_seed", "seed_everything", "set_seed", "manual_seed_all"}
+        and call.args
+    ]
+    if seeds:
+        return seeds[-1].args[0].spread is not Spread.EQUAL
+    return wrap.entry.is_program and _is_drawn(wrap)
+
+
+def _is_drawn(wrap: Wrap) -> bool:
+    """Whether no seed is set, so that each process draws its own initial weights."""
+    inner = wrap.inner.thing
+    is_plain = isinstance(inner, Object) and inner.kind.startswith("torch.nn.")
+    calls = wrap.entry.histories[0].calls
+    return is_plain and not any("seed" in call.name or "load" in call.name for call in calls)
+
+
+def _draws(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
+    """Weights drawn anew after the wrapping, under a seed of this rank's."""
+    for call in wrap.calls_after():
+        word = call.name.rpartition(".")[2]
+        if word not in _RANDOM or not (wrap.holds(call.receiver) or _is_its(call, wrap)):
+            continue
+        if (
+            not _seed_differs(wrap, call.index)
+            or _is_sent(wrap, call.index)
+            or wrap.is_wrapped_again(call.index)
+        ):
+            continue
+        yield (
+            call,
+            f"`{text_of(call.node)}` draws new weights after the model was wrapped, from a different seed on each rank: the weights differ",
+            "initialise the model before it is wrapped, which broadcasts rank 0's weights",
+        )
+
+
+def _copies(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
+    """A copy (for a moving average) taken before DDP has made the weights equal."""
+    inner = wrap.inner.thing
+    calls = wrap.entry.histories[0].calls
+    for call in calls:
+        if call.name != "copy.deepcopy" or call.index > wrap.call.index or inner is None:
+            continue
+        if not call.args or call.args[0].thing is not inner or not _seed_differs(wrap, call.index):
+            continue
+        loaded = any(
+            one.name.endswith("load_state_dict") and (one.index < call.index or one.index > wrap.call.index)
+            for one in calls
+        )
+        if loaded or _is_sent(wrap, wrap.call.index) or wrap.call.name.endswith("prepare"):
+            continue
+        yield (
+            call,
+            f"`{text_of(call.node)}` is made before DDP broadcasts rank 0's weights, and ranks draw their first weights from different seeds: the copies differ",
+            "copy after the model was wrapped: `copy.deepcopy(model.module)`",
+        )
+
+
+@rule("RW412", "error", "D29", "the optimizer is created before the model is sharded")
+def optimizer_before_sharding(script: Script) -> Iterator[Found]:
+    for entry in script.entries:
+        calls = entry.histories[0].calls
+        optimizers = [call for call in calls if _is_optimizer(call)]
+        for shard in (call for call in calls if _replaces(call)):
+            early = [one for one in optimizers if one.index < shard.index and _holds(one, shard, calls)]
+            late = [
+                one
+                for one in optimizers
+                if one.index > shard.index and (_holds(one, shard, calls) or not one.args)
+            ]
+            if not early or late:
+                continue
+            optimizer = early[-1]
+            node = optimizer.node if is_in(script.tree, optimizer.node) else shard.node
+            if not is_in(script.tree, node):
+                continue
+            name = "fully_shard" if shard.name == FULLY_SHARD else "FullyShardedDataParallel"
+            yield Found(
+                node,
+                f"the optimizer holds the parameters from before {name}, which replaces them: its step changes nothing",
+                f"create the optimizer after {name}",
+                also=[(name, script.piece.path, span_of(shard.node, script.lines))]
+                if is_in(script.tree, shard.node)
+                else [],
+            )
+            break
+
+
+def _is_optimizer(call: Call) -> bool:
+    last = call.name.rpartition(".")[2]
+    return (
+        call.name.startswith(("torch.optim.", "bitsandbytes.optim.", "transformers.AdamW"))
+        and last[:1].isupper()
+        and "lr_scheduler" not in call.name
+    )
+
+
+def _replaces(call: Call) -> bool:
+    if call.name == FULLY_SHARD:
+        return True
+    keeps = call.kwargs.get("use_orig_params")
+    return call.name == FSDP and not call.has_star and (keeps is None or keeps.const is False)
+
+
+def _holds(optimizer: Call, shard: Call, calls: list[Call]) -> bool:
+    model = shard.arg(0, "module")
+    given = optimizer.arg(0, "params")
+    if model is None or given is None:
+        return False
+    ids = {id(one) for one in parts_of(model)}
+    if any(id(thing) in ids for thing in _models(given)):
+        return True
+    # `[p for p in net.parameters() if ...]`: by the calls that stand within the optimizer's.
+    inside = {id(one) for one in ast.walk(optimizer.node)}
+    asked = [
+        one
+        for one in calls
+        if one.name.endswith("parameters")
+        and (
+            id(one.node) in inside
+            or (
+                one.function is optimizer.function
+                and one.function is not None
+                and one.index < optimizer.index
+            )
+        )
+    ]
+    if any(id(one.receiver.thing) in ids for one in asked):
+        return True
+    name = key_of(shard.arg_node(0, "module"))
+    texts = {
+        key_of(one.func.value)
+        for one in ast.walk(optimizer.node)
+        if isinstance(one, ast.Call)
+        and isinstance(one.func, ast.Attribute)
+        and one.func.attr.endswith("parameters")
+    }
+    return bool(name) and name in texts and shard.function is optimizer.function and model.thing is None
+
+
+def _models(value: Value) -> Iterator[object]:
+    thing = value.thing
+    if isinstance(thing, Items):
+        for one in thing.values:
+            yield from _models(one)
+    elif isinstance(thing, Object) and thing.kind == "parameters" and thing.call is not None:
+        yield thing.call.receiver.thing
+
+
+@rule("RW416", "hint", "D21", "BatchNorm keeps statistics of each rank's own batch")
+def batchnorm_not_synchronised(script: Script) -> Iterator[Found]:
+    if "SyncBatchNorm" in script.piece.code or "sync_batchnorm" in script.piece.code:
+        return
+    for wrap in wraps(script):
+        has_norm = any(
+            isinstance(one, Object) and one.kind.startswith("torch.nn.BatchNorm")
+            for one in parts_of(wrap.inner)
+        )
+        if (
+            wrap.kind != DDP
+            or not has_norm
+            or not is_in(script.tree, wrap.call.node)
+            or not trains_later(wrap, wrap.call)
+        ):
+            continue
+        yield Found(
+            wrap.call.node,
+            "each rank normalises with the statistics of its own batch: DistributedDataParallel does not synchronise BatchNorm",
+            "if batches are small, convert first: `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`",
+        )
+
+
+_CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_")
+
+
+_SHARDS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+
+
+@rule("RW419", "warning", "", "gradients under FSDP are clipped by the norm of each rank's own shard")
+def clipped_by_own_shard(script: Script) -> Iterator[Found]:
+    models = {
+        call.node: call
+        for call in script.calls
+        if call.name.endswith(".parameters")
+        and isinstance(call.receiver.thing, Object)
+        and call.receiver.thing.kind == FSDP
+        and _is_sharded(call.receiver.thing.call)
+    }
+    for call in script.calls_of(*_CLIPS):
+        node = call.arg_node(0, "parameters")
+        given = models.get(node) if node is not None else None
+        if (
+            given is None
+            or not is_in(script.tree, call.node)
+            or any("summon" in one for one in call.contexts)
+        ):
+            continue
+        model = text_of(getattr(getattr(given.node, "func", None), "value", None))
+        limit = text_of(call.arg_node(1, "max_norm"))
+        yield Found(
+            call.node,
+            f"each rank holds a shard of the gradients of `{model}` and clips it by this shard's norm: too small, and not"
+            " the same on all ranks",
+            f"let FSDP compute the norm: `{model}.clip_grad_norm_({limit})`",
+        )
+
+    yield from _scaler(script)
+
+
+def _scaler(script: Script) -> Iterator[Found]:
+    if not any(_is_sharded(call) for call in script.all_calls):
+        return
+    for call in script.calls_of("torch.amp.GradScaler"):
+        enabled = call.arg(None, "enabled")
+        if enabled is None or enabled.const is not False:
+            yield Found(
+                call.node,
+                "this scaler looks for infinities in the shards of its own rank: one rank skips a step that the others make",
+                "use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, or bfloat16 without a scaler",
+            )
+
+
+def _is_sharded(made: Call | None) -> bool:
+    if made is None or made.name != FSDP or made.has_star:
+        return False
+    strategy = made.arg_node(2, "sharding_strategy")
+    return strategy is None or text_of(strategy).rpartition(".")[2] in _SHARDS

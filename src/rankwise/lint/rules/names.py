@@ -1,0 +1,202 @@
+"""Names that exist nowhere, or on some ranks only."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Edit, Found, Span
+from rankwise.lint.model.notes import Unbound
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.scopes import FunctionNode, Scope, Scopes, is_function, scopes_of
+from rankwise.lint.topics.turns import is_caught
+from rankwise.lint.topics.undefined import (
+    function_of,
+    is_certain,
+    may_make_names,
+    meant_star_parameter,
+    undefined,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.script import Script
+
+
+_SLIPS = frozenset({"kwards", "kwrags", "kawrgs", "kwagrs", "kwargss", "kwarsg", "kwars", "kwags", "krwags"})
+
+
+@rule("RW803", "error", "", "the body reads `kwargs`, but the signature has another name", needs_ranks=False, fixable=True)  # fmt: skip
+def star_parameter_misspelt(script: Script) -> Iterator[Found]:
+    scopes = scopes_of(script.tree)
+    told: set[ast.AST] = set()
+    for name, scope in undefined(scopes):
+        param = meant_star_parameter(name.id, scope)
+        if (
+            param is None
+            or param in told
+            or may_make_names(script, scopes)
+            or not is_certain(script, scopes, name)
+        ):
+            continue
+        told.add(param)
+        span = Span(param.lineno, _col(script, param), param.lineno, _col(script, param) + len(param.arg))
+        is_read = any(n.id == param.arg for n, _ in scopes.loads)
+        yield Found(
+            span,
+            f"the parameter is `{param.arg}`, line {name.lineno} reads `{name.id}`: NameError",
+            f"rename the parameter to `{name.id}`",
+            edits=() if is_read else [Edit(span=span, text=name.id)],
+        )
+    yield from _slips(scopes, told)
+
+
+def _slips(scopes: Scopes, told: set[ast.AST]) -> Iterator[Found]:
+    for function in scopes.functions():
+        param = function.args.kwarg
+        if param is not None and param.arg in _SLIPS and param not in told:
+            yield Found(
+                param,
+                f"`**{param.arg}` looks like a misspelt `**kwargs`; it works, because signature and body agree",
+                "rename it to `kwargs`",
+                severity="hint",
+            )
+
+
+def _col(script: Script, param: ast.arg) -> int:
+    text = script.lines[param.lineno - 1]
+    return (
+        param.col_offset if text.isascii() else len(text.encode()[: param.col_offset].decode(errors="ignore"))
+    ) + 1
+
+
+@rule("RW804", "error", "", "a name is used that exists only in another function, or nowhere", needs_ranks=False)  # fmt: skip
+def name_of_another_function(script: Script) -> Iterator[Found]:
+    scopes = scopes_of(script.tree)
+    names = undefined(scopes)
+    if script.piece.cells:
+        # A notebook's magics may create names that occur nowhere else.
+        names = tuple(
+            (n, at) for n, at in names if any(n.id in scope.bound for scope in scopes.opened.values())
+        )
+    if not names or script.piece.is_fragment or may_make_names(script, scopes):
+        return
+    told: set[tuple[str, ast.AST]] = set()
+    for name, scope in names:
+        key = (name.id, function_of(scope) or script.tree)
+        if (
+            key in told
+            or not is_certain(script, scopes, name)
+            or _belongs_to_other_rules(scopes, name, scope)
+        ):
+            continue
+        told.add(key)
+        where, fix = _where(scopes, name, scope)
+        yield Found(name, f"`{name.id}` is not defined here: {where}", fix)
+
+
+def _belongs_to_other_rules(scopes: Scopes, name: ast.Name, scope: Scope) -> bool:
+    is_main_test = name.id == "name" and isinstance(scopes.parents.get(name), ast.Compare)
+    return is_main_test or meant_star_parameter(name.id, scope) is not None
+
+
+def _where(scopes: Scopes, name: ast.Name, scope: Scope) -> tuple[str, str]:
+    """Where the name does exist, and what to do."""
+    here = function_of(scope)
+    reader = f"`{here.name}`" if here is not None else "this line"
+    for other in scopes.opened.values():
+        if name.id in other.bound and other.kind != "comprehension":
+            line = getattr(other.bound[name.id][0], "lineno", 0)
+            if is_function(other.node):
+                return _local_of(other.node, other, name.id, line, reader)
+            if isinstance(other.node, ast.ClassDef):
+                owner = other.node.name
+                return (
+                    f"it belongs to class {owner}, line {line}",
+                    f"write `self.{name.id}` or `{owner}.{name.id}`",
+                )
+    if (
+        here is not None
+        and here.args.args
+        and here.args.args[0].arg == "self"
+        and _is_attribute(scopes, name.id)
+    ):
+        return f"only `self.{name.id}` exists", f"write `self.{name.id}`"
+    visible = [*scopes.module.bound, *((here and scopes.opened[here].bound) or ())]
+    close = get_close_matches(name.id, visible, n=1, cutoff=0.8)
+    if close:
+        return (
+            f"nothing here binds it; `{close[0]}` exists",
+            f"write `{close[0]}`, or define `{name.id}` first",
+        )
+    return (
+        "nothing here binds it",
+        f"import or define `{name.id}`, or pass it to {reader} as an argument",
+    )
+
+
+def _local_of(function: FunctionNode, scope: Scope, name: str, line: int, reader: str) -> tuple[str, str]:
+    is_parameter = isinstance(scope.bound[name][0], ast.arg)
+    kind = "a parameter" if is_parameter else "a local variable"
+    return (
+        f"it is {kind} of {function.name}, line {line}",
+        f"pass it to {reader} as an argument"
+        + ("" if is_parameter else f", or return it from {function.name}"),
+    )
+
+
+def _is_attribute(scopes: Scopes, name: str) -> bool:
+    return any(
+        n.attr == name
+        and isinstance(n.ctx, ast.Store)
+        and isinstance(n.value, ast.Name)
+        and n.value.id == "self"
+        for n in scopes.all(ast.Attribute)
+    )
+
+
+@rule("RW818", "error", "", "a variable gets its value on some ranks only, and all ranks read it")
+def value_of_some_ranks(script: Script) -> Iterator[Found]:
+    lacking: defaultdict[tuple[ast.Name | ast.Attribute, str], set[int]] = defaultdict(set)
+    for note in script.notes:
+        if isinstance(note, Unbound) and note.module is script.module and not _may_choose(note):
+            lacking[note.node, note.history.entry].add(note.history.rank)
+    ranks = {entry.name: {history.rank for history in entry.histories} for entry in script.entries}
+    stored = {
+        _name(node)
+        for node in (ast.walk(script.tree) if lacking else ())
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
+    }
+    reported = set()
+    for (node, entry), without in lacking.items():
+        having = ranks[entry] - without
+        name = ast.unparse(node)
+        # Two ranks there are in any job; a test on rank 2 may be of a job that has no others.
+        if (
+            having
+            and without & {0, 1}
+            and name not in reported
+            and _name(node) in stored
+            and not is_caught(script.tree, node)
+        ):
+            who = "only rank 0 has" if having == {0} else "only some ranks have"
+            kind = "NameError" if isinstance(node, ast.Name) else "AttributeError"
+            reported.add(name)
+            yield Found(
+                node,
+                f"{who} given `{name}` a value, and all ranks read it here: {kind} on the others",
+                "read it only where it was set, or give it a value (None) on the other ranks",
+                severity="error" if entry == "the program" else "warning",
+            )
+
+
+def _name(node: ast.Name | ast.Attribute) -> str:
+    return node.id if isinstance(node, ast.Name) else f".{node.attr}"
+
+
+def _may_choose(note: Unbound) -> bool:
+    """Whether a test around a read calls something, which may ask for the rank."""
+    return any(isinstance(one, ast.Call) for test, _, _ in note.tests for one in ast.walk(test))

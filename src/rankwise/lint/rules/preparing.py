@@ -1,0 +1,262 @@
+"""Files and folders that all ranks prepare at once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Edit, Found, Span, span_of
+from rankwise.lint.library.names import FABRIC
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.data_flow import here
+from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
+from rankwise.lint.topics.job_view import INIT, is_distributed, once, places, starts_group, text_of
+from rankwise.lint.topics.turns import is_barrier, is_caught, takes_turns, was_done_before
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.base.findings import Severity
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
+
+
+_DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
+
+
+_FETCHES = frozenset({"urllib.request.urlretrieve", "wget.download", "gdown.download", "gdown.download_folder", "torch.hub.download_url_to_file",
+                      "torchvision.datasets.utils.download_url", "torchvision.datasets.utils.download_and_extract_archive", "nltk.download",
+                      "shutil.unpack_archive", "torchvision.datasets.utils.extract_archive"})  # fmt: skip
+
+
+_SHELLS = frozenset(
+    {"os.system", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output"}
+)
+
+
+_COMMAND = re.compile(r"(^|[\s;&(/'\"])(wget|curl|unzip|tar|aria2c|gsutil|kaggle|gdown|git clone|aws s3)\s")
+
+
+@rule("RW515", "error", "X11", "all ranks download or unpack into one folder at once, or don't wait for the rank that does")  # fmt: skip
+def all_ranks_download(script: Script) -> Iterator[Found]:
+    for place in once(places(script, anywhere=True)):
+        kind = _kind(place)
+        if (
+            kind is None
+            or not is_distributed(place.entry)
+            or not is_in_ranks(script, place.entry, place.last)
+        ):
+            continue
+        node = here(script, place.calls[0])
+        if node is None:
+            continue
+        if not place.is_made_by_all:
+            if (
+                place.calls[0].rank == 0
+                and place.calls[0].guards
+                and (use := _use_without_wait(place)) is not None
+                and here(script, use) is not None
+            ):
+                message = f"the other ranks don't wait for `{text_of(place.last.node)}`: they read the data (line {getattr(use.node, 'lineno', 0)}) while rank 0 downloads it"
+                yield Found(
+                    node,
+                    message,
+                    "call dist.barrier() after the download, before any rank reads the data",
+                )
+            continue
+        if not _collides(place) or _is_before_ranks(place):
+            continue
+        message = f"all ranks run `{text_of(place.last.node)}` at the same time, into the same folder"
+        yield Found(node, message, _FIX, severity=kind)
+
+
+def _kind(place: Place) -> Severity | None:
+    """How bad it is if all ranks make this call; None if it downloads nothing."""
+    call = place.last
+    if call.name.startswith(_DATASETS) and ".utils." not in call.name:
+        flags = [one.kwargs.get("download") for one in place.calls]
+        return "error" if all(flag is not None and flag.const is True for flag in flags) else None
+    if call.name in _FETCHES or call.name.endswith(".extractall"):
+        return "warning"
+    if call.name in _SHELLS:
+        return "warning" if _COMMAND.search(text_of_command(call)) else None
+    return None
+
+
+def text_of_command(call: Call) -> str:
+    """A shell command as one line, as far as its text is known."""
+    node = call.arg_node(0, "args")
+    parts = getattr(node, "elts", None)
+    if parts is not None:
+        return " ".join(str(getattr(part, "value", "x")) for part in parts) + " "
+    values = getattr(node, "values", None)
+    if values is not None:
+        return (
+            "".join(
+                str(getattr(part, "value", "x")) if not hasattr(part, "conversion") else "x"
+                for part in values
+            )
+            + " "
+        )
+    return f"{getattr(node, 'value', '')} "
+
+
+def _collides(place: Place) -> bool:
+    call = place.last
+    if call.guards or takes_turns(place) or was_done_before(place) or is_caught(call.module.tree, call.node):
+        return False
+    if getattr(call.function, "name", "") in {"prepare_data", "download_data"}:
+        return False
+    return not any(
+        differs_deeply(value) or value.origin & {"time", "own"}
+        for value in (call.receiver, *call.args, *call.kwargs.values())
+    )
+
+
+def _is_before_ranks(place: Place) -> bool:
+    """Whether the one process that Fabric starts the others from comes here first: it has the data when they come."""
+    starts = [call for call in place.entry.histories[0].calls if starts_group(call)]
+    return bool(starts) and starts[0].name == FABRIC and starts[0].index > place.calls[0].index
+
+
+def _use_without_wait(place: Place) -> Call | None:
+    """A call of the same class on all ranks, without a wait for rank 0 before it."""
+    first = place.calls[0]
+    for call in place.entry.histories[0].calls[first.index + 1 :]:
+        if is_barrier(call) or any("first" in context for context in call.contexts):
+            return None
+        if call.name == first.name and not call.guards and first.name.startswith(_DATASETS):
+            return call
+    return None
+
+
+_FIX = "let one rank of each node do it first, under `if local_rank == 0:`; then dist.barrier(), then read the data on all ranks"
+
+
+_MAKES = frozenset({"os.makedirs", "os.mkdir"})
+
+
+_OWN = frozenset({"time", "own", "random", "host"})
+
+
+@rule("RW516", "error", "X12", "all ranks create or remove the same folder, and only the first one can", fixable=True)  # fmt: skip
+def folder_made_by_all_ranks(script: Script) -> Iterator[Found]:
+    for place in once(places(script, anywhere=True)):
+        call = place.last
+        what = _what(call)
+        if what is None or not place.is_made_by_all or call.guards or not is_distributed(place.entry):
+            continue
+        if (
+            not is_in_ranks(script, place.entry, call)
+            or differs_deeply(what)
+            or what.origin & _OWN
+            or not (place.entry.is_program or what.is_known)  # whoever calls it may give each rank its own
+        ):
+            continue
+        if any(one.name.startswith("tempfile.") for one in place.entry.histories[0].calls):
+            continue
+        if takes_turns(place) or was_done_before(place) or is_caught(call.module.tree, call.node):
+            continue
+        node = here(script, call)
+        if node is not None:
+            yield _finding(script, call, node)
+
+
+def _what(call: Call) -> Value | None:
+    """The folder that a call creates or removes, if it fails when another rank was faster."""
+    if call.name in _MAKES:
+        exist = call.arg(2, "exist_ok") if call.name == "os.makedirs" else None
+        return call.arg(0, "name", "path") if exist is None or exist.const is False else None
+    if call.name.endswith(".mkdir") and (call.name.startswith(("?.", "pathlib."))):
+        exist = call.arg(2, "exist_ok")
+        return call.receiver if exist is None or exist.const is False else None
+    if call.name == "shutil.rmtree":
+        ignores = call.arg(1, "ignore_errors")
+        return call.arg(0, "path") if ignores is None or ignores.const is False else None
+    return None
+
+
+def _finding(script: Script, call: Call, node: ast.AST) -> Found:
+    shown = text_of(call.node)
+    if call.name == "shutil.rmtree":
+        message = f"all ranks run `{shown}`: one removes what another has just created, or fails half way (FileNotFoundError)"
+        return Found(
+            node, message, "let rank 0 remove and create the folder, and call dist.barrier() after it"
+        )
+    message = f"all ranks run `{shown}`, and only the first one can: FileExistsError on the others"
+    if call.name == "os.mkdir":
+        return Found(node, message, f"os.makedirs({text_of(call.arg_node(0))}, exist_ok=True)")
+    return Found(node, message, "pass exist_ok=True", edits=_edits(script, call))
+
+
+def _edits(script: Script, call: Call) -> list[Edit]:
+    node = call.node
+    if (
+        call.module is not script.module
+        or not isinstance(node, ast.Call)
+        or any(isinstance(one, ast.Starred) for one in node.args)
+    ):
+        return []
+    if len(node.args) > (1 if call.name == "os.makedirs" else 2) or any(
+        one.arg in {None, "exist_ok"} for one in node.keywords
+    ):
+        return []
+    parts = [*node.args, *(one.value for one in node.keywords)]
+    if not parts:
+        span = span_of(node, script.lines)
+        return [
+            Edit(
+                span=Span(span.end_line, span.end_col - 1, span.end_line, span.end_col - 1),
+                text="exist_ok=True",
+            )
+        ]
+    last = max(
+        (span_of(part, script.lines) for part in parts), key=lambda span: (span.end_line, span.end_col)
+    )
+    if script.lines[last.end_line - 1][last.end_col - 1 : last.end_col] not in {")", ","}:
+        return []
+    return [Edit(span=Span(last.end_line, last.end_col, last.end_line, last.end_col), text=", exist_ok=True")]
+
+
+_LONG = frozenset({"datasets.Dataset.map", "datasets.Dataset.filter"})
+
+
+@rule("RW518", "hint", "X14", "the other ranks wait at a barrier, under the default timeout, while one prepares the data")  # fmt: skip
+def others_wait_for_preprocessing(script: Script) -> Iterator[Found]:
+    told: set[int] = set()
+    for place in once(places(script, *_LONG)):
+        if id(place.entry) not in told and _others_wait(place) and _has_default_timeout(place):
+            told.add(id(place.entry))
+            message = f"the other ranks wait at a barrier while one runs `{text_of(place.last.node)}`; if that takes longer than the group's timeout, they fail"
+            yield Found(place.last.node, message, _FIX_RW518)
+
+
+def _others_wait(place: Place) -> bool:
+    call = place.calls[0]
+    if any(context.endswith("process_first") for context in call.contexts):
+        return True
+    if not call.guards or call.rank != 0:
+        return False
+    return any(
+        other.index > call.index
+        and other.name.endswith(("barrier", "wait_for_everyone"))
+        and not other.guards
+        for other in place.entry.histories[0].calls
+    )
+
+
+def _has_default_timeout(place: Place) -> bool:
+    call = place.calls[0]
+    makers = [
+        other for other in place.entry.histories[0].calls if starts_group(other) and other.index < call.index
+    ]
+    if not makers:
+        return False
+    return all("timeout" not in maker.kwargs and "kwargs_handlers" not in maker.kwargs and not maker.has_star
+               and (maker.name != INIT or len(maker.args) < 3) for maker in makers)  # fmt: skip
+
+
+_FIX_RW518 = "do it before the process group is created, or allow more time: timeout=timedelta(hours=3)"

@@ -1,0 +1,356 @@
+"""Random numbers that should be equal on all ranks, or should not."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.library.names import LOADER, SAMPLER
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.data_flow import here, training_loops
+from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
+from rankwise.lint.topics.job_view import above, is_distributed, once, places, places_of, spawns, text_of
+from rankwise.lint.topics.seeds import last_seed, library_of, standing
+from rankwise.lint.topics.shares import spreads_otherwise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.base.findings import Severity
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Entry, Script
+    from rankwise.lint.topics.job_view import Place
+
+
+_SPLIT = "torch.utils.data.random_split"
+
+
+_SKLEARN = frozenset(
+    f"sklearn.model_selection.{name}"
+    for name in ("train_test_split", "ShuffleSplit", "StratifiedShuffleSplit", "GroupShuffleSplit")
+)
+
+
+_FOLDS = frozenset(
+    f"sklearn.model_selection.{name}" for name in ("KFold", "StratifiedKFold", "StratifiedGroupKFold")
+)
+
+
+_ORDERS = frozenset({"torch.randperm", "numpy.random.permutation", "random.sample"})
+
+
+_IN_PLACE = frozenset({"random.shuffle", "numpy.random.shuffle"})
+
+
+_FEEDS = frozenset({SAMPLER, LOADER, "torch.utils.data.Subset"})
+
+
+@rule("RW508", "error", "X5", "ranks split the data at random, each differently")
+def split_differs(script: Script) -> Iterator[Found]:
+    for place in once(places(script, _SPLIT, *_SKLEARN, *_FOLDS, *_ORDERS, *_IN_PLACE, anywhere=True)):
+        call = place.last
+        if (
+            not place.is_made_by_all
+            or call.guards
+            or not is_distributed(place.entry)
+            or not is_in_ranks(script, place.entry, call)
+        ):
+            continue
+        if not _splits(place) or _is_agreed(place):
+            continue
+        reason = _reason(place)
+        if reason is not None:
+            severity, why = reason
+            node = here(script, call)
+            message = f"each rank splits differently at `{text_of(call.node)}`: {why}"
+            if node is not None:
+                yield Found(node, message, _fix(call), severity=severity)
+
+
+def _splits(place: Place) -> bool:
+    call = place.last
+    if call.name in _FOLDS:
+        shuffle = call.kwargs.get("shuffle")
+        return shuffle is not None and shuffle.const is True
+    if call.name == _SPLIT or call.name in _SKLEARN:
+        shuffle = call.kwargs.get("shuffle")
+        return shuffle is None or shuffle.const is not False
+    feeds = any(
+        other.name in _FEEDS and other.index > call.index for other in place.entry.histories[-1].calls
+    )
+    return feeds and not call.loops and _is_cut(call)
+
+
+def _is_cut(call: Call) -> bool:
+    """Whether a part of an order is taken: `order[:n]`."""
+    name = text_of(call.arg_node(0)) if call.name in _IN_PLACE else _target(call)
+    if not name:
+        return False
+    cuts = [node.slice for node in ast.walk(call.module.tree)
+            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and text_of(node.value) == name]  # fmt: skip
+    return bool(cuts)
+
+
+def _target(call: Call) -> str:
+    for node in above(call.module.tree, call.node):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            return text_of(node.targets[0])
+        if isinstance(node, ast.stmt):
+            break
+    return ""
+
+
+def _is_agreed(place: Place) -> bool:
+    """Whether rank 0's split is sent to the others."""
+    names = {_target(place.last), text_of(place.last.arg_node(0))} - {""}
+    for call in place.entry.histories[-1].calls:
+        if "broadcast" in call.name and call.index > place.last.index and isinstance(call.node, ast.Call):
+            sent = {
+                text_of(part)
+                for arg in call.node.args[:1]
+                for part in ast.walk(arg)
+                if isinstance(part, (ast.Name, ast.Attribute))
+            }
+            if sent & names:
+                return True
+    return False
+
+
+def _reason(place: Place) -> tuple[Severity, str] | None:
+    call = place.last
+    own = _own_seed(call)
+    if own is not None:
+        return ("error", "its seed depends on the rank") if differs_deeply(own) else None
+    how = standing(
+        place.entry.histories[-1], call, "numpy" if call.name.startswith("sklearn") else library_of(call.name)
+    )
+    if how == "differs":
+        return "error", "the seed that was set before it depends on the rank"
+    if how == "unset" and place.entry.is_program:
+        return "error", "no seed was set before it, so each process has its own"
+    if how == "unknown" and place.entry.is_program and not _seen_seed(place):
+        return "warning", "no seed is found before it, and without one each process has its own"
+    return None
+
+
+def _seen_seed(place: Place) -> bool:
+    return any("seed" in call.name.lower() for call in place.entry.histories[-1].calls[: place.last.index])
+
+
+def _own_seed(call: Call) -> Value | None:
+    if call.name == _SPLIT:
+        value = call.arg(2, "generator")
+    else:
+        value = call.arg(None, "random_state", "generator", "seed")
+    return None if value is None or (value.is_known and value.const is None) else value
+
+
+def _fix(call: Call) -> str:
+    if call.name.startswith("sklearn"):
+        return "pass random_state=0, the same on all ranks"
+    if call.name in {_SPLIT, "torch.randperm"}:
+        return "pass generator=torch.Generator().manual_seed(0), the same on all ranks"
+    return "draw from a generator with a seed that all ranks share: random.Random(0), numpy.random.default_rng(0)"
+
+
+_DRAWS = re.compile(
+    r"torch\.(rand|randn|randint|rand_like|randn_like|randint_like|normal|bernoulli|multinomial|poisson)"
+    r"|numpy\.random\.(rand|randn|randint|random|uniform|normal|choice|beta|binomial|random_sample)"
+    r"|random\.(random|randint|uniform|choice|choices|gauss|randrange|sample)"
+)
+
+
+@rule("RW509", "warning", "X6", "ranks draw the same random numbers in training, because all set the same seed")  # fmt: skip
+def same_noise_on_all_ranks(script: Script) -> Iterator[Found]:
+    if spreads_otherwise(script.all_calls):
+        return
+    for entry in script.entries:
+        history = entry.histories[-1]
+        for _loop, inside in training_loops(history):
+            draw = next((call for call in inside if _is_alike(call) and here(script, call) is not None), None)
+            if draw is None or standing(history, draw, library_of(draw.name)) != "equal":
+                continue
+            seed = last_seed(history, draw, library_of(draw.name))
+            shown = f"`{text_of(seed.node)}`" if seed is not None and seed.name != "" else "the seed"
+            message = f"all ranks draw the same numbers at `{text_of(draw.node)}`, because {shown} is the same seed on all"
+            yield Found(here(script, draw) or draw.node, message, _FIX)
+            return
+
+
+def _is_alike(call: Call) -> bool:
+    generator = call.kwargs.get("generator")
+    return (
+        _DRAWS.fullmatch(call.name) is not None
+        and (generator is None or generator.const is None)
+        and not call.guards
+    )
+
+
+_FIX = "after creating the model, seed again with the rank: torch.manual_seed(seed + rank)"
+
+
+#: What makes or uses a path, and where it takes it; None: it is the receiver.
+_MAKES: dict[str, int | None] = {"os.makedirs": 0, "os.mkdir": 0}
+
+
+_USES: dict[str, int | None] = {
+    "torch.save": 1,
+    "torch.load": 0,
+    "builtins.open": 0,
+    "os.listdir": 0,
+    "torch.distributed.checkpoint.save": None,
+}
+
+
+_METHODS = {
+    "save_pretrained": 0,
+    "save_state": 0,
+    "load_state": 0,
+    "from_pretrained": 0,
+    "write_text": None,
+    "save_checkpoint": 0,
+}
+
+
+_OWN = frozenset({"time", "own"})
+
+
+_TEMPORARY = ("tempfile.", "os.getpid", "os.urandom")
+
+
+_DRAWS_RW517 = re.compile(r"default_factory.*(uuid\d|\.now\(\)|time\.time|strftime|token_hex)")
+
+
+_FINE_CLOCK = re.compile(r"%[-_]?[HIMSfTXcsp]|isoformat|time\(\)|timestamp|now\(\)|uuid|token_hex|time_ns")
+
+
+@rule("RW517", "error", "X13", "each rank chooses a different name for the run's folder")
+def folder_name_differs(script: Script) -> Iterator[Found]:
+    if not _FINE_CLOCK.search(script.piece.code):
+        return
+    for entry in script.entries:
+        if not is_distributed(entry) or any(
+            call.name.startswith(_TEMPORARY) for call in entry.histories[0].calls
+        ):
+            continue
+        names = _own_names(script) if not spawns(script) else set()
+        found = [place for place in once(places_of(entry)) if _is_own(script, entry, place, names)]
+        used = [
+            place
+            for place in found
+            if place.is_made_by_all and not _makes(place.last) and not place.last.guards
+        ]
+        if not used:
+            continue
+        first = min(found, key=lambda place: place.last.index)
+        node = here(script, first.last)
+        if node is not None:
+            shown = text_of(_path_node(used[0].last)) or text_of(used[0].last.node)
+            message = f"each rank has a different path in `{shown}`: its name comes from this process's own clock or random id"
+            yield Found(node, message, _FIX_RW517)
+
+
+def _makes(call: Call) -> bool:
+    return call.name in _MAKES or call.name.endswith(".mkdir")
+
+
+def _path_of(call: Call) -> Value | None:
+    last = call.name.rpartition(".")[2]
+    if call.name.endswith(".mkdir"):
+        return call.receiver
+    for table, key in ((_MAKES, call.name), (_USES, call.name), (_METHODS, last)):
+        if key in table:
+            position = table[key]
+            if call.name.startswith("torch.distributed.checkpoint"):
+                return call.arg(1, "checkpoint_id")
+            return (
+                call.receiver
+                if position is None
+                else call.arg(position, "name", "path", "f", "file", "save_directory")
+            )
+    return None
+
+
+def _path_node(call: Call) -> ast.AST | None:
+    for table, key in ((_MAKES, call.name), (_USES, call.name)):
+        position = table.get(key)
+        if position is not None:
+            return call.arg_node(position, "name", "path", "f", "file")
+    return None
+
+
+def _own_names(script: Script) -> set[str]:
+    """Attributes that get a name of this process's own by default: options, fields, and properties made of them."""
+    names = set()
+    for call in script.all_calls:
+        default = call.kwargs.get("default")
+        if (
+            call.name.endswith(".add_argument")
+            and default is not None
+            and default.origin & _OWN
+            and call.args
+        ):
+            option = call.args[-1].const
+            names |= {option.lstrip("-").replace("-", "_")} if isinstance(option, str) else set()
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.ClassDef):
+            for field in node.body:
+                if (
+                    isinstance(field, ast.AnnAssign)
+                    and isinstance(field.target, ast.Name)
+                    and _DRAWS_RW517.search(text_of_all(field.value))
+                ):
+                    names.add(field.target.id)
+            names |= {
+                one.name
+                for one in node.body
+                if isinstance(one, ast.FunctionDef)
+                and any(f"self.{name}" in ast.unparse(one) for name in names)
+            }
+    return names
+
+
+def text_of_all(node: ast.AST | None) -> str:
+    """An expression's text, whole; empty for none."""
+    return ast.unparse(node) if node is not None else ""
+
+
+def _is_named(call: Call, names: set[str]) -> bool:
+    node = _path_node(call)
+    if (
+        node is None
+        and isinstance(call.node, ast.Call)
+        and isinstance(call.node.func, ast.Attribute)
+        and _path_of(call) is call.receiver
+    ):
+        node = call.node.func.value
+    return node is not None and any(
+        isinstance(part, ast.Attribute) and part.attr in names for part in ast.walk(node)
+    )
+
+
+def _is_own(script: Script, entry: Entry, place: Place, names: set[str]) -> bool:
+    call = place.last
+    path = _path_of(call)
+    if path is not None and names and _is_named(call, names) and is_in_ranks(script, entry, call):
+        return True
+    if (
+        path is None
+        or not path.origin & _OWN
+        or path.origin & {"host", "exists", "data"}
+        or not is_in_ranks(script, entry, call)
+    ):
+        return False
+    makers = [
+        one
+        for one in entry.histories[-1].calls
+        if one.result.origin & _OWN & path.origin
+        and one.name.startswith(("time.", "datetime.", "uuid.", "secrets."))
+    ]
+    return bool(makers) and all(is_in_ranks(script, entry, one) for one in makers)
+
+
+_FIX_RW517 = "create the name on rank 0 and send it: name = [...]; dist.broadcast_object_list(name, src=0)"

@@ -1,0 +1,390 @@
+"""A rank, or the number of ranks, is not what the launcher has set."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.library.hints import ENVIRON
+from rankwise.lint.model.notes import TextComparison
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.job_view import (
+    INIT,
+    SPAWN,
+    STARTS,
+    is_hidden,
+    is_spawned,
+    node_in,
+    once,
+    places,
+    reads_launcher,
+    settings,
+    text_of,
+)
+from rankwise.lint.topics.option_text import options, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
+    from rankwise.lint.topics.option_text import Option
+
+
+_READS = frozenset({"os.environ.__getitem__", "os.environ.get", "os.getenv"})
+
+
+@rule("RW204", "error", "I26", "a rank from the environment is a string but is compared with a number")
+def rank_compared_as_text(script: Script) -> Iterator[Found]:
+    seen: set[ast.AST] = set()
+    for note in script.notes:
+        if isinstance(note, TextComparison) and note.module is script.module and note.node not in seen:
+            seen.add(note.node)
+            yield _tell_comparison(note.node, text_is_left=_is_number(note.node.comparators[0]))
+    if "environ" not in script.piece.code and "getenv" not in script.piece.code:
+        return
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Compare) and node not in seen and _in_numbers(script, node):
+            yield _tell_comparison(node, text_is_left=True)
+    yield from _conditions(script)
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and not isinstance(node.value, str)
+
+
+def _tell_comparison(node: ast.Compare, *, text_is_left: bool) -> Found:
+    text = node.left if text_is_left else node.comparators[0]
+    shown = text_of(text)
+    if isinstance(node.ops[0], (ast.Lt, ast.Gt, ast.LtE, ast.GtE)):
+        message = f"`{shown}` is a string from the environment: `{text_of(node)}` raises TypeError"
+    elif isinstance(node.ops[0], (ast.Eq, ast.In)):
+        message = f'`{shown}` is a string such as "0": `{text_of(node)}` is false on every rank'
+    else:
+        message = f'`{shown}` is a string such as "0": `{text_of(node)}` is true on every rank'
+    return Found(node, message, f"compare int({shown})")
+
+
+def _in_numbers(script: Script, node: ast.Compare) -> bool:
+    """``os.environ["RANK"] in (0, -1)``."""
+    if not isinstance(node.ops[0], (ast.In, ast.NotIn)) or not isinstance(
+        node.comparators[0], (ast.Tuple, ast.List, ast.Set)
+    ):
+        return False
+    elements = node.comparators[0].elts
+    return bool(elements) and all(_is_int(one) for one in elements) and _is_rank_text(script, node.left)
+
+
+def _is_int(node: ast.expr) -> bool:
+    node = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(node, ast.Constant) and isinstance(node.value, int)
+
+
+def _is_rank_text(script: Script, node: ast.expr) -> bool:
+    """Whether an expression can only be a rank's variable read as a string."""
+    found = [
+        one
+        for one in sources(script.tree, node)
+        if isinstance(one, (ast.Call, ast.Subscript)) or not isinstance(one, (ast.Name, ast.Attribute))
+    ]
+    return bool(found) and all(_reads_rank(one) for one in found[:1])
+
+
+def _reads_rank(node: ast.AST) -> bool:
+    if isinstance(node, ast.Subscript):
+        key = node.slice
+        return (
+            "environ" in ast.unparse(node.value)
+            and isinstance(key, ast.Constant)
+            and ENVIRON.get(str(key.value)) is not None
+        )
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        name = ast.unparse(node.func)
+        return name.endswith(("environ.get", "getenv")) and ENVIRON.get(str(node.args[0].value)) is not None
+    return False
+
+
+def _conditions(script: Script) -> Iterator[Found]:
+    """``if not os.environ.get("LOCAL_RANK"):`` where the variable is surely set: after init."""
+    started: dict[ast.AST, bool] = {}
+    for entry in script.entries:
+        calls = entry.histories[0].calls
+        first = next((call.index for call in calls if call.name in STARTS), None)
+        for call in calls:
+            if call.name in _READS and call.module is script.module:
+                started[call.node] = first is not None and call.index > first
+    for node in ast.walk(script.tree):
+        if not isinstance(node, (ast.If, ast.IfExp)):
+            continue
+        test = (
+            node.test.operand
+            if isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+            else node.test
+        )
+        if started.get(test) and _reads_rank(test) and "SIZE" not in ast.unparse(test):
+            word = "false" if test is not node.test else "true"
+            message = f'`{text_of(test)}` is a string, and "0" counts as true: `{text_of(node.test)}` is {word} on every rank'
+            yield Found(node.test, message, f"compare int({text_of(test)}) with 0")
+
+
+@rule("RW210", "error", "I12 I14 I10", "world size, rank and number of processes contradict each other")
+def world_size_contradiction(script: Script) -> Iterator[Found]:
+    for place in once(places(script, INIT, anywhere=True)):
+        if place.last.has_star:
+            continue
+        yield from _no_address(script, place)
+        if place.last.module is script.module:
+            yield from _fixed(script, place)
+            yield from _lacking(script, place)
+            yield from _same_rank(script, place)
+            yield from _local_rank(place)
+
+
+def _fixed(script: Script, place: Place) -> Iterator[Found]:
+    call = place.last
+    size, rank = call.arg(3, "world_size"), call.arg(4, "rank")
+    node = call.arg_node(3, "world_size")
+    if (
+        size is None
+        or node is None
+        or not isinstance(size.const, int)
+        or isinstance(size.const, bool)
+        or size.origin
+        or size.const < 0
+    ):
+        return
+    told = {
+        setting.key: setting.value.const for setting in settings(script) if setting.place.entry is place.entry
+    }
+    in_environment = told.get("WORLD_SIZE")
+    started = _num_started(place)
+    if isinstance(in_environment, str) and in_environment.isdigit() and int(in_environment) != size.const:
+        other = f"WORLD_SIZE is set to {in_environment}"
+    elif (
+        started is not None
+        and is_spawned(call)
+        and not call.guards  # of four processes, two may form a group of their own
+        and started != size.const
+        and rank is not None
+        and "node_rank" not in rank.origin
+        and rank.const == call.rank
+    ):
+        other = f"mp.spawn starts {started} processes"
+    elif rank is not None and "rank" in rank.origin and not is_spawned(call) and size.const == 1:
+        other = f"rank is `{text_of(call.arg_node(4, 'rank'))}`, different in each process"
+    else:
+        return
+    yield Found(
+        node,
+        f"world_size is {size.const} here, but {other}: the ranks wait for each other, or never connect",
+        "take both from the same place",
+    )
+
+
+def _same_rank(script: Script, place: Place) -> Iterator[Found]:
+    """A constant rank in a script whose processes get their rank."""
+    call = place.last
+    rank, size, node = call.arg(4, "rank"), call.arg(3, "world_size"), call.arg_node(4, "rank")
+    if (
+        rank is None
+        or size is None
+        or type(rank.const) is not int
+        or rank.spread
+        or rank.const < 0
+        or not isinstance(node, ast.Constant)
+    ):
+        return
+    if call.tests or call.guards:
+        return
+    if is_spawned(call) and type(size.const) is int and size.const > 1 and (_num_started(place) or 0) > 1:
+        message = f"each process that mp.spawn starts says that it is rank {rank.const}: they never form a world of {size.const}"
+        yield Found(node, message, "pass the first argument that mp.spawn gives", failure_class="I10")
+        return
+    if (size.const != 1 and "world_size" not in size.origin) or size.const == 1:
+        return
+    if reads_launcher(script) is not None:
+        message = f"each process says that it is rank {rank.const}: they never form a world of that size"
+        yield Found(node, message, 'pass int(os.environ["RANK"])', failure_class="I10")
+
+
+def _local_rank(place: Place) -> Iterator[Found]:
+    """The number on the node in the place of the number in the job."""
+    call = place.last
+    rank, size, node = call.arg(4, "rank"), call.arg(3, "world_size"), call.arg_node(4, "rank")
+    if (
+        node is not None
+        and rank is not None
+        and rank.origin == {"local_rank"}
+        and (size is None or "world_size" in size.origin)
+    ):
+        message = f"`{text_of(node)}` is the local rank: with two nodes, two processes say that they are rank 0, and the job never starts"
+        yield Found(node, message, 'pass int(os.environ["RANK"])', severity="warning", failure_class="I10")
+
+
+def _num_started(place: Place) -> int | None:
+    for call in place.entry.histories[-1].calls:
+        if call.name == SPAWN:
+            number = call.arg(2, "nprocs")
+            if number is not None and type(number.const) is int and not number.origin - {"agreed"}:
+                return int(number.const)
+    return None
+
+
+def _lacking(script: Script, place: Place) -> Iterator[Found]:
+    """A rank without a world size at an address that lacks it, or no rank in a process without a number."""
+    call = place.last
+    method, rank, size = call.arg(1, "init_method"), call.arg(4, "rank"), call.arg(3, "world_size")
+    if call.arg(None, "store") is not None:
+        return
+    shown = method.const if method is not None else None
+    if (
+        isinstance(shown, str)
+        and shown.startswith(("tcp:", "file:"))
+        and "?" not in shown
+        and (rank is None or size is None)
+    ):
+        lack = " and ".join(name for name, value in (("rank", rank), ("world_size", size)) if value is None)
+        yield Found(
+            call.node,
+            f"{shown!r} does not give {lack}, and neither does the call: it raises ValueError",
+            f"pass {lack} to init_process_group",
+        )
+    elif (
+        is_spawned(call)
+        and rank is None
+        and shown in {None, "env://"}
+        and (method is None or method.is_known)
+        and not _sets_rank(script)
+    ):
+        yield Found(
+            call.node,
+            "mp.spawn sets no RANK for its processes, and the call gives none: it raises ValueError",
+            "pass rank=... and world_size=... to init_process_group",
+            failure_class="I14",
+        )
+
+
+def _no_address(script: Script, place: Place) -> Iterator[Found]:
+    """Processes that the script starts itself, and tells of no store."""
+    call, node = place.last, node_in(script, place.last)
+    method = call.arg(1, "init_method")
+    if (
+        node is not None
+        and is_spawned(call)
+        and call.arg(4, "rank") is not None
+        and call.arg(None, "store") is None
+        and (method is None or method.const in {None, "env://"})
+        and not any(_may_set(one) for one in place.entry.histories[-1].calls)
+    ):
+        yield Found(
+            node,
+            "mp.spawn sets no MASTER_ADDR and MASTER_PORT, and nothing here does: it raises ValueError unless the shell has set them",
+            'set os.environ["MASTER_ADDR"] = "localhost" and a free MASTER_PORT before it',
+            severity="warning",
+            failure_class="I14",
+        )
+
+
+def _may_set(call: Call) -> bool:
+    """Whether a call may set a variable of the environment."""
+    return is_hidden(call) or call.name.startswith(("os.environ.", "os.putenv", "os.getenv", "dotenv."))
+
+
+def _sets_rank(script: Script) -> bool:
+    return any(setting.key == "RANK" for setting in settings(script)) or any(
+        call.name in {"os.environ.setdefault", "os.environ.update"} for call in script.all_calls
+    )
+
+
+_FIX = 'read int(os.environ["LOCAL_RANK"])'
+
+
+@rule("RW217", "error", "L1", "the local rank is taken from the command line only")
+def local_rank_from_command_line(script: Script) -> Iterator[Found]:
+    if "local_rank" not in script.piece.code and "local-rank" not in script.piece.code:
+        return
+    if not any(
+        word in script.piece.code
+        for word in ("init_process_group", "init_distributed", "DistributedDataParallel", "Accelerator")
+    ):
+        return
+    if any(_by_hand(call) for call in script.calls_of(INIT)):
+        return
+    has_environment = "LOCAL_RANK" in _strings(script.tree) or any(
+        "LOCAL_RANK" in one.module.text for one in script.all_calls
+    )
+    for option in options(script.tree):
+        if {flag.lstrip("-").replace("-", "_") for flag in option.flags} & {"local_rank"}:
+            told = _tell(script, option, has_environment=has_environment)
+            if told is not None:
+                yield Found(option.node, told[0], _FIX, severity="error" if told[1] else "warning")
+    if not has_environment:
+        yield from _scans(script)
+        yield from _decorated(script)
+
+
+def _by_hand(init: Call) -> bool:
+    """Whether processes that are started by hand are given their rank, and where to meet."""
+    method = init.arg(1, "init_method")
+    return init.arg(4, "rank") is not None and method is not None and "env://" not in str(method.const)
+
+
+def _strings(tree: ast.AST) -> set[str]:
+    return {
+        one.value for one in ast.walk(tree) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+    }
+
+
+def _tell(script: Script, option: Option, *, has_environment: bool) -> tuple[str, bool] | None:
+    flag = next((one for one in option.flags if "local" in one), option.flags[0])
+    if option.is_required:
+        return f"{flag} is required, and torchrun does not pass it: the program ends at once", True
+    is_used = any(
+        isinstance(node, ast.Attribute) and node.attr == option.dest for node in ast.walk(script.tree)
+    )
+    if has_environment or not is_used or not _is_constant(option.default):
+        return None
+    shown = ast.unparse(option.default) if option.default is not None else "None"
+    # With None as the default the script can see that it was not given.
+    tests = [one.test for one in ast.walk(script.tree) if isinstance(one, (ast.If, ast.IfExp, ast.Assert))]
+    is_sure = shown != "None" or not any(option.dest in ast.unparse(test) for test in tests)
+    return f"torchrun does not pass {flag}: args.{option.dest} stays {shown} in all processes", is_sure
+
+
+def _is_constant(node: ast.expr | None) -> bool:
+    node = node.operand if isinstance(node, ast.UnaryOp) else node
+    return node is None or isinstance(node, ast.Constant)
+
+
+def _scans(script: Script) -> Iterator[Found]:
+    """``for arg in sys.argv: if arg.startswith("--local_rank=")``."""
+    if "argv" not in script.piece.code:
+        return
+    for node in ast.walk(script.tree):
+        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        if text.rstrip("= ") in {"--local_rank", "--local-rank"} and not _is_option(script, node):
+            message = "torchrun does not pass --local_rank on the command line: this is never set"
+            yield Found(node, message, _FIX)
+            return
+
+
+def _decorated(script: Script) -> Iterator[Found]:
+    """``@click.option("--local_rank", default=0)``."""
+    for node in ast.walk(script.tree):
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "option"
+        ):
+            continue
+        flags = {
+            one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        }
+        flag = next((one for one in sorted(flags) if one in {"--local_rank", "--local-rank"}), None)
+        if flag is not None and not any(keyword.arg == "envvar" for keyword in node.keywords):
+            message = f"torchrun does not pass {flag}: it keeps its default in all processes"
+            yield Found(node, message, _FIX)
+
+
+def _is_option(script: Script, node: ast.AST) -> bool:
+    return any(node in option.node.args for option in options(script.tree))

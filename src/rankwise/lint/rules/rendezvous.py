@@ -1,0 +1,313 @@
+"""Ranks look for each other at different or at taken addresses."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.model.values import Spread
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.job_view import (
+    INIT,
+    is_spawned,
+    once,
+    places,
+    settings,
+    spawns,
+    starts_group,
+    statement_of,
+    text_of,
+)
+from rankwise.lint.topics.option_text import options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place, Setting
+
+
+_KEYS = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
+
+
+_LOCAL_ADDRESS = re.compile(r"tcp://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):[1-9]\d*$")
+
+
+_READS = frozenset({"os.environ.__getitem__", "os.environ.get", "os.getenv"})
+
+
+@rule("RW207", "error", "L12 I9", "constants overwrite the launcher's variables")
+def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
+    found = [one for one in settings(script) if one.key in _KEYS]
+    numbers = [one for one in found if _is_number(one)]
+    yield from (_tell_number(one) for one in numbers)
+    found = [one for one in found if one not in numbers]
+    written = {one.key for one in found}
+    if (
+        {"RANK", "WORLD_SIZE"} <= written
+        and {str(one.value.const) for one in found if one.key == "WORLD_SIZE"} == {"1"}
+        and not _reads(script, written)
+    ):
+        return
+    launched = _is_launched(script, written)
+    for one in found:
+        if one.value.const is None or not one.value.is_known or one.value.spread or _asks_first(one):
+            continue
+        if one.value.origin & {"world_size", "local_world_size"} or _is_in_test(one):
+            # Restored, or passed on by the process that starts the others; a test of one process.
+            continue
+        if launched is not None:
+            yield _tell_launched(one, launched)
+        elif one.key == "MASTER_PORT" and _is_distributed(script):
+            yield Found(
+                one.node,
+                f"each run uses port {one.value.const}: a second job on this host fails, or joins the first one",
+                "let the launcher choose the port, or bind a free one once in the parent and pass it on",
+                severity="warning",
+                failure_class="I9",
+            )
+    yield from _fixed_addresses(script)
+
+
+def _is_number(setting: Setting) -> bool:
+    value = setting.value
+    is_item = setting.place.last.name != "os.putenv"
+    return (
+        is_item and value.is_known and isinstance(value.const, int) and not value.spread and not value.origin
+    )
+
+
+def _tell_number(setting: Setting) -> Found:
+    key, const = setting.key, setting.value.const
+    return Found(
+        setting.node,
+        f'os.environ["{key}"] gets the number {const}, but takes strings only: every rank fails here with'
+        " `TypeError: str expected, not int`",
+        f'write it as a string: `"{const}"`',
+        failure_class="I9" if key == "MASTER_PORT" else "L12",
+    )
+
+
+def _fixed_addresses(script: Script) -> Iterator[Found]:
+    """`init_method="tcp://localhost:23456"` in a program that starts its own ranks, or whose ranks are started by hand."""
+    for call in script.calls_of("torch.distributed.init_process_group"):
+        method = call.arg(1, "init_method")
+        text = method.const if method is not None else None
+        by_hand = {"rank", "world_size"} <= set(call.kwargs) and call.kwargs["world_size"].const != 1
+        if isinstance(text, str) and _LOCAL_ADDRESS.match(text) and (by_hand or spawns(script)):
+            yield Found(
+                call.node,
+                f"each run uses the port of {text}: a second job on this host fails, or joins the first one",
+                "bind a free port once in the parent and pass it to the ranks"
+                if spawns(script)
+                else "take the address and the port from the command line, or start the ranks with torchrun, which chooses a port",
+                severity="warning",
+                failure_class="I9",
+            )
+
+
+def _is_distributed(script: Script) -> bool:
+    return script.has_init or spawns(script)
+
+
+def _reads(script: Script, written: set[str]) -> list[str]:
+    """Variables that only a launcher sets, which the script reads and does not write itself."""
+    found = []
+    for call in script.all_calls:
+        key = call.args[0].const if call.name in _READS and call.args else None
+        if (
+            key in {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE"}
+            and key not in written
+        ):
+            found.append(str(key))
+    return found
+
+
+def _is_launched(script: Script, written: set[str]) -> str | None:
+    """How it is known that a launcher starts the script; None if it is not."""
+    if spawns(script) or "SLURM_" in script.piece.code:
+        return None
+    read = _reads(script, written)
+    if read:
+        return f"the launcher that sets {read[0]}"
+    text = ast.get_docstring(script.tree) or ""
+    return "torchrun" if "torchrun" in text or "torch.distributed.run" in text else None
+
+
+def _asks_first(setting: Setting) -> bool:
+    """Whether it is set only where a test of the environment has shown that it is not set."""
+    call = setting.place.last
+    tests = [*(node for node, _, _ in call.tests), *(guard.node for guard in call.guards)]
+    return any(
+        word in ast.unparse(node) for node in tests for word in ("environ", "getenv", "SLURM", "initialized")
+    )
+
+
+def _is_in_test(setting: Setting) -> bool:
+    functions = [getattr(setting.place.last.function, "node", None)]
+    return any(getattr(node, "name", "").startswith(("test_", "setUp")) for node in functions)
+
+
+def _tell_launched(setting: Setting, launched: str) -> Found:
+    key, const = setting.key, setting.value.const
+    if key.startswith("MASTER"):
+        message = (
+            f"{key} = {const!r} overwrites what {launched} set: ranks look for each other in the wrong place"
+        )
+    else:
+        message = f"{key} = {const!r} overwrites what {launched} set: all processes claim the same place"
+    return Found(
+        setting.node,
+        message,
+        f"remove the line, or use os.environ.setdefault({key!r}, {str(const)!r})",
+        severity="warning" if key == "MASTER_ADDR" else "error",
+    )
+
+
+_STORE = "torch.distributed.TCPStore"
+
+
+#: What each process draws for itself.
+_DRAWN = frozenset({"own", "random"})
+
+
+@rule("RW208", "error", "I27", "each process chooses its own rendezvous port")
+def own_free_port(script: Script) -> Iterator[Found]:
+    for place, value, node in _ports(script):
+        if value.spread is not Spread.LOCAL or not value.origin & _DRAWN or _is_alone(place):
+            continue
+        if not is_spawned(place.last) and (
+            spawns(script) or not place.is_made_by_all or not _starts_here(place)
+        ):
+            continue
+        drawn = [call for call in place.entry.histories[-1].calls if call.result.origin & _DRAWN]
+        yield Found(
+            node,
+            f"each process draws its own port with {drawn[0].name.rpartition('.')[2] if drawn else ''}(): rank 0 listens where no other rank connects",
+            "draw the port once in the parent and pass it on, or leave it to the launcher",
+        )
+
+
+def _ports(script: Script) -> Iterator[tuple[Place, Value, ast.AST]]:
+    for setting in settings(script):
+        if setting.key == "MASTER_PORT":
+            statement = statement_of(script.tree, setting.node)
+            yield (
+                setting.place,
+                setting.value,
+                statement.value if isinstance(statement, ast.Assign) else setting.node,
+            )
+    for place in once(places(script, INIT, _STORE)):
+        serves = place.last.arg(3, "is_master") if place.last.name == _STORE else None
+        if serves is not None and serves.const is True:
+            continue  # the rank that serves the store draws the port and passes it to the others
+        name = "init_method" if place.last.name == INIT else "port"
+        value, node = place.last.arg(1, name), place.last.arg_node(1, name)
+        if value is not None and node is not None:
+            yield place, value, node
+
+
+def _starts_here(place: Place) -> bool:
+    """Whether the same process creates a group: a test's set-up may do so for processes that it starts."""
+    return any(starts_group(call) for call in place.entry.histories[-1].calls[place.last.index :])
+
+
+def _is_alone(place: Place) -> bool:
+    call = place.last
+    tests = " ".join(text_of(node) for node, _, _ in call.tests)
+    if "environ" in tests or "getenv" in tests:
+        return True
+    return any(
+        other.name in {"os.environ.__setitem__", "os.environ.update"}
+        and "WORLD_SIZE" in ast.unparse(other.node)
+        and ("1" in _consts(other.node) or (len(other.args) > 1 and other.args[1].const == "1"))
+        for other in place.entry.histories[-1].calls
+    )
+
+
+def _consts(node: ast.AST) -> set[str]:
+    return {str(one.value) for one in ast.walk(node) if isinstance(one, ast.Constant)}
+
+
+_HERE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:\d+)?$")
+
+
+_NODES = frozenset(
+    {"nodes", "nnodes", "num_nodes", "n_nodes", "num_machines", "nnode", "node_count", "NUM_NODES", "NNODES"}
+)
+
+
+_CLUSTER = frozenset({"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NODEID"})
+
+
+@rule("RW209", "error", "I4", "ranks of several nodes use localhost as their rendezvous")
+def localhost_on_several_nodes(script: Script) -> Iterator[Found]:
+    if not any(word in script.piece.code for word in ("localhost", "127.0.0.1", "::1")):
+        return
+    several = _several(script)
+    if several is None:
+        return
+    why, is_certain, declared = several
+    for place, value, node in _addresses(script):
+        if isinstance(value.const, str) and _HERE.match(value.const) and not _tested(place):
+            if declared is not None and declared.excludes(place.last):
+                continue  # the cluster's nodes get another address
+            yield Found(
+                node,
+                f"{value.const!r} is a different host on each node, and {why}: the nodes never connect",
+                "give the first node's name or address",
+                severity="error" if is_certain and place.entry.is_program else "warning",
+            )
+
+
+def _addresses(script: Script) -> Iterator[tuple[Place, Value, ast.AST]]:
+    for setting in settings(script):
+        if setting.key == "MASTER_ADDR":
+            yield setting.place, setting.value, setting.node
+    for place in once(places(script, INIT, _STORE)):
+        position, name = (1, "init_method") if place.last.name == INIT else (0, "host_name")
+        value, node = place.last.arg(position, name), place.last.arg_node(position, name)
+        if value is not None and node is not None:
+            yield place, value, node
+
+
+def _several(script: Script) -> tuple[str, bool, Call | None] | None:
+    """How it is known that there may be several nodes, whether there are, and the call that asks."""
+    for option in options(script.tree):
+        if option.dest in _NODES:
+            default = getattr(option.default, "value", None)
+            is_more = isinstance(default, int) and default > 1
+            return (
+                f"{option.flags[-1]} {'is ' + str(default) if is_more else 'may be more than 1'}",
+                is_more,
+                None,
+            )
+    for node in ast.walk(script.tree):
+        if (
+            isinstance(node, (ast.Assign, ast.AnnAssign))
+            and isinstance(node.value, ast.Constant)
+            and type(node.value.value) is int
+        ):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            name = getattr(target, "id", getattr(target, "attr", ""))
+            if name in _NODES and node.value.value > 1:
+                return f"{name} is {node.value.value}", True, None
+    for call in script.all_calls:
+        if (
+            call.name in {"os.environ.__getitem__", "os.environ.get", "os.getenv"}
+            and call.args
+            and call.args[0].const in _CLUSTER
+        ):
+            return f"{call.args[0].const} is read", True, call
+    return None
+
+
+def _tested(place: Place) -> bool:
+    return any(
+        "node" in ast.unparse(test).lower() or "environ" in ast.unparse(test)
+        for test, _, _ in place.last.tests
+    )

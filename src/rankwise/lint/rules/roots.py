@@ -1,0 +1,268 @@
+"""The rank that gives or takes, and what the others pass."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found, span_of
+from rankwise.lint.library.acts import ACTS
+from rankwise.lint.model.notes import LEFT
+from rankwise.lint.model.values import Items, Object
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.collective_calls import (
+    ROOTED,
+    collectives,
+    filled_node,
+    group_of,
+    has_group,
+    members_of,
+    root_rank,
+    root_value,
+    word_of,
+)
+from rankwise.lint.topics.job_view import is_distributed, is_parameter, parents_of, places_of, text_of
+from rankwise.lint.topics.tensor_text import bindings, key_of, last_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Script
+
+
+#: Methods that put a value by, for whoever asks for it.
+_KEEPS = frozenset({"append", "extend", "clear", "setdefault", "__setitem__", "__setattr__"})
+
+
+@rule("RW302", "error", "C16", "the result of reduce or gather is used on ranks that do not have it")
+def result_of_one_rank(script: Script) -> Iterator[Found]:
+    reported: set[ast.AST] = set()
+    for entry in script.entries:
+        history = entry.histories[-1]
+        if not is_distributed(entry):
+            continue
+        makers = {f"{LEFT}{id(call.node)}": call for call in history.calls if word_of(call) in ROOTED}
+        for place in places_of(entry, module=script.module):
+            call = place.last
+            is_here = place.is_made_by_all and not call.guards and call.rank == history.rank
+            for node, value in _used(script, call) if is_here else ():
+                for origin in value.origin:
+                    made = makers.get(origin)
+                    if made is not None and made.node not in reported and made.module is script.module:
+                        reported.add(made.node)
+                        yield _tell(script, made, node)
+
+
+def _used(script: Script, call: Call) -> Iterator[tuple[ast.AST, Value]]:
+    """What a call that is made for its effect works with, and what the tests around any call ask for."""
+    yield from ((test, value) for test, value, _ in call.tests)
+    word = call.name.rpartition(".")[2]
+    is_statement = isinstance(parents_of(script.tree).get(call.node), ast.Expr)
+    if is_statement and call.name not in ACTS and word not in _KEEPS and not word.endswith("_"):
+        yield from ((call.node, value) for value in (call.receiver, *call.args, *call.kwargs.values()))
+
+
+def _tell(script: Script, made: Call, used: ast.AST) -> Found:
+    word, key, root = word_of(made), text_of(filled_node(made)), root_rank(made) or 0
+    # Shown beside the rank it may be meant; what was made of it is not.
+    is_shown = isinstance(used, ast.Call) and text_of(used.func) == "print" and key in ast.unparse(used)
+    return Found(
+        used,
+        f"every rank uses `{key}` here, but `{word}` gives the result to rank {root} only; the others hold something else",
+        f"use `all_{word}`, broadcast `{key}` afterwards, or use it under `if dist.get_rank() == {root}`",
+        severity="warning" if is_shown else "error",
+        also=[(f"{word} to rank {root}", script.piece.path, span_of(made.node, script.lines))],
+    )
+
+
+_LISTS = {
+    "gather": (1, "gather_list"),
+    "gather_object": (1, "object_gather_list"),
+    "scatter": (1, "scatter_list"),
+}
+
+
+@rule("RW309", "error", "C19", "gather_list or scatter_list is passed on every rank")
+def list_on_other_ranks(script: Script) -> Iterator[Found]:
+    for place in collectives(script, *_LISTS):
+        word = word_of(place.last)
+        root = root_rank(place.last)
+        if root is None or has_group(place.last):
+            continue
+        if any(test.spread for call in place.calls for _, test, _ in call.tests):
+            # A test on the rank that could not be decided.
+            continue
+        others = [call for call in place.calls if call.rank != root]
+        if not others and place.num_ranks == 1:
+            others = [place.last]
+        if place.is_once_a_node or not others or not all(_gives_list(script.tree, call) for call in others):
+            continue
+        node = others[0].arg_node(*_LISTS[word])
+        what = "destination" if word != "scatter" else "source"
+        yield Found(
+            node or place.last.node,
+            f"every rank passes `{text_of(node)}` to {word}, which only rank {root}, the {what}, may do: the others fail with a ValueError",
+            f"pass `{text_of(node)} if dist.get_rank() == {root} else None`",
+        )
+
+
+def _gives_list(tree: ast.Module, call: Call) -> bool:
+    position, name = _LISTS[word_of(call)]
+    value, node = call.arg(position, name), call.arg_node(position, name)
+    if value is None or node is None or (value.is_known and not value.const):
+        return False
+    if isinstance(value.thing, Items):
+        return value.thing.kind == "list" and (bool(value.thing.values) or not value.thing.is_whole)
+    if value.origin & {"rank", "local_rank"} and not isinstance(node, (ast.List, ast.ListComp)):
+        return False
+    if isinstance(node, (ast.List, ast.ListComp, ast.BinOp)):
+        return True
+    found = bindings(tree, key_of(node), node) if key_of(node) else []
+    return bool(found) and all(_is_list(one) for _, one in found)
+
+
+def _is_list(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Call):
+        return key_of(value.func) in {"list", "torch.chunk", "torch.split", "torch.unbind"} or (
+            isinstance(value.func, ast.Attribute) and value.func.attr in {"chunk", "split", "unbind"}
+        )
+    return isinstance(value, (ast.List, ast.ListComp)) or (
+        isinstance(value, ast.BinOp) and isinstance(value.left, ast.List)
+    )
+
+
+@rule("RW310", "error", "C20", "ranks call broadcast_object_list with lists of different lengths")
+def object_lists_differ_in_length(script: Script) -> Iterator[Found]:
+    for place in collectives(script, "broadcast_object_list"):
+        node = place.last.arg_node(0, "object_list")
+        lengths = {call.rank: _length(script.tree, call, node) for call in place.calls}
+        known = {rank: one for rank, one in lengths.items() if one}
+        if len(known) < 2 or len(set(known.values())) < 2 or len(known) != len(lengths):
+            continue
+        first, last = min(known), max(known)
+        yield Found(
+            place.last.node,
+            f"`{text_of(node)}` holds {known[first]} on rank {first} and {known[last]} on rank {last}, so receivers abort or wait forever",
+            "make the receivers' list as long as the source's, or send everything as one object: `[everything]` and `[None]`",
+        )
+
+
+def _length(tree: ast.Module, call: Call, node: ast.AST | None) -> str:
+    value = call.arg(0, "object_list")
+    thing = value.thing if value is not None else None
+    if isinstance(thing, Items) and thing.keys is None:
+        if thing.is_whole or (node is not None and _only_appends(tree, node)):
+            return f"{len(thing.values)} objects"
+        return ""
+    if value is not None and value.origin & {"files"} and value.thing is None:
+        return "one object for each file"
+    return ""
+
+
+def _only_appends(tree: ast.Module, node: ast.AST) -> bool:
+    """Whether a list grows by `append`, outside of loops, and in no other way."""
+    key = key_of(node)
+    grown = [
+        one
+        for one in ast.walk(tree)
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and key_of(one.func.value) == key
+    ]
+    in_loops = {
+        id(inner)
+        for one in ast.walk(tree)
+        if isinstance(one, (ast.For, ast.While))
+        for inner in ast.walk(one)
+    }
+    assigned = bindings(tree, key, node) if key else []
+    return (
+        bool(grown)
+        and all(getattr(one.func, "attr", "") == "append" and id(one) not in in_loops for one in grown)
+        and all(isinstance(value, ast.List) for _, value in assigned)
+    )
+
+
+@rule("RW311", "error", "C8 C16", "src or dst differs between ranks")
+def source_depends_on_rank(script: Script) -> Iterator[Found]:
+    for place in collectives(script, *ROOTED):
+        if has_group(place.last) or len(place.calls) < 2:
+            continue
+        if any(test.spread for call in place.calls for _, test, _ in call.tests):
+            # `if owner == rank:` in a loop over owners.
+            continue
+        roots = {call.rank: value for call in place.calls if (value := root_value(call)) is not None}
+        numbers = {value.const for value in roots.values() if value.is_known and isinstance(value.const, int)}
+        if len(numbers) < 2 or not any(value.spread for value in roots.values()):
+            continue
+        position, name = ROOTED[word_of(place.last)]
+        node = place.last.arg_node(position, name)
+        if isinstance(node, ast.Name) and not place.entry.is_program and is_parameter(place.last, node.id):
+            continue  # `def send(tensor, rank)`: the caller may mean another rank than its own
+        yield Found(
+            node or place.last.node,
+            f"{name}={text_of(node)} is {_shown(numbers)} on different ranks, but all must name the same rank in {word_of(place.last)}",
+            f"name one rank for all, `{name}=0`",
+        )
+
+
+def _shown(numbers: set[int]) -> str:
+    *most, last = sorted(numbers)
+    return f"{', '.join(str(one) for one in most)} and {last}"
+
+
+@rule("RW312", "error", "C11", "src or dst is not a member of the group")
+def source_outside_of_group(script: Script) -> Iterator[Found]:
+    for place in collectives(script, *ROOTED):
+        call = place.last
+        group = group_of(call)
+        value = root_value(call)
+        if group is None or value is None or not isinstance(group.thing, Object) or group.thing.call is None:
+            continue
+        position, name = ROOTED[word_of(call)]
+        node = call.arg_node(position, name) or call.node
+        members = members_of(group)
+        shown = text_of(node)
+        if members and isinstance(value.const, int) and value.const not in members and not value.spread:
+            fix = f"use `{name}={members[0]}`, or `group_{name}=0`"
+            what = f"its members are {', '.join(str(one) for one in members[:8])}"
+        elif _is_group_rank(script.tree, node) and not (members and members[0] == 0):
+            fix, what = (
+                f"use `group_{name}={shown}`, or `dist.get_global_rank(group, {shown})`",
+                "it is a rank within the group",
+            )
+        else:
+            continue
+        yield Found(
+            node,
+            f"{name} must be a global rank that belongs to the group, and `{shown}` is not: {what}",
+            fix,
+        )
+
+
+def _is_group_rank(tree: ast.Module, node: ast.AST) -> bool:
+    """Whether it is `get_rank(group)`, or runs over `range(get_world_size(group))`."""
+    value = last_value(tree, node, node)
+    if isinstance(value, ast.Call) and _of_group(value, "get_rank"):
+        return True
+    key = key_of(node)
+    for statement, _ in bindings(tree, key, node)[-1:] if key else []:
+        if (
+            isinstance(statement, ast.For)
+            and isinstance(statement.iter, ast.Call)
+            and key_of(statement.iter.func) == "range"
+        ):
+            if len(statement.iter.args) != 1:
+                return False
+            size = last_value(tree, statement.iter.args[0], statement)
+            return isinstance(size, ast.Call) and _of_group(size, "get_world_size")
+    return False
+
+
+def _of_group(call: ast.Call, word: str) -> bool:
+    given = [*call.args[:1], *(one.value for one in call.keywords if one.arg == "group")]
+    return (
+        key_of(call.func).rpartition(".")[2] == word
+        and bool(given)
+        and not (isinstance(given[0], ast.Constant))
+    )

@@ -1,0 +1,170 @@
+"""A checkpoint is written by several ranks, or read while it is written."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.in_ranks import is_in_ranks
+from rankwise.lint.topics.job_view import (
+    called_names,
+    is_distributed,
+    is_sequence,
+    line_of,
+    node_in,
+    ops,
+    starts_group,
+    text_of,
+)
+from rankwise.lint.topics.saved_files import is_chosen, plain_reads, reads, writes
+from rankwise.lint.topics.tensor_text import is_in
+from rankwise.lint.topics.turns import takes_turns
+from rankwise.lint.topics.wrapping import wraps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.script import Script
+    from rankwise.lint.topics.saved_files import FileUse
+
+
+@rule("RW601", "error", "K1", "every rank writes the same file")
+def every_rank_saves(script: Script) -> Iterator[Found]:
+    for use in writes(script, anywhere=True):
+        call, entry, at = use.call, use.place.entry, node_in(script, use.call)
+        if (
+            at is None
+            or not use.place.is_made_by_all
+            or not is_distributed(entry)
+            or is_chosen(call)
+            or takes_turns(use.place)
+            or not use.is_shared()
+        ):
+            continue
+        if {"save_function", "is_main_process"} & call.kwargs.keys() or not is_in_ranks(script, entry, call):
+            continue
+        is_sure = (
+            entry.is_program
+            and all(is_in(script.tree, test) for test, _, _ in call.tests)
+            and any(starts_group(one) for one in entry.histories[0].calls)
+            and call.name != "builtins.open"
+        )
+        path = text_of(use.node)
+        yield Found(
+            at,
+            f"every rank writes `{path}` at the same time: the file is damaged if their writes interleave",
+            "let one rank write it: `if dist.get_rank() == 0:`, or include the rank in the path",
+            severity="error" if is_sure else "warning",
+        )
+
+
+@rule("RW602", "warning", "K5 K1", "the first rank of each node writes the same file")
+def first_of_each_node_saves(script: Script) -> Iterator[Found]:
+    for use in writes(script, anywhere=True):
+        call, at = use.call, node_in(script, use.call)
+        if at is None or not use.place.is_once_a_node or not use.is_shared() or use.is_node_local():
+            continue
+        if {"save_function", "is_main_process"} & call.kwargs.keys() or "spawned" in call.contexts:
+            continue
+        if any("spawned" in guard.origin for guard in call.guards):
+            continue
+        yield Found(
+            at,
+            f"the first rank of each node writes `{text_of(use.node)}`: on a disk that nodes share, they write at the same time",
+            "test the global rank: `if dist.get_rank() == 0:` (accelerator.is_main_process)",
+        )
+
+
+@rule("RW603", "error", "K2", "ranks read a file that rank 0 is still writing")
+def read_before_written(script: Script) -> Iterator[Found]:
+    written = [use for use in writes(script) if use.place.ranks == {0}]
+    if not written:
+        return
+    for read in (*reads(script), *plain_reads(script)):
+        if (
+            not {0} < read.place.ranks | {0}
+            or read.place.ranks == {0}
+            or not is_distributed(read.place.entry)
+        ):
+            continue
+        for write in written:
+            if (
+                write.place.entry is read.place.entry
+                and is_sequence(read.place.entry, write.call, read.call)
+                and write.same_file(read)
+                and _races(script, write, read)
+            ):
+                line = line_of(write.call)
+                yield Found(
+                    read.call.node,
+                    f"rank 0 writes `{text_of(read.node)}` on line {line}, and the others may read it before that is done",
+                    f"call dist.barrier() between line {line} and this line, on all ranks",
+                )
+                break
+
+
+def _races(script: Script, write: FileUse, read: FileUse) -> bool:
+    """Whether the others may reach the read before rank 0 has finished the write."""
+    zero = next(history for history in write.place.entry.histories if history.rank == 0)
+    reader = next(call for call in read.place.calls if call.rank != 0)
+    other = next(history for history in read.place.entry.histories if history.rank == reader.rank)
+    saving = write.place.calls[0]
+    # In the order of the code: a file that is read at the start and written in the loop is another case.
+    own = next((call for call in read.place.calls if call.rank == 0), None)
+    if own is not None and own.index < saving.index:
+        return False
+    # A wrapper's constructor compares the shapes of all ranks.
+    wrapping = {id(wrap.call.node) for wrap in wraps(script)}
+    before, passed = (
+        sum(op.call.index < call.index for op in ops(history.items))
+        + sum(id(one.node) in wrapping for one in history.calls[: call.index])
+        for history, call in ((zero, saving), (other, reader))
+    )
+    return passed <= before
+
+
+_MOVES = frozenset({"replace", "rename", "renames", "move"})
+
+
+@rule("RW604", "warning", "K2", "a checkpoint is overwritten in place, in the file that a resume reads")
+def checkpoint_overwritten_in_place(script: Script) -> Iterator[Found]:
+    if script.piece.code.count(".load(") == 0:
+        return
+    read = list(reads(script))
+    for use in writes(script):
+        if (
+            use.call.name != "torch.save"
+            or not use.call.loops
+            or use.changes_with_loop()
+            or _is_moved(script, use)
+        ):
+            continue
+        resumed = next((one for one in read if one.same_file(use) and _is_resume(one, use)), None)
+        if resumed is not None:
+            path, line = text_of(use.node), line_of(resumed.call)
+            yield Found(
+                use.call.node,
+                f"`{path}` is overwritten in place, and line {line} resumes from it: a crash during the write leaves neither the old nor the new file",
+                f"write to {path} + '.tmp' first, then os.replace(...) it",
+            )
+
+
+def _is_resume(read: FileUse, write: FileUse) -> bool:
+    """Whether the read comes before the loop: after it, it is the best model, not a resume."""
+    if read.place.entry is not write.place.entry:
+        return True
+    return read.place.calls[0].index < write.place.calls[0].index
+
+
+def _is_moved(script: Script, use: FileUse) -> bool:
+    function = getattr(use.call.function, "node", None) or script.tree
+    if not _MOVES & called_names(function):
+        return False
+    return any(
+        isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") in _MOVES
+        and "os" in ast.unparse(node.func) + "os"
+        for node in ast.walk(function)
+    )

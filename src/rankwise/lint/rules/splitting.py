@@ -1,0 +1,278 @@
+"""Data that is not split among the ranks, or twice."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankwise.lint.finding import Edit, Found, span_of
+from rankwise.lint.library.names import ACCELERATOR, FABRIC, LOADER, SAMPLER
+from rankwise.lint.model.values import Instance, Object
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.data_flow import (
+    AT,
+    ITERABLE,
+    given,
+    here,
+    is_given_away,
+    is_prepared,
+    passes,
+    sampler_of,
+    shown,
+)
+from rankwise.lint.topics.job_view import function_of, is_distributed, once, places, text_of
+from rankwise.lint.topics.shares import (
+    is_known_data,
+    is_shared_out,
+    loop_shares,
+    makes_its_samples,
+    spreads_otherwise,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Script
+    from rankwise.lint.topics.data_flow import Pass
+
+
+@rule("RW503", "error", "X2", "a DataLoader gets a sampler and an argument that excludes it", fixable=True)
+def sampler_and_shuffle(script: Script) -> Iterator[Found]:
+    for place in once(places(script, LOADER)):
+        call = place.last
+        clash = _clash(call)
+        if clash is not None and not _may_be_apart(call):
+            edits = _edits(script, call) if clash.is_of_shuffle else []
+            yield Found(call.node, clash.message, clash.fix, edits=edits)
+
+
+class _Clash(NamedTuple):
+    message: str
+    fix: str
+    is_of_shuffle: bool = False  # without shuffle=True, the call is right
+
+
+def _clash(call: Call) -> _Clash | None:
+    sampler, batches = given(call, "sampler"), given(call, "batch_sampler")
+    shuffles = _is_true(call, "shuffle")
+    name = text_of(call.arg_node(AT["sampler"], "sampler")) or "the sampler"
+    if batches is not None and _is_there(batches):
+        others = [word for word in ("shuffle", "drop_last") if _is_true(call, word)]
+        size = call.arg(AT["batch_size"], "batch_size")
+        others += ["batch_size"] if size is not None and size.const != 1 else []
+        others += ["sampler"] if sampler is not None and _is_there(sampler) else []
+        if others:
+            return _Clash(
+                f"ValueError: a batch_sampler excludes {', '.join(others)}",
+                f"remove {', '.join(others)}: the batch sampler decides",
+            )
+    if sampler is not None and _is_there(sampler) and shuffles:
+        return _Clash(
+            f"ValueError: `{name}` decides the order, so shuffle=True is not allowed",
+            f"remove shuffle: `{name}` does the shuffling",
+            is_of_shuffle=True,
+        )
+    dataset = given(call, "dataset")
+    if (
+        dataset is not None
+        and isinstance(dataset.thing, Instance)
+        and ITERABLE in dataset.thing.cls.library_bases()
+    ):
+        if shuffles:
+            return _Clash(
+                "ValueError: a loader cannot shuffle an IterableDataset",
+                "remove shuffle, and shuffle in the data set's __iter__",
+            )
+        if sampler is not None and _is_there(sampler) and not _is_one_of_several(call):
+            return _Clash(
+                "ValueError: an IterableDataset has no indices, so a sampler cannot draw from it",
+                "remove the sampler, and select this rank's share in the data set's __iter__",
+            )
+    return None
+
+
+def _is_one_of_several(call: Call) -> bool:
+    """Whether data set and sampler both come from branches: which goes with which is not known."""
+    scope = function_of(call.module.tree, call.node)
+    names = [text_of(call.arg_node(AT[word], word)) for word in ("dataset", "sampler")]
+    counts = [
+        sum(
+            isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+            for node in ast.walk(scope)
+        )
+        for name in names
+    ]
+    return any(count > 1 for count in counts)
+
+
+def _may_be_apart(call: Call) -> bool:
+    """Whether the arguments come by a table (``**options``) that gets one or the other on different ways."""
+    keywords = getattr(call.node, "keywords", [])
+    if all(one.arg is not None for one in keywords):
+        return False
+    scope = function_of(call.module.tree, call.node)
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Delete) or (
+            isinstance(node, ast.Attribute) and node.attr in {"pop", "update"}
+        ):
+            return True
+        if isinstance(node, ast.If) and node.orelse and _keys(node.body) and _keys(node.orelse):
+            return True
+    return False
+
+
+def _keys(statements: list[ast.stmt]) -> set[str]:
+    """The loader's arguments that these statements name."""
+    words = {
+        part.value
+        for one in statements
+        for part in ast.walk(one)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    }
+    return words & {"shuffle", "sampler", "batch_sampler", "batch_size", "drop_last"}
+
+
+def _is_true(call: Call, name: str) -> bool:
+    value = call.arg(AT[name], name)
+    return value is not None and value.const is True
+
+
+def _is_there(value: Value) -> bool:
+    return isinstance(value.thing, (Object, Instance))
+
+
+def _edits(script: Script, call: Call) -> list[Edit]:
+    """`shuffle=False` instead of `shuffle=True`: both loaders of a branch keep their form."""
+    node = call.node
+    if not isinstance(node, ast.Call):
+        return []
+    keyword = next(
+        (one for one in node.keywords if one.arg == "shuffle" and isinstance(one.value, ast.Constant)), None
+    )
+    if keyword is None:
+        return []
+    span = span_of(keyword.value, script.lines)
+    return [Edit(span=span, text="False")]
+
+
+_CHOICE = re.compile(r"dist|ddp|world|rank|gpu|parallel|launcher|multi|slurm|sampler|device", re.IGNORECASE)
+
+
+@rule("RW504", "error", "X3", "each rank trains on the whole data set, because nothing splits it")
+def data_not_split(script: Script) -> Iterator[Found]:
+    seen: set[int] = set()
+    if spreads_otherwise(script.all_calls):
+        return
+    for one in passes(script):
+        call = one.loader.call
+        if call is None or id(call.node) in seen or not _is_whole_for_all(script, one):
+            continue
+        seen.add(id(call.node))
+        node = here(script, call)
+        node = one.over if node is None and one.module is script.module else node
+        finding = _finding(one, call, node) if node is not None else None
+        if finding is not None:
+            yield finding
+
+
+def _is_whole_for_all(script: Script, one: Pass) -> bool:
+    call = one.loader.call
+    if call is None or is_prepared(one.loader) or is_shared_out(one.loader) or one.guards or call.guards:
+        return False
+    if any(_CHOICE.search(text_of(test)) for test, _value, _arm in call.tests) or not is_distributed(
+        one.entry
+    ):
+        return False
+    if any(
+        other.name.endswith((".prepare", ".setup_dataloaders", ".prepare_data_loader")) and other.has_star
+        for other in script.all_calls
+    ):
+        return False
+    sampler = call.arg_node(AT["sampler"], "sampler")
+    if isinstance(sampler, ast.IfExp) and isinstance(sampler.orelse, ast.Constant):
+        return False  # `sampler=sampler if ... else None`: which, only a run can tell
+    return not loop_shares(one) and not is_given_away(one)
+
+
+def _finding(one: Pass, call: Call, node: object) -> Found | None:
+    dataset = given(call, "dataset")
+    if dataset is None or makes_its_samples(dataset) or _is_stream(dataset):
+        return None
+    shuffle = call.arg(AT["shuffle"], "shuffle")
+    shuffles = shuffle is not None and shuffle.const is True
+    if not one.syncs and not (shuffles and one.entry.is_program and is_known_data(dataset)):
+        return None
+    if not is_known_data(dataset) and not shuffles:
+        return None
+    severity = "error" if one.syncs and is_known_data(dataset) else "warning"
+    what = text_of(call.arg_node(0, "dataset")) or "the data set"
+    message, fix = _words(one, call, what)
+    return Found(node, message, fix, severity=severity)  # type: ignore[arg-type]
+
+
+def _words(one: Pass, call: Call, what: str) -> tuple[str, str]:
+    frame = next((other for other in one.history.calls if other.name in {ACCELERATOR, FABRIC}), None)
+    over = shown(one)
+    if frame is not None and not one.history.calls[0].name.startswith("torch.distributed"):
+        how = "accelerator.prepare" if frame.name == ACCELERATOR else "fabric.setup_dataloaders"
+        return (
+            f"each rank reads all of `{what}`: its loader is not passed to {how}",
+            f"pass the loader through {how} before the loop over `{over}`",
+        )
+    sampler = next(
+        (
+            other
+            for other in one.history.calls
+            if other.name == SAMPLER and _same(other.arg(0, "dataset"), given(call, "dataset"))
+        ),
+        None,
+    )
+    if sampler is not None:
+        message = f"each rank reads all of `{what}`: a DistributedSampler is created for it (line {getattr(sampler.node, 'lineno', 0)}), but this loader does not get it"
+        return message, "pass it: DataLoader(..., sampler=sampler), without shuffle=True"
+    other = call.arg_node(AT["sampler"], "sampler")
+    instead = f"`{text_of(other)}`" if other is not None else "shuffle"
+    return (
+        f"each rank reads all of `{what}`: nothing splits it between the ranks",
+        f"pass sampler=DistributedSampler({what}) instead of {instead}, and call its set_epoch(epoch) in each epoch",
+    )
+
+
+def _same(one: Value | None, other: Value | None) -> bool:
+    return one is not None and other is not None and one.thing is not None and one.thing is other.thing
+
+
+def _is_stream(dataset: Value) -> bool:
+    thing = dataset.thing
+    if isinstance(thing, Instance):
+        bases = thing.cls.library_bases()
+        return ITERABLE in bases or thing.cls.find("__getitem__") is None
+    return isinstance(thing, Object) and (
+        "Iterable" in thing.kind or thing.kind.startswith(("webdataset", "torchdata", "streaming", "litdata"))
+    )
+
+
+@rule("RW506", "warning", "X3", "a loader with a DistributedSampler is passed to accelerator.prepare, which splits it again")  # fmt: skip
+def data_split_twice(script: Script) -> Iterator[Found]:
+    seen: set[object] = set()
+    for place in once(
+        places(script, f"{ACCELERATOR}.prepare", f"{ACCELERATOR}.prepare_data_loader", anywhere=True)
+    ):
+        for value in place.last.args:
+            loader = value.thing
+            sampler = sampler_of(loader) if isinstance(loader, Object) and loader.call is not None else None
+            if sampler is None or sampler.call is None:
+                continue
+            node = here(script, sampler.call) or here(script, place.last)
+            if node is not None and node not in seen:
+                seen.add(node)
+                yield Found(node, _MESSAGE, _FIX)
+
+
+_MESSAGE = "accelerator.prepare splits this loader again: with N processes each one sees one sample of N x N"
+
+
+_FIX = "pass shuffle=True and no sampler: accelerator.prepare splits it"

@@ -1,0 +1,266 @@
+"""Streams of samples, and how many a rank gets."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.library.names import ACCELERATOR, LOADER, SAMPLER
+from rankwise.lint.model.values import Items, Object
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.data_flow import (
+    AT,
+    SAMPLER_AT,
+    given,
+    here,
+    is_given_away,
+    is_prepared,
+    passes,
+    sampler_of,
+    shown,
+)
+from rankwise.lint.topics.in_ranks import differs_deeply
+from rankwise.lint.topics.job_view import is_distributed, once, places, text_of
+from rankwise.lint.topics.lengths import length_of
+from rankwise.lint.topics.shares import (
+    classes_in,
+    draws_at_random,
+    loop_shares,
+    splits_by_rank,
+    splits_by_worker,
+    spreads_otherwise,
+)
+from rankwise.lint.topics.streams import hf_stream, is_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Script
+    from rankwise.lint.topics.data_flow import Pass
+
+
+@rule("RW510", "error", "X7", "an IterableDataset yields the same samples on each rank")
+def stream_not_split(script: Script) -> Iterator[Found]:
+    seen: set[int] = set()
+    if spreads_otherwise(script.all_calls):
+        return
+    for one in passes(script):
+        call = one.loader.call
+        if call is None or id(call.node) in seen or is_prepared(one.loader) or one.guards or call.guards:
+            continue
+        if not is_distributed(one.entry) or any(
+            other.name.startswith(ACCELERATOR) for other in one.history.calls
+        ):
+            continue
+        dataset = given(call, "dataset")
+        if dataset is None or loop_shares(one) or is_given_away(one):
+            continue
+        module = getattr(getattr(dataset.thing, "cls", None), "module", None)
+        if module is not None and module is not script.module and "world_size" in module.text:
+            # The data sets of another file, one of which knows the ranks.
+            continue
+        what = _same_everywhere(dataset)
+        node = here(script, call) or (one.over if one.module is script.module else None)
+        if what is not None and node is not None:
+            seen.add(id(call.node))
+            yield _finding(one, node, what)
+
+
+def _finding(one: Pass, node: object, what: tuple[str, str]) -> Found:
+    severity = "error" if one.syncs else "warning"
+    message = f"each rank gets all samples of {what[0]} from the loop over `{shown(one)}`: nothing in it uses the rank"
+    return Found(node, message, what[1], severity=severity)  # type: ignore[arg-type]
+
+
+def _same_everywhere(dataset: Value) -> tuple[str, str] | None:
+    if differs_deeply(dataset):
+        return None
+    classes = list(classes_in(dataset))
+    if is_stream(dataset):
+        if any(splits_by_rank(cls) or draws_at_random(cls) for cls in classes):
+            return None
+        name = dataset.thing.cls.node.name
+        by_worker = any(splits_by_worker(cls) for cls in classes)
+        also = " and its world size, and by the worker id" if by_worker else " and its world size"
+        return (
+            f"`{name}`",
+            f"in {name}.__iter__ take every world_size-th sample from the rank on, by dist.get_rank(){also}",
+        )
+    made = hf_stream(dataset)
+    if made is not None:
+        return (
+            f"`{text_of(made.node)}`",
+            "split it: split_dataset_by_node(dataset, rank=dist.get_rank(), world_size=dist.get_world_size())",
+        )
+    return None
+
+
+@rule("RW511", "error", "X7", "each worker of a loader yields its rank's whole share")
+def stream_repeated_by_workers(script: Script) -> Iterator[Found]:
+    for place in once(places(script, LOADER)):
+        call = place.last
+        dataset, workers = given(call, "dataset"), given(call, "num_workers")
+        if dataset is None or workers is None or not is_stream(dataset) or not is_distributed(place.entry):
+            continue
+        if (
+            not isinstance(workers.const, int)
+            or workers.const < 2
+            or given(call, "worker_init_fn") is not None
+        ):
+            continue
+        classes = list(classes_in(dataset))
+        by_rank = any(splits_by_rank(cls) for cls in classes)
+        if not by_rank or any(splits_by_worker(cls) or draws_at_random(cls) for cls in classes):
+            continue
+        name = dataset.thing.cls.node.name
+        message = f"each of the {workers.const} workers yields this rank's whole share: `{name}` never uses the worker id"
+        fix = f"in {name}.__iter__ also split by torch.utils.data.get_worker_info() (its id and num_workers)"
+        yield Found(here(script, call) or call.node, message, fix)
+
+
+#: Fewer samples than the ranks of one ordinary node.
+_FEW = 8
+
+
+@rule("RW513", "warning", "X9", "a data set is so small that ranks get no batch")
+def too_few_samples(script: Script) -> Iterator[Found]:
+    for place in once(places(script, LOADER)):
+        loader = place.last.result.thing
+        if is_distributed(place.entry) and isinstance(loader, Object):
+            yield from _loader(place.last, loader)
+    for place in once(places(script, SAMPLER)):
+        yield from _sampler(place.last)
+    yield from _cut_by_hand(script)
+
+
+def _loader(call: Call, loader: Object) -> Iterator[Found]:
+    sampler, drop, size = (
+        sampler_of(loader),
+        call.arg(AT["drop_last"], "drop_last"),
+        given(call, "batch_size"),
+    )
+    if sampler is None or sampler.call is None or drop is None or drop.const is not True or size is None:
+        return
+    length = length_of(sampler.call.arg(0, "dataset"))
+    if length is None or not isinstance(size.const, int) or -(-length // 2) >= size.const:
+        return
+    share = -(-length // 2)
+    message = f"no rank gets a batch: {length} samples on two ranks are {share} each, and drop_last=True drops batches smaller than {size.const}"
+    yield Found(
+        call.node,
+        message,
+        f"make batch_size at most {max(share, 1)} (less on more ranks), or remove drop_last=True",
+    )
+
+
+def _sampler(call: Call) -> Iterator[Found]:
+    length, drop = length_of(call.arg(0, "dataset")), call.arg(SAMPLER_AT["drop_last"], "drop_last")
+    if length is not None and 0 < length < _FEW and drop is not None and drop.const is True:
+        message = f"all {length} samples are dropped on more than {length} ranks: with drop_last=True each rank then gets none"
+        yield Found(call.node, message, "remove drop_last=True from the sampler, or use fewer ranks")
+
+
+def _cut_by_hand(script: Script) -> Iterator[Found]:
+    seen: set[int] = set()
+    for one in passes(script):
+        call = one.loader.call
+        subset = given(call, "dataset") if call is not None else None
+        if call is None or subset is None or not one.syncs or id(call.node) in seen:
+            continue
+        length = _strided(subset)
+        node = here(script, call)
+        if length is not None and node is not None:
+            seen.add(id(call.node))
+            message = f"ranks from {length} up get none of {length} samples and make no step; the others wait for them in `{shown(one)}`'s first backward pass"
+            yield Found(
+                node,
+                message,
+                "use a DistributedSampler, which gives all ranks the same number of samples",
+            )
+
+
+def _strided(subset: Value) -> int | None:
+    """The length of `range(rank, length, world_size)` behind a Subset, where it is known and small."""
+    thing = subset.thing
+    if not isinstance(thing, Object) or thing.call is None or thing.kind != "torch.utils.data.Subset":
+        return None
+    indices = thing.call.arg(1, "indices")
+    order = indices.thing if indices is not None else None
+    bounds = order.attrs["bounds"].thing if isinstance(order, Object) and order.kind == "range" else None
+    if not isinstance(bounds, Items) or len(bounds.values) != 3 or "rank" not in bounds.values[0].origin:
+        return None
+    length = bounds.values[1].const if bounds.values[1].is_known else length_of(thing.call.arg(0, "dataset"))
+    return length if isinstance(length, int) and length < _FEW else None
+
+
+@rule("RW520", "error", "X10 D15", "a rank skips a step because of its batch's shape")
+def batch_skipped_by_shape(script: Script) -> Iterator[Found]:
+    seen: set[int] = set()
+    for one in passes(script):
+        if (
+            not one.syncs
+            or one.module is not script.module
+            or id(one.loop) in seen
+            or any("join" in call.contexts for call in one.inside)
+        ):
+            continue
+        seen.add(id(one.loop))
+        for test in _skips(one):
+            message = f"a rank whose batch has `{text_of(test)}` skips this step, and the others wait for it in the backward pass"
+            yield Found(
+                test,
+                message,
+                "truncate or filter the samples before the sampler sees them, or let all ranks agree: all_reduce the test with MAX",
+            )
+
+
+def _skips(one: Pass) -> Iterator[ast.AST]:
+    target, body = getattr(one.loop, "target", None), getattr(one.loop, "body", [])
+    if target is None:
+        return
+    names = {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
+    for number, statement in enumerate(body):
+        if not isinstance(statement, ast.If) or not isinstance(statement.body[-1], ast.Continue):
+            continue
+        later = any("backward" in text for rest in body[number + 1 :] for text in _called(rest))
+        if later and any(_is_length(part, names) for part in ast.walk(statement.test)):
+            yield statement.test
+
+
+def _called(node: ast.AST) -> Iterator[str]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and isinstance(part.func, (ast.Attribute, ast.Name)):
+            yield part.func.attr if isinstance(part.func, ast.Attribute) else part.func.id
+
+
+def _is_length(node: ast.AST, names: set[str]) -> bool:
+    """`x.shape[1]` or `x.size(1)` of the batch: any dimension but the first."""
+    if (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "shape"
+    ):
+        return _is_inner(node.slice) and _starts_with(node.value.value, names)
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "size"
+        and node.args
+    ):
+        return _is_inner(node.args[0]) and _starts_with(node.func.value, names)
+    return False
+
+
+def _is_inner(index: ast.AST) -> bool:
+    if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub):
+        return True
+    return isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value > 0
+
+
+def _starts_with(node: ast.AST, names: set[str]) -> bool:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id in names

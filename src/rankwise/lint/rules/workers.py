@@ -1,0 +1,204 @@
+"""What the workers of a loader and signal handlers must not do."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found
+from rankwise.lint.library.names import LOADER
+from rankwise.lint.model.values import Bound, Function, Instance, Object
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.data_flow import given, here
+from rankwise.lint.topics.job_view import called_names, is_distributed, once, places, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import UserClass, Value
+    from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
+
+
+@rule("RW519", "error", "X15", "the forked workers of a loader use CUDA")
+def cuda_in_loader_worker(script: Script) -> Iterator[Found]:
+    if any(
+        call.name.endswith("set_start_method") and call.args and call.args[0].const in {"spawn", "forkserver"}
+        for call in script.all_calls
+    ):
+        return
+    for place in once(places(script, LOADER)):
+        call = place.last
+        workers = given(call, "num_workers")
+        if (
+            workers is None
+            or not isinstance(workers.const, int)
+            or workers.const < 1
+            or not is_distributed(place.entry)
+        ):
+            continue
+        if given(call, "multiprocessing_context") is not None or call.has_star:
+            continue
+        where = _uses_cuda(call)
+        node = here(script, call)
+        if where and node is not None:
+            message = f"{where} uses CUDA in the {workers.const} forked workers of this loader: Cannot re-initialize CUDA in forked subprocess"
+            yield Found(
+                node,
+                message,
+                "stay on the CPU there, and move the batch in the training loop (pin_memory=True, non_blocking=True)",
+            )
+
+
+def _uses_cuda(call: Call) -> str:
+    collate = given(call, "collate_fn")
+    thing = collate.thing if collate is not None else None
+    function = thing.function if isinstance(thing, Bound) else thing
+    if isinstance(function, Function) and _moves(function.node):
+        return f"`{function.name}`"
+    dataset = given(call, "dataset")
+    if dataset is None or not isinstance(dataset.thing, Instance):
+        return ""
+    cls = dataset.thing.cls
+    for name in ("__getitem__", "__iter__"):
+        method = cls.find(name)
+        node = getattr(method.thing, "node", None) if method is not None else None
+        if node is not None and (
+            _moves(node) or _reads_cuda(cls, node) or _moves_to_own(node, dataset.thing)
+        ):
+            return f"`{cls.node.name}.{name}`"
+    return ""
+
+
+def _moves(node: ast.AST) -> bool:
+    """Whether something is moved to, or made on, the GPU."""
+    for part in ast.walk(node):
+        if not isinstance(part, ast.Call):
+            continue
+        if (
+            isinstance(part.func, ast.Attribute)
+            and part.func.attr == "cuda"
+            and not text_of(part.func).startswith("torch.cuda")
+        ):
+            return True
+        places_named = [*(part.args[:1] if isinstance(part.func, ast.Attribute) and part.func.attr == "to" else []),
+                        *(one.value for one in part.keywords if one.arg == "device")]  # fmt: skip
+        if any(isinstance(one, ast.Constant) and str(one.value).startswith("cuda") for one in places_named):
+            return True
+    return False
+
+
+def _moves_to_own(getter: ast.AST, instance: Instance) -> bool:
+    """Whether something goes `.to(self.device)`, and that is a GPU."""
+    for part in ast.walk(getter):
+        if not (
+            isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "to"
+        ):
+            continue
+        where = part.args[0] if part.args else None
+        if isinstance(where, ast.Attribute) and text_of(where.value) == "self":
+            value = instance.attrs.get(where.attr)
+            if value is not None and _is_gpu(value):
+                return True
+    return False
+
+
+def _is_gpu(value: Value) -> bool:
+    thing = value.thing
+    if (
+        isinstance(thing, Object)
+        and thing.kind == "torch.device"
+        and thing.call is not None
+        and thing.call.args
+    ):
+        value = thing.call.args[0]
+    return isinstance(value.const, str) and value.const.startswith("cuda")
+
+
+def _reads_cuda(cls: UserClass, getter: ast.AST) -> bool:
+    """Whether a method reads an attribute that the class has put on the GPU."""
+    read = {
+        part.attr
+        for part in ast.walk(getter)
+        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self"
+    }
+    for part in ast.walk(cls.node):
+        if isinstance(part, ast.Assign) and _moves(part.value):
+            names = {one.attr for one in part.targets if isinstance(one, ast.Attribute)}
+            if names & read:
+                return True
+    return False
+
+
+_SAVES = frozenset(
+    {
+        "save",
+        "save_checkpoint",
+        "save_state",
+        "save_pretrained",
+        "save_snapshot",
+        "checkpoint",
+        "save_model",
+        "dump",
+    }
+)
+
+
+_MEETS = frozenset({"barrier", "all_reduce", "all_gather", "broadcast", "wait_for_everyone", "all_gather_object", "broadcast_object_list",
+                    "destroy_process_group", "save_state"})  # fmt: skip
+
+
+_LEAVES = frozenset({"exit", "_exit", "quit"})
+
+
+@rule("RW610", "warning", "K9 R7", "a signal handler saves or waits for other ranks")
+def work_in_signal_handler(script: Script) -> Iterator[Found]:
+    for place in once(places(script, "signal.signal")):
+        if not is_distributed(place.entry):
+            continue
+        handler = _handler(place)
+        if handler is not None:
+            yield from _judge(script, place, handler)
+        elif _is_term(place) and ast.unparse(place.last.arg_node(1, "handler") or place.last.node).endswith(
+            "SIG_IGN"
+        ):
+            message = "SIGTERM is ignored: on preemption the scheduler kills the job after its grace period, and nothing is saved"
+            yield Found(place.last.node, message, _FIX, severity="warning", failure_class="R7")
+
+
+def _handler(place: Place) -> ast.AST | None:
+    value = place.last.arg(1, "handler")
+    thing = value.thing if value is not None else None
+    function = thing.function if isinstance(thing, Bound) else thing
+    return function.node if isinstance(function, Function) else None
+
+
+def _judge(script: Script, place: Place, handler: ast.AST) -> Iterator[Found]:
+    names = _with_helpers(script, handler)
+    meets = sorted(_MEETS & names)
+    if meets and meets != ["destroy_process_group"]:
+        message = f"the handler calls {meets[0]} in the middle of a step: other ranks are elsewhere and do not call it"
+        yield Found(place.last.node, message, _FIX, severity="error")
+    elif saves := sorted(_SAVES & names):
+        message = f"the handler calls {saves[0]} in the middle of a step: it may save a partial update"
+        yield Found(place.last.node, message, _FIX)
+    elif _is_term(place) and _LEAVES & names:
+        message = "the SIGTERM handler exits at once: all work since the last checkpoint is lost"
+        yield Found(place.last.node, message, _FIX, failure_class="R7")
+
+
+def _with_helpers(script: Script, handler: ast.AST) -> set[str]:
+    """All that the handler calls, directly or through functions of this file."""
+    names = called_names(handler)
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            names |= called_names(node)
+    return names
+
+
+def _is_term(place: Place) -> bool:
+    return "SIGTERM" in ast.unparse(place.last.arg_node(0, "signalnum") or place.last.node)
+
+
+_FIX = "only set a flag in the handler; at the end of a step let all ranks agree on it, save, and exit"

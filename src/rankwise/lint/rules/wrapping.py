@@ -1,0 +1,339 @@
+"""A model is trained beside the wrapper around it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from rankwise.lint.finding import Found, span_of
+from rankwise.lint.library.names import ACCELERATOR, DDP
+from rankwise.lint.model.calls import arms_of
+from rankwise.lint.model.notes import WrapperRead
+from rankwise.lint.model.values import Instance, Object
+from rankwise.lint.rule import rule
+from rankwise.lint.topics.collective_calls import D
+from rankwise.lint.topics.job_view import INIT, above
+from rankwise.lint.topics.tensor_text import backward_of, is_in, key_of, nodes_in
+from rankwise.lint.topics.wrapping import OFF, wraps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.script import Script
+    from rankwise.lint.topics.wrapping import Wrap
+
+
+#: Words of anything that may keep ranks in sync.
+_OTHERS = re.compile(
+    r"DataParallel|\bDDP\b|fully_shard|FSDP|deepspeed|accelerat(e|or)\b|horovod|hvd\.|\brpc\b|[Pp]ipeline|PipelineStage|parallelize_module|DTensor"
+    r"|distribute_(tensor|module)|fairscale|colossalai|ModelAverager|average_(param|grad)|sync\w*_(grad|param|model)|reduce_grad|allreduce_\w*"
+    r"|lightning|Fabric|register_(post_accumulate_grad_)?hook|Reducer|torchtitan|megatron|replicate\(|zero_optim|localsgd|gossip|federated|\bray\b",
+    re.IGNORECASE,
+)
+
+
+_SHARING = frozenset(D + word for word in ("all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor",
+                                           "all_reduce_coalesced", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv", "gather",
+                                           "batch_isend_irecv", "scatter"))  # fmt: skip
+
+
+#: What such a name's call is, is a forward pass of a model.
+_MODELS = ("torch.nn.", "torchvision.models.", "timm.", "transformers.Auto")
+
+
+_ON_NUMBERS = re.compile(
+    r"loss|acc|correct|total|count|metric|num|sum|mean|stat|score|hits|time|flag|stop", re.IGNORECASE
+)
+
+
+@rule("RW401", "error", "D7", "a program with several processes trains a model that is never wrapped")
+def model_never_wrapped(script: Script) -> Iterator[Found]:
+    if script.piece.is_fragment:
+        return
+    yield from _unprepared(script)
+    for entry in script.entries[:1]:
+        calls = entry.histories[0].calls
+        init = next((call for call in calls if call.name == INIT), None)
+        if init is None or init.module is not script.module or _is_alone(init) or _is_shared(calls):
+            continue
+        if any(_OTHERS.search(_without_imports(module.text)) for module in {call.module for call in calls}):
+            continue
+        back = _backward(calls, init)
+        if back is None or not is_in(script.tree, back.node):
+            continue
+        yield Found(
+            back.node,
+            "each rank trains its own model: a process group is created, but the model is never wrapped and its gradients are never reduced",
+            "wrap the model before the optimizer is created: `model = DistributedDataParallel(model)`, or divide and all_reduce each `p.grad` before the step",
+            also=[("the process group", script.piece.path, span_of(init.node, script.lines))],
+        )
+
+
+def _unprepared(script: Script) -> Iterator[Found]:
+    """`accelerator.backward(loss)` of a model that was left out of `accelerator.prepare`."""
+    for entry in script.entries:
+        calls = entry.histories[0].calls
+        prepares = [call for call in calls if call.name.startswith(f"{ACCELERATOR}.prepare")]
+        if not prepares or any(call.has_star or call.guards for call in prepares):
+            continue
+        given = {
+            id(value.thing)
+            for call in prepares
+            for value in (*call.args, *call.kwargs.values())
+            if value.thing is not None
+        }
+        open_ended = any(value.thing is None for call in prepares for value in call.args)
+        back = next((call for call in calls if call.name == f"{ACCELERATOR}.backward" and call.loops), None)
+        if back is None or open_ended or not is_in(script.tree, back.node):
+            continue
+        loss = back.arg(0, "loss")
+        models = [
+            call
+            for call in calls
+            if back.loops[-1] in call.loops and call.name.startswith(_MODELS) and call.name.endswith(".__call__")
+            and isinstance(call.receiver.thing, (Object, Instance)) and not OFF & set(call.contexts)
+            and "Loss" not in call.name and not call.name.startswith("torch.nn.functional")
+        ]  # fmt: skip
+        if (
+            not models
+            or (loss is not None and loss.via)
+            or any(id(call.receiver.thing) in given for call in models)
+        ):
+            continue
+        if not any(_learns(call.receiver.thing, calls) for call in models):
+            continue
+        yield Found(
+            back.node,
+            f"the model of this loss was never given to accelerator.prepare (line {getattr(prepares[0].node, 'lineno', 0)}): each process trains its own",
+            "pass the model to accelerator.prepare, too, and continue with what it returns",
+        )
+
+
+def _learns(model: object, calls: list[Call]) -> bool:
+    """Whether an optimizer was given this model's parameters."""
+    asked = {
+        id(call.node) for call in calls if call.name.endswith(".parameters") and call.receiver.thing is model
+    }
+    return any(
+        call.name.startswith("torch.optim.") and any(id(part) in asked for part in ast.walk(call.node))
+        for call in calls
+    )
+
+
+def _without_imports(text: str) -> str:
+    """Unused imports do not keep ranks in sync."""
+    return "\n".join(
+        line for line in text.split("\n") if not line.lstrip().startswith(("import ", "from ", "#"))
+    )
+
+
+def _is_alone(init: Call) -> bool:
+    size = init.arg(None, "world_size")
+    return size is not None and size.const == 1
+
+
+def _is_shared(calls: list[Call]) -> bool:
+    """Whether something other than a metric is communicated while training."""
+    for call in calls:
+        if call.name in _SHARING:
+            text = ast.unparse(call.arg_node(0, "tensor", "tensor_list", "output_tensor") or call.node)
+            if not _ON_NUMBERS.search(text) or "grad" in text:
+                return True
+    return False
+
+
+def _backward(calls: list[Call], init: Call) -> Call | None:
+    """A backward pass through a model that is known, with an optimizer that steps afterwards."""
+    known = [
+        call
+        for call in calls
+        if call.name.startswith(_MODELS) and call.name.endswith(".__call__") and not OFF & set(call.contexts)
+        and isinstance(call.receiver.thing, (Object, Instance)) and "Loss" not in call.name and not call.name.startswith("torch.nn.functional")
+    ]  # fmt: skip
+    if not known:
+        return None
+    for call in calls:
+        if (
+            call.name.endswith(".backward")
+            and call.index > max(init.index, known[0].index)
+            and not call.receiver.via
+        ):
+            stepped = any(one.name.endswith(".step") and one.index > call.index for one in calls)
+            return call if stepped else None
+    return None
+
+
+@rule("RW402", "error", "D7", "training bypasses the DistributedDataParallel around the model")
+def forward_past_the_wrapper(script: Script) -> Iterator[Found]:
+    for wrap in wraps(script):
+        if wrap.call.tests or _has_other_ends(wrap):
+            continue  # wrapped in some settings only: elsewhere the bare model is right
+        after = list(wrap.calls_after())
+        if any(_is_forward(call, wrap) for call in after) or any("grad" in _argument(call) for call in after):
+            continue
+        inner = next((call for call in after if _is_past(call, wrap)), None)
+        if inner is None:
+            continue
+        back = next(
+            (
+                one
+                for one in after
+                if one.name.endswith("backward") and one.index > inner.index and not _via(one)
+            ),
+            None,
+        )
+        node = next(
+            (
+                one
+                for one in (*(site.node for site in reversed(inner.stack)), inner.node)
+                if _names_module(one) and is_in(script.tree, one)
+            ),
+            None,
+        )
+        node = node or (inner.node if is_in(script.tree, inner.node) else None)
+        if back is None or node is None or backward_of(inner.module, inner.node, "", inner.stack) is None:
+            continue
+        name = next(iter(sorted(wrap.names)), "the wrapped model")
+        yield Found(
+            node,
+            f"the loss bypasses `{name}`, so its gradients are never averaged: every rank trains its own model",
+            f"call `{name}(...)` itself; move what the loss needs into the model's `forward`",
+            also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
+            if is_in(script.tree, wrap.call.node)
+            else [],
+        )
+
+
+def _has_other_ends(wrap: Wrap) -> bool:
+    """Whether the function that wraps returns something else in other settings."""
+    function = getattr(wrap.call.function, "node", None)
+    returns = (
+        [one for one in nodes_in(function) if isinstance(one, ast.Return) and one.value]
+        if function is not None
+        else []
+    )
+    return len(returns) > 1
+
+
+def _is_forward(call: Call, wrap: Wrap) -> bool:
+    if OFF & set(call.contexts):
+        return False
+    if call.name.endswith(".__call__") and call.receiver.thing is wrap.wrapper:
+        return True
+    # Passed to an unknown function, which may call it.
+    return (
+        call.name.startswith("?")
+        or not call.name.startswith(("torch.", "builtins.", "user.", "accelerate", "copy"))
+    ) and any(value.thing is wrap.wrapper for value in (*call.args, *call.kwargs.values()))
+
+
+def _via(call: Call) -> bool:
+    return bool(call.receiver.via) or any(value.via for value in call.args)
+
+
+def _argument(call: Call) -> str:
+    if call.name.startswith("torch.distributed.") and call.name.endswith(
+        ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather")
+    ):
+        node = call.arg_node(0, "tensor")
+        return ast.unparse(node) if node is not None else ""
+    return ""
+
+
+def _is_past(call: Call, wrap: Wrap) -> bool:
+    if OFF & set(call.contexts):
+        return False
+    if call.name.endswith(".__call__"):
+        return call.receiver.thing is wrap.inner.thing or (
+            id(call.receiver.thing) in wrap.parts() and call.receiver.thing is not None
+        )
+    if wrap.inner.thing is None and wrap.inner.path and call.name == f"?{wrap.inner.path}":
+        return isinstance(call.node, ast.Call) and key_of(call.node.func) not in wrap.names
+    return (
+        wrap.inner.thing is None
+        and ("module" in call.receiver.origin or call.name == "?module")
+        and _names_module(call.node)
+    )
+
+
+def _names_module(node: ast.AST) -> bool:
+    """`ddp.module(x)` or `ddp.module.loss(x)`."""
+    if not isinstance(node, ast.Call):
+        return False
+    words = key_of(node.func).split(".")
+    return len(words) > 1 and "module" in words[-2:]
+
+
+# What DDP has besides a module's own methods.
+_OF_DDP = frozenset({"device", "device_ids", "device_type", "dim", "module", "gather", "scatter", "logger", "reducer", "join", "join_hook",
+                     "join_device", "join_process_group", "no_sync", "static_graph", "output_device", "process_group", "mixed_precision",
+                     "broadcast_buffers", "bucket_bytes_cap", "find_unused_parameters", "gradient_as_bucket_view", "training",
+                     "parameters_to_ignore", "modules_buffers", "to_kwargs", "register_comm_hook", "will_sync_module_buffers",
+                     "require_backward_grad_sync", "require_forward_param_sync", "named_module_buffers", "batched_grad_copy",
+                     "forward", "forward_sync_buffers", "type", "float", "T_destination", "dump_patches", "call_super_init"})  # fmt: skip
+
+
+_OF_MODULE = frozenset({"add_module", "apply", "bfloat16", "buffers", "children", "compile", "cpu", "cuda", "double", "eval", "extra_repr",
+                        "get_buffer", "get_extra_state", "get_parameter", "get_submodule", "half", "ipu", "load_state_dict", "modules",
+                        "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters",
+                        "register_backward_hook", "register_buffer", "register_forward_hook", "register_forward_pre_hook",
+                        "register_full_backward_hook", "register_full_backward_pre_hook", "register_load_state_dict_post_hook",
+                        "register_load_state_dict_pre_hook", "register_module", "register_parameter", "requires_grad_",
+                        "register_state_dict_post_hook", "register_state_dict_pre_hook", "set_extra_state", "set_submodule",
+                        "share_memory", "state_dict", "to", "to_empty", "train", "xpu", "zero_grad"})  # fmt: skip
+
+
+# Attributes of layers that neither a module nor DDP has.
+_OF_LAYERS = frozenset({"weight", "bias", "in_features", "out_features", "in_channels", "out_channels", "kernel_size", "stride",
+                        "running_mean", "running_var", "num_embeddings", "embedding_dim", "hidden_size"})  # fmt: skip
+
+
+_MODELS_RW418 = frozenset({"torch.nn.Linear", "torch.nn.Conv1d", "torch.nn.Conv2d", "torch.nn.Conv3d", "torch.nn.Embedding", "torch.nn.LayerNorm",
+                     "torch.nn.Sequential", "torch.nn.LSTM", "torch.nn.GRU"})  # fmt: skip
+
+
+@rule("RW418", "error", "", "an attribute of the inner model is read from the DistributedDataParallel around it")  # fmt: skip
+def attribute_of_the_model_inside(script: Script) -> Iterator[Found]:
+    seen: set[ast.AST] = set()
+    for read in script.notes:
+        if isinstance(read, WrapperRead) and read.module is script.module and read.node not in seen:
+            seen.add(read.node)
+            if _is_certain(script, read) and _only_inside(read.wrapper, read.node.attr):
+                name = ast.unparse(read.node.value)
+                yield Found(
+                    read.node,
+                    f"`{name}` is a DistributedDataParallel, which has no `{read.node.attr}`, only the model inside has: AttributeError",
+                    f"write `{name}.module.{read.node.attr}`",
+                )
+
+
+def _is_certain(script: Script, read: WrapperRead) -> bool:
+    """Whether the read comes wherever the model was wrapped, and nothing asks whether there is such an attribute."""
+    made = read.wrapper.call
+    return (
+        isinstance(read.node.ctx, ast.Load)
+        and made is not None
+        and made.name == DDP
+        and arms_of(made.tests) <= arms_of(read.tests)
+        and not any(
+            isinstance(one, ast.Try) or (isinstance(one, (ast.If, ast.IfExp, ast.BoolOp)) and _asks_kind(one))
+            for one in above(script.tree, read.node)
+        )
+    )
+
+
+def _asks_kind(node: ast.If | ast.IfExp | ast.BoolOp) -> bool:
+    text = ast.unparse(node if isinstance(node, ast.BoolOp) else node.test)
+    return "isinstance" in text or "hasattr" in text or "type(" in text
+
+
+def _only_inside(wrapper: Object, attr: str) -> bool:
+    if attr in _OF_DDP or attr in _OF_MODULE or attr.startswith("_"):
+        return False
+    inner = wrapper.call.arg(0, "module") if wrapper.call is not None else None
+    thing = inner.thing if inner is not None else None
+    if isinstance(thing, Instance):
+        return attr in thing.attrs or thing.cls.find(attr) is not None
+    return isinstance(thing, Object) and thing.kind in _MODELS_RW418 and attr in _OF_LAYERS
