@@ -1,4 +1,4 @@
-"""Starting processes with a function of the text (RW812 to RW817)."""
+"""Starting processes with a function of the text (RW812 to RW814)."""
 
 from __future__ import annotations
 
@@ -39,30 +39,8 @@ BAD = {
     ("RW814", "nothing taken"): MP + "def f(): pass\n" + GUARD + "mp.spawn(f, nprocs=2)",
     ("RW814", "no tuple"): MP + "def f(r, n): pass\n" + GUARD + "n = 2\n    mp.spawn(f, args=(n), nprocs=2)",
     ("RW814", "Process"): MP + "def f(r, n): pass\n" + GUARD + "mp.Process(target=f, args=(1,)).start()",
-    ("RW815", "plain"): MP + "def f(i): print(args)\n" + GUARD + "args = 1\n    mp.spawn(f)",
-    ("RW815", "through a helper"): MP
-    + "def g(): return args\ndef f(i): g()\n"
-    + GUARD
-    + "args = 1\n    mp.spawn(f)",
-    ("RW817", "swapped"): MP + "def f(world_size, rank): pass\n" + GUARD + "mp.spawn(f, args=(2,), nprocs=2)",
-    ("RW817", "arguments first"): MP
-    + "def f(args, gpu): pass\n"
-    + GUARD
-    + "mp.spawn(f, args=(a,), nprocs=2)",
 }
 LEGAL = {
-    ("RW817", "rank first"): MP
-    + "def f(rank, world_size): pass\n"
-    + GUARD
-    + "mp.spawn(f, args=(2,), nprocs=2)",
-    ("RW817", "two numbers"): MP
-    + "def f(gpu, world_size, rank): pass\n"
-    + GUARD
-    + "mp.spawn(f, args=(2, 3), nprocs=2)",
-    ("RW817", "Process"): MP
-    + "def f(world_size, rank): pass\n"
-    + GUARD
-    + "mp.Process(target=f, args=(2, 0)).start()",
     ("RW812", "guarded"): MP + "def f(i): pass\n" + GUARD + "mp.spawn(f, nprocs=2)",
     ("RW812", "guarded main"): MP + "def f(i): pass\ndef main():\n    mp.spawn(f)\n" + GUARD + "main()",
     ("RW812", "nobody calls it"): MP + "def launch(f):\n    mp.spawn(f)",
@@ -85,16 +63,6 @@ LEGAL = {
     ("RW814", "kwargs"): MP
     + "def f(a, b): pass\ndef go():\n    mp.Process(target=f, args=(1,), kwargs={'b': 2}).start()",
     ("RW814", "decorated"): MP + "@record\ndef f(): pass\n" + GUARD + "mp.spawn(f)",
-    ("RW815", "handed over"): MP
-    + "def f(i, args): print(args)\n"
-    + GUARD
-    + "args = 1\n    mp.spawn(f, args=(args,))",
-    ("RW815", "set above"): MP + "args = 1\ndef f(i): print(args)\n" + GUARD + "args = 2\n    mp.spawn(f)",
-    ("RW815", "forked"): MP + "def f(): print(args)\n" + GUARD + "args = 1\n    mp.Process(target=f).start()",
-    ("RW815", "global set in the child"): MP
-    + "def f(i):\n    global args\n    args = 2\n    print(args)\n"
-    + GUARD
-    + "args = 1\n    mp.spawn(f)",
 }
 
 

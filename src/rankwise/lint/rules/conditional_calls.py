@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Found
 from rankwise.lint.library.names import DDP
 from rankwise.lint.model.history import Op
-from rankwise.lint.model.values import Object
 from rankwise.lint.paths.found import all_divergences, all_local_paths, all_ops, missed_ops
 from rankwise.lint.paths.reasons import test_of
 from rankwise.lint.paths.words import also, anchor, called, line_left, tested, told_place, who, written
@@ -19,7 +18,7 @@ from rankwise.lint.topics.job_view import parents_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call, Guard
+    from rankwise.lint.model.calls import Call
     from rankwise.lint.paths.found import Missed
     from rankwise.lint.script import Script
 
@@ -28,59 +27,114 @@ if TYPE_CHECKING:
 _FILLING = ("all_gather", "all_reduce", "all_to_all", "gather", "reduce", "scatter")
 
 
+def _told(one: Missed, what: str, fix: str, verb: str = "reach", failure_class: str | None = None) -> Found:
+    """What is wrong with an op that some ranks never come to; where an early exit keeps them away, it can go before that."""
+    op, guard = one.op, one.guard
+    line = line_left(op, guard)
+    return Found(
+        one.at,
+        f"{who(one.doers, one.others, verb)} {_shown(op)} (`{tested(op, guard)}`){what}",
+        f"call {called(op)} before line {line}, or let every rank reach it"
+        if line and verb == "reach"
+        else fix,
+        severity="error" if one.is_sure else "warning",
+        failure_class=failure_class,
+        also=also(op, one.at, guard),
+    )
+
+
+def _shown(op: Op) -> str:
+    return called(op).removesuffix("()") if op.family == "forward" else called(op)
+
+
 @rule("RW101", "error", "C1 C27", "only some ranks reach a collective")
 def collective_under_rank_test(script: Script) -> Iterator[Found]:
     for one in missed_ops(script, "collective"):
-        op, guard = one.op, one.guard
-        yield Found(
-            one.at,
-            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`): it waits for the others,"
-            " or pairs with their next collective",
-            _fix(script, op, guard),
-            severity="error" if one.is_sure else "warning",
-            also=also(op, one.at, guard),
+        name = called(one.op)
+        is_alone = isinstance(parents_of(script.tree).get(one.op.call.node), ast.Expr)
+        is_needless = is_alone and not one.op.call.name.rpartition(".")[2].startswith(_FILLING)
+        fix = "outside the test" if is_needless else "and keep only the use of its result under the test"
+        yield _told(
+            one,
+            ": it waits for the others, or pairs with their next collective",
+            f"call {name} on every rank, {fix}",
         )
-
-
-def _fix(script: Script, op: Op, guard: Guard) -> str:
-    if line := line_left(op, guard):
-        return f"call {called(op)} before line {line}, or let every rank reach it"
-    is_alone = isinstance(parents_of(script.tree).get(op.call.node), ast.Expr)
-    if is_alone and not op.call.name.rpartition(".")[2].startswith(_FILLING):
-        return f"call {called(op)} on every rank, outside the test"
-    return f"call {called(op)} on every rank, and keep only the use of its result under the test"
 
 
 @rule("RW102", "error", "C2 C1", "some ranks call one more barrier than others")
 def unbalanced_barrier(script: Script) -> Iterator[Found]:
+    num_barriers = sum(call.name.endswith((".barrier", ".wait_for_everyone")) for call in script.calls)
     for one in missed_ops(script, "barrier"):
-        op, guard = one.op, one.guard
-        yield Found(
-            one.at,
-            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`): it waits until the others call"
-            " one more barrier, and every later one is off by one",
-            _fix_rw102(one, op),
-            severity="error" if one.is_sure else "warning",
-            failure_class="C2" if _is_half(script, one) else "C1",
-            also=also(op, one.at, guard),
+        name, fix = called(one.op), f"move {called(one.op)} out of the test: every rank must call it"
+        for others, words, test in (((0,), "rank 0", "rank"), ((0, 2), "local rank 0", "local_rank")):
+            if tuple(one.others) == others:
+                fix = f"let {words} call {name} too, after what it does first: `if {test} == 0: {name}`"
+        # One half of "rank 0 first": a barrier for the others, and more barriers in the file.
+        is_half = num_barriers > 1 and 0 in one.others
+        what = ": it waits until the others call one more barrier, and every later one is off by one"
+        yield _told(one, what, fix, failure_class="C2" if is_half else "C1")
+
+
+@rule("RW104", "error", "D17 D18 C1", "only some ranks run a model that is distributed over all")
+def forward_on_some_ranks(script: Script) -> Iterator[Found]:
+    for one in missed_ops(script, "forward"):
+        model, is_ddp = _shown(one.op), getattr(one.op.call.receiver.thing, "kind", "") == DDP
+        why = "broadcasts its buffers" if is_ddp else "gathers its shards"
+        fix = (
+            f"evaluate with {model}.module on this rank, or let every rank evaluate"
+            if is_ddp
+            else f"let every rank run {model}"
+        )
+        yield _told(one, f", which is distributed over all ranks: each forward pass {why}", fix, "run")
+
+
+@rule("RW105", "error", "D28 K6", "only some ranks gather or save a state that is distributed over all ranks")
+def state_on_some_ranks(script: Script) -> Iterator[Found]:
+    for one in missed_ops(script, "state", "save"):
+        is_save, does = (
+            one.op.family == "save",
+            "loads" if "load" in one.op.call.name.rpartition(".")[2] else "writes",
+        )
+        fix = f": it {does} with all of them" if is_save else ", and let rank 0 alone write what it returns"
+        what = ", which all ranks must call together: it waits for the others"
+        yield _told(
+            one, what, f"call {called(one.op)} on every rank{fix}", failure_class="K6" if is_save else "D28"
         )
 
 
-def _is_half(script: Script, one: Missed) -> bool:
-    """Whether it looks like one half of "rank 0 first": a barrier for the others, and more barriers in the file."""
-    barriers = [call for call in script.calls if call.name.endswith((".barrier", ".wait_for_everyone"))]
-    return len(barriers) > 1 and 0 in one.others
+@rule("RW106", "error", "C27 D14 C1", "only some ranks run the backward pass of a wrapped model")
+def backward_on_some_ranks(script: Script) -> Iterator[Found]:
+    for one in missed_ops(script, "backward"):
+        what = ", where gradients are averaged over all ranks: it waits for the others"
+        yield _told(one, what, "make every rank run the same number of backward passes")
 
 
-def _fix_rw102(one: Missed, op: Op) -> str:
-    if line := line_left(op, one.guard):
-        return f"call {called(op)} before line {line}, or let every rank reach it"
-    for others, words, test in (((0,), "rank 0", "rank"), ((0, 2), "local rank 0", "local_rank")):
-        if tuple(one.others) == others:
-            return (
-                f"let {words} call {called(op)} too, after what it does first: `if {test} == 0: {called(op)}`"
+#: `self` or a cache may keep groups that all ranks created before.
+_CACHE = re.compile(r"\bin (self\.|\w*cache)")
+
+
+@rule("RW107", "error", "C10 D13", "only some ranks wrap the model or create a group")
+def made_on_some_ranks(script: Script) -> Iterator[Found]:
+    for one in missed_ops(script, "wrap", "group"):
+        is_group = one.op.family == "group"
+        what, fix = (", members or not", ", and use the group on its members only") if is_group else ("", "")
+        yield _told(
+            one,
+            f", which every rank must call{what}",
+            f"call {called(one.op)} on every rank{fix}",
+            failure_class="C10" if is_group else "D13",
+        )
+    for path in all_local_paths(script):  # `if rank not in ranks: continue` before new_group
+        if path.op.family == "group" and path.kind in {"leave", "arm"} and "member" in path.item.value.origin:
+            test, name = test_of(path.item.node), called(path.op)
+            yield Found(
+                test,
+                f"ranks for which `{written(test)}` differs do not all reach {name}, which every rank must call, members or not",
+                f"call {name} for every group on every rank, and keep the one that this rank is in",
+                severity="warning" if _CACHE.search(ast.unparse(test)) else "error",
+                failure_class="C10",
+                also=[told_place(f"{name} is here", path.op.call.node, path.op.call.module)],
             )
-    return f"move {called(op)} out of the test: every rank must call it"
 
 
 _ON_TENSORS = frozenset(f"torch.distributed.{word}" for word in ("all_reduce", "broadcast", "reduce"))
@@ -156,104 +210,6 @@ def _class(op: Op, instead: Op) -> str:
     if "state" in families:
         return "D28"
     return "C1" if "barrier" in families else "C8"
-
-
-@rule("RW104", "error", "D17 D18 C1", "only some ranks run a model that is distributed over all")
-def forward_on_some_ranks(script: Script) -> Iterator[Found]:
-    for one in missed_ops(script, "forward"):
-        op, guard = one.op, one.guard
-        model = called(op).removesuffix("()")
-        thing = op.call.receiver.thing
-        is_ddp = isinstance(thing, Object) and thing.kind == DDP
-        why = "each forward pass broadcasts its buffers" if is_ddp else "each forward pass gathers its shards"
-        fix = (
-            f"evaluate with {model}.module on this rank, or let every rank evaluate"
-            if is_ddp
-            else f"let every rank run {model}"
-        )
-        yield Found(
-            one.at,
-            f"{who(one.doers, one.others, 'run')} {model} (`{tested(op, guard)}`), which is distributed over all ranks: {why}",
-            fix,
-            severity="error" if one.is_sure else "warning",
-            also=also(op, one.at, guard),
-        )
-
-
-@rule("RW105", "error", "D28 K6", "only some ranks gather or save a state that is distributed over all ranks")
-def state_on_some_ranks(script: Script) -> Iterator[Found]:
-    for one in missed_ops(script, "state", "save"):
-        op, guard = one.op, one.guard
-        yield Found(
-            one.at,
-            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), which all ranks must call"
-            " together: it waits for the others",
-            _fix_rw105(op, guard),
-            severity="error" if one.is_sure else "warning",
-            failure_class="K6" if op.family == "save" else "D28",
-            also=also(op, one.at, guard),
-        )
-
-
-def _fix_rw105(op: Op, guard: Guard) -> str:
-    if line := line_left(op, guard):
-        return f"call {called(op)} before line {line}, or let every rank reach it"
-    if op.family == "save":
-        does = "loads" if "load" in op.call.name.rpartition(".")[2] else "writes"
-        return f"call {called(op)} on every rank: it {does} with all of them"
-    return f"call {called(op)} on every rank, and let rank 0 alone write what it returns"
-
-
-@rule("RW106", "error", "C27 D14 C1", "only some ranks run the backward pass of a wrapped model")
-def backward_on_some_ranks(script: Script) -> Iterator[Found]:
-    for one in missed_ops(script, "backward"):
-        op, guard = one.op, one.guard
-        yield Found(
-            one.at,
-            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), where gradients are averaged over"
-            " all ranks: it waits for the others",
-            "make every rank run the same number of backward passes",
-            severity="error" if one.is_sure else "warning",
-            also=also(op, one.at, guard),
-        )
-
-
-#: `self` or a cache may keep groups that all ranks created before.
-_CACHE = re.compile(r"\bin (self\.|\w*cache)")
-
-
-@rule("RW107", "error", "C10 D13", "only some ranks wrap the model or create a group")
-def made_on_some_ranks(script: Script) -> Iterator[Found]:
-    for one in missed_ops(script, "wrap", "group"):
-        op, guard = one.op, one.guard
-        is_group = op.family == "group"
-        yield Found(
-            one.at,
-            f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, guard)}`), which every rank must call"
-            + (", members or not" if is_group else ""),
-            f"call {called(op)} on every rank"
-            + (", and use the group on its members only" if is_group else ""),
-            severity="error" if one.is_sure else "warning",
-            failure_class="C10" if is_group else "D13",
-            also=also(op, one.at, guard),
-        )
-    yield from _skipped(script)
-
-
-def _skipped(script: Script) -> Iterator[Found]:
-    """`if rank not in ranks: continue` before new_group."""
-    for path in all_local_paths(script):
-        if path.op.family == "group" and path.kind in {"leave", "arm"} and "member" in path.item.value.origin:
-            test = test_of(path.item.node)
-            yield Found(
-                test,
-                f"ranks for which `{written(test)}` differs do not all reach {called(path.op)}, which every rank must call,"
-                " members or not",
-                f"call {called(path.op)} for every group on every rank, and keep the one that this rank is in",
-                severity="warning" if _CACHE.search(ast.unparse(test)) else "error",
-                failure_class="C10",
-                also=[told_place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
-            )
 
 
 _FIRST = frozenset({"main_process_first", "local_main_process_first", "rank_zero_first"})

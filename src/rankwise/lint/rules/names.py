@@ -7,7 +7,7 @@ from collections import defaultdict
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Edit, Found, Span
+from rankwise.lint.finding import Edit, Found, Span, span_of
 from rankwise.lint.model.notes import Unbound
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.scopes import FunctionNode, Scope, Scopes, is_function, scopes_of
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 
-_SLIPS = frozenset({"kwards", "kwrags", "kawrgs", "kwagrs", "kwargss", "kwarsg", "kwars", "kwags", "krwags"})
-
-
 @rule("RW803", "error", "", "the body reads `kwargs`, but the signature has another name", needs_ranks=False, fixable=True)  # fmt: skip
 def star_parameter_misspelt(script: Script) -> Iterator[Found]:
     scopes = scopes_of(script.tree)
@@ -43,7 +40,8 @@ def star_parameter_misspelt(script: Script) -> Iterator[Found]:
         ):
             continue
         told.add(param)
-        span = Span(param.lineno, _col(script, param), param.lineno, _col(script, param) + len(param.arg))
+        span = span_of(param, script.lines)
+        span = Span(span.line, span.col, span.line, span.col + len(param.arg))
         is_read = any(n.id == param.arg for n, _ in scopes.loads)
         yield Found(
             span,
@@ -51,26 +49,6 @@ def star_parameter_misspelt(script: Script) -> Iterator[Found]:
             f"rename the parameter to `{name.id}`",
             edits=() if is_read else [Edit(span=span, text=name.id)],
         )
-    yield from _slips(scopes, told)
-
-
-def _slips(scopes: Scopes, told: set[ast.AST]) -> Iterator[Found]:
-    for function in scopes.functions():
-        param = function.args.kwarg
-        if param is not None and param.arg in _SLIPS and param not in told:
-            yield Found(
-                param,
-                f"`**{param.arg}` looks like a misspelt `**kwargs`; it works, because signature and body agree",
-                "rename it to `kwargs`",
-                severity="hint",
-            )
-
-
-def _col(script: Script, param: ast.arg) -> int:
-    text = script.lines[param.lineno - 1]
-    return (
-        param.col_offset if text.isascii() else len(text.encode()[: param.col_offset].decode(errors="ignore"))
-    ) + 1
 
 
 @rule("RW804", "error", "", "a name is used that exists only in another function, or nowhere", needs_ranks=False)  # fmt: skip
@@ -90,17 +68,12 @@ def name_of_another_function(script: Script) -> Iterator[Found]:
         if (
             key in told
             or not is_certain(script, scopes, name)
-            or _belongs_to_other_rules(scopes, name, scope)
+            or meant_star_parameter(name.id, scope) is not None
         ):
             continue
         told.add(key)
         where, fix = _where(scopes, name, scope)
         yield Found(name, f"`{name.id}` is not defined here: {where}", fix)
-
-
-def _belongs_to_other_rules(scopes: Scopes, name: ast.Name, scope: Scope) -> bool:
-    is_main_test = name.id == "name" and isinstance(scopes.parents.get(name), ast.Compare)
-    return is_main_test or meant_star_parameter(name.id, scope) is not None
 
 
 def _where(scopes: Scopes, name: ast.Name, scope: Scope) -> tuple[str, str]:

@@ -10,13 +10,11 @@ from rankwise.lint.rule import rule
 from rankwise.lint.topics.scopes import Scopes, is_function
 from rankwise.lint.topics.spawning import (
     Spawn,
-    functions_reached,
     is_in_body_of_guard,
     is_under_main_guard,
     outermost_function,
     spawns,
 )
-from rankwise.lint.topics.undefined import is_certain, may_make_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,72 +211,3 @@ def _is_one_thing(scopes: Scopes, args: ast.expr) -> bool:
         name = args.func.attr if isinstance(args.func, ast.Attribute) else getattr(args.func, "id", "")
         return name in _ONE_THING
     return False
-
-
-@rule("RW815", "error", "L13", 'a spawned function reads a name that only `if __name__ == "__main__":` sets', needs_ranks=False)  # fmt: skip
-def main_guard_name_in_child(script: Script) -> Iterator[Found]:
-    if "__main__" not in script.piece.code or script.piece.cells:
-        return
-    told: set[str] = set()
-    for scopes, spawn in spawns(script):
-        function = (
-            scopes.called_function(spawn.target) if spawn.target is not None and spawn.is_fresh else None
-        )
-        if function is None or may_make_names(script, scopes):
-            continue
-        reached = set(functions_reached(scopes, function))
-        for name, scope in scopes.loads:
-            if name.id in told or scopes.owner(name.id, scope) is not scopes.module:
-                continue
-            if not reached.intersection(scopes.above(name)) or not is_certain(script, scopes, name):
-                continue
-            line = _line_in_guard(scopes, name.id)
-            if line:
-                told.add(name.id)
-                yield Found(
-                    name,
-                    f"`{name.id}` is set only under the test for `__main__`, line {line}, which children do not run: "
-                    f"NameError in each process of `{spawn.word}`",
-                    f"pass `{name.id}` to `{function.name}` in args=(...), or set it at module level",
-                )
-
-
-def _line_in_guard(scopes: Scopes, name: str) -> int:
-    """The line under the main guard that binds a name, where none elsewhere does; else 0."""
-    bound = scopes.module.bound[name]
-    if any(scopes.scope(b) is not scopes.module or not is_in_body_of_guard(scopes, b) for b in bound):
-        return 0
-    return getattr(bound[0], "lineno", 0)
-
-
-_NEVER_RANKS = frozenset({"world_size", "worldsize", "world", "nprocs", "n_procs", "num_procs", "num_processes", "ngpus", "n_gpus", "num_gpus",
-                          "ngpus_per_node", "args", "opt", "opts", "options", "config", "cfg", "hparams", "model", "dataset",
-                          "epochs", "num_epochs", "total_epochs", "batch_size", "backend", "port"})  # fmt: skip
-
-
-_RANKS = frozenset({"rank", "local_rank", "gpu", "gpu_id", "proc_id", "process_id", "global_rank"})
-
-
-@rule("RW817", "error", "L13", "the function passed to mp.spawn does not take its rank first", needs_ranks=False)  # fmt: skip
-def spawned_function_without_rank_first(script: Script) -> Iterator[Found]:
-    for scopes, spawn in spawns(script):
-        function = scopes.called_function(spawn.target) if spawn.target is not None else None
-        if function is None or not spawn.passes_rank or function.decorator_list:
-            continue
-        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-        later = next((one for one in names[1:] if one in _RANKS), "")
-        if not later or names[0] not in _NEVER_RANKS:
-            continue
-        order = [later, *(one for one in names if one != later)]
-        yield Found(
-            spawn.call,
-            f"`{spawn.word}` passes the process index first: `{names[0]}` gets it, and `{later}` is the same in all processes",
-            f"take the rank first: `def {function.name}({', '.join(order)})`",
-            also=[
-                (
-                    "the function",
-                    script.piece.path,
-                    span_of((*function.args.posonlyargs, *function.args.args)[0], script.lines),
-                )
-            ],
-        )
