@@ -20,88 +20,13 @@ _WORDS = re.compile(
     r"|transformers|rankwise|\brank\b|dist\.|DataLoader"
 )
 #: Never followed into: they are known by tables, or not at all.
-LIBRARIES = frozenset(
-    {
-        *sys.stdlib_module_names,
-        *(
-            "torch",
-            "torchvision",
-            "torchaudio",
-            "torchtext",
-            "torchdata",
-            "torchmetrics",
-            "accelerate",
-            "lightning",
-        ),
-        *(
-            "pytorch_lightning",
-            "lightning_fabric",
-            "lightning_utilities",
-            "transformers",
-            "datasets",
-            "deepspeed",
-        ),
-        *(
-            "megatron",
-            "apex",
-            "horovod",
-            "fairscale",
-            "colossalai",
-            "ignite",
-            "numpy",
-            "scipy",
-            "pandas",
-            "sklearn",
-        ),
-        *(
-            "matplotlib",
-            "tqdm",
-            "wandb",
-            "tensorboard",
-            "tensorboardX",
-            "PIL",
-            "cv2",
-            "yaml",
-            "hydra",
-            "omegaconf",
-        ),
-        *(
-            "ray",
-            "diffusers",
-            "peft",
-            "trl",
-            "timm",
-            "mpi4py",
-            "psutil",
-            "rich",
-            "einops",
-            "safetensors",
-            "fsspec",
-        ),
-        *(
-            "huggingface_hub",
-            "tokenizers",
-            "sentencepiece",
-            "nltk",
-            "click",
-            "typer",
-            "absl",
-            "tensorflow",
-            "jax",
-        ),
-        *(
-            "composer",
-            "torchrec",
-            "torchtitan",
-            "mmcv",
-            "mmengine",
-            "detectron2",
-            "fairseq",
-            "rankwise",
-            "pytest",
-        ),
-    }
-)
+LIBRARIES = frozenset({*sys.stdlib_module_names, *"""
+    torch torchvision torchaudio torchtext torchdata torchmetrics accelerate lightning pytorch_lightning lightning_fabric lightning_utilities
+    transformers datasets deepspeed megatron apex horovod fairscale colossalai ignite numpy scipy pandas sklearn matplotlib tqdm wandb
+    tensorboard tensorboardX PIL cv2 yaml hydra omegaconf ray diffusers peft trl timm mpi4py psutil rich einops safetensors fsspec
+    huggingface_hub tokenizers sentencepiece nltk click typer absl tensorflow jax composer torchrec torchtitan mmcv mmengine detectron2 fairseq
+    rankwise pytest
+""".split()})  # fmt: skip  # noqa: SIM905
 _MAX_BYTES = 2_000_000
 
 

@@ -21,17 +21,9 @@ if TYPE_CHECKING:
     from rankwise.lint.piece import Language
 
 #: What the hundreds of a rule's id mean.
-CHAPTERS = {
-    "RW1": "Paths and collectives",
-    "RW2": "Process groups, ranks, devices, environment",
-    "RW3": "Arguments and results of collectives",
-    "RW4": "DistributedDataParallel, FSDP and the model",
-    "RW5": "Data, samplers, seeds",
-    "RW6": "Checkpoints, metrics, logs",
-    "RW7": "Launch commands",
-    "RW8": "Plain Python mistakes",
-    "RW9": "Text that can't be parsed",
-}
+CHAPTERS = {"RW1": "Paths and collectives", "RW2": "Process groups, ranks, devices, environment", "RW3": "Arguments and results of collectives",
+            "RW4": "DistributedDataParallel, FSDP and the model", "RW5": "Data, samplers, seeds", "RW6": "Checkpoints, metrics, logs",
+            "RW7": "Launch commands", "RW8": "Plain Python mistakes", "RW9": "Text that can't be parsed"}  # fmt: skip
 _LANGUAGES: dict[str, Language] = {"python": "python", "bash": "shell", "sh": "shell"}
 #: So many letters of a name make a part that is told from chance.
 _LEAST_PART = 4

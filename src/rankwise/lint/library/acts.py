@@ -20,6 +20,7 @@ class Act:
         fills: Position and name of the argument that it writes to, and whether that is ``equal`` afterwards or ``local``.
         group: Position of the argument ``group``; None: named only.
         is_sure: Whether it is certain that it waits for other ranks.
+        signature: The names of its parameters in order, of a function of torch.distributed.
     """
 
     family: str = ""
@@ -27,47 +28,99 @@ class Act:
     fills: tuple[int, str, Literal["equal", "local"]] | None = None
     group: int | None = None
     is_sure: bool = True
+    signature: tuple[str, ...] = ()
+
+    @property
+    def root(self) -> tuple[int, str] | None:
+        """Position and name of the parameter for the rank that gives or takes."""
+        return next(((at, name) for at, name in enumerate(self.signature) if name in {"src", "dst"}), None)
+
+    @property
+    def takes(self) -> tuple[int, str] | None:
+        """Position and name of the parameter for the tensor that this rank brings."""
+        return next(
+            (
+                (at, name)
+                for at, name in enumerate(self.signature)
+                if name in {"tensor", "input_tensor", "input"}
+            ),
+            None,
+        )
 
 
 def _op(family: str = "collective", **more: object) -> Act:
     return Act(family=family, **more)  # type: ignore[arg-type]
 
 
+def _named(
+    signature: str, fills: str = "", spread: Literal["equal", "local"] = "equal", *,
+    family: str = "collective", result: Result = "none", is_sure: bool = True,
+) -> Act:  # fmt: skip
+    names = tuple(signature.split())
+    filled = (names.index(fills), fills, spread) if fills else None
+    return Act(
+        family=family,
+        result=result,
+        fills=filled,
+        group=names.index("group"),
+        is_sure=is_sure,
+        signature=names,
+    )
+
+
 _D = "torch.distributed."
 _FUNCTIONS: dict[str, Act] = {
-    "all_reduce": _op(result="none", fills=(0, "tensor", "equal"), group=2),
-    "all_reduce_coalesced": _op(result="none", fills=(0, "tensors", "equal"), group=2),
-    "broadcast": _op(result="none", fills=(0, "tensor", "equal"), group=2),
-    "reduce": _op(result="none", fills=(0, "tensor", "local"), group=3),
-    "all_gather": _op(result="none", fills=(0, "tensor_list", "equal"), group=2),
-    "all_gather_into_tensor": _op(result="none", fills=(0, "output_tensor", "equal"), group=2),
-    "all_gather_coalesced": _op(result="none", fills=(0, "output_tensor_lists", "equal"), group=2),
-    "_all_gather_base": _op(result="none", fills=(0, "output_tensor", "equal"), group=2),
-    "all_gather_object": _op(result="none", fills=(0, "object_list", "equal"), group=2),
-    "gather": _op(result="none", fills=(1, "gather_list", "local"), group=3),
-    "gather_object": _op(result="none", fills=(1, "object_gather_list", "local"), group=3),
-    "scatter": _op(result="none", fills=(0, "tensor", "local"), group=3),
-    "scatter_object_list": _op(result="none", fills=(0, "scatter_object_output_list", "local"), group=3),
-    "reduce_scatter": _op(result="none", fills=(0, "output", "local"), group=3),
-    "reduce_scatter_tensor": _op(result="none", fills=(0, "output", "local"), group=3),
-    "all_to_all": _op(result="none", fills=(0, "output_tensor_list", "local"), group=2),
-    "all_to_all_single": _op(result="none", fills=(0, "output", "local"), group=4),
-    "broadcast_object_list": _op(result="none", fills=(0, "object_list", "equal"), group=2),
-    "barrier": _op("barrier", result="none", group=0),
-    "monitored_barrier": _op("barrier", result="none", group=0),
+    "all_reduce": _named("tensor op group async_op", "tensor"),
+    "all_reduce_coalesced": _named("tensors op group async_op", "tensors"),
+    "broadcast": _named("tensor src group async_op group_src", "tensor"),
+    "reduce": _named("tensor dst op group async_op group_dst", "tensor", "local"),
+    "all_gather": _named("tensor_list tensor group async_op", "tensor_list"),
+    "all_gather_into_tensor": _named("output_tensor input_tensor group async_op", "output_tensor"),
+    "all_gather_coalesced": _named(
+        "output_tensor_lists input_tensor_list group async_op", "output_tensor_lists"
+    ),
+    "_all_gather_base": _named("output_tensor input_tensor group async_op", "output_tensor"),
+    "all_gather_object": _named("object_list obj group", "object_list"),
+    "gather": _named("tensor gather_list dst group async_op group_dst", "gather_list", "local"),
+    "gather_object": _named("obj object_gather_list dst group group_dst", "object_gather_list", "local"),
+    "scatter": _named("tensor scatter_list src group async_op group_src", "tensor", "local"),
+    "scatter_object_list": _named(
+        "scatter_object_output_list scatter_object_input_list src group group_src",
+        "scatter_object_output_list",
+        "local",
+    ),
+    "reduce_scatter": _named("output input_list op group async_op", "output", "local"),
+    "reduce_scatter_tensor": _named("output input op group async_op", "output", "local"),
+    "all_to_all": _named(
+        "output_tensor_list input_tensor_list group async_op", "output_tensor_list", "local"
+    ),
+    "all_to_all_single": _named(
+        "output input output_split_sizes input_split_sizes group async_op", "output", "local"
+    ),
+    "broadcast_object_list": _named("object_list src group device group_src", "object_list"),
+    "barrier": _named("group async_op device_ids timeout", family="barrier"),
+    "monitored_barrier": _named("group timeout wait_all_ranks", family="barrier"),
+    "send": _named("tensor dst group tag group_dst", family="point"),
+    "recv": _named("tensor src group tag group_src", "tensor", "local", family="point", result="same"),
+    "isend": _named("tensor dst group tag group_dst", family="point", result="same", is_sure=False),
+    "irecv": _named(
+        "tensor src group tag group_src", "tensor", "local", family="point", result="same", is_sure=False
+    ),
+    "send_object_list": _named("object_list dst group device group_dst use_batch", family="point"),
+    "recv_object_list": _named(
+        "object_list src group device group_src use_batch",
+        "object_list",
+        "local",
+        family="point",
+        result="same",
+    ),
     "new_group": _op("group", result="equal"),
     "new_subgroups": _op("group", result="equal"),
     "new_subgroups_by_enumeration": _op("group", result="equal"),
     "split_group": _op("group", result="equal"),
     "device_mesh.init_device_mesh": _op("group", result="equal"),
     "init_device_mesh": _op("group", result="equal"),
-    "send": _op("point", result="none", group=2),
-    "recv": _op("point", fills=(0, "tensor", "local"), group=2),
-    "isend": _op("point", group=2, is_sure=False),
-    "irecv": _op("point", fills=(0, "tensor", "local"), group=2, is_sure=False),
     "batch_isend_irecv": _op("point", is_sure=False),
-    "send_object_list": _op("point", result="none", group=2),
-    "recv_object_list": _op("point", fills=(0, "object_list", "local"), group=2),
     "nn.all_reduce": _op(result="equal"),
     "nn.all_gather": _op(result="equal"),
     "nn.broadcast": _op(result="equal"),

@@ -16,28 +16,11 @@ RANKS = {
     **dict.fromkeys(("node_rank", "group_rank", "machine_rank"), "node_rank"),
 }  # fmt: skip
 #: Environment variables by what they hold.
-ENVIRON = {
-    "RANK": "rank",
-    "SLURM_PROCID": "rank",
-    "OMPI_COMM_WORLD_RANK": "rank",
-    "PMI_RANK": "rank",
-    "PMIX_RANK": "rank",
-    "MV2_COMM_WORLD_RANK": "rank",
-    "LOCAL_RANK": "local_rank",
-    "SLURM_LOCALID": "local_rank",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
-    "MPI_LOCALRANKID": "local_rank",
-    "MV2_COMM_WORLD_LOCAL_RANK": "local_rank",
-    "WORLD_SIZE": "world_size",
-    "SLURM_NTASKS": "world_size",
-    "SLURM_NPROCS": "world_size",
-    "OMPI_COMM_WORLD_SIZE": "world_size",
-    "PMI_SIZE": "world_size",
-    "LOCAL_WORLD_SIZE": "local_world_size",
-    "GROUP_RANK": "node_rank",
-    "NODE_RANK": "node_rank",
-    "SLURM_NODEID": "node_rank",
-}
+ENVIRON = {"RANK": "rank", "SLURM_PROCID": "rank", "OMPI_COMM_WORLD_RANK": "rank", "PMI_RANK": "rank", "PMIX_RANK": "rank",
+           "MV2_COMM_WORLD_RANK": "rank", "LOCAL_RANK": "local_rank", "SLURM_LOCALID": "local_rank", "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
+           "MPI_LOCALRANKID": "local_rank", "MV2_COMM_WORLD_LOCAL_RANK": "local_rank", "WORLD_SIZE": "world_size", "SLURM_NTASKS": "world_size",
+           "SLURM_NPROCS": "world_size", "OMPI_COMM_WORLD_SIZE": "world_size", "PMI_SIZE": "world_size", "LOCAL_WORLD_SIZE": "local_world_size",
+           "GROUP_RANK": "node_rank", "NODE_RANK": "node_rank", "SLURM_NODEID": "node_rank"}  # fmt: skip
 #: Set by torchrun; the others may be absent.
 TORCHRUN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
                       "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID"})  # fmt: skip

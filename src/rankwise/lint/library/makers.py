@@ -43,22 +43,9 @@ RETURNS_SELF = frozenset({"to", "cuda", "cpu", "float", "half", "bfloat16", "dou
 BUFFERED = frozenset({*(f"torch.nn.BatchNorm{n}d" for n in (1, 2, 3)), "torch.nn.SyncBatchNorm",
                       *(f"torch.nn.LazyBatchNorm{n}d" for n in (1, 2, 3))})  # fmt: skip
 #: Other names for a kind, made by a call of the first name.
-MADE_KINDS = {
-    "deepspeed.initialize": ENGINE,
-    "torch.distributed.new_group": GROUP,
-    "torch.distributed.init_device_mesh": "torch.distributed.DeviceMesh",
-    "torch.distributed.device_mesh.init_device_mesh": "torch.distributed.DeviceMesh",
-}
+MADE_KINDS = {"deepspeed.initialize": ENGINE, "torch.distributed.new_group": GROUP,
+              "torch.distributed.init_device_mesh": "torch.distributed.DeviceMesh",
+              "torch.distributed.device_mesh.init_device_mesh": "torch.distributed.DeviceMesh"}  # fmt: skip
 #: Variables of this name hold such an object, where nothing better is known.
-NAMED_OBJECTS = {
-    "accelerator": ACCELERATOR,
-    "fabric": FABRIC,
-    "ddp_model": DDP,
-    "fsdp_model": FSDP,
-    "model_engine": ENGINE,
-    "train_sampler": SAMPLER,
-    "train_loader": LOADER,
-    "train_dataloader": LOADER,
-    "pl_trainer": PL_TRAINER,
-    "pl_module": PL_MODULE,
-}
+NAMED_OBJECTS = {"accelerator": ACCELERATOR, "fabric": FABRIC, "ddp_model": DDP, "fsdp_model": FSDP, "model_engine": ENGINE, "train_sampler": SAMPLER,
+                 "train_loader": LOADER, "train_dataloader": LOADER, "pl_trainer": PL_TRAINER, "pl_module": PL_MODULE}  # fmt: skip

@@ -96,11 +96,7 @@ def note_comparison(run: Run, scope: Scope, node: ast.Compare, left: Value, righ
 
 
 #: Where collectives that give their result to one rank take its number.
-_ONE_RANK = {
-    "torch.distributed.reduce": 1,
-    "torch.distributed.gather": 2,
-    "torch.distributed.gather_object": 2,
-}
+_ONE_RANK = {"torch.distributed.reduce": 1, "torch.distributed.gather": 2, "torch.distributed.gather_object": 2}  # fmt: skip
 #: Begins the origin of what such a collective leaves on the other ranks; behind it stands the id of the call's node.
 LEFT = "left by "
 

@@ -11,22 +11,12 @@ if TYPE_CHECKING:
 
     from rankwise.lint.model.values import Value
 
-_WHY = (
-    ("exception", "and an exception occurs on one rank"),
-    ("signal", "and signals reach each rank at a different moment"),
-    ("time", "and clocks differ"),
-    ("input", "and input differs"),
-    ("queue", "and each process has its own queue"),
-    ("random", "and each process draws its own random numbers"),
-    ("memory", "and memory in use differs"),
-    ("own", "which each process creates for itself"),
-    ("host", "which differs between hosts"),
-    ("exists", "and a file may exist for one rank and not for another"),
-    ("files", "and folders may differ, or be read at different moments"),
-    ("data", "which comes from this rank's own data"),
-    ("item", "which comes from this rank's own data"),
-    ("rank", "which differs between ranks"),
-)
+_WHY = (("exception", "and an exception occurs on one rank"), ("signal", "and signals reach each rank at a different moment"), ("time",
+        "and clocks differ"), ("input", "and input differs"), ("queue", "and each process has its own queue"), ("random",
+        "and each process draws its own random numbers"), ("memory", "and memory in use differs"), ("own", "which each process creates for itself"),
+        ("host", "which differs between hosts"), ("exists", "and a file may exist for one rank and not for another"), ("files",
+        "and folders may differ, or be read at different moments"), ("data", "which comes from this rank's own data"), ("item",
+        "which comes from this rank's own data"), ("rank", "which differs between ranks"))  # fmt: skip
 
 
 def why(value: Value) -> str:

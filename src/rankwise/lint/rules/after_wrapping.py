@@ -26,21 +26,8 @@ if TYPE_CHECKING:
 _ADDERS = frozenset({"add_module", "register_module", "register_parameter", "append", "insert", "extend"})
 
 
-_HEAVY = (
-    "Linear",
-    "Conv",
-    "Embedding",
-    "LSTM",
-    "GRU",
-    "Norm",
-    "Attention",
-    "Transformer",
-    "Parameter",
-    "Sequential",
-    "ModuleList",
-    "RNN",
-    "Bilinear",
-)
+_HEAVY = ("Linear", "Conv", "Embedding", "LSTM", "GRU", "Norm", "Attention", "Transformer", "Parameter", "Sequential", "ModuleList", "RNN",
+          "Bilinear")  # fmt: skip
 
 
 @rule("RW404", "error", "D8", "a wrapped model gets new parameters")

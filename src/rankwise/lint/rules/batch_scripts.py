@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
@@ -17,18 +16,11 @@ if TYPE_CHECKING:
     from rankwise.lint.shell.study import Shell
 
 
-_MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
-
-
-_NUMBERS = {"-np", "-n", "--np", "-c"}
-
-
-@rule("RW715", "error", "I24", "srun or mpirun starts a launcher several times on a node", looks_at="shell")
+@rule("RW715", "error", "I24", "srun starts a launcher several times on a node", looks_at="shell")
 def launcher_started_too_often(shell: Shell) -> Iterator[Found]:
     for launch in shell.launches:
         if launch.launcher != "python" and not launch.is_partial and not _is_sweep(launch):
             yield from _by_srun(shell, launch)
-            yield from _by_mpi(launch)
 
 
 def _is_sweep(launch: Launch) -> bool:
@@ -67,17 +59,6 @@ def _by_srun(shell: Shell, launch: Launch) -> Iterator[Found]:
         )
         fix = f"--nnodes={tasks.tasks} --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT"
         yield Found(launch.word.span, message, fix, also=also)
-
-
-def _by_mpi(launch: Launch) -> Iterator[Found]:
-    words = launch.wraps
-    if not any(base_name(word) in _MPI for word in words):
-        return
-    counts = [then.text or "" for word, then in itertools.pairwise(words) if word.text in _NUMBERS]
-    if counts and counts[0].isdecimal() and int(counts[0]) > 1 and launch.num_nodes == 1:
-        message = f"mpirun starts {launch.label} {counts[0]} times, and each one is a separate job"
-        fix = f"remove mpirun: {launch.label} starts the ranks"
-        yield Found(launch.word.span, message, fix)
 
 
 @rule("RW716", "error", "L10", "a launcher is started on fewer nodes than it waits for", looks_at="shell")

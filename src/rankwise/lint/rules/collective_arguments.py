@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.library.acts import ACTS
-from rankwise.lint.library.names import canonical
 from rankwise.lint.model.notes import NoneUse
 from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import collectives, word_of
-from rankwise.lint.topics.job_view import text_of
-from rankwise.lint.topics.scopes import Scopes, scopes_of
+from rankwise.lint.topics.collective_calls import FILLED, collectives, filled_node, word_of
+from rankwise.lint.topics.job_view import once, places, text_of
 from rankwise.lint.topics.tensor_places import is_number
 from rankwise.lint.topics.tensor_text import bindings, key_of, last_value
 from rankwise.lint.topics.turns import is_caught
@@ -21,61 +19,96 @@ from rankwise.lint.topics.turns import is_caught
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
 
 
-_TAKES = {"all_reduce": (0, "tensor"), "broadcast": (0, "tensor"), "reduce": (0, "tensor"), "all_gather": (1, "tensor"), "gather": (0, "tensor"),
-          "scatter": (0, "tensor"), "send": (0, "tensor"), "recv": (0, "tensor"), "isend": (0, "tensor"), "irecv": (0, "tensor"),
-          "all_gather_into_tensor": (1, "input_tensor"), "reduce_scatter_tensor": (1, "input")}  # fmt: skip
+#: Parameters that a call may leave out.
+_OPTIONAL = frozenset(["op", "group", "async_op", "tag", "device", "device_ids", "timeout", "wait_all_ranks", "use_batch", "src", "dst", "group_src", "group_dst", "gather_list", "scatter_list", "object_gather_list", "scatter_object_input_list", "output_split_sizes", "input_split_sizes"])  # fmt: skip
+#: Those that must know the rank that gives or takes; for the others it is rank 0, or any.
+_ROOTED = frozenset({"broadcast", "reduce", "send", "isend", "broadcast_object_list", "send_object_list"})
+_TENSORS = frozenset({"tensor", "input_tensor", "output_tensor", "input", "output"})
+_LISTS = frozenset({"tensor_list", "gather_list", "scatter_list", "input_list", "output_tensor_list", "input_tensor_list", "object_list"})  # fmt: skip
 
 
-@rule("RW308", "error", "C18", "a number is passed where a collective takes a tensor")
-def number_given_to_collective(script: Script) -> Iterator[Found]:
-    for place in collectives(script, *_TAKES):
+@rule("RW308", "error", "C18", "the arguments of a collective do not fit its parameters")
+def arguments_do_not_fit(script: Script) -> Iterator[Found]:
+    for place in once(places(script, *(name for name, act in ACTS.items() if act.signature))):
         call = place.last
-        position, name = _TAKES[word_of(call)]
-        node = call.arg_node(position, name)
-        if (
-            node is None
-            or isinstance(node, ast.Starred)
-            or not (_is_no_tensor(script.tree, node) or _is_known_list(call.arg(position, name)))
+        names = ACTS[call.name].signature
+        for fault in (
+            _faults(script, call, names) if isinstance(call.node, ast.Call) and not call.has_star else ()
         ):
-            continue
-        shown = text_of(node)
-        yield Found(
-            node,
-            f"{word_of(call)} takes a tensor, and `{shown}` is not one: every rank fails with a TypeError",
-            f"pass a tensor that you keep: `value = torch.tensor({shown}, device=...)`, and read `value.item()` afterwards",
+            told = f"{word_of(call)}({', '.join(name for name in names if name[:6] != 'group_')})"
+            yield Found(
+                fault[0], f"{fault[1]}: every rank fails here", fault[2] or f"its parameters are {told}"
+            )
+            break
+
+
+def _faults(script: Script, call: Call, names: tuple[str, ...]) -> Iterator[tuple[ast.AST, str, str]]:
+    """Where arguments do not fit, why, and what to do beyond the look at the parameters."""
+    word, num_given = word_of(call), len(getattr(call.node, "args", ()))
+    if num_given > len(names) or not call.kwargs.keys() <= set(names):
+        unknown = next((name for name in call.kwargs if name not in names), "")
+        yield (
+            call.node,
+            f"{word} has no parameter `{unknown}`"
+            if unknown
+            else f"{word} gets {num_given} arguments, more than it has parameters",
+            "",
         )
+    if lacking := [name for name in names[num_given:] if name not in call.kwargs and name not in _OPTIONAL]:
+        yield call.node, f"{word} gets no {' and no '.join(lacking)}", ""
+    root = ACTS[call.name].root
+    if (
+        word in _ROOTED
+        and root is not None
+        and call.arg(*root) is None
+        and f"group_{root[1]}" not in call.kwargs
+    ):
+        yield (
+            call.node,
+            f"{word} must be told the rank that {'gives' if root[1] == 'src' else 'takes'}: it gets no {root[1]}",
+            f"pass {root[1]}=0",
+        )
+    for at, name in enumerate(names):
+        value, node = call.arg(at, name), call.arg_node(at, name)
+        if value is None or node is None:
+            continue
+        kind, shown = getattr(value.thing, "kind", ""), text_of(node)
+        is_list, is_tensor = (
+            isinstance(value.thing, Items) and value.thing.kind != "dict",
+            kind == "torch.Tensor",
+        )
+        if name in _TENSORS and (
+            _is_no_tensor(script.tree, node) or (is_list and value.thing.is_whole and value.thing.values)
+        ):
+            yield node, f"{word} takes a tensor, and `{shown}` is not one", f"pass a tensor that you keep: `value = torch.tensor({shown}, device=...)`, and read `value.item()` afterwards"  # fmt: skip
+        elif (name in _LISTS and (is_tensor or isinstance(value.const, (int, str)))) or (
+            name in {"src", "dst"} and (is_tensor or is_list or isinstance(value.const, str))
+        ):
+            yield (
+                node,
+                f"{word} takes {'a list' if name in _LISTS else 'a rank'} as `{name}`, and `{shown}` is not one",
+                "",
+            )
 
 
 def _is_no_tensor(tree: ast.Module, node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return node.value is not None
-    if isinstance(node, (ast.List, ast.Tuple, ast.ListComp, ast.Dict, ast.JoinedStr)):
-        return True
-    if is_number(tree, node, node):
+    if isinstance(node, (ast.List, ast.Tuple, ast.ListComp, ast.Dict, ast.JoinedStr)) or is_number(
+        tree, node, node
+    ):
         return True
     value = last_value(tree, node, node)
-    return (
-        value is not node
-        and isinstance(value, (ast.List, ast.Tuple, ast.ListComp, ast.Dict))
-        and not _is_changed(tree, node)
-    )
-
-
-def _is_known_list(value: Value | None) -> bool:
-    thing = value.thing if value is not None else None
-    return isinstance(thing, Items) and thing.is_whole and bool(thing.values) and thing.kind != "dict"
-
-
-def _is_changed(tree: ast.Module, node: ast.AST) -> bool:
-    return len(bindings(tree, key_of(node), node)) > 1
+    is_plain = isinstance(value, (ast.List, ast.Tuple, ast.ListComp, ast.Dict))
+    return value is not node and is_plain and len(bindings(tree, key_of(node), node)) == 1
 
 
 #: Functions that fail with a None, or show it.
-_TAKES_RW319 = frozenset({*(f"builtins.{name}" for name in "print float int len sum abs round list tuple min max".split()),  # noqa: SIM905
+_FAIL_WITH_NONE = frozenset({*(f"builtins.{name}" for name in "print float int len sum abs round list tuple min max".split()),  # noqa: SIM905
                     "torch.stack", "torch.cat", "torch.mean", "torch.sum"})  # fmt: skip
 
 
@@ -104,139 +137,72 @@ def result_of_collective_is_none(script: Script) -> Iterator[Found]:
 def _uses(script: Script) -> Iterator[NoneUse]:
     yield from (note for note in script.notes if isinstance(note, NoneUse))
     for call in script.all_calls:
-        if call.name in _TAKES_RW319 and isinstance(call.node, ast.expr):
+        if call.name in _FAIL_WITH_NONE and isinstance(call.node, ast.expr):
             for value in call.args:
                 thing = value.thing
                 if isinstance(thing, Object) and thing.kind == "None" and thing.call is not None:
                     yield NoneUse(call.node, call.module, thing.call)
 
 
-_D = "torch.distributed."
-
-
-_LISTS = {
-    "all_gather": (0, "tensor_list"),
-    "gather": (1, "gather_list"),
-    "all_gather_object": (0, "object_list"),
-}
-
-
-_MAKES = frozenset({"zeros", "empty", "ones", "zeros_like", "empty_like", "ones_like", "tensor", "rand", "randn", "full",
-                    "full_like", "rand_like", "randn_like", "clone", "new_zeros", "new_empty", "new_ones", "new_full"})  # fmt: skip
-
-
-_FILLS = frozenset({"append", "extend", "insert"})
-
-
-@rule("RW320", "error", "", "the list to gather into is empty, or repeats one tensor", needs_ranks=False)
+@rule("RW320", "error", "", "the list to gather into is empty, or repeats one tensor")
 def gather_list_of_one_tensor(script: Script) -> Iterator[Found]:
-    if "gather" not in script.piece.code:
-        return
-    scopes = scopes_of(script.tree)
-    for call in scopes.all(ast.Call):
-        full = canonical(scopes.dotted(call.func))
-        word = full.removeprefix(_D)
-        if full == _D + word and word in _LISTS:
-            node = _list_of(call, *_LISTS[word])
-            made = _made(scopes, node, call) if node is not None else None
-            if made is not None and node is not None:
-                yield from _judged(word, node, made)
-
-
-def _judged(word: str, node: ast.expr, made: ast.expr) -> Iterator[Found]:
-    shown = ast.unparse(node)
-    if _is_empty(made) and word != "gather":  # ranks that do not receive may give an empty list to gather
-        new = (
-            "[None] * world_size"
-            if word.endswith("object")
-            else "[torch.empty_like(x) for _ in range(world_size)]"
-        )
-        yield Found(
-            node,
-            f"`{shown}` is empty, but {word} needs a list with one entry for each rank: every rank fails",
-            f"fill it first: `{new}`",
-        )
-        return
-    inside = _repeated(made)
-    if inside is not None and word != "all_gather_object" and _is_tensor(inside):
-        text = ast.unparse(inside)
-        yield Found(
-            node,
-            f"`{ast.unparse(made)}` is one tensor repeated: after {word} every entry is the last rank's",
-            f"create a tensor for each rank: `[{text} for _ in range(world_size)]`",
-        )
-
-
-def _list_of(call: ast.Call, position: int, name: str) -> ast.expr | None:
-    for keyword in call.keywords:
-        if keyword.arg == name:
-            return keyword.value
-    if any(isinstance(one, ast.Starred) for one in call.args) or position >= len(call.args):
-        return None
-    return call.args[position]
-
-
-def _made(scopes: Scopes, node: ast.expr, call: ast.Call) -> ast.expr | None:
-    """The expression that created a list, if nothing has changed it before the call."""
-    if not isinstance(node, ast.Name):
-        return node
-    made = scopes.value(node.id, scopes.scope(node))
-    return None if made is None or _is_changed_rw320(scopes, node, call) else made
-
-
-def _is_changed_rw320(scopes: Scopes, node: ast.Name, call: ast.Call) -> bool:
-    owner = scopes.owner(node.id, scopes.scope(node))
-    for load, scope in scopes.loads:
-        if load.id != node.id or load is node or scopes.owner(load.id, scope) is not owner:
+    for place in collectives(script, "all_gather", "gather", "all_gather_object"):
+        call, word, node = place.last, word_of(place.last), filled_node(place.last)
+        value = call.arg(*FILLED[word])
+        if node is None or value is None:
             continue
-        parent = scopes.parents.get(load)
-        if isinstance(parent, ast.Attribute) and parent.attr in _FILLS:
-            return True
-        if isinstance(parent, ast.Subscript) and not isinstance(parent.ctx, ast.Load):
-            return True
+        thing, made = value.thing, last_value(script.tree, node, call.node)
+        # Ranks that do not receive may give an empty list to gather.
         if (
-            not isinstance(parent, (ast.Attribute, ast.Subscript))
-            and load.lineno < call.lineno
-            and not _only_read(parent)
+            word != "gather"
+            and isinstance(thing, Items)
+            and thing.kind == "list"
+            and thing.is_whole
+            and not thing.values
         ):
-            return True
-    return False
+            new = (
+                "[None] * world_size"
+                if word == "all_gather_object"
+                else "[torch.empty_like(x) for _ in range(world_size)]"
+            )
+            yield Found(
+                node,
+                f"`{text_of(node)}` is empty, but {word} needs a list with one entry for each rank: every rank fails",
+                f"fill it first: `{new}`",
+            )
+        elif (
+            word != "all_gather_object"
+            and (one := _repeated(made)) is not None
+            and not _is_filled(script.tree, node)
+        ):
+            message = f"`{text_of(made)}` is one tensor repeated: after {word} every entry is the last rank's"
+            yield Found(
+                node, message, f"create a tensor for each rank: `[{text_of(one)} for _ in range(world_size)]`"
+            )
 
 
-def _only_read(parent: ast.AST | None) -> bool:
-    return (
-        isinstance(parent, ast.Call)
-        and isinstance(parent.func, ast.Name)
-        and parent.func.id in {"print", "len"}
-    )
-
-
-def _is_empty(made: ast.expr) -> bool:
-    if isinstance(made, ast.List):
-        return not made.elts
-    return (
-        isinstance(made, ast.Call)
-        and isinstance(made.func, ast.Name)
-        and made.func.id == "list"
-        and not made.args
-    )
-
-
-def _repeated(made: ast.expr) -> ast.expr | None:
+def _repeated(made: ast.AST) -> ast.expr | None:
     """``x`` of ``[x] * n`` and ``n * [x]``."""
-    if not (isinstance(made, ast.BinOp) and isinstance(made.op, ast.Mult)):
-        return None
-    for one, times in ((made.left, made.right), (made.right, made.left)):
-        if isinstance(one, ast.List) and len(one.elts) == 1:
-            is_once = isinstance(times, ast.Constant) and times.value == 1
-            return None if is_once else one.elts[0]
-    return None
+    sides = (made.left, made.right) if isinstance(made, ast.BinOp) and isinstance(made.op, ast.Mult) else ()
+    is_once = any(isinstance(one, ast.Constant) and one.value == 1 for one in sides)
+    return next(
+        (
+            one.elts[0]
+            for one in sides
+            if isinstance(one, ast.List)
+            and len(one.elts) == 1
+            and isinstance(one.elts[0], ast.Call)
+            and not is_once
+        ),
+        None,
+    )
 
 
-def _is_tensor(node: ast.expr) -> bool:
-    """Whether an expression surely makes a tensor: ``torch.zeros(1).cuda()``."""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in _MAKES:
-            return True
-        node = node.func.value
-    return False
+def _is_filled(tree: ast.Module, node: ast.AST) -> bool:
+    """Whether the entries of a list are replaced one by one."""
+    return any(
+        isinstance(one, ast.Subscript)
+        and isinstance(one.ctx, ast.Store)
+        and key_of(one.value) == key_of(node)
+        for one in ast.walk(tree)
+    )

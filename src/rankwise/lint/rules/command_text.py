@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 _PROGRAMS = {"python", "python3", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "rankwise"}
 
 
-_NO_MODULES = {
-    "torchrun",
-    "torch.distributed",
-    "torch.distributed.torchrun",
-    "distributed.launch",
-    "torch.launch",
-}
+_NO_MODULES = {"torchrun", "torch.distributed", "torch.distributed.torchrun", "distributed.launch", "torch.launch"}  # fmt: skip
 
 
 @rule("RW704", "error", "L4", "launcher, Python and script in the wrong order, or a file given as a module", looks_at="shell")  # fmt: skip
@@ -183,15 +177,7 @@ def _mended(lines: list[str], line: int) -> str:
     )
 
 
-_NUMBERS = {
-    "nproc_per_node",
-    "nnodes",
-    "node_rank",
-    "master_port",
-    "num_processes",
-    "num_machines",
-    "main_process_port",
-}
+_NUMBERS = {"nproc_per_node", "nnodes", "node_rank", "master_port", "num_processes", "num_machines", "main_process_port"}  # fmt: skip
 
 
 _FLAGS = {

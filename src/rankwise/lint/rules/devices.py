@@ -33,14 +33,8 @@ if TYPE_CHECKING:
 
 
 #: Where a library takes a device by position.
-_POSITIONS = {
-    "torch.cuda.set_device": 0,
-    "torch.accelerator.set_device_index": 0,
-    "torch.accelerator.set_device_idx": 0,
-    "torch.cuda.device": 0,
-    "torch.xpu.set_device": 0,
-    "torch.npu.set_device": 0,
-}
+_POSITIONS = {"torch.cuda.set_device": 0, "torch.accelerator.set_device_index": 0, "torch.accelerator.set_device_idx": 0, "torch.cuda.device": 0,
+              "torch.xpu.set_device": 0, "torch.npu.set_device": 0}  # fmt: skip
 
 
 _NAMES = ("device", "device_id", "output_device", "device_ids")

@@ -6,9 +6,10 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
+from rankwise.lint.library.acts import ACTS
 from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import collectives, has_group, word_of
+from rankwise.lint.topics.collective_calls import D, collectives, has_group, word_of
 from rankwise.lint.topics.history_calls import together
 from rankwise.lint.topics.job_view import text_of
 from rankwise.lint.topics.tensor_text import bindings, key_of, last_value
@@ -153,8 +154,8 @@ def _are_numbers(node: ast.AST) -> bool:
     )
 
 
-_GIVEN = {"all_reduce": (0, "tensor"), "all_gather": (1, "tensor"), "broadcast": (0, "tensor"), "reduce": (0, "tensor"), "gather": (0, "tensor"),
-          "all_gather_into_tensor": (1, "input_tensor"), "reduce_scatter_tensor": (1, "input")}  # fmt: skip
+_GIVEN = {word: takes for word in ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "all_gather_into_tensor", "reduce_scatter_tensor")
+          if (takes := ACTS[D + word].takes)}  # fmt: skip
 
 
 _SIZED = frozenset(

@@ -51,8 +51,6 @@ def evaluation_counts_padding(script: Script) -> Iterator[Found]:
             if id(call.node) not in seen:
                 seen.add(id(call.node))
                 yield Found(node, message, fix)  # type: ignore[arg-type]
-    for entry in script.entries:
-        yield from _bare(script, entry.histories[-1], seen)
 
 
 def _found(script: Script, one: Pass) -> Iterator[tuple[Call, object, str, str]]:
@@ -80,31 +78,6 @@ def _found(script: Script, one: Pass) -> Iterator[tuple[Call, object, str, str]]
     ):
         message = f"the sampler repeats samples to give all ranks the same number; they count twice in what is reduced after the loop over `{shown(one)}`"
         yield sampler.call, node, message, _FIX
-
-
-def _bare(script: Script, history: History, seen: set[int]) -> Iterator[Found]:
-    """`list(DistributedSampler(...))`: the indices themselves."""
-    for call in history.calls:
-        if call.name not in {"builtins.list", "builtins.iter"} or not call.args:
-            continue
-        made = getattr(call.args[0].thing, "call", None)
-        if (
-            made is None
-            or made.name != SAMPLER
-            or id(made.node) in seen
-            or not _pads(made)
-            or not _never_shuffles(made)
-        ):
-            continue
-        sums = any(other.name in _SUMS and other.index > call.index for other in history.calls)
-        node = here(script, made)
-        if sums and node is not None:
-            seen.add(id(made.node))
-            yield Found(
-                node,
-                "the sampler repeats samples to give all ranks the same number; they count twice in what is reduced",
-                _FIX,
-            )
 
 
 def _never_shuffles(call: Call) -> bool:
@@ -166,20 +139,7 @@ _GATHER = "gather keeps the samples that pad the last batch, so they count twice
 _FIX = "give each rank range(rank, len(dataset), world_size) by Subset, and reduce sums and counts; or drop the repeated samples by their index"
 
 
-_TELLS = frozenset(
-    {
-        "print",
-        "log",
-        "add_scalar",
-        "info",
-        "log_metric",
-        "log_metrics",
-        "log_dict",
-        "write",
-        "set_postfix",
-        "add_scalars",
-    }
-)
+_TELLS = frozenset({"print", "log", "add_scalar", "info", "log_metric", "log_metrics", "log_dict", "write", "set_postfix", "add_scalars"})  # fmt: skip
 
 
 _METRIC = re.compile(

@@ -35,25 +35,8 @@ if TYPE_CHECKING:
 _CONSTANTS = frozenset({"torch.tensor", "torch.zeros", "torch.zeros_like", "torch.as_tensor", "torch.full"})
 
 
-_ASKS_DATA = frozenset(
-    {
-        "len",
-        "sum",
-        "any",
-        "all",
-        "numel",
-        "size",
-        "nonzero",
-        "isnan",
-        "item",
-        "count_nonzero",
-        "isfinite",
-        "isinf",
-        "max",
-        "min",
-        "is_empty",
-    }
-)
+_ASKS_DATA = frozenset({"len", "sum", "any", "all", "numel", "size", "nonzero", "isnan", "item", "count_nonzero", "isfinite", "isinf", "max", "min",
+                        "is_empty"})  # fmt: skip
 
 
 @rule("RW403", "error", "D3", "for some batches the loss is a constant without a graph")

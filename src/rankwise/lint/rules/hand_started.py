@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 from rankwise.base.host import is_loopback
 from rankwise.lint.finding import Found
 from rankwise.lint.rule import rule
-from rankwise.lint.shell.slurm import tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,11 +75,8 @@ def ranks_started_by_hand(shell: Shell) -> Iterator[Found]:
             yield from _outside(group)
             continue
         yield from _outside(group)
-        yield from _meet_elsewhere(group)
         for check in (_twice, _too_few, _in_turn):
             yield from check(shell, group)
-    yield from _worlds(shell)
-    yield from _srun(shell)
 
 
 def _number(launch: Launch, name: str) -> int | None:
@@ -114,33 +109,6 @@ def _jobs(shell: Shell) -> list[list[Launch]]:
     return jobs
 
 
-def _worlds(shell: Shell) -> Iterator[Found]:
-    """Ranks that run side by side and use one port, but with different world sizes."""
-    by_hand = [one for one in shell.launches if one.launcher == "python" and _number(one, "RANK") is not None]
-    for first, second in itertools.pairwise(by_hand):
-        one, other = (launch.command.env.get("WORLD_SIZE") for launch in (first, second))
-        ports = [launch.command.env.get("MASTER_PORT") for launch in (first, second)]
-        if one is None or other is None or not first.command.is_background or None in ports:
-            continue
-        known = one.value.text is not None and other.value.text is not None
-        same = len({port.value.text for port in ports if port}) == 1 and _same_script(first, second)
-        if known and same and one.value.text != other.value.text:
-            message = f"ranks of this job have different WORLD_SIZEs: {one.value.text} and {other.value.text}"
-            also = [("the other one", shell.piece.path, one.span)]
-            yield Found(
-                other.span,
-                message,
-                "give all ranks the same WORLD_SIZE",
-                failure_class="I12",
-                also=also,
-            )
-
-
-def _same_script(first: Launch, second: Launch) -> bool:
-    names = [launch.script.text if launch.script else None for launch in (first, second)]
-    return names[0] is not None and names[0] == names[1]
-
-
 def _outside(group: list[Launch]) -> Iterator[Found]:
     for launch in group:
         rank, world = _number(launch, "RANK"), _number(launch, "WORLD_SIZE") or 0
@@ -165,20 +133,6 @@ def _twice(shell: Shell, group: list[Launch]) -> Iterator[Found]:
                 failure_class="I10",
                 also=also,
             )
-
-
-def _meet_elsewhere(group: list[Launch]) -> Iterator[Found]:
-    for name in ("MASTER_PORT", "MASTER_ADDR"):
-        settings = [launch.command.env[name] for launch in group if name in launch.command.env]
-        texts = [one.value.text for one in settings]
-        thrown = [one for one in settings if one.is_prefix and one.value.is_random]
-        known = {text for text in texts if text is not None}
-        if len(group) > 1 and ((len(known) > 1 and None not in texts) or len(thrown) > 1):
-            odd = next((one for one in settings if one.value.text != texts[0]), settings[-1])
-            message = f"ranks of this job have different {name}s" + (
-                f": {', '.join(sorted(known))}" if known else ""
-            )
-            yield Found(odd.span, message, f"give all ranks the same {name}", failure_class="I2")
 
 
 def _too_few(shell: Shell, group: list[Launch]) -> Iterator[Found]:
@@ -214,17 +168,6 @@ def _in_turn(shell: Shell, group: list[Launch]) -> Iterator[Found]:
             message,
             "end the line with &, and `wait` after the last one; or use torchrun",
         )
-
-
-def _srun(shell: Shell) -> Iterator[Found]:
-    """WORLD_SIZE as a number, while srun starts a different number of tasks."""
-    for launch in shell.launches:
-        world, tasks = _number(launch, "WORLD_SIZE"), tasks_of(launch, shell.batch)
-        if launch.launcher != "python" or world is None or tasks is None or tasks.tasks is None:
-            continue
-        if tasks.tasks != world and not launch.command.is_background and _number(launch, "RANK") is None:
-            message = f"WORLD_SIZE={world}, but srun starts {tasks.tasks} task{'s' * (tasks.tasks > 1)}"
-            yield Found(launch.command.env["WORLD_SIZE"].span, message, "export WORLD_SIZE=$SLURM_NTASKS")
 
 
 _SPELLINGS = {"--local_rank", "--local-rank"}

@@ -6,12 +6,22 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
+from rankwise.lint.library.acts import ACTS
 from rankwise.lint.model.values import Items, Object, Spread, mixed
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import FILLED, D, collectives, filled_node, ranks_in, word_of
+from rankwise.lint.topics.collective_calls import (
+    FILLED,
+    D,
+    collectives,
+    filled_node,
+    group_of,
+    ranks_in,
+    word_of,
+)
 from rankwise.lint.topics.job_view import (
     function_of,
     is_distributed,
+    line_of,
     once,
     parents_of,
     places,
@@ -28,206 +38,115 @@ if TYPE_CHECKING:
     from rankwise.lint.topics.job_view import Place
 
 
-_FILLS = frozenset({"append", "clear", "extend", "insert"})
-
-
-_QUIET = frozenset(
-    {
-        "shape",
-        "size",
-        "device",
-        "dtype",
-        "numel",
-        "dim",
-        "record_stream",
-        "data_ptr",
-        "element_size",
-        "is_cuda",
-        "nelement",
-    }
-)
+#: What is known of a tensor before its content is.
+_QUIET = frozenset(["shape", "size", "device", "dtype", "numel", "dim", "record_stream", "data_ptr", "element_size", "is_cuda", "nelement"])  # fmt: skip
 
 
 @rule("RW306", "error", "C12", "an asynchronous collective is never waited for")
 def handle_never_waited_for(script: Script) -> Iterator[Found]:
     for place in collectives(script, *FILLED, "isend"):
-        call = place.last
+        call, word = place.last, word_of(place.last)
+        given = call.kwargs.get("async_op")
         if (
-            not _is_async(call)
-            or _synchronizes(script.tree, call.node)
-            or "_coalescing_manager" in call.contexts
+            word not in {"irecv", "isend"} and (given is None or given.const is not True)
+        ) or "_coalescing_manager" in call.contexts:
+            continue
+        later = [
+            one
+            for history in place.entry.histories
+            if history.rank == call.rank
+            for one in history.calls
+            if one.index > call.index
+        ]
+        if any(one.name.endswith(("cuda.synchronize", "wait_stream")) for one in later):
+            continue
+        parent = parents_of(script.tree).get(call.node)
+        holder = key_of(parent.targets[0]) if isinstance(parent, ast.Assign) else ""
+        key = key_of(root_of(filled_node(call))) if word in FILLED else ""
+        node: ast.AST = call.node
+        if isinstance(parent, ast.Expr):
+            what = "and its handle is discarded, so nothing can wait for it"
+        elif not any(_may_wait(one, call) for one in later) and (
+            (place.entry.is_program and not isinstance(parent, ast.Return))
+            or (holder.isidentifier() and not _reads(script, call, holder))
         ):
+            what = f"and nothing ever waits for `{holder}`" if holder else "and nothing ever waits for it"
+        elif (early := _read_early(script, call, holder, key)) is not None:
+            node, what = early, f"`{holder}` is waited for only later, and its tensor is read before that"
+        else:
             continue
-        told = _told(script.tree, call)
-        if told is None:
-            continue
-        node, what = told
-        name = key_of(root_of(filled_node(call))) if word_of(call) in FILLED else ""
-        tensor = f"`{name}`" if name else "its tensor"
+        tensor = f"`{key}`" if key else "its tensor"
+        # On one stream of a GPU, nothing is left to wait for after a barrier.
+        is_mild = word == "isend" or any(one.name.endswith("barrier") for one in later)
         yield Found(
             node,
-            f"{word_of(call)} only starts here, {what}; {tensor} may hold the old value, the new one or a mixture",
-            _fix(script.tree, call, tensor),
-            severity="warning"
-            if word_of(call) == "isend" or _has_barrier(script.tree, call.node)
-            else "error",
+            f"{word} only starts here, {what}; {tensor} may hold the old value, the new one or a mixture",
+            f"call `{holder}.wait()` before {tensor} is read or changed"
+            if holder
+            else f"keep the handle and call its `wait()` before {tensor} is read or changed",
+            severity="warning" if is_mild else "error",
         )
 
 
-def _fix(tree: ast.Module, call: Call, tensor: str) -> str:
-    holder = _holder(tree, call.node)
-    if not holder:
-        return f"keep the handle and call its `wait()` before {tensor} is read or changed"
-    if isinstance(parents_of(tree).get(call.node), ast.Assign):
-        return f"call `{holder}.wait()` before {tensor} is read or changed"
-    return f"call `wait()` on each handle in `{holder}` before {tensor} is read or changed"
+def _may_wait(one: Call, made: Call) -> bool:
+    """Whether a later call waits for the handle that a call has made, or may."""
+    values = (one.receiver, *one.args, *one.kwargs.values())
+    parts = [
+        part
+        for value in values
+        for part in ([value, *value.thing.values] if isinstance(value.thing, Items) else [value])
+    ]
+    is_put_by = one.name.rpartition(".")[2] in {"append", "extend", "insert", "clear", "len", "__setattr__"}
+    is_it = any(part.thing is made.result.thing and part.thing is not None for part in parts)
+    return (is_it and not is_put_by) or one.name in {"?.wait", "?.wait_all", "?.result"}
 
 
-def _is_async(call: Call) -> bool:
-    if word_of(call) in {"irecv", "isend"}:
-        return True
-    given = call.kwargs.get("async_op")
-    return given is not None and given.const is True
+def _reads(script: Script, call: Call, name: str) -> list[ast.AST]:
+    """Where a name is read behind a call, in its function, in the order of the text."""
+    found = [
+        one for one in loads(nodes_in(function_of(script.tree, call.node)), name) if is_behind(one, call.node)
+    ]
+    return sorted(found, key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0)))
 
 
-def _synchronizes(tree: ast.Module, node: ast.AST) -> bool:
-    return any(
-        isinstance(one, ast.Call)
-        and key_of(one.func).endswith(("cuda.synchronize", "wait_stream"))
-        and is_behind(one, node)
-        for one in nodes_in(function_of(tree, node))
-    )
-
-
-def _has_barrier(tree: ast.Module, node: ast.AST) -> bool:
-    """Whether a barrier follows: on one stream of a GPU, nothing is left to wait for after it."""
-    return any(
-        isinstance(one, ast.Call) and key_of(one.func).endswith("barrier") and is_behind(one, node)
-        for one in nodes_in(function_of(tree, node))
-    )
-
-
-def _told(tree: ast.Module, call: Call) -> tuple[ast.AST, str] | None:
-    parents = parents_of(tree)
-    parent, statement = parents.get(call.node), statement_of(tree, call.node)
-    if isinstance(parent, ast.Expr):
-        return call.node, "and its handle is discarded, so nothing can wait for it"
-    holder = _holder(tree, call.node)
-    if not holder or statement is None:
-        return None
-    around: ast.AST = function_of(tree, call.node)
-    if "." in holder:
-        if not holder.startswith("self."):
-            return None  # an object that others may hold too
-        last = holder.rpartition(".")[2]
-        reads: list[ast.AST] = [
-            one
-            for one in ast.walk(tree)
-            if isinstance(one, ast.Attribute) and one.attr == last and isinstance(one.ctx, ast.Load)
-        ]
-    else:
-        reads = loads(list(ast.walk(around)), holder)
-    used = [one for one in reads if not _only_fills(parents, one)]
-    if not used:
-        return call.node, f"and nothing ever waits for `{holder}`"
-    return _too_early(tree, call, holder, used, statement)
-
-
-def _holder(tree: ast.Module, node: ast.AST) -> str:
-    """The variable or list that the handle goes to."""
-    parents = parents_of(tree)
-    parent = parents.get(node)
-    if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
-        return key_of(parent.targets[0])
-    if (
-        isinstance(parent, ast.Call)
-        and isinstance(parent.func, ast.Attribute)
-        and parent.func.attr == "append"
-    ):
-        return key_of(parent.func.value) if isinstance(parents.get(parent), ast.Expr) else ""
-    if isinstance(parent, ast.ListComp) and parent.elt is node:
-        above_it = parents.get(parent)
-        if isinstance(above_it, ast.Assign):
-            return key_of(above_it.targets[0])
-    return ""
-
-
-def _only_fills(parents: dict[ast.AST, ast.AST], read: ast.AST) -> bool:
-    parent = parents.get(read)
-    if isinstance(parent, ast.Attribute) and parent.attr in _FILLS:
-        return True
-    return isinstance(parent, ast.Call) and key_of(parent.func) == "len"
-
-
-def _too_early(
-    tree: ast.Module, call: Call, holder: str, used: list[ast.AST], statement: ast.stmt
-) -> tuple[ast.AST, str] | None:
-    """A read of the tensor between the call and the first use of a handle that is a plain variable."""
-    key = key_of(root_of(filled_node(call))) if word_of(call) in FILLED else ""
-    if not key or "." in holder or not isinstance(statement, ast.Assign) or statement.value is not call.node:
-        return None
-    behind = [one for one in used if is_behind(one, call.node)]
-    block = _block(tree, statement)
-    if not behind or not block:
-        return None
-    first = min(behind, key=lambda one: (one.lineno, one.col_offset))  # type: ignore[attr-defined]
-    for one in block:
-        if one is statement or not is_behind(one, statement):
-            continue
+def _read_early(script: Script, call: Call, holder: str, key: str) -> ast.AST | None:
+    """A read of the tensor between the call and the first use of a handle that is a plain variable, in one block of statements."""
+    statement, used = statement_of(script.tree, call.node), _reads(script, call, holder) if holder else []
+    above = parents_of(script.tree).get(statement) if statement is not None else None
+    blocks = (getattr(above, name, None) for name in ("body", "orelse", "finalbody"))
+    block = next((one for one in blocks if isinstance(one, list) and statement in one), [])
+    for one in block[block.index(statement) + 1 :] if used and key and holder.isidentifier() else ():
         if (
-            is_behind(one, first)
-            or first in set(ast.walk(one))
+            is_behind(one, used[0])
+            or used[0] in set(ast.walk(one))
             or any(key_of(target) == key for target in targets_of(one))
         ):
             return None
         for read in loads(list(ast.walk(one)), key):
-            parent = parents_of(tree).get(read)
-            if not (isinstance(parent, ast.Attribute) and parent.attr in _QUIET) and not _is_collective(
-                tree, read
-            ):
-                return (
-                    read,
-                    f"`{holder}` is waited for only on line {getattr(first, 'lineno', 0)}, and its tensor is read before that",
-                )
+            around = parents_of(script.tree).get(read)
+            is_next = isinstance(around, ast.Call) and any(word.arg == "async_op" for word in around.keywords)
+            if not is_next and not (isinstance(around, ast.Attribute) and around.attr in _QUIET):
+                return read
     return None
 
 
-def _block(tree: ast.Module, statement: ast.stmt) -> list[ast.stmt]:
-    parent = parents_of(tree).get(statement)
-    for name in ("body", "orelse", "finalbody"):
-        block = getattr(parent, name, None)
-        if isinstance(block, list) and statement in block:
-            return block
-    return []
+_POINTS = frozenset(name for name, act in ACTS.items() if act.family == "point")
 
 
-def _is_collective(tree: ast.Module, read: ast.AST) -> bool:
-    parent = parents_of(tree).get(read)
-    return isinstance(parent, ast.Call) and any(word.arg == "async_op" for word in parent.keywords)
-
-
-_POINTS = frozenset(
-    D + word
-    for word in (
-        "send",
-        "recv",
-        "isend",
-        "irecv",
-        "batch_isend_irecv",
-        "send_object_list",
-        "recv_object_list",
-    )
-)
-
-
+_Pair = tuple["int | None", "int | None"]
+_Queues = dict[int, "list[tuple[str, int | None, Call]]"]
+_Waiting = dict[int, "tuple[str, int | None, Call]"]
+_HALVES = {"send": "recv", "recv": "send"}
 _SENDS, _RECEIVES = frozenset({"send", "send_object_list"}), frozenset({"recv", "recv_object_list"})
 
 
-@rule("RW313", "error", "C9", "all ranks send before they receive, or receive before they send")
-def all_send_first(script: Script) -> Iterator[Found]:
+@rule("RW313", "error", "C9", "a send and its receive never meet")
+def send_never_received(script: Script) -> Iterator[Found]:
     for entry in script.entries:
+        waits = list(_waits(script, entry))
+        yield from waits
         firsts = _firsts(entry)
-        if len(firsts) < 4 or not is_distributed(entry):
+        if waits or len(firsts) < 4 or not is_distributed(entry):
             continue
         words = {word_of(one[0]) for one in firsts}
         here = firsts[0][0]
@@ -237,6 +156,91 @@ def all_send_first(script: Script) -> Iterator[Found]:
             yield _finding(here, "send", "receives")
         elif words <= _RECEIVES and all(_then(calls, _SENDS) for calls in firsts):
             yield _finding(here, "recv", "sends")
+
+
+def _waits(script: Script, entry: Entry) -> Iterator[Found]:
+    """A send or receive whose other half never comes: on two ranks already, or on those that a larger job has besides."""
+    queues = _queues(entry)
+    is_known = all(
+        type(peer) is int and peer in queues and not (call.tests or call.loops)
+        for queue in queues.values()
+        for _, peer, call in queue
+    )
+    two = {rank: queue for rank, queue in queues.items() if rank < 2}
+    is_of_two = all(peer in two for queue in two.values() for _, peer, _ in queue)
+    stuck = ((_stuck(two) if is_of_two else {}) or _stuck(queues)) if is_known else _alone(queues)
+    for rank, (word, peer, call) in stuck.items():
+        if call.module is script.module and is_distributed(entry):
+            other = stuck.get(peer) if peer is not None else None
+            does = (
+                f"itself waits for rank {other[1]} (line {line_of(other[2])})"
+                if other is not None
+                else f"{'receives' if word == 'send' else 'sends'} nothing more for it"
+            )
+            yield Found(
+                call.node,
+                f"rank {rank} waits in this {word} for rank {peer}, which {does}",
+                f"let each {word} have its other half: `{_HALVES[word]}` on rank {peer}, in the same order",
+                severity="error"
+                if is_known and is_of_two and rank < 2 and len(stuck) <= len(two)
+                else "warning",
+            )
+            return
+
+
+def _alone(queues: _Queues) -> _Waiting:
+    """Ranks that wait for one that has nothing at all for them, however often it sends."""
+    return {
+        rank: (word, peer, call)
+        for rank, queue in queues.items()
+        for word, peer, call in queue
+        if word in _HALVES and peer in queues and not call.tests
+        and not any(_HALVES[word] in its and whom in {rank, None} for its, whom, _ in queues[peer])
+    }  # fmt: skip
+
+
+def _stuck(queues: _Queues) -> _Waiting:
+    """Where ranks wait for ever if each send waits for its receive; isend and irecv go on at once."""
+    queues = {rank: list(queue) for rank, queue in queues.items()}
+    open_sends, open_receives, has_moved = list[_Pair](), list[_Pair](), True
+    while has_moved:
+        has_moved = False
+        for rank, queue in queues.items():
+            word, peer, _ = queue[0] if queue else ("", rank, None)
+            ahead = queues[peer][0] if peer is not None and queues.get(peer) else None
+            if word == "isend":
+                open_sends.append((rank, peer))
+            elif word == "irecv":
+                open_receives.append((peer, rank))
+            elif word == "send" and (rank, peer) in open_receives:
+                open_receives.remove((rank, peer))
+            elif word == "recv" and (peer, rank) in open_sends:
+                open_sends.remove((peer, rank))
+            elif word == "send" and ahead is not None and ahead[:2] == ("recv", rank):
+                queues[int(peer or 0)].pop(0)
+            else:
+                continue
+            queue.pop(0)
+            has_moved = True
+    return {rank: queue[0] for rank, queue in queues.items() if queue}
+
+
+def _queues(entry: Entry) -> _Queues:
+    """What each of the imagined ranks sends and receives, in order, and with whom; None is a rank that is not known."""
+    found: _Queues = {history.rank: [] for history in entry.histories}
+    for history in entry.histories:
+        for call in (one for one in history.calls if one.name in _POINTS):
+            root = ACTS[call.name].root
+            given = call.arg(*root) if root is not None else None
+            is_plain = (
+                given is not None
+                and type(given.const) is int
+                and not call.has_star
+                and group_of(call) is None
+            )
+            peer = given.const if given is not None and is_plain else None
+            found[history.rank].append((word_of(call).removesuffix("_object_list"), peer, call))
+    return found
 
 
 def _firsts(entry: Entry) -> list[list[Call]]:

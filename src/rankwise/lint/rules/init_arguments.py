@@ -207,16 +207,9 @@ def _destroyed_in_loop(calls: list[Call], call: Call) -> bool:
 
 
 #: The position of the timeout.
-_POSITIONS = {
-    INIT: 2,
-    "torch.distributed.new_group": 1,
-    "torch.distributed.monitored_barrier": 1,
-    "torch.distributed.TCPStore": 4,
-    "torch.distributed.new_subgroups": None,
-    "accelerate.InitProcessGroupKwargs": None,
-    "accelerate.utils.InitProcessGroupKwargs": None,
-    "accelerate.utils.dataclasses.InitProcessGroupKwargs": None,
-}
+_POSITIONS = {INIT: 2, "torch.distributed.new_group": 1, "torch.distributed.monitored_barrier": 1, "torch.distributed.TCPStore": 4,
+              "torch.distributed.new_subgroups": None, "accelerate.InitProcessGroupKwargs": None, "accelerate.utils.InitProcessGroupKwargs": None,
+              "accelerate.utils.dataclasses.InitProcessGroupKwargs": None}  # fmt: skip
 
 
 @rule("RW214", "error", "I19", "a process group's timeout is a number")
@@ -247,15 +240,7 @@ def _is_number(script: Script, call: Call, position: int | None, node: ast.AST) 
     return getattr(given.get("type"), "id", "") in {"int", "float"}
 
 
-_UNITS = {
-    "days": 86400.0,
-    "seconds": 1.0,
-    "microseconds": 1e-6,
-    "milliseconds": 1e-3,
-    "minutes": 60.0,
-    "hours": 3600.0,
-    "weeks": 604800.0,
-}
+_UNITS = {"days": 86400.0, "seconds": 1.0, "microseconds": 1e-6, "milliseconds": 1e-3, "minutes": 60.0, "hours": 3600.0, "weeks": 604800.0}  # fmt: skip
 
 
 _SHORT_S, _LONG_S = 30.0, 86400.0

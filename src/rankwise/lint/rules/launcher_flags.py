@@ -95,7 +95,6 @@ def launcher_flag_value(shell: Shell) -> Iterator[Found]:
         if launch.is_elastic:
             for flag in launch.flags:
                 yield from _flag(launch, flag)
-            yield from _no_script(shell, launch)
     for setting in shell.reading.settings:
         if setting.name == "MASTER_PORT" and (wrong := _port(setting.value.text or "0")):
             yield Found(
@@ -180,25 +179,6 @@ def _port(text: str) -> str:
 
 def _meant(name: str) -> str:
     return _FORMS[name][2] if name in _FORMS else "see the launcher's --help"
-
-
-def _no_script(shell: Shell, launch: Launch) -> Iterator[Found]:
-    # A bare name in a script may test whether it is installed; after `rankwise check --` it is the command.
-    is_asking = launch.flag("help") or not (launch.flags or shell.piece.path == "<command>")
-    switches = TABLES[launch.launcher].switches
-    is_told = any(
-        not flag.is_known
-        or (flag.value is None and flag.name not in switches)
-        or (flag.value is not None and flag.value.head.endswith(".py"))
-        for flag in launch.flags
-    )
-    is_page = shell.piece.is_fragment and shell.piece.path != "<command>"
-    if launch.script or launch.is_partial or is_asking or is_page:
-        return
-    if is_told or shell.is_cut(launch):
-        return
-    message = f"{launch.label} gets no script"
-    yield Found(launch.word.span, message, f"{launch.label} [flags] train.py [the script's own arguments]")
 
 
 @rule("RW707", "error", "L8", "--standalone with several nodes waits forever", looks_at="shell")

@@ -23,6 +23,7 @@ from rankwise.lint.topics.job_view import (
 )
 from rankwise.lint.topics.option_text import sources
 from rankwise.lint.topics.saved_files import is_chosen
+from rankwise.lint.topics.summing import divides, is_sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,27 +151,17 @@ _LOSS = re.compile(r"loss|acc(uracy)?($|_)|error_rate|ppl", re.IGNORECASE)
 _SUM = re.compile(r"sum|total|count|num|n_|correct|tokens|numel|grad|param", re.IGNORECASE)
 
 
-_DIVIDES = frozenset({"div_", "div", "mean", "true_divide", "divide", "mul_"})
-
-
 @rule("RW613", "warning", "M3", "a loss is summed over the ranks and never divided")
 def sum_told_as_mean(script: Script) -> Iterator[Found]:
     for place in once(places(script, "torch.distributed.all_reduce", "torch.distributed.reduce")):
         call = place.last
         node = call.arg_node(0, "tensor")
-        op = ast.unparse(
-            call.arg_node(1 if call.name.endswith("all_reduce") else 2, "op") or ast.Constant("SUM")
-        )
-        if (
-            node is None
-            or op.rpartition(".")[2].strip("'\"") != "SUM"
-            or not isinstance(node, (ast.Name, ast.Attribute))
-        ):
+        if not isinstance(node, (ast.Name, ast.Attribute)) or not is_sum(call):
             continue
         function = function_of(script.tree, call.node)
         name = text_of(node).rpartition(".")[2]
         told = _told_as(name, function)
-        if told is None or _divides(script, node, function, call.node):
+        if told is None or divides(script, function):
             continue
         yield Found(
             call.node,
@@ -191,37 +182,10 @@ def _told_as(name: str, function: ast.AST) -> str | None:
     return None
 
 
-def _divides(script: Script, node: ast.expr, function: ast.AST, call: ast.AST) -> bool:
-    """Whether anything near divides; after the loop counts, so the whole function is read."""
-    if _DIVIDES & called_names(function) - {"mean"}:
-        return True
-    line = getattr(call, "lineno", 0)
-    for one in ast.walk(function):
-        is_division = isinstance(one, (ast.BinOp, ast.AugAssign)) and isinstance(
-            one.op, (ast.Div, ast.FloorDiv, ast.Mult)
-        )
-        if is_division and (getattr(one, "lineno", 0) >= line or _is_source(script, node, one)):
-            return True
-    return False
-
-
-def _is_source(script: Script, node: ast.expr, division: ast.AST) -> bool:
-    name = text_of(node)
-    if isinstance(division, ast.AugAssign):
-        return text_of(division.target) == name
-    return any(division in set(ast.walk(one)) for one in sources(script.tree, node))
-
-
-_RUNS = {
-    "wandb.init": "opens its own run in W&B",
-    "mlflow.start_run": "starts its own run in MLflow",
-    "torch.utils.tensorboard.SummaryWriter": "writes events into one folder",
-    "tensorboardX.SummaryWriter": "writes events into one folder",
-    "torch.utils.tensorboard.writer.SummaryWriter": "writes events into one folder",
-    "neptune.init_run": "opens its own run in Neptune",
-    "comet_ml.Experiment": "opens its own experiment in Comet",
-    "aim.Run": "opens its own run in Aim",
-}
+_RUNS = {"wandb.init": "opens its own run in W&B", "mlflow.start_run": "starts its own run in MLflow",
+         "torch.utils.tensorboard.SummaryWriter": "writes events into one folder", "tensorboardX.SummaryWriter": "writes events into one folder",
+         "torch.utils.tensorboard.writer.SummaryWriter": "writes events into one folder", "neptune.init_run": "opens its own run in Neptune",
+         "comet_ml.Experiment": "opens its own experiment in Comet", "aim.Run": "opens its own run in Aim"}  # fmt: skip
 
 
 _BARS = frozenset(

@@ -154,10 +154,7 @@ _METHOD_EFFECTS = {
     "join_uneven_inputs": "uneven inputs are not joined",
     "split_between_processes": "nothing is split",
 }
-_SETTERS = {
-    "torch.cuda.device": "torch.cuda.set_device",
-    "torch.accelerator.device_index": "torch.accelerator.set_device_index",
-}
+_SETTERS = {"torch.cuda.device": "torch.cuda.set_device", "torch.accelerator.device_index": "torch.accelerator.set_device_index"}  # fmt: skip
 
 
 @rule("RW808", "error", "R13", "a context manager is called but never entered: no effect", needs_ranks=False)

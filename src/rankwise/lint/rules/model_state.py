@@ -25,14 +25,7 @@ if TYPE_CHECKING:
 _RANDOM = frozenset({"reset_parameters", "apply", "init_weights", "_init_weights", "initialize_weights"})
 
 
-_SENDS = (
-    "broadcast",
-    "_sync_params_and_buffers",
-    "_broadcast_coalesced",
-    "sync_module_states",
-    "sync_params",
-    "broadcast_parameters",
-)
+_SENDS = ("broadcast", "_sync_params_and_buffers", "_broadcast_coalesced", "sync_module_states", "sync_params", "broadcast_parameters")  # fmt: skip
 
 
 @rule("RW410", "error", "D26", "weights are set differently on the ranks after the model was wrapped")

@@ -205,14 +205,7 @@ _USES: dict[str, int | None] = {
 }
 
 
-_METHODS = {
-    "save_pretrained": 0,
-    "save_state": 0,
-    "load_state": 0,
-    "from_pretrained": 0,
-    "write_text": None,
-    "save_checkpoint": 0,
-}
+_METHODS = {"save_pretrained": 0, "save_state": 0, "load_state": 0, "from_pretrained": 0, "write_text": None, "save_checkpoint": 0}  # fmt: skip
 
 
 _OWN = frozenset({"time", "own"})

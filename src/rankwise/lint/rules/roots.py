@@ -12,6 +12,7 @@ from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import (
     ROOTED,
+    D,
     collectives,
     filled_node,
     group_of,
@@ -77,11 +78,8 @@ def _tell(script: Script, made: Call, used: ast.AST) -> Found:
     )
 
 
-_LISTS = {
-    "gather": (1, "gather_list"),
-    "gather_object": (1, "object_gather_list"),
-    "scatter": (1, "scatter_list"),
-}
+#: Position and name of the list that only one rank has.
+_LISTS = {word: (1, ACTS[D + word].signature[1]) for word in ("gather", "gather_object", "scatter")}
 
 
 @rule("RW309", "error", "C19", "gather_list or scatter_list is passed on every rank")

@@ -129,7 +129,8 @@ def _is_object_use(scopes: Scopes, read: ast.expr) -> bool:  # noqa: PLR0911 - o
         case ast.List() as part:
             around = scopes.parents.get(part)
             return isinstance(around, ast.keyword) and around.arg == "device_ids"
-    return False
+        case _:
+            return False
 
 
 def _is_tuple_use(scopes: Scopes, read: ast.expr) -> bool:

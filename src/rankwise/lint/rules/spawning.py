@@ -126,17 +126,7 @@ def _called(scopes: Scopes, spawn: Spawn, target: ast.expr) -> tuple[str, str]:
 
 
 # Calls whose result is surely no tuple.
-_ONE_THING = (
-    "device_count",
-    "int",
-    "parse_args",
-    "cpu_count",
-    "get_world_size",
-    "ArgumentParser",
-    "Namespace",
-    "float",
-    "bool",
-)
+_ONE_THING = ("device_count", "int", "parse_args", "cpu_count", "get_world_size", "ArgumentParser", "Namespace", "float", "bool")  # fmt: skip
 
 
 @rule("RW814", "error", "L13", "the function passed to mp.spawn takes a different number of arguments than it gets", needs_ranks=False)  # fmt: skip

@@ -131,18 +131,7 @@ def _reads_cuda(cls: UserClass, getter: ast.AST) -> bool:
     return False
 
 
-_SAVES = frozenset(
-    {
-        "save",
-        "save_checkpoint",
-        "save_state",
-        "save_pretrained",
-        "save_snapshot",
-        "checkpoint",
-        "save_model",
-        "dump",
-    }
-)
+_SAVES = frozenset({"save", "save_checkpoint", "save_state", "save_pretrained", "save_snapshot", "checkpoint", "save_model", "dump"})  # fmt: skip
 
 
 _MEETS = frozenset({"barrier", "all_reduce", "all_gather", "broadcast", "wait_for_everyone", "all_gather_object", "broadcast_object_list",

@@ -102,23 +102,8 @@ _TRANSLATED = {
 _FAMILIES = ("fsdp", "megatron", "deepspeed", "fp8", "dynamo", "parallelism", "tpu", "zero", "offload", "aws")
 
 #: Flags that only a launcher has; others (--role, --log-dir, --module …) are common in scripts.
-LAUNCHER_ONLY = frozenset(
-    [
-        "nproc_per_node",
-        "nnodes",
-        "node_rank",
-        "master_addr",
-        "master_port",
-        "rdzv_backend",
-        "rdzv_endpoint",
-        "rdzv_id",
-        "rdzv_conf",
-        "standalone",
-        "max_restarts",
-        "monitor_interval",
-        "local_ranks_filter",
-    ]
-)
+LAUNCHER_ONLY = frozenset(["nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
+                           "rdzv_conf", "standalone", "max_restarts", "monitor_interval", "local_ranks_filter"])  # fmt: skip
 _LATE = {
     "accelerate": frozenset(
         ["num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "multi_gpu"]

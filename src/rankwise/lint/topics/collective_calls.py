@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.lint.library.acts import ACTS
 from rankwise.lint.model.values import Items, Object, Value
 from rankwise.lint.topics.job_view import INIT, Place, backend_of, once, places
 
@@ -15,39 +16,15 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 D = "torch.distributed."
-#: What each writes its result to: position and name of the argument.
+#: By the function's last word, position and name of what it writes to, and of the rank that gives or takes.
 FILLED = {
-    "all_reduce": (0, "tensor"),
-    "broadcast": (0, "tensor"),
-    "reduce": (0, "tensor"),
-    "all_gather": (0, "tensor_list"),
-    "all_gather_into_tensor": (0, "output_tensor"),
-    "all_gather_object": (0, "object_list"),
-    "broadcast_object_list": (0, "object_list"),
-    "gather": (1, "gather_list"),
-    "gather_object": (1, "object_gather_list"),
-    "scatter": (0, "tensor"),
-    "scatter_object_list": (0, "scatter_object_output_list"),
-    "reduce_scatter": (0, "output"),
-    "reduce_scatter_tensor": (0, "output"),
-    "all_to_all": (0, "output_tensor_list"),
-    "all_to_all_single": (0, "output"),
-    "recv": (0, "tensor"),
-    "irecv": (0, "tensor"),
+    name.removeprefix(D): act.fills[:2]
+    for name, act in ACTS.items()
+    if act.signature and act.fills and act.family != "barrier"
 }
-#: Where the rank that gives or takes stands.
 ROOTED = {
-    "broadcast": (1, "src"),
-    "reduce": (1, "dst"),
-    "gather": (2, "dst"),
-    "scatter": (2, "src"),
-    "broadcast_object_list": (1, "src"),
-    "gather_object": (2, "dst"),
-    "scatter_object_list": (2, "src"),
+    name.removeprefix(D): act.root for name, act in ACTS.items() if act.root and act.family == "collective"
 }
-_GROUP_AT = {"all_reduce": 2, "broadcast": 2, "reduce": 3, "all_gather": 2, "all_gather_into_tensor": 2, "all_gather_object": 2,
-             "broadcast_object_list": 2, "gather": 3, "gather_object": 3, "scatter": 3, "scatter_object_list": 3, "reduce_scatter": 3,
-             "reduce_scatter_tensor": 3, "all_to_all": 2, "all_to_all_single": 4, "barrier": 0, "send": 2, "recv": 2, "isend": 2, "irecv": 2}  # fmt: skip
 OBJECTS = frozenset({"all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"})
 
 
@@ -63,7 +40,8 @@ def word_of(call: Call) -> str:
 
 def group_of(call: Call) -> Value | None:
     """The group that was given, if it may be another than that of all ranks."""
-    group = call.arg(_GROUP_AT.get(word_of(call)), "group")
+    act = ACTS.get(call.name)
+    group = call.arg(act.group if act is not None else None, "group")
     if group is None or (group.is_known and group.const is None):
         return None
     if isinstance(group.thing, Object) and group.thing.kind == "world":

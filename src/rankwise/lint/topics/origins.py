@@ -8,16 +8,7 @@ from rankwise.lint.topics.classes import methods, self_attribute, self_attribute
 from rankwise.lint.topics.scopes import FunctionNode, Scopes, is_function
 
 # Calls that give back their first argument, or the object they are called on, perhaps wrapped.
-_WRAPPERS = frozenset(
-    [
-        "DistributedDataParallel",
-        "DataParallel",
-        "FullyShardedDataParallel",
-        "compile",
-        "convert_sync_batchnorm",
-        "fully_shard",
-    ]
-)
+_WRAPPERS = frozenset(["DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "compile", "convert_sync_batchnorm", "fully_shard"])  # fmt: skip
 _SAME_OBJECT = frozenset(["to", "cuda", "cpu", "train", "eval", "float", "double", "half", "requires_grad_"])
 _MAX_DEPTH = 12
 

@@ -20,27 +20,8 @@ Node = TypeVar("Node", bound=ast.AST)
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Names that a newer Python, `site` or an interactive shell adds to this Python's builtins.
-_ALSO_BUILT_IN = [
-    "aiter",
-    "anext",
-    "ExceptionGroup",
-    "BaseExceptionGroup",
-    "EncodingWarning",
-    "PythonFinalizationError",
-    "WindowsError",
-    "exit",
-    "quit",
-    "copyright",
-    "credits",
-    "license",
-    "display",
-    "get_ipython",
-    "In",
-    "Out",
-    "_",
-    "reveal_type",
-    "reveal_locals",
-]
+_ALSO_BUILT_IN = ["aiter", "anext", "ExceptionGroup", "BaseExceptionGroup", "EncodingWarning", "PythonFinalizationError", "WindowsError", "exit",
+                  "quit", "copyright", "credits", "license", "display", "get_ipython", "In", "Out", "_", "reveal_type", "reveal_locals"]  # fmt: skip
 BUILTINS = frozenset(dir(builtins)) | frozenset(_ALSO_BUILT_IN)
 
 

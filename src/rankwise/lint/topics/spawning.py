@@ -136,16 +136,3 @@ def outermost_function(scopes: Scopes, node: ast.AST) -> FunctionNode | ast.Clas
         if is_function(above) or isinstance(above, (ast.ClassDef, ast.Lambda)):
             found = above
     return found
-
-
-def functions_reached(scopes: Scopes, start: FunctionNode) -> list[FunctionNode]:
-    """A function and those of the same text that it calls by plain names, directly or not."""
-    reached, waiting = [], [start]
-    while waiting:
-        function = waiting.pop()
-        if function in reached:
-            continue
-        reached.append(function)
-        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-        waiting += [called for c in calls if (called := scopes.called_function(c.func)) is not None]
-    return reached

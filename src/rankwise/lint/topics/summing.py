@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.library.acts import ACTS
 from rankwise.lint.library.hints import role_of
 from rankwise.lint.topics.job_view import text_of
 from rankwise.lint.topics.tensor_text import key_of, last_value, nodes_in
@@ -17,27 +18,12 @@ _DIVISIONS = frozenset({"div", "div_", "true_divide", "true_divide_", "divide", 
 _SCALINGS = frozenset(
     {"mul", "mul_", "multiply", "multiply_", "_foreach_div_", "_foreach_mul_", "_foreach_div"}
 )
-_SIZES = frozenset(
-    {
-        "size",
-        "world",
-        "n_gpus",
-        "num_gpus",
-        "ngpus",
-        "n_ranks",
-        "num_workers",
-        "num_nodes",
-        "nranks",
-        "ws",
-        "w",
-        "n_workers",
-    }
-)
+_SIZES = frozenset({"size", "world", "n_gpus", "num_gpus", "ngpus", "n_ranks", "num_workers", "num_nodes", "nranks", "ws", "w", "n_workers"})  # fmt: skip
 
 
 def is_sum(call: Call) -> bool:
     """Whether a reduction adds up, as it does if it is not told otherwise."""
-    op = call.arg_node(1, "op")
+    op = call.arg_node(ACTS[call.name].signature.index("op"), "op")
     return op is None or text_of(op).rpartition(".")[2] == "SUM"
 
 

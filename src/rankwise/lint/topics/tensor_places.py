@@ -9,21 +9,7 @@ from rankwise.lint.topics.tensor_text import VIEWS, bindings, key_of
 
 _MADE = frozenset({"tensor", "zeros", "ones", "empty", "full", "rand", "randn", "arange", "randint", "eye", "linspace", "Tensor", "FloatTensor",
                    "LongTensor", "IntTensor", "DoubleTensor", "HalfTensor", "BoolTensor", "ByteTensor", "from_numpy", "as_tensor", "randperm"})  # fmt: skip
-_LIKE = frozenset(
-    {
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "rand_like",
-        "full_like",
-        "randn_like",
-        "clone",
-        "abs",
-        "sum",
-        "mean",
-        "sqrt",
-    }
-)
+_LIKE = frozenset({"zeros_like", "ones_like", "empty_like", "rand_like", "full_like", "randn_like", "clone", "abs", "sum", "mean", "sqrt"})  # fmt: skip
 _JOINING = frozenset({"cat", "stack", "concat", "vstack", "hstack"})
 #: Methods whose result lies where their tensor does.
 _STAYING = frozenset({"clone", "float", "double", "long", "int", "half", "sum", "mean", "max", "min", "abs", "sqrt", "bool", "new_zeros", "new_ones",

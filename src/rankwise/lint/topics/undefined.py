@@ -19,25 +19,8 @@ _MAKES_NAMES = re.compile(
     r"\bexec\(|\bglobals\(\)|\bvars\(\)|\blocals\(\)\[|\bbuiltins\b|__builtins__|__dict__|run_line_magic|get_ipython"
     r"|\b_convert_?\(|\bglobal_enum\b|\b_simple_enum\b|sys\.modules\[__name__\]|get_config\(\)|run_cell_magic"
 )
-_PYTHON_2 = frozenset(
-    [
-        "unicode",
-        "xrange",
-        "raw_input",
-        "basestring",
-        "long",
-        "reduce",
-        "unichr",
-        "file",
-        "cmp",
-        "execfile",
-        "reload",
-        "intern",
-        "apply",
-        "buffer",
-        "coerce",
-    ]
-)
+_PYTHON_2 = frozenset(["unicode", "xrange", "raw_input", "basestring", "long", "reduce", "unichr", "file", "cmp", "execfile", "reload", "intern",
+                       "apply", "buffer", "coerce"])  # fmt: skip
 
 
 # Other tools' words for a line whose author knows that the name comes from elsewhere.
