@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import DDP
-from rankwise.lint.model.values import Instance, Object
+from rankwise.lint.model.values import Instance, Items, Object
 
 if TYPE_CHECKING:
     import ast
@@ -84,14 +84,11 @@ def note_unbound(run: Run, scope: Scope, node: ast.Name | ast.Attribute) -> None
 
 
 def note_comparison(run: Run, scope: Scope, node: ast.Compare, left: Value, right: Value) -> None:
-    """Keep a comparison of a rank that is still text with a number."""
-    for text, number in ((left, right), (right, left)):
-        if (
-            isinstance(text.const, str)
-            and text.origin
-            and isinstance(number.const, (int, float))
-            and text.const.isdigit()
-        ):
+    """Keep a comparison of a rank that is still text with a number, or with several."""
+    several = right.thing.values[:1] if isinstance(right.thing, Items) else []
+    for text, number in ((left, right), (right, left), *((left, one) for one in several)):
+        is_text = isinstance(text.const, str) and text.origin and text.const.isdigit()
+        if is_text and isinstance(number.const, (int, float)):
             run.notes.append(TextComparison(node, scope.module, text, number))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
@@ -19,126 +20,76 @@ from rankwise.lint.topics.wrapping import parts_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.base.findings import Severity
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
 
 
-_OTHERS = ("cpu", "mps")
-
-
-_GPU_WORDS = ("cuda", ".to(", "device", "gpu", "prepare", "accelerat")
+#: Words of a script that has to do with GPUs.
+_GPU = re.compile(r"cuda|gpu|device_id|accelerat|prepare|local_rank|xpu", re.IGNORECASE)
 
 
 @rule("RW213", "error", "I17", "the backend is NCCL in a script that works on the CPU")
 def nccl_without_gpu(script: Script) -> Iterator[Found]:
     for place in once(places(script, INIT)):
-        call = place.last
-        if backend_of(call) != "nccl" or any(
-            "is_available" in ast.unparse(test) or "cuda" in ast.unparse(test) for test, _, _ in call.tests
-        ):
+        call, bare = place.last, _on_cpu(script)
+        tests = " ".join(ast.unparse(test) for test, _, _ in call.tests)
+        if backend_of(call) != "nccl" or "is_available" in tests or "cuda" in tests:
             continue
-        node = call.arg_node(0, "backend") or call.node
-        severity: Severity = "error"
-        where = _only_device(script)
-        if where is not None:
-            message, severity = (
-                f'the backend is NCCL, but all work is done on "{where}": NCCL only moves data between GPUs',
-                "error",
-            )
-        elif (model := _stays_on_cpu(script)) is not None:
-            message = f"the backend is NCCL, but `{model}` is never moved to a GPU: NCCL only moves data between GPUs"
-        elif (
-            (line := _fallback(script)) is not None
-            and not _is_elsewhere(script, call, line)
-            and "exit" not in script.piece.code
-        ):
+        line = None if bare else _fallback(script)
+        if bare:
+            message = f"the backend is NCCL, but {bare}: NCCL only moves data between GPUs"
+        elif line is not None and not _is_elsewhere(script, call, line) and "exit" not in script.piece.code:
             message = f"without CUDA the device falls back to the CPU (line {line}), but the backend stays NCCL and fails"
-            severity = "warning"
         else:
             continue
         fix = 'use "gloo", or "nccl" if torch.cuda.is_available() else "gloo"'
-        yield Found(node, message, fix, severity=severity)
+        yield Found(
+            call.arg_node(0, "backend") or call.node, message, fix, severity="error" if bare else "warning"
+        )
 
 
-def _only_device(script: Script) -> str | None:
-    """The device that the script names, if it names no GPU."""
-    words = {
-        one.value.partition(":")[0]
-        for one in ast.walk(script.tree)
-        if isinstance(one, ast.Constant) and isinstance(one.value, str) and len(one.value) < 12
-    }
-    uses = {one.attr for one in ast.walk(script.tree) if isinstance(one, ast.Attribute)} | {
-        keyword.arg for one in ast.walk(script.tree) if isinstance(one, ast.Call) for keyword in one.keywords
-    }
-    if (
-        "cuda" in words | uses
-        or uses & {"device_ids", "accelerator", "device_id", "local_rank", "gpu"}
-        or _moves_to_number(script)
+def _on_cpu(script: Script) -> str:
+    """How it shows that all work is done on the CPU; empty if it does not."""
+    code, calls = ast.unparse(script.tree), script.all_calls
+    # ``model.to(rank)``: a number names a GPU.
+    moved = [call.args[0] for call in calls if call.name.endswith(".to") and call.args]
+    if _GPU.search(code) or any(
+        isinstance(one.const, int) or "rank" in one.path or one.spread for one in moved
     ):
-        return None
-    named = [
-        str(call.args[0].const).partition(":")[0]
-        for call in script.calls_of("torch.device")
-        if call.args and call.args[0].is_known
+        return ""
+    named = {
+        str(call.args[0].const).partition(":")[0] for call in script.calls_of("torch.device") if call.args
+    }
+    named |= {
+        "cpu"
+        for one in ast.walk(script.tree)
+        if isinstance(one, ast.Assign) and _says_cpu(one.value) and isinstance(one.value, ast.Constant)
+    }
+    if named:
+        return f'all work is done on "{min(named)}"' if named <= {"cpu", "mps"} else ""
+    if ".to(" in code or "device" in code or len({call.module for call in calls}) > 1:
+        return ""
+    models = [
+        call
+        for call in script.calls_of(DDP)
+        if isinstance(getattr(call.arg(0, "module"), "thing", None), (Instance, Object))
     ]
-    named += [
-        node.value.value
-        for node in ast.walk(script.tree)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Constant)
-        and node.value.value in _OTHERS
-    ]
-    return named[0] if named and set(named) <= set(_OTHERS) else None
-
-
-def _stays_on_cpu(script: Script) -> str | None:
-    """A model that is wrapped where it was created, in a file that never mentions GPUs or devices."""
-    text = script.piece.code.lower()
-    if any(word in text for word in _GPU_WORDS) or len({call.module for call in script.all_calls}) > 1:
-        return None
-    for call in script.calls_of(DDP):
-        model = call.arg(0, "module")
-        thing = model.thing if model is not None else None
-        if isinstance(thing, Instance) or (isinstance(thing, Object) and thing.kind.startswith("torch.nn.")):
-            return text_of(call.arg_node(0, "module"))
-    return None
-
-
-def _moves_to_number(script: Script) -> bool:
-    """``model.to(rank)``: a number names a GPU."""
-    return any(
-        call.name.endswith(".to")
-        and call.args
-        and (isinstance(call.args[0].const, int) or "rank" in call.args[0].path or call.args[0].spread)
-        for call in script.all_calls
-    )
+    return f"`{text_of(models[0].arg_node(0, 'module'))}` is never moved to a GPU" if models else ""
 
 
 def _fallback(script: Script) -> int | None:
     """The line where the device becomes the CPU if there is no CUDA."""
-    for node in ast.walk(script.tree):
-        if (
-            isinstance(node, ast.IfExp)
-            and "cuda.is_available" in ast.unparse(node.test)
-            and _says_cpu(node.orelse)
-        ):
+    tests = [
+        one
+        for one in ast.walk(script.tree)
+        if isinstance(one, (ast.If, ast.IfExp)) and "cuda.is_available" in ast.unparse(one.test)
+    ]
+    for node in tests:
+        others = node.orelse if isinstance(node, ast.If) else [node.orelse]
+        if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return):
+            others = [*others, *getattr(function_of(script.tree, node), "body", [])[-1:]]
+        if any(map(_says_cpu, others)):
             return node.lineno
-        if (
-            isinstance(node, ast.If)
-            and "cuda.is_available" in ast.unparse(node.test)
-            and any(_says_cpu(one) for one in node.orelse)
-        ):
-            return node.lineno
-        if isinstance(node, ast.FunctionDef):
-            tests = [
-                one
-                for one in node.body
-                if isinstance(one, ast.If) and "cuda.is_available" in ast.unparse(one.test)
-            ]
-            last = node.body[-1]
-            if tests and isinstance(last, ast.Return) and last.value is not None and _says_cpu(last.value):
-                return last.lineno
     return None
 
 

@@ -10,8 +10,7 @@ from rankwise.lint.library.acts import ACTS
 from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import D, collectives, has_group, word_of
-from rankwise.lint.topics.history_calls import together
-from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.job_view import text_of, together
 from rankwise.lint.topics.tensor_text import bindings, key_of, last_value
 
 if TYPE_CHECKING:

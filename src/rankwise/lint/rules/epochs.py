@@ -9,13 +9,14 @@ from rankwise.lint.finding import Found
 from rankwise.lint.library.names import LOADER, SAMPLER
 from rankwise.lint.model.values import Object
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import SAMPLER_AT, here, is_prepared, sampler_of, shown
+from rankwise.lint.topics.data_flow import SAMPLER_AT, is_prepared, sampler_of, shown
 from rankwise.lint.topics.epochs import is_reached, loops_of, reshuffled, set_epoch_calls, shuffles
 from rankwise.lint.topics.in_ranks import is_in_ranks
 from rankwise.lint.topics.job_view import (
     function_of,
     is_distributed,
     is_spawned,
+    node_in,
     once,
     parents_of,
     places,
@@ -40,7 +41,7 @@ def set_epoch_forgotten(script: Script) -> Iterator[Found]:
         silent = [each for each in one.passes if not is_reached(each, one)]
         if not silent:
             continue
-        node = here(script, one.sampler.call) if one.sampler.call is not None else None
+        node = node_in(script, one.sampler.call) if one.sampler.call is not None else None
         if node is None:
             node = silent[0].over if silent[0].module is script.module else None
         if node is None:
@@ -65,7 +66,7 @@ def _endless(script: Script) -> Iterator[Found]:
             sampler = sampler_of(loader)
             if sampler is None or sampler.call is None or not shuffles(sampler.call) or is_prepared(loader):
                 continue
-            again, node = _begun_again(script.tree, call.node), here(script, sampler.call)
+            again, node = _begun_again(script.tree, call.node), node_in(script, sampler.call)
             if again is not None and node is not None and id(node) not in told:
                 told.add(id(node))
                 line = getattr(again, "lineno", 0)
@@ -171,7 +172,7 @@ def set_epoch_without_effect(script: Script) -> Iterator[Found]:
         if unclear or not calls or None in faults:
             continue
         for call, fault in zip(calls, faults, strict=True):
-            node = here(script, call)
+            node = node_in(script, call)
             if node is not None and fault is not None:
                 target = next(
                     (text_of(loop.target) for loop in reversed(loops) if isinstance(loop, ast.For)), "epoch"

@@ -10,8 +10,8 @@ from rankwise.lint.finding import Found
 from rankwise.lint.library.names import ACCELERATOR, SAMPLER
 from rankwise.lint.model.values import Items, Object, Spread
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import SAMPLER_AT, here, is_prepared, passes, sampler_of, shown
-from rankwise.lint.topics.job_view import above, function_of, is_distributed, once, places, text_of
+from rankwise.lint.topics.data_flow import SAMPLER_AT, is_prepared, passes, sampler_of, shown
+from rankwise.lint.topics.job_view import above, function_of, is_distributed, node_in, once, places, text_of
 from rankwise.lint.topics.lengths import length_of
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ def _found(script: Script, one: Pass) -> Iterator[tuple[Call, object, str, str]]
             if (
                 call.name == f"{ACCELERATOR}.gather"
                 and call in one.inside
-                and (node := here(script, call)) is not None
+                and (node := node_in(script, call)) is not None
             ):
                 yield call, node, _GATHER, "use gather_for_metrics, which drops the repeated samples"
         return
     sampler = sampler_of(one.loader)
     if sampler is None or sampler.call is None or not _pads(sampler.call):
         return
-    node = here(script, sampler.call)
+    node = node_in(script, sampler.call)
     if _CUT.search(one.module.text):
         return
     if (

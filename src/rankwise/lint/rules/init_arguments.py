@@ -13,7 +13,6 @@ from rankwise.lint.topics.job_view import (
     INIT,
     SPAWN,
     called_names,
-    is_parameter,
     is_sequence,
     line_of,
     node_in,
@@ -21,7 +20,7 @@ from rankwise.lint.topics.job_view import (
     places,
     text_of,
 )
-from rankwise.lint.topics.option_text import option_of, parts_of_sources, sources
+from rankwise.lint.topics.option_text import option_of, sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,8 +75,6 @@ def _path_of(script: Script, call: Call, node: ast.AST | None) -> tuple[str | No
         return None, False
     if isinstance(value.const, str):
         return value.const, False
-    if _is_constant(call, node):
-        return f"file:{text_of(node)}", False
     option = option_of(script, node)
     if (
         option is not None
@@ -86,36 +83,6 @@ def _path_of(script: Script, call: Call, node: ast.AST | None) -> tuple[str | No
     ):
         return option.default.value, True
     return None, False
-
-
-def _is_constant(call: Call, node: ast.AST | None) -> bool:
-    """Whether a path is built from constants alone, though its value is not known: ``abspath("ghost")``."""
-    parts = list(parts_of_sources(call.module.tree, node))
-    names = {one.id for one in parts if isinstance(one, ast.Name)} - {
-        "os",
-        "Path",
-        "pathlib",
-        "str",
-        "__file__",
-    }
-    if any(isinstance(one, (ast.Subscript, ast.BinOp)) for one in parts) or any(
-        is_parameter(call, name) for name in names
-    ):
-        return False
-    calls = {
-        getattr(one.func, "attr", getattr(one.func, "id", "")) for one in parts if isinstance(one, ast.Call)
-    }
-    texts = [one.value for one in parts if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-    assigned = {
-        name.id
-        for one in ast.walk(call.module.tree)
-        if isinstance(one, ast.Assign)
-        for target in one.targets
-        for name in ast.walk(target)
-        if isinstance(name, ast.Name)
-    }
-    is_file = call.name == _STORE or any(text.startswith("file:") for text in texts)
-    return bool(texts) and is_file and calls <= _PATHS and names <= assigned
 
 
 _MAKES = frozenset({INIT, "accelerate.Accelerator", "lightning.fabric.Fabric"})

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Edit, Found, Span, span_of
 from rankwise.lint.library.names import FABRIC
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import here
 from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
-from rankwise.lint.topics.job_view import INIT, is_distributed, once, places, starts_group, text_of
+from rankwise.lint.topics.job_view import INIT, is_distributed, node_in, once, places, starts_group, text_of
 from rankwise.lint.topics.turns import is_barrier, is_caught, takes_turns, was_done_before
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def all_ranks_download(script: Script) -> Iterator[Found]:
             or not is_in_ranks(script, place.entry, place.last)
         ):
             continue
-        node = here(script, place.calls[0])
+        node = node_in(script, place.calls[0])
         if node is None:
             continue
         if not place.is_made_by_all:
@@ -58,7 +57,7 @@ def all_ranks_download(script: Script) -> Iterator[Found]:
                 place.calls[0].rank == 0
                 and place.calls[0].guards
                 and (use := _use_without_wait(place)) is not None
-                and here(script, use) is not None
+                and node_in(script, use) is not None
             ):
                 message = f"the other ranks don't wait for `{text_of(place.last.node)}`: they read the data (line {getattr(use.node, 'lineno', 0)}) while rank 0 downloads it"
                 yield Found(
@@ -160,7 +159,7 @@ def folder_made_by_all_ranks(script: Script) -> Iterator[Found]:
             continue
         if takes_turns(place) or was_done_before(place) or is_caught(call.module.tree, call.node):
             continue
-        node = here(script, call)
+        node = node_in(script, call)
         if node is not None:
             yield _finding(script, call, node)
 

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Found
 from rankwise.lint.library.names import LOADER, SAMPLER
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import here, training_loops
+from rankwise.lint.topics.data_flow import training_loops
 from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
-from rankwise.lint.topics.job_view import above, is_distributed, once, places, places_of, spawns, text_of
+from rankwise.lint.topics.job_view import (
+    above,
+    is_distributed,
+    node_in,
+    once,
+    places,
+    places_of,
+    spawns,
+    text_of,
+)
 from rankwise.lint.topics.seeds import last_seed, library_of, standing
 from rankwise.lint.topics.shares import spreads_otherwise
 
@@ -64,7 +73,7 @@ def split_differs(script: Script) -> Iterator[Found]:
         reason = _reason(place)
         if reason is not None:
             severity, why = reason
-            node = here(script, call)
+            node = node_in(script, call)
             message = f"each rank splits differently at `{text_of(call.node)}`: {why}"
             if node is not None:
                 yield Found(node, message, _fix(call), severity=severity)
@@ -170,13 +179,15 @@ def same_noise_on_all_ranks(script: Script) -> Iterator[Found]:
     for entry in script.entries:
         history = entry.histories[-1]
         for _loop, inside in training_loops(history):
-            draw = next((call for call in inside if _is_alike(call) and here(script, call) is not None), None)
+            draw = next(
+                (call for call in inside if _is_alike(call) and node_in(script, call) is not None), None
+            )
             if draw is None or standing(history, draw, library_of(draw.name)) != "equal":
                 continue
             seed = last_seed(history, draw, library_of(draw.name))
             shown = f"`{text_of(seed.node)}`" if seed is not None and seed.name != "" else "the seed"
             message = f"all ranks draw the same numbers at `{text_of(draw.node)}`, because {shown} is the same seed on all"
-            yield Found(here(script, draw) or draw.node, message, _FIX)
+            yield Found(node_in(script, draw) or draw.node, message, _FIX)
             return
 
 
@@ -239,7 +250,7 @@ def folder_name_differs(script: Script) -> Iterator[Found]:
         if not used:
             continue
         first = min(found, key=lambda place: place.last.index)
-        node = here(script, first.last)
+        node = node_in(script, first.last)
         if node is not None:
             shown = text_of(_path_node(used[0].last)) or text_of(used[0].last.node)
             message = f"each rank has a different path in `{shown}`: its name comes from this process's own clock or random id"

@@ -22,7 +22,7 @@ from rankwise.lint.topics.job_view import (
     settings,
     text_of,
 )
-from rankwise.lint.topics.option_text import options, sources
+from rankwise.lint.topics.option_text import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,12 +42,9 @@ def rank_compared_as_text(script: Script) -> Iterator[Found]:
     for note in script.notes:
         if isinstance(note, TextComparison) and note.module is script.module and note.node not in seen:
             seen.add(note.node)
-            yield _tell_comparison(note.node, text_is_left=_is_number(note.node.comparators[0]))
+            yield _tell_comparison(note.node, text_is_left=not _is_number(note.node.left))
     if "environ" not in script.piece.code and "getenv" not in script.piece.code:
         return
-    for node in ast.walk(script.tree):
-        if isinstance(node, ast.Compare) and node not in seen and _in_numbers(script, node):
-            yield _tell_comparison(node, text_is_left=True)
     yield from _conditions(script)
 
 
@@ -65,31 +62,6 @@ def _tell_comparison(node: ast.Compare, *, text_is_left: bool) -> Found:
     else:
         message = f'`{shown}` is a string such as "0": `{text_of(node)}` is true on every rank'
     return Found(node, message, f"compare int({shown})")
-
-
-def _in_numbers(script: Script, node: ast.Compare) -> bool:
-    """``os.environ["RANK"] in (0, -1)``."""
-    if not isinstance(node.ops[0], (ast.In, ast.NotIn)) or not isinstance(
-        node.comparators[0], (ast.Tuple, ast.List, ast.Set)
-    ):
-        return False
-    elements = node.comparators[0].elts
-    return bool(elements) and all(_is_int(one) for one in elements) and _is_rank_text(script, node.left)
-
-
-def _is_int(node: ast.expr) -> bool:
-    node = node.operand if isinstance(node, ast.UnaryOp) else node
-    return isinstance(node, ast.Constant) and isinstance(node.value, int)
-
-
-def _is_rank_text(script: Script, node: ast.expr) -> bool:
-    """Whether an expression can only be a rank's variable read as a string."""
-    found = [
-        one
-        for one in sources(script.tree, node)
-        if isinstance(one, (ast.Call, ast.Subscript)) or not isinstance(one, (ast.Name, ast.Attribute))
-    ]
-    return bool(found) and all(_reads_rank(one) for one in found[:1])
 
 
 def _reads_rank(node: ast.AST) -> bool:

@@ -14,14 +14,13 @@ from rankwise.lint.topics.data_flow import (
     AT,
     ITERABLE,
     given,
-    here,
     is_given_away,
     is_prepared,
     passes,
     sampler_of,
     shown,
 )
-from rankwise.lint.topics.job_view import function_of, is_distributed, once, places, text_of
+from rankwise.lint.topics.job_view import function_of, is_distributed, node_in, once, places, text_of
 from rankwise.lint.topics.shares import (
     is_known_data,
     is_shared_out,
@@ -171,7 +170,7 @@ def data_not_split(script: Script) -> Iterator[Found]:
         if call is None or id(call.node) in seen or not _is_whole_for_all(script, one):
             continue
         seen.add(id(call.node))
-        node = here(script, call)
+        node = node_in(script, call)
         node = one.over if node is None and one.module is script.module else node
         finding = _finding(one, call, node) if node is not None else None
         if finding is not None:
@@ -266,7 +265,7 @@ def data_split_twice(script: Script) -> Iterator[Found]:
             sampler = sampler_of(loader) if isinstance(loader, Object) and loader.call is not None else None
             if sampler is None or sampler.call is None:
                 continue
-            node = here(script, sampler.call) or here(script, place.last)
+            node = node_in(script, sampler.call) or node_in(script, place.last)
             if node is not None and node not in seen:
                 seen.add(node)
                 yield Found(node, _MESSAGE, _FIX)

@@ -13,15 +13,16 @@ from rankwise.lint.topics.data_flow import (
     AT,
     SAMPLER_AT,
     given,
-    here,
+    hf_stream,
     is_given_away,
     is_prepared,
+    is_stream,
     passes,
     sampler_of,
     shown,
 )
 from rankwise.lint.topics.in_ranks import differs_deeply
-from rankwise.lint.topics.job_view import is_distributed, once, places, text_of
+from rankwise.lint.topics.job_view import is_distributed, node_in, once, places, text_of
 from rankwise.lint.topics.lengths import length_of
 from rankwise.lint.topics.shares import (
     classes_in,
@@ -31,7 +32,6 @@ from rankwise.lint.topics.shares import (
     splits_by_worker,
     spreads_otherwise,
 )
-from rankwise.lint.topics.streams import hf_stream, is_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def stream_not_split(script: Script) -> Iterator[Found]:
             # The data sets of another file, one of which knows the ranks.
             continue
         what = _same_everywhere(dataset)
-        node = here(script, call) or (one.over if one.module is script.module else None)
+        node = node_in(script, call) or (one.over if one.module is script.module else None)
         if what is not None and node is not None:
             seen.add(id(call.node))
             yield _finding(one, node, what)
@@ -118,7 +118,7 @@ def stream_repeated_by_workers(script: Script) -> Iterator[Found]:
         name = dataset.thing.cls.node.name
         message = f"each of the {workers.const} workers yields this rank's whole share: `{name}` never uses the worker id"
         fix = f"in {name}.__iter__ also split by torch.utils.data.get_worker_info() (its id and num_workers)"
-        yield Found(here(script, call) or call.node, message, fix)
+        yield Found(node_in(script, call) or call.node, message, fix)
 
 
 #: Fewer samples than the ranks of one ordinary node.
@@ -171,7 +171,7 @@ def _cut_by_hand(script: Script) -> Iterator[Found]:
         if call is None or subset is None or not one.syncs or id(call.node) in seen:
             continue
         length = _strided(subset)
-        node = here(script, call)
+        node = node_in(script, call)
         if length is not None and node is not None:
             seen.add(id(call.node))
             message = f"ranks from {length} up get none of {length} samples and make no step; the others wait for them in `{shown(one)}`'s first backward pass"

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.library.names import LOADER
-from rankwise.lint.model.values import Bound, Function, Instance, Object
+from rankwise.lint.model.values import Bound, Function, Instance
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import given, here
-from rankwise.lint.topics.job_view import called_names, is_distributed, once, places, text_of
+from rankwise.lint.topics.data_flow import given
+from rankwise.lint.topics.job_view import called_names, is_distributed, node_in, once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import UserClass, Value
+    from rankwise.lint.model.values import UserClass
     from rankwise.lint.script import Script
     from rankwise.lint.topics.job_view import Place
 
@@ -41,7 +41,7 @@ def cuda_in_loader_worker(script: Script) -> Iterator[Found]:
         if given(call, "multiprocessing_context") is not None or call.has_star:
             continue
         where = _uses_cuda(call)
-        node = here(script, call)
+        node = node_in(script, call)
         if where and node is not None:
             message = f"{where} uses CUDA in the {workers.const} forked workers of this loader: Cannot re-initialize CUDA in forked subprocess"
             yield Found(
@@ -64,9 +64,7 @@ def _uses_cuda(call: Call) -> str:
     for name in ("__getitem__", "__iter__"):
         method = cls.find(name)
         node = getattr(method.thing, "node", None) if method is not None else None
-        if node is not None and (
-            _moves(node) or _reads_cuda(cls, node) or _moves_to_own(node, dataset.thing)
-        ):
+        if node is not None and (_moves(node) or _reads_cuda(cls, node)):
             return f"`{cls.node.name}.{name}`"
     return ""
 
@@ -87,33 +85,6 @@ def _moves(node: ast.AST) -> bool:
         if any(isinstance(one, ast.Constant) and str(one.value).startswith("cuda") for one in places_named):
             return True
     return False
-
-
-def _moves_to_own(getter: ast.AST, instance: Instance) -> bool:
-    """Whether something goes `.to(self.device)`, and that is a GPU."""
-    for part in ast.walk(getter):
-        if not (
-            isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "to"
-        ):
-            continue
-        where = part.args[0] if part.args else None
-        if isinstance(where, ast.Attribute) and text_of(where.value) == "self":
-            value = instance.attrs.get(where.attr)
-            if value is not None and _is_gpu(value):
-                return True
-    return False
-
-
-def _is_gpu(value: Value) -> bool:
-    thing = value.thing
-    if (
-        isinstance(thing, Object)
-        and thing.kind == "torch.device"
-        and thing.call is not None
-        and thing.call.args
-    ):
-        value = thing.call.args[0]
-    return isinstance(value.const, str) and value.const.startswith("cuda")
 
 
 def _reads_cuda(cls: UserClass, getter: ast.AST) -> bool:

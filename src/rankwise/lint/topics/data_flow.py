@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.library.makers import PASS_ON
 from rankwise.lint.library.names import ACCELERATOR, DDP, FABRIC, LOADER, SAMPLER
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
-from rankwise.lint.model.values import Items, Object, Value
+from rankwise.lint.model.values import Instance, Items, Object, Value
 from rankwise.lint.topics.in_ranks import WHO
 from rankwise.lint.topics.job_view import parents_of, text_of
 
@@ -255,6 +255,17 @@ def loaders_in(value: Value) -> list[Object]:
     return []
 
 
+def is_stream(dataset: Value) -> bool:
+    """Whether it is a stream of a class of the user's."""
+    return isinstance(dataset.thing, Instance) and ITERABLE in dataset.thing.cls.library_bases()
+
+
+def hf_stream(dataset: Value) -> Call | None:
+    """The call of `load_dataset(..., streaming=True)` that a data set comes from, if nothing has split it since."""
+    thing = dataset.thing
+    return thing.call if isinstance(thing, Object) and thing.kind == "datasets.IterableDataset" else None
+
+
 def given(call: Call, name: str) -> Value | None:
     """An argument of a DataLoader's call; None if it was left out or is None."""
     value = call.arg(AT[name], name)
@@ -324,13 +335,6 @@ def _goes_over_loaders(loop: ast.AST, over: ast.AST) -> bool:
         return False
     names = {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
     return any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(over))
-
-
-def here(script: Script, call: Call) -> ast.AST | None:
-    """The node to report for a call: itself, or the call in this text that led there; None if there is none."""
-    if call.module is script.module:
-        return call.node
-    return next((site.node for site in reversed(call.stack) if site.module is script.module), None)
 
 
 def training_loops(history: History) -> Iterator[tuple[ast.AST, list[Call]]]:
