@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import operator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.model.attributes import attribute, guess
@@ -99,6 +100,12 @@ def _binary(run: Run, scope: Scope, node: ast.BinOp) -> Value:
         return Value(
             thing=Items([*left.thing.values, *right.thing.values], kind=left.thing.kind, is_whole=whole)
         )
+    if isinstance(node.op, (ast.Sub, ast.BitAnd, ast.BitOr, ast.BitXor)) and (
+        isinstance(left.thing, Items) or isinstance(right.thing, Items)
+    ):
+        parts = [one.thing for one in (left, right) if isinstance(one.thing, Items)]
+        kind = "numbers" if any(one.kind == "numbers" for one in parts) else "set"
+        return replace(mixed((left, right)), thing=Items([mixed((left, right))], kind=kind, is_whole=False))
     doing = BINARY.get(type(node.op))
     return compute(doing, left, right) if doing is not None else mixed((left, right))
 
@@ -338,10 +345,15 @@ def _comprehension(
             with run.within("guards", *(guard for _, guard in asked)):
                 element = mixed([evaluate(run, inner, part) for part in parts])
     if items and not run.dry:
-        run.items.append(Loop(node, scope.module, mixed(sources), items, None, run.guards))
+        over = replace(mixed(sources), thing=sources[0].thing) if len(sources) == 1 else mixed(sources)
+        run.items.append(Loop(node, scope.module, over, items, None, run.guards))
     # How long it is depends on its sources and tests; what is in it, on the element.
     length = mixed([*sources, *(value for value, _ in asked)])
-    kind = "set" if isinstance(node, ast.SetComp) else "list"
+    is_number = isinstance(node, ast.SetComp) and getattr(getattr(node.elt, "func", None), "id", "") in {
+        "int",
+        "len",
+    }
+    kind = "numbers" if is_number else "set" if isinstance(node, ast.SetComp) else "list"
     if isinstance(node, ast.DictComp):
         return mixed((element, length))
     return Value(

@@ -254,6 +254,9 @@ def _is_of_device(call: Call) -> bool:
     return call.name.endswith(".synchronize") and not any(word in words for word in ("comm", "dist", "util"))
 
 
+_OF_SETS = frozenset({"union", "intersection", "difference", "symmetric_difference"})
+
+
 def _of_items(run: Run, call: Call, method: str, given: Value) -> Value:
     items = call.receiver.thing
     if method == "update" and items.keys is not None and call.kwargs:
@@ -282,9 +285,9 @@ def _of_items(run: Run, call: Call, method: str, given: Value) -> Value:
             thing=Items(both if method == "items" else list(parts), is_whole=items.is_whole),
             via=given.via,
         )
-    if method == "copy":
-        return call.receiver
-    return given
+    if method == "sort":
+        items.kind = "list"
+    return call.receiver if method == "copy" or (items.kind == "set" and method in _OF_SETS) else given
 
 
 def _set_key(run: Run, items: Items, name: str, value: Value) -> None:

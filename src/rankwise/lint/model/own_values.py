@@ -27,7 +27,7 @@ def _local(origin: str, spread: Spread = Spread.LOCAL) -> Callable[[Run, Call], 
 
 
 def _same_file(_run: Run, call: Call) -> Value:
-    return Value(Spread.LOCAL, call.given.origin | {"files"})
+    return Value(Spread.LOCAL, call.given.origin | {"files", "unsorted"})
 
 
 def _seed(library: str) -> Callable[[Run, Call], Value | None]:

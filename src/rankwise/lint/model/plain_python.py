@@ -134,10 +134,13 @@ def _super(run: Run, call: Call) -> Value:
 
 
 def _set(_run: Run, call: Call) -> Value:
-    """The order of a set of text differs between processes (PYTHONHASHSEED)."""
+    """The order of a set of text differs between processes (PYTHONHASHSEED), that of a set of numbers does not."""
     value = call.args[0] if call.args else ANY
-    return Value(value.spread, value.origin, thing=Items(
-        [mixed((value, *([] if not isinstance(value.thing, Items) else value.thing.keys or value.thing.values)))], kind="set", is_whole=False))  # fmt: skip
+    parts = [] if not isinstance(value.thing, Items) else value.thing.keys or value.thing.values
+    is_range = isinstance(value.thing, Object) and value.thing.kind == "range"
+    is_numbers = is_range or (bool(parts) and all(isinstance(one.const, (int, float)) for one in parts))
+    items = Items([mixed((value, *parts))], kind="numbers" if is_numbers else "set", is_whole=False)
+    return Value(value.spread, value.origin, thing=items)
 
 
 def _sorted(_run: Run, call: Call) -> Value:
@@ -146,7 +149,7 @@ def _sorted(_run: Run, call: Call) -> Value:
     if isinstance(thing, Items):
         parts = list(thing.keys if thing.keys is not None else thing.values)
         return Value(value.spread, value.origin, thing=Items(parts, kind="list", is_whole=thing.is_whole))
-    return Value(value.spread, value.origin, thing=thing, path=value.path, via=value.via)
+    return Value(value.spread, value.origin - {"unsorted"}, thing=thing, path=value.path, via=value.via)
 
 
 def _dict(_run: Run, call: Call) -> Value | None:

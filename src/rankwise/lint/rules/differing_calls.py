@@ -7,150 +7,75 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.library.acts import ACTS
+from rankwise.lint.model.history import Fork, Loop
 from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import D, collectives, has_group, word_of
-from rankwise.lint.topics.job_view import text_of, together
-from rankwise.lint.topics.tensor_text import bindings, key_of, last_value
+from rankwise.lint.topics.job_view import ops, text_of
+from rankwise.lint.topics.tensor_text import last_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from rankwise.lint.model.history import Item
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
-
-
-_SET_METHODS = frozenset({"union", "intersection", "difference", "symmetric_difference"})
-
-
-_LISTINGS = frozenset({"listdir", "glob", "iglob", "rglob", "scandir", "iterdir"})
-
-
-_KEEPING = frozenset({"list", "tuple", "enumerate", "iter", "reversed", "map", "filter", "tqdm"})
-
-
-_DEEPEST = 6
-
-
-#: Orders that certainly differ: a listing of a folder that ranks share does not have to.
-_OF_SETS = ("a set", "a set of keys")
 
 
 @rule("RW315", "error", "C4", "collectives run in the order of a set or of a directory listing")
 def order_differs_between_ranks(script: Script) -> Iterator[Found]:
     told: set[int] = set()
-    for op in together(script):
-        if op.family == "barrier":
-            # Any two of them can be paired.
-            continue
-        for loop in op.call.loops:
-            sources = (
-                [loop.iter]
-                if isinstance(loop, (ast.For, ast.AsyncFor))
-                else [one.iter for one in getattr(loop, "generators", ())]
-            )
-            for source in sources:
-                order = (
-                    _order(script.tree, source, 0)
-                    if id(source) not in told and _is_here(script, source)
-                    else ""
-                )
-                if not order:
-                    continue
-                told.add(id(source))
-                yield Found(
-                    source,
-                    f"{order} has a different order in each process, so ranks call `{op.name}` for different items of `{text_of(source)}`",
-                    f"loop over `sorted({text_of(source)})`",
-                    severity="error" if order in _OF_SETS else "warning",
-                )
-
-
-def _is_here(script: Script, node: ast.AST) -> bool:
-    return any(one is node for one in ast.walk(script.tree))
-
-
-def _order(tree: ast.Module, node: ast.AST, depth: int) -> str:
-    """What makes the order differ; empty if nothing known does."""
-    if depth > _DEEPEST:
-        return ""
-    if isinstance(node, ast.Set):
-        return (
-            ""
-            if all(isinstance(one, ast.Constant) and isinstance(one.value, (int, float)) for one in node.elts)
-            else "a set"
-        )
-    if isinstance(node, ast.SetComp):
-        return "" if isinstance(node.elt, ast.Call) and key_of(node.elt.func) in {"int", "len"} else "a set"
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Sub, ast.BitAnd, ast.BitOr, ast.BitXor)):
-        return _of_operation(tree, node, depth)
-    if isinstance(node, ast.Call):
-        return _of_call(tree, node, depth)
-    key = key_of(node)
-    found = [value for _, value in bindings(tree, key, node) if value is not None] if key else []
-    if not found and isinstance(node, ast.Attribute):
-        found = _attribute_values(tree, node.attr)
-    orders = [_order(tree, value, depth + 1) for value in found]
-    return (
-        orders[-1] if orders and (all(orders) or "." not in key) and not _is_sorted_later(tree, key) else ""
-    )
-
-
-def _attribute_values(tree: ast.Module, name: str) -> list[ast.expr]:
-    """All values assigned to `self.name` in the file, for `model.name`."""
-    return [
-        one.value
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Assign)
-        and any(isinstance(target, ast.Attribute) and target.attr == name for target in one.targets)
-    ]
-
-
-def _is_sorted_later(tree: ast.Module, key: str) -> bool:
-    return any(
-        isinstance(one, ast.Call)
-        and isinstance(one.func, ast.Attribute)
-        and one.func.attr == "sort"
-        and key_of(one.func.value) == key
-        for one in ast.walk(tree)
-    )
-
-
-def _of_operation(tree: ast.Module, node: ast.BinOp, depth: int) -> str:
-    sides = (node.left, node.right)
-    if any(
-        isinstance(one, ast.Call)
-        and isinstance(one.func, ast.Attribute)
-        and one.func.attr in {"keys", "items"}
-        for one in sides
+    for loop in (
+        loop for entry in script.entries for history in entry.histories for loop in _loops(history.items)
     ):
-        return "a set of keys"
-    return next((order for one in sides if (order := _order(tree, one, depth + 1)) in _OF_SETS), "")
+        order = _order(loop.value)
+        # Any two barriers can be paired.
+        op = next((op for op in ops(loop.items) if op.family != "barrier"), None)
+        head = getattr(loop.node, "generators", [loop.node])[0]
+        node = getattr(head, "iter", None)
+        if (
+            order
+            and op is not None
+            and node is not None
+            and loop.module is script.module
+            and id(node) not in told
+        ):
+            told.add(id(node))
+            yield Found(
+                node,
+                f"{order} has a different order in each process, so ranks call `{op.name}` for different items of `{text_of(node)}`",
+                f"loop over `sorted({text_of(node)})`",
+                # A listing of a folder that ranks share does not have to differ.
+                severity="error" if order == "a set" else "warning",
+            )
 
 
-def _of_call(tree: ast.Module, node: ast.Call, depth: int) -> str:
-    word = key_of(node.func).rpartition(".")[2] or getattr(node.func, "attr", "")
-    if word in {"set", "frozenset"} and isinstance(node.func, ast.Name):
-        return "a set" if not (node.args and _are_numbers(node.args[0])) else ""
-    if word in _SET_METHODS and isinstance(node.func, ast.Attribute):
-        return "a set" if _order(tree, node.func.value, depth + 1) else ""
-    if word in _LISTINGS:
-        return "a directory listing"
-    if word == "copy" and isinstance(node.func, ast.Attribute):
-        return _order(tree, node.func.value, depth + 1)
-    return (
-        _order(tree, node.args[-1 if word in {"map", "filter"} else 0], depth + 1)
-        if word in _KEEPING and node.args
-        else ""
-    )
+def _loops(items: Sequence[Item]) -> Iterator[Loop]:
+    for item in items:
+        inside = [arm.items for arm in item.arms] if isinstance(item, Fork) else [getattr(item, "items", ())]
+        if isinstance(item, Loop):
+            yield item
+        for part in inside:
+            yield from _loops(part)
 
 
-def _are_numbers(node: ast.AST) -> bool:
-    if isinstance(node, ast.Call):
-        return key_of(node.func) == "range"
-    return isinstance(node, (ast.List, ast.Tuple)) and all(
-        isinstance(one, ast.Constant) and isinstance(one.value, int) for one in node.elts
-    )
+def _order(value: Value) -> str:
+    """What makes the order differ; empty if nothing known does."""
+    thing = value.thing
+    if isinstance(thing, Items):
+        is_numbers = bool(thing.values) and all(isinstance(one.const, (int, float)) for one in thing.values)
+        return "a set" if thing.kind == "set" and not is_numbers else ""
+    if isinstance(thing, Object) and "of" in thing.attrs:  # enumerate, zip
+        inner = thing.attrs["of"]
+        return next(
+            (
+                order
+                for one in ([inner, *inner.thing.values] if thing.kind == "zip" else [inner])
+                if (order := _order(one))
+            ),
+            "",
+        )
+    return "a directory listing" if thing is None and "unsorted" in value.origin else ""
 
 
 _GIVEN = {word: takes for word in ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "all_gather_into_tensor", "reduce_scatter_tensor")

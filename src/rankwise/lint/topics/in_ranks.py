@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 #: Where what a rank has is a matter of who it is.
 WHO = frozenset({"rank", "local_rank", "node_rank", "group_rank", "share"})
 #: What is on the disk is the same for all ranks, or meant to be.
-_DISK = frozenset({"files", "exists", "env"})
+_DISK = frozenset({"files", "unsorted", "exists", "env"})
 
 
 def differs_deeply(value: Value | None, depth: int = 0) -> bool:

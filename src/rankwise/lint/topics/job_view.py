@@ -198,17 +198,6 @@ def ops(items: Iterable[Item]) -> list[Op]:
     return found
 
 
-def together(script: Script) -> Iterator[Op]:
-    """All that the imagined ranks do together, each place once for each entry."""
-    for entry in script.entries:
-        seen: set[int] = set()
-        for history in entry.histories:
-            for op in ops(history.items):
-                if id(op.call.node) not in seen:
-                    seen.add(id(op.call.node))
-                    yield op
-
-
 def backend_of(call: Call) -> str | None:
     """The backend of a call of init_process_group in lower case; empty if it was not given, None if not known."""
     backend = call.arg(0, "backend")
