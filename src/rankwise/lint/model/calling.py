@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.model.calls import Call
 from rankwise.lint.model.functions import call_function, compared
 from rankwise.lint.model.library_calls import call_library, call_method, call_named, call_object, fill
+from rankwise.lint.model.notes import note_misfit
 from rankwise.lint.model.training import forward, is_parallel, synced_forward
 from rankwise.lint.model.values import (
     Bound,
@@ -50,6 +51,8 @@ def call(
     if node is None:
         return mixed((*args, *kwargs.values()))
     if isinstance(thing, Function):
+        if isinstance(node, ast.Call):
+            note_misfit(run, node, module, thing)
         value = call_function(run, thing, args, kwargs, node, module)
         _pass_on_fills(run, thing, node, scope, 0)
         return value

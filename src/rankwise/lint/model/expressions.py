@@ -17,7 +17,18 @@ from rankwise.lint.model.looping import element_of
 from rankwise.lint.model.notes import note_comparison, note_read, note_unbound, note_use
 from rankwise.lint.model.operators import BINARY, compare, compute
 from rankwise.lint.model.run import Scope
-from rankwise.lint.model.values import ANY, UNKNOWN, Items, Library, Object, Value, joined, known, mixed
+from rankwise.lint.model.values import (
+    ANY,
+    LITERAL_NONE,
+    UNKNOWN,
+    Items,
+    Library,
+    Object,
+    Value,
+    joined,
+    known,
+    mixed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +52,7 @@ def _parts(run: Run, scope: Scope, node: ast.AST) -> Value:
 
 
 def _constant(_run: Run, _scope: Scope, node: ast.Constant) -> Value:
-    return known(node.value)
+    return LITERAL_NONE if node.value is None else known(node.value)
 
 
 def _name(run: Run, scope: Scope, node: ast.Name) -> Value:

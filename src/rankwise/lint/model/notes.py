@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import DDP
-from rankwise.lint.model.values import Instance, Items, Object
+from rankwise.lint.model.values import LITERAL_NONE, Instance, Items, Object
 
 if TYPE_CHECKING:
-    import ast
-
     from rankwise.lint.model.calls import Call, Tests
     from rankwise.lint.model.history import History
     from rankwise.lint.model.run import Run, Scope
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.model.values import Function, Value
     from rankwise.lint.program import Module
 
 
@@ -42,6 +41,14 @@ def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None
     """Keep the read of an attribute that its owner was not given: the wrapped model may have it, or another rank."""
     thing = owner.thing
     note_use(run, scope, node, owner)
+    if (
+        owner == LITERAL_NONE
+        and isinstance(node.value, ast.Name)
+        and run.is_program
+        and not run.dry
+        and not run.tests
+    ):
+        run.notes.append(NoneRead(node, scope.module))
     if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
         run.notes.append(WrapperRead(node, scope.module, thing, run.tests))
     elif isinstance(thing, Instance) and node.attr not in thing.attrs and thing.cls.find(node.attr) is None:
@@ -68,6 +75,57 @@ class NoneUse:
     node: ast.expr | ast.stmt
     module: Module
     made: Call
+
+
+@dataclass(frozen=True, slots=True)
+class NoneRead:
+    """A read of an attribute of a variable that is None, as the program goes."""
+
+    node: ast.Attribute
+    module: Module
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A call of a function of the user's with arguments that its parameters do not take."""
+
+    node: ast.Call
+    module: Module
+    function: Function
+    why: str
+
+
+def note_misfit(run: Run, node: ast.Call, module: Module, function: Function) -> None:
+    """Keep a call of a plain function, by its name, that raises TypeError."""
+    takes, name = function.node.args, getattr(node.func, "id", "")
+    is_open = any(isinstance(one, ast.Starred) for one in node.args) or any(
+        one.arg is None for one in node.keywords
+    )
+    if run.dry or is_open or name != function.name or getattr(function.node, "decorator_list", None):
+        return
+    names, given = (
+        [one.arg for one in (*takes.posonlyargs, *takes.args)],
+        {str(one.arg) for one in node.keywords},
+    )
+    needed = names[: len(names) - len(takes.defaults)]
+    needed += [
+        one.arg for one, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if default is None
+    ]
+    lacking = [
+        one
+        for number, one in enumerate(needed)
+        if one not in given and (number >= len(node.args) or one not in names)
+    ]
+    unknown = sorted(given - {*names, *(one.arg for one in takes.kwonlyargs)}) if takes.kwarg is None else []
+    if lacking or unknown or (len(node.args) > len(names) and takes.vararg is None):
+        why = (
+            f"lacks {' and '.join(f'`{one}`' for one in lacking)}"
+            if lacking
+            else f"has no parameter `{unknown[0]}`"
+            if unknown
+            else f"takes {len(names)} arguments, not {len(node.args)}"
+        )
+        run.notes.append(Misfit(node, module, function, why))
 
 
 def note_use(run: Run, scope: Scope, node: ast.expr | ast.stmt, *values: Value) -> None:

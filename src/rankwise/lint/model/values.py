@@ -218,6 +218,8 @@ def known(const: Any, *, spread: Spread = Spread.EQUAL, origin: frozenset[str] =
 _DEEPEST = 6
 ANY = Value()
 NONE = Value(const=None)
+#: None as it stands in the text; what a library gives back may be None in tables only.
+LITERAL_NONE = Value(const=None, path="None")
 
 
 def mixed(values: Iterable[Value], _depth: int = 0) -> Value:

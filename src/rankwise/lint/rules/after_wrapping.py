@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankwise.lint.finding import Found, span_of
+from rankwise.lint.finding import Found
 from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import Instance, Method, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import backends
 from rankwise.lint.topics.job_view import node_in, parents_of, statement_of, text_of
-from rankwise.lint.topics.tensor_text import is_behind, is_in, key_of, last_value
+from rankwise.lint.topics.tensor_text import is_behind, is_in, key_of, last_value, mention
 from rankwise.lint.topics.wrapping import OFF, refers_to, trains_later, wraps
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def parameters_added_after_wrapping(script: Script) -> Iterator[Found]:
                 node,
                 f"`{text_of(node)}` adds parameters after `{name}` was wrapped, which knows only the earlier ones: these differ between ranks",
                 "build the complete model first, then wrap it",
-                also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
-                if is_in(script.tree, wrap.call.node)
-                else [],
+                also=mention(script, "wrapped here", wrap.call.node),
             )
 
 
@@ -157,9 +155,7 @@ def frozen_after_wrapping(script: Script) -> Iterator[Found]:
             node,
             f"`{text_of(node)}` comes after `{name}` was wrapped, which had chosen its parameters by then: what is {verb} {what}",
             "set `requires_grad` before the model is wrapped, or wrap it again after the change",
-            also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
-            if is_in(script.tree, wrap.call.node)
-            else [],
+            also=mention(script, "wrapped here", wrap.call.node),
         )
 
 
@@ -215,9 +211,7 @@ def moved_after_wrapping(script: Script) -> Iterator[Found]:
                 call.node,
                 f"`{text_of(call.node)}` moves the model after it was wrapped; DDP keeps the old parameters, and gradients are no longer averaged",
                 f"move the model before it is wrapped; to save it, take a copy of `{name}.module.state_dict()` to the CPU",
-                also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
-                if is_in(script.tree, wrap.call.node)
-                else [],
+                also=mention(script, "wrapped here", wrap.call.node),
             )
             break
 

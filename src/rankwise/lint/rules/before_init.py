@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
+from rankwise.lint.library.acts import ACTS
 from rankwise.lint.library.names import DDP, FSDP, SAMPLER
 from rankwise.lint.program import LIBRARIES
 from rankwise.lint.rule import rule
@@ -149,12 +150,7 @@ def _tell(script: Script, at: ast.AST, init: Call) -> Found:
     )
 
 
-_COLLECTIVES = frozenset(
-    "torch.distributed." + name
-    for name in ("all_reduce", "all_gather", "broadcast", "barrier", "reduce", "gather", "scatter", "reduce_scatter", "all_gather_object",
-                 "broadcast_object_list", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "new_group", "send", "recv",
-                 "get_rank", "get_world_size")
-)  # fmt: skip
+_COLLECTIVES = {name for name, act in ACTS.items() if act.signature} | {f"torch.distributed.{name}" for name in ("new_group", "get_rank", "get_world_size")}  # fmt: skip
 
 
 #: Packages whose objects make the group when they are made, or when they train.
@@ -264,34 +260,20 @@ def _may_have_group(calls: list[Call]) -> bool:
 
 
 def _is_guarded(call: Call, init: Call) -> bool:
-    """Whether the code around it tests for a group."""
-    shared = {id(site.node) for site in init.stack}
-    functions = (
-        [getattr(call.function, "node", None)] if call.stack and id(call.stack[-1].node) not in shared else []
-    )
-    functions += [None]
-    tests = [ast.unparse(node) for node, _, _ in call.tests] + [
-        ast.unparse(guard.node) for guard in call.guards
-    ]
-    tests += [
-        ast.unparse(one)
-        for one in above(call.module.tree, call.node)
-        if isinstance(one, (ast.IfExp, ast.BoolOp))
-    ]
-    text = " ".join([*tests, *(_tests_in(node) for node in functions if node is not None)])
+    """Whether the code around it, or a function of its own, tests for a group."""
+    tests = [*(node for node, _, _ in call.tests), *(guard.node for guard in call.guards)]
+    tests += [one for one in above(call.module.tree, call.node) if isinstance(one, (ast.IfExp, ast.BoolOp))]
+    is_apart = bool(call.stack) and call.stack[-1].node not in {site.node for site in init.stack}
+    function = getattr(call.function, "node", None) if is_apart else None
+    for one in ast.walk(function) if function is not None else ():
+        if isinstance(one, (ast.If, ast.IfExp, ast.Assert, ast.BoolOp)):
+            tests.append(getattr(one, "test", one))
+    text = " ".join(map(ast.unparse, tests))
     return (
         any(word in text for word in _ASKS_RW212)
         or "except" in call.contexts
         or is_caught(call.module.tree, call.node)
     )
-
-
-def _tests_in(function: ast.AST) -> str:
-    return " ".join(
-        ast.unparse(node.test)
-        for node in ast.walk(function)
-        if isinstance(node, (ast.If, ast.IfExp, ast.Assert))
-    ) + " ".join(ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.BoolOp))
 
 
 def _in_own_loop(call: Call, init: Call) -> bool:

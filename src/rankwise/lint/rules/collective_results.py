@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found, span_of
+from rankwise.lint.finding import Found
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import (
     OBJECTS,
@@ -26,6 +26,7 @@ from rankwise.lint.topics.tensor_text import (
     is_made_up,
     key_of,
     last_value,
+    mention,
     model_calls,
     root_of,
     targets_of,
@@ -170,9 +171,7 @@ def reduced_loss_goes_backward(script: Script) -> Iterator[Found]:
                 call.node,
                 f"`{key}` is reduced in place before its backward pass; {word_of(call)} is not part of the graph, so the gradients are wrong",
                 f"call `{key}.backward()` first, and reduce `{key}.detach().clone()` for the log",
-                also=[("the backward pass", script.piece.path, span_of(back, script.lines))]
-                if is_in(script.tree, back)
-                else [],
+                also=mention(script, "the backward pass", back),
             )
             break
 
@@ -254,9 +253,7 @@ def gathered_features_without_gradient(script: Script) -> Iterator[Found]:
             node,
             f"the loss uses what {word_of(call)} gathered from `{shown}`, which carries no gradient, not even for this rank's part",
             _fix(call, shown),
-            also=[("the backward pass", script.piece.path, span_of(back, script.lines))]
-            if is_in(script.tree, back)
-            else [],
+            also=mention(script, "the backward pass", back),
         )
 
 

@@ -165,7 +165,7 @@ def device_ids_of_cpu_model(script: Script) -> Iterator[Found]:
             or not isinstance(last_value(script.tree, node, call.node), ast.List)
         ):
             continue
-        if not (_is_cpu_text(script, call) or _stays_on_cpu_rw411(script, call)):
+        if not (_is_cpu_text(script, call) or _stays_on_cpu(script, call)):
             continue
         yield Found(
             node,
@@ -178,61 +178,55 @@ def _is_cpu_text(script: Script, call: Call) -> bool:
     """`DDP(net.cpu(), ...)`, `DDP(net.to("cpu"), ...)`, or `net = Net().cpu()` just before."""
     node = call.arg_node(0, "module")
     value = last_value(script.tree, node, call.node) if node is not None else None
-    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
-        return False
-    if value.func.attr == "cpu":
-        return True
-    return value.func.attr == "to" and bool(value.args) and _says_cpu_rw411(script, value.args[0], call)
+    method = value.func.attr if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) else ""
+    return method == "cpu" or (
+        method == "to"
+        and isinstance(value, ast.Call)
+        and bool(value.args)
+        and _names_cpu(script, value.args[0], call)
+    )
 
 
-def _says_cpu_rw411(script: Script, node: ast.AST, call: Call) -> bool:
-    place = last_value(script.tree, node, call.node)
+def _names_cpu(script: Script, node: ast.AST, call: Call) -> bool:
+    where = last_value(script.tree, node, call.node)
     stores = [
-        one for one in ast.walk(script.tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+        one.id
+        for one in ast.walk(script.tree)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
     ]
-    if isinstance(node, ast.Name) and sum(one.id == node.id for one in stores) > 1:
-        return False
-    if isinstance(place, ast.Call) and place.args:
-        place = place.args[0]
-    return isinstance(place, ast.Constant) and place.value == "cpu"
+    where = where.args[0] if isinstance(where, ast.Call) and where.args else where
+    return (
+        isinstance(where, ast.Constant) and where.value == "cpu" and stores.count(getattr(node, "id", "")) < 2
+    )
 
 
-def _stays_on_cpu_rw411(script: Script, call: Call) -> bool:
+#: Calls that put a model, or all that is made from now on, elsewhere.
+_MOVES = frozenset({"to", "cuda", "to_empty", "set_default_device", "set_default_tensor_type"})
+
+
+def _stays_on_cpu(script: Script, call: Call) -> bool:
     """Whether the model is created in the file, nothing is ever moved, and GPUs are never mentioned."""
     model = call.arg(0, "module")
-    if model is None or not isinstance(model.thing, (Object, Instance)) or {"device"} & set(call.contexts):
-        return False
-    if isinstance(model.thing, Object) and (
-        not model.thing.kind.startswith("torch.nn.")
-        or model.thing.call is None
-        or "device" in model.thing.call.kwargs
-    ):
-        return False
-    if isinstance(model.thing, Instance) and not any(
-        name.startswith("torch.nn.") for name in model.thing.cls.library_bases()
-    ):
+    thing = model.thing if model is not None else None
+    kinds = (
+        {thing.kind}
+        if isinstance(thing, Object) and thing.call is not None and "device" not in thing.call.kwargs
+        else set[str]()
+    )
+    kinds |= thing.cls.library_bases() if isinstance(thing, Instance) else set()
+    if model is None or "device" in call.contexts or not any(one.startswith("torch.nn.") for one in kinds):
         return False
     parts = {id(one) for one in parts_of(model)}
-    moves = [
-        one
-        for one in script.all_calls
-        if one.name.rpartition(".")[2]
-        in {"to", "cuda", "to_empty", "set_default_device", "set_default_tensor_type"}
-    ]
-    if any(
-        id(one.receiver.thing) in parts
+    moves = [one for one in script.all_calls if one.name.rpartition(".")[2] in _MOVES]
+    mine = [one for one in moves if id(one.receiver.thing) in parts]
+    if mine:
+        return all(_goes_to_cpu(one) for one in mine)
+    may_be = any(
+        one.name.startswith("torch.set_default")
         or (one.receiver.thing is None and one.args and one.name.startswith("?"))
         for one in moves
-    ):
-        return not any(id(one.receiver.thing) in parts and not _goes_to_cpu(one) for one in moves) and any(
-            id(one.receiver.thing) in parts for one in moves
-        )
-    known = backends(script)
-    return (
-        bool(known)
-        and known <= {"gloo", "nccl"}
-        and not any(one.name.startswith("torch.set_default") for one in moves)
     )
+    return not may_be and bool(backends(script)) and backends(script) <= {"gloo", "nccl"}
 
 
 def _goes_to_cpu(call: Call) -> bool:

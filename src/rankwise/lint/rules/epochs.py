@@ -79,52 +79,47 @@ def _endless(script: Script) -> Iterator[Found]:
 
 def _begun_again(tree: ast.Module, made: ast.AST) -> ast.AST | None:
     """Where a loader goes into a generator that never ends, or gets a new iterator when the old one has ended."""
-    above = parents_of(tree).get(made)
+    above, nodes = parents_of(tree).get(made), list(ast.walk(tree))
     names = {ast.unparse(one) for one in above.targets} if isinstance(above, ast.Assign) else set[str]()
-    endless = {one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and _is_endless(one)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in endless:
-            if any(one is made or ast.unparse(one) in names for one in node.args):
-                return node
-        elif (
-            isinstance(node, ast.ExceptHandler)
-            and node.type is not None
-            and "StopIteration" in ast.unparse(node.type)
-        ):
-            again = (one for part in node.body for one in ast.walk(part) if isinstance(one, ast.Call))
-            found = next(
-                (
-                    one
-                    for one in again
-                    if text_of(one.func) == "iter" and one.args and ast.unparse(one.args[0]) in names
-                ),
-                None,
-            )
-            if found is not None:
-                return found
-    return None
+    endless = {one.name for one in nodes if isinstance(one, ast.FunctionDef) and _is_endless(one)}
+    ended = [
+        one
+        for one in nodes
+        if isinstance(one, ast.ExceptHandler)
+        and one.type is not None
+        and "StopIteration" in ast.unparse(one.type)
+    ]
+    renewed = {
+        part
+        for one in ended
+        for part in ast.walk(one)
+        if isinstance(part, ast.Call) and text_of(part.func) == "iter"
+    }
+    calls = [
+        one
+        for one in nodes
+        if isinstance(one, ast.Call) and (one in renewed or getattr(one.func, "id", "") in endless)
+    ]
+    return next(
+        (call for call in calls if any(one is made or ast.unparse(one) in names for one in call.args)), None
+    )
 
 
 def _is_endless(function: ast.FunctionDef) -> bool:
     """``while True: for batch in loader: yield batch``."""
     parameters = {one.arg for one in function.args.args}
-    return any(
-        isinstance(turn, ast.For)
-        and getattr(turn.iter, "id", "") in parameters
-        and any(isinstance(part, ast.Yield) for part in ast.walk(turn))
-        for loop in ast.walk(function)
-        if isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant) and loop.test.value
-        for turn in loop.body
-    ) or any(
-        isinstance(loop, ast.While)
-        and isinstance(loop.test, ast.Constant)
-        and loop.test.value
-        and any(
-            isinstance(part, ast.YieldFrom) and getattr(part.value, "id", "") in parameters
-            for part in ast.walk(loop)
-        )
-        for loop in ast.walk(function)
-    )
+    loops = [
+        one
+        for one in ast.walk(function)
+        if isinstance(one, ast.While) and isinstance(one.test, ast.Constant) and one.test.value
+    ]
+    parts = [part for loop in loops for part in ast.walk(loop)]
+    over = {
+        getattr(getattr(part, "iter", getattr(part, "value", None)), "id", "")
+        for part in parts
+        if isinstance(part, (ast.For, ast.YieldFrom))
+    }
+    return bool(parameters & over) and any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in parts)
 
 
 def _message(one: Shuffled, silent: list[Pass]) -> str:

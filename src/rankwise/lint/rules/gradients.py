@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found, span_of
+from rankwise.lint.finding import Found
 from rankwise.lint.model.values import Spread
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import collectives, filled_node, word_of
@@ -18,6 +18,7 @@ from rankwise.lint.topics.tensor_text import (
     key_of,
     last_value,
     loads,
+    mention,
     own_parts,
     root_of,
     statements_in,
@@ -61,9 +62,7 @@ def loss_without_graph(script: Script) -> Iterator[Found]:
                 node,
                 "for some batches the loss is this constant, which has no graph: this rank reduces no gradients while the others wait",
                 "keep the graph: use `prediction.sum() * 0.0` as the loss of such a batch",
-                also=[("the backward pass", script.piece.path, span_of(back, script.lines))]
-                if is_in(script.tree, back)
-                else [],
+                also=mention(script, "the backward pass", back),
             )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found, span_of
+from rankwise.lint.finding import Found
 from rankwise.lint.library.names import DDP, FSDP, FULLY_SHARD
 from rankwise.lint.model.values import Items, Object, Spread
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import text_of
-from rankwise.lint.topics.tensor_text import is_in, key_of
+from rankwise.lint.topics.tensor_text import is_in, key_of, mention
 from rankwise.lint.topics.wrapping import parts_of, refers_to, trains_later, wraps
 
 if TYPE_CHECKING:
@@ -38,13 +38,7 @@ def state_differs_after_wrapping(script: Script) -> Iterator[Found]:
             if not is_in(script.tree, call.node) or id(call.node) in told:
                 continue
             told.add(id(call.node))
-            is_here = is_in(script.tree, wrap.call.node)
-            also = (
-                [("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
-                if is_here
-                else []
-            )
-            yield Found(call.node, message, fix, also=also)
+            yield Found(call.node, message, fix, also=mention(script, "wrapped here", wrap.call.node))
 
 
 def _loads(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
@@ -181,9 +175,7 @@ def optimizer_before_sharding(script: Script) -> Iterator[Found]:
                 node,
                 f"the optimizer holds the parameters from before {name}, which replaces them: its step changes nothing",
                 f"create the optimizer after {name}",
-                also=[(name, script.piece.path, span_of(shard.node, script.lines))]
-                if is_in(script.tree, shard.node)
-                else [],
+                also=mention(script, name, shard.node),
             )
             break
 
@@ -278,7 +270,7 @@ _CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_
 _SHARDS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
 
-@rule("RW419", "warning", "", "gradients under FSDP are clipped by the norm of each rank's own shard")
+@rule("RW419", "error", "", "gradients under FSDP are clipped by the norm of each rank's own shard")
 def clipped_by_own_shard(script: Script) -> Iterator[Found]:
     models = {
         call.node: call
@@ -319,6 +311,7 @@ def _scaler(script: Script) -> Iterator[Found]:
                 call.node,
                 "this scaler looks for infinities in the shards of its own rank: one rank skips a step that the others make",
                 "use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, or bfloat16 without a scaler",
+                severity="error" if enabled is None or enabled.const is True else "warning",
             )
 
 

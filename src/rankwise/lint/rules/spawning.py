@@ -1,4 +1,4 @@
-"""Functions that are started as ranks."""
+"""Functions that are called, or started as ranks, with arguments that they do not take."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found, span_of
+from rankwise.lint.model.notes import Misfit
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.scopes import Scopes, is_function
 from rankwise.lint.topics.spawning import (
@@ -15,6 +16,7 @@ from rankwise.lint.topics.spawning import (
     outermost_function,
     spawns,
 )
+from rankwise.lint.topics.turns import is_caught
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,3 +203,29 @@ def _is_one_thing(scopes: Scopes, args: ast.expr) -> bool:
         name = args.func.attr if isinstance(args.func, ast.Attribute) else getattr(args.func, "id", "")
         return name in _ONE_THING
     return False
+
+
+@rule(
+    "RW819",
+    "error",
+    "",
+    "a function of the text is called with arguments that it does not take",
+    needs_ranks=False,
+)
+def call_does_not_fit(script: Script) -> Iterator[Found]:
+    told: set[ast.AST] = set()
+    for note in script.notes:
+        if (
+            isinstance(note, Misfit)
+            and note.module is script.module
+            and note.node not in told
+            and not is_caught(script.tree, note.node)
+        ):
+            told.add(note.node)
+            name, where = note.function.name, note.function
+            yield Found(
+                note.node,
+                f"`{ast.unparse(note.node.func)}(...)` {note.why}: TypeError",
+                f"pass what `{name}` takes, or change its parameters",
+                also=[(f"`{name}`", where.module.shown, span_of(where.node, where.module.lines))],
+            )

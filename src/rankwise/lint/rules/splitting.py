@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Edit, Found, span_of
 from rankwise.lint.library.names import ACCELERATOR, FABRIC, LOADER, SAMPLER
@@ -16,6 +16,7 @@ from rankwise.lint.topics.data_flow import (
     given,
     is_given_away,
     is_prepared,
+    is_stream,
     passes,
     sampler_of,
     shown,
@@ -42,119 +43,82 @@ if TYPE_CHECKING:
 def sampler_and_shuffle(script: Script) -> Iterator[Found]:
     for place in once(places(script, LOADER)):
         call = place.last
-        clash = _clash(call)
-        if clash is not None and not _may_be_apart(call):
-            edits = _edits(script, call) if clash.is_of_shuffle else []
-            yield Found(call.node, clash.message, clash.fix, edits=edits)
+        for message, fix in _clashes(call) if not _may_be_apart(call) else ():
+            words = getattr(call.node, "keywords", ()) if fix.startswith("remove shuffle: ") else ()
+            # `shuffle=False` instead of `shuffle=True`: both loaders of a branch keep their form.
+            nodes = [
+                one.value for one in words if one.arg == "shuffle" and isinstance(one.value, ast.Constant)
+            ]
+            edits = [Edit(span=span_of(one, script.lines), text="False") for one in nodes]
+            yield Found(call.node, f"ValueError: {message}", fix, edits=edits)
+            break
 
 
-class _Clash(NamedTuple):
-    message: str
-    fix: str
-    is_of_shuffle: bool = False  # without shuffle=True, the call is right
-
-
-def _clash(call: Call) -> _Clash | None:
-    sampler, batches = given(call, "sampler"), given(call, "batch_sampler")
-    shuffles = _is_true(call, "shuffle")
-    name = text_of(call.arg_node(AT["sampler"], "sampler")) or "the sampler"
-    if batches is not None and _is_there(batches):
-        others = [word for word in ("shuffle", "drop_last") if _is_true(call, word)]
-        size = call.arg(AT["batch_size"], "batch_size")
-        others += ["batch_size"] if size is not None and size.const != 1 else []
-        others += ["sampler"] if sampler is not None and _is_there(sampler) else []
-        if others:
-            return _Clash(
-                f"ValueError: a batch_sampler excludes {', '.join(others)}",
-                f"remove {', '.join(others)}: the batch sampler decides",
-            )
-    if sampler is not None and _is_there(sampler) and shuffles:
-        return _Clash(
-            f"ValueError: `{name}` decides the order, so shuffle=True is not allowed",
+def _clashes(call: Call) -> Iterator[tuple[str, str]]:
+    has = {
+        name: isinstance(getattr(given(call, name), "thing", None), (Object, Instance))
+        for name in ("sampler", "batch_sampler")
+    }
+    on = [
+        name
+        for name in ("shuffle", "drop_last")
+        if (value := call.arg(AT[name], name)) is not None and value.const is True
+    ]
+    size, name = (
+        call.arg(AT["batch_size"], "batch_size"),
+        text_of(call.arg_node(AT["sampler"], "sampler")) or "the sampler",
+    )
+    others = [
+        *on,
+        *(["batch_size"] if size is not None and size.const != 1 else []),
+        *(["sampler"] if has["sampler"] else []),
+    ]
+    if has["batch_sampler"] and others:
+        yield (
+            f"a batch_sampler excludes {', '.join(others)}",
+            f"remove {', '.join(others)}: the batch sampler decides",
+        )
+    if has["sampler"] and "shuffle" in on:
+        yield (
+            f"`{name}` decides the order, so shuffle=True is not allowed",
             f"remove shuffle: `{name}` does the shuffling",
-            is_of_shuffle=True,
         )
     dataset = given(call, "dataset")
-    if (
-        dataset is not None
-        and isinstance(dataset.thing, Instance)
-        and ITERABLE in dataset.thing.cls.library_bases()
-    ):
-        if shuffles:
-            return _Clash(
-                "ValueError: a loader cannot shuffle an IterableDataset",
+    if dataset is not None and is_stream(dataset):
+        if "shuffle" in on:
+            yield (
+                "a loader cannot shuffle an IterableDataset",
                 "remove shuffle, and shuffle in the data set's __iter__",
             )
-        if sampler is not None and _is_there(sampler) and not _is_one_of_several(call):
-            return _Clash(
-                "ValueError: an IterableDataset has no indices, so a sampler cannot draw from it",
-                "remove the sampler, and select this rank's share in the data set's __iter__",
-            )
-    return None
+        if has["sampler"] and not _is_one_of_several(call):
+            what = "an IterableDataset has no indices, so a sampler cannot draw from it"
+            yield what, "remove the sampler, and select this rank's share in the data set's __iter__"
 
 
 def _is_one_of_several(call: Call) -> bool:
     """Whether data set and sampler both come from branches: which goes with which is not known."""
-    scope = function_of(call.module.tree, call.node)
-    names = [text_of(call.arg_node(AT[word], word)) for word in ("dataset", "sampler")]
-    counts = [
-        sum(
-            isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
-            for node in ast.walk(scope)
-        )
-        for name in names
-    ]
-    return any(count > 1 for count in counts)
+    scope = ast.walk(function_of(call.module.tree, call.node))
+    stored = [node.id for node in scope if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    return any(stored.count(text_of(call.arg_node(AT[word], word))) > 1 for word in ("dataset", "sampler"))
 
 
 def _may_be_apart(call: Call) -> bool:
     """Whether the arguments come by a table (``**options``) that gets one or the other on different ways."""
-    keywords = getattr(call.node, "keywords", [])
-    if all(one.arg is not None for one in keywords):
+    if all(one.arg is not None for one in getattr(call.node, "keywords", [])):
         return False
-    scope = function_of(call.module.tree, call.node)
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Delete) or (
-            isinstance(node, ast.Attribute) and node.attr in {"pop", "update"}
-        ):
-            return True
-        if isinstance(node, ast.If) and node.orelse and _keys(node.body) and _keys(node.orelse):
-            return True
-    return False
-
-
-def _keys(statements: list[ast.stmt]) -> set[str]:
-    """The loader's arguments that these statements name."""
-    words = {
-        part.value
-        for one in statements
-        for part in ast.walk(one)
-        if isinstance(part, ast.Constant) and isinstance(part.value, str)
-    }
-    return words & {"shuffle", "sampler", "batch_sampler", "batch_size", "drop_last"}
-
-
-def _is_true(call: Call, name: str) -> bool:
-    value = call.arg(AT[name], name)
-    return value is not None and value.const is True
-
-
-def _is_there(value: Value) -> bool:
-    return isinstance(value.thing, (Object, Instance))
-
-
-def _edits(script: Script, call: Call) -> list[Edit]:
-    """`shuffle=False` instead of `shuffle=True`: both loaders of a branch keep their form."""
-    node = call.node
-    if not isinstance(node, ast.Call):
-        return []
-    keyword = next(
-        (one for one in node.keywords if one.arg == "shuffle" and isinstance(one.value, ast.Constant)), None
+    nodes = list(ast.walk(function_of(call.module.tree, call.node)))
+    is_changed = any(
+        isinstance(node, ast.Delete) or getattr(node, "attr", "") in {"pop", "update"} for node in nodes
     )
-    if keyword is None:
-        return []
-    span = span_of(keyword.value, script.lines)
-    return [Edit(span=span, text="False")]
+    return is_changed or any(
+        isinstance(node, ast.If) and _keys(node.body) and _keys(node.orelse) for node in nodes
+    )
+
+
+def _keys(statements: list[ast.stmt]) -> bool:
+    """Whether these statements name arguments of a loader."""
+    words = {part.value for one in statements for part in ast.walk(one) if isinstance(part, ast.Constant)}
+    return not words.isdisjoint({"shuffle", "sampler", "batch_sampler", "batch_size", "drop_last"})
 
 
 _CHOICE = re.compile(r"dist|ddp|world|rank|gpu|parallel|launcher|multi|slurm|sampler|device", re.IGNORECASE)

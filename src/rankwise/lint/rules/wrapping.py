@@ -14,7 +14,7 @@ from rankwise.lint.model.values import Instance, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import D
 from rankwise.lint.topics.job_view import INIT, above
-from rankwise.lint.topics.tensor_text import backward_of, is_in, key_of, nodes_in
+from rankwise.lint.topics.tensor_text import backward_of, is_in, key_of, mention, nodes_in
 from rankwise.lint.topics.wrapping import OFF, wraps
 
 if TYPE_CHECKING:
@@ -200,9 +200,7 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Found]:
             node,
             f"the loss bypasses `{name}`, so its gradients are never averaged: every rank trains its own model",
             f"call `{name}(...)` itself; move what the loss needs into the model's `forward`",
-            also=[("wrapped here", script.piece.path, span_of(wrap.call.node, script.lines))]
-            if is_in(script.tree, wrap.call.node)
-            else [],
+            also=mention(script, "wrapped here", wrap.call.node),
         )
 
 

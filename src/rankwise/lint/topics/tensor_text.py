@@ -6,6 +6,7 @@ import ast
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from rankwise.lint.finding import Span, span_of
 from rankwise.lint.topics.job_view import above, function_of, statement_of
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from rankwise.lint.model.calls import Call, Site
     from rankwise.lint.program import Module
+    from rankwise.lint.script import Script
 
 #: Methods and attributes that show the same memory in another way.
 VIEWS = frozenset({"view", "view_as", "data", "detach", "squeeze", "unsqueeze", "narrow", "select", "expand", "contiguous", "flatten",
@@ -142,6 +144,11 @@ def _end(node: ast.AST) -> tuple[int, int]:
 def is_in(tree: ast.Module, node: ast.AST) -> bool:
     """Whether a node is one of this text's."""
     return next((one for one in above(tree, node)), None) is not None
+
+
+def mention(script: Script, what: str, node: ast.AST) -> list[tuple[str, str, Span]]:
+    """A place beside that of a finding, if it is in this text."""
+    return [(what, script.piece.path, span_of(node, script.lines))] if is_in(script.tree, node) else []
 
 
 def is_behind(node: ast.AST, other: ast.AST) -> bool:
