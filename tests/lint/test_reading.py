@@ -225,15 +225,12 @@ def test_fences_that_are_no_program_are_dropped() -> None:
 @pytest.mark.parametrize(
     ("code", "line"),
     [
-        ("print \u201crank\u201d", 1),
-        ("x = 1\nprint 'x', x  # shown", 2),
-        ("if rank == 0:\n    print '%d' % (a,\n        b)", 2),
-        ("try:\n    go()\nexcept OSError, e:\n    raise Broken, 'x'", 3),
+        ("print(\u201crank\u201d)", 1),
         ("model = DDP\uff08model\uff0cdevice_ids=[0]\uff09", 1),
     ],
 )
 def test_a_slip_in_a_tagged_fence_is_told_without_an_import(code: str, line: int) -> None:
-    """What would be Python with plain characters, or in Python 2, was meant as a program, in whatever fence for Python."""
+    """What would be Python with plain characters was meant as a program, in whatever fence for Python."""
     for tag in ("python", "py", "python3"):
         (piece,) = read_markdown("a.md", f"```{tag}\n{code}\n```\n")
         unparsed = find_unparsed(piece.code)
@@ -323,8 +320,7 @@ def test_what_git_ignores_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "line", "word"),
     [
-        ("import os\nprint 'a'\n", 2, "Python 2"),
-        ("try:\n    pass\nexcept ValueError, e:\n    pass\n", 3, "Python 2"),
+        ("import os\nprint 'a'\n", 2, "print"),
         (">>> import torch\n", 1, "prompt"),
         ("print(\u201chi\u201d)\n", 1, "quote"),
         ("x = 1 \u2013 2\n", 1, "dash"),

@@ -28,24 +28,6 @@ _PROMPT = re.compile(r"\s*(?:>>>(?:\s|$)|In \[\d+\]:)")
 _NEWER = re.compile(r"\s*(?:async\s+)?(?:def|class)\s+\w+\[|\s*type\s+\w+(?:\[.*\])?\s*=")
 _FENCE = re.compile(r"\s*(?:```|~~~)")
 _ASCII = str.maketrans(_QUOTES | _WIDE | _DASHES | _BLANKS)
-_PRINT = re.compile(r"\s*print\s+(?![=(.\[,:]|in\b|is\b|if\b|and\b|or\b)\S|\s*print\s*>>")
-_PYTHON2 = (
-    (re.compile(r"\s*exec\s+['\"\w]"), "exec is a function in Python 3", "write exec(…)"),
-    (re.compile(r"\s*except\s+[\w.()]+\s*,\s*\w+\s*:"), "`except Error, name` is Python 2", "write `except Error as name:`"),
-    (re.compile(r"\s*raise\s+[\w.]+\s*,"), "`raise Error, text` is Python 2", "write `raise Error(text)`"),
-    (re.compile(r"[^'\"#]*<>"), "`<>` is Python 2", "write `!=`"),
-    (re.compile(r"[^'\"#]*\b0\d+\b"), "numbers that begin with 0 are Python 2's octals", "write 0o… for an octal number"),
-    (re.compile(r"[^'\"#]*\b\d+[lL]\b"), "numbers that end with L are Python 2", "drop the L"),
-)  # fmt: skip
-#: What makes Python 3 of Python 2, as far as its parser goes: `print` is dropped, so that its values stay.
-_NOW = (
-    (re.compile(r"^(\s*)(?:print\b\s*(?:>>)?|exec\b)\s*"), r"\1"),
-    (re.compile(r"^(\s*except\s+[\w.()]+)\s*,\s*(\w+\s*:)"), r"\1 as \2"),
-    (re.compile(r"^(\s*raise\s+[\w.]+)\s*,"), r"\1;"),
-    (re.compile(r"^([^'\"#]*)<>"), r"\1!="),
-    (re.compile(r"^([^'\"#]*\b0)(?=[0-7]+\b)"), r"\1o"),
-    (re.compile(r"^([^'\"#]*\b\d+)[lL]\b"), r"\1"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,21 +105,18 @@ def explain(code: str, error: SyntaxError) -> Unparsed:
 
 
 def is_slip(code: str) -> bool:
-    """Whether a text is no Python, and would be with plain characters or in Python 3: so it was meant as a program.
+    """Whether a text is no Python, and would be with plain characters: so it was meant as a program.
 
     A line of output, or a sentence, may also have a typographic quote; it is no program without it.
     """
     lines = [_to_plain(line) for line in code.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
-    is_python2 = any(_tell_python2(line, 1) is not None for line in lines)
-    for pattern, new in _NOW if is_python2 else ():
-        lines = [pattern.sub(new, line) if _tell_python2(line, 1) is not None else line for line in lines]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = parse("\n".join(lines))
     except SyntaxError:
         return False
-    return is_python2 or any(_is_code(node) for node in ast.walk(tree))
+    return any(_is_code(node) for node in ast.walk(tree))
 
 
 def _to_plain(text: str) -> str:
@@ -211,16 +190,6 @@ def _outside_strings(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def _tell_python2(text: str, number: int) -> Unparsed | None:
-    col = len(text) - len(text.lstrip()) + 1
-    if _PRINT.match(text):
-        return _known(number, col, "print without brackets is Python 2", "write print(…)")
-    for pattern, why, fix in _PYTHON2:
-        if pattern.match(text):
-            return _known(number, col, why, fix)
-    return None
-
-
 def _find_pasted(lines: list[str]) -> Unparsed | None:
     """Lines of a pasted page or console anywhere: the parser stops at their output, or at a bracket before them."""
     told = (
@@ -235,5 +204,4 @@ _TELLERS: tuple[Callable[[str, int], Unparsed | None], ...] = (
     _tell_prompt,
     _tell_fence,
     _tell_characters,
-    _tell_python2,
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise.lint.library.names import FABRIC
-from rankwise.lint.model.values import ANY, Object, Suspended, Value, mixed
+from rankwise.lint.model.values import ANY, Suspended, Value, mixed
 
 if TYPE_CHECKING:
     import ast
@@ -105,13 +105,6 @@ class Call:
     def given(self) -> Value:
         """All arguments mixed: as different as the most different of them."""
         return mixed((*self.args, *self.kwargs.values()))
-
-    @property
-    def object(self) -> Object | None:
-        """The library's object whose method this is, or that it made."""
-        if isinstance(self.receiver.thing, Object):
-            return self.receiver.thing
-        return self.result.thing if isinstance(self.result.thing, Object) else None
 
     def excludes(self, other: Call) -> bool:
         """Whether the two stand in different arms of one test, or of two tests of one setting."""

@@ -84,7 +84,6 @@ class Loop:
     items: list[Item]
     turns: int | None = None
     guards: tuple[Guard, ...] = ()
-    may_end_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

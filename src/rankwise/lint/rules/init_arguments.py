@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 _STORE = "torch.distributed.FileStore"
 
 
-_PATHS = frozenset(
-    {"abspath", "join", "expanduser", "realpath", "dirname", "Path", "str", "resolve", "as_posix"}
-)
-
-
 _REMOVES = frozenset(
     {"remove", "unlink", "rmtree", "mkdtemp", "TemporaryDirectory", "mkstemp", "NamedTemporaryFile"}
 )

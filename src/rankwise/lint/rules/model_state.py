@@ -10,7 +10,7 @@ from rankwise.lint.library.names import DDP, FSDP, FULLY_SHARD
 from rankwise.lint.model.values import Items, Object, Spread
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import text_of
-from rankwise.lint.topics.tensor_text import is_in, key_of, mention
+from rankwise.lint.topics.tensor_text import is_in, mention
 from rankwise.lint.topics.wrapping import parts_of, refers_to, trains_later, wraps
 
 if TYPE_CHECKING:
@@ -197,39 +197,14 @@ def _replaces(call: Call) -> bool:
 
 
 def _holds(optimizer: Call, shard: Call, calls: list[Call]) -> bool:
-    model = shard.arg(0, "module")
-    given = optimizer.arg(0, "params")
-    if model is None or given is None:
-        return False
-    ids = {id(one) for one in parts_of(model)}
-    if any(id(thing) in ids for thing in _models(given)):
-        return True
-    # `[p for p in net.parameters() if ...]`: by the calls that stand within the optimizer's.
+    """Whether an optimizer was given parameters of the model that is sharded: by itself, or by calls in its function before."""
+    model, given = shard.arg(0, "module"), optimizer.arg(0, "params")
+    ids = {id(one) for one in parts_of(model)} if model is not None and given is not None else set()
     inside = {id(one) for one in ast.walk(optimizer.node)}
-    asked = [
-        one
-        for one in calls
-        if one.name.endswith("parameters")
-        and (
-            id(one.node) in inside
-            or (
-                one.function is optimizer.function
-                and one.function is not None
-                and one.index < optimizer.index
-            )
-        )
-    ]
-    if any(id(one.receiver.thing) in ids for one in asked):
-        return True
-    name = key_of(shard.arg_node(0, "module"))
-    texts = {
-        key_of(one.func.value)
-        for one in ast.walk(optimizer.node)
-        if isinstance(one, ast.Call)
-        and isinstance(one.func, ast.Attribute)
-        and one.func.attr.endswith("parameters")
-    }
-    return bool(name) and name in texts and shard.function is optimizer.function and model.thing is None
+    asked = [one for one in calls if one.name.endswith("parameters") and (id(one.node) in inside or (
+        one.function is optimizer.function and one.function is not None and one.index < optimizer.index))]  # fmt: skip
+    held = [*(_models(given) if given is not None else ()), *(one.receiver.thing for one in asked)]
+    return any(id(thing) in ids for thing in held)
 
 
 def _models(value: Value) -> Iterator[object]:

@@ -26,14 +26,12 @@ class Setting:
         value: What it is set to.
         span: The assignment.
         is_exported: Whether child processes see it.
-        is_prefix: Whether it stands before a command and holds for that command alone.
     """
 
     name: str
     value: Word
     span: Span
     is_exported: bool = False
-    is_prefix: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -329,9 +329,7 @@ class Walk:
             parts=() if is_array else expander.value(value),
             span=expander.span(value) if value else expander.span(node),
         )
-        setting = Setting(
-            name=expander.text(name), value=word, span=expander.span(node), is_exported=True, is_prefix=True
-        )
+        setting = Setting(name=expander.text(name), value=word, span=expander.span(node), is_exported=True)
         self.reading.settings.append(setting)
         return [setting]
 

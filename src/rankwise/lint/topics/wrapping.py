@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.lint.library.names import DDP, FSDP, FULLY_SHARD
+from rankwise.lint.library.names import DDP, FSDP
 from rankwise.lint.model.values import Instance, Items, Object
 from rankwise.lint.topics.job_view import statement_of
 from rankwise.lint.topics.tensor_text import key_of, targets_of
@@ -31,7 +31,6 @@ class Wrap:
         wrapper: The wrapped model.
         inner: The model inside.
         names: What the wrapper is called in the text.
-        inner_names: What the model inside is called, beside ``<wrapper>.module``.
     """
 
     entry: Entry
@@ -39,7 +38,6 @@ class Wrap:
     wrapper: Object
     inner: Value
     names: frozenset[str]
-    inner_names: frozenset[str]
 
     @property
     def kind(self) -> str:
@@ -101,14 +99,12 @@ def _wrap(entry: Entry, call: Call, thing: Object) -> Wrap:
     inner = made.arg(0, "module")
     statement = statement_of(call.module.tree, call.node)
     names = _names(call, thing, targets_of(statement)) if statement is not None else set()
-    inner_key = key_of(call.arg_node(0, "module")) if call.name in {DDP, FSDP} else ""
     return Wrap(
         entry=entry,
         call=call,
         wrapper=thing,
         inner=inner if inner is not None else call.result,
         names=frozenset(names),
-        inner_names=frozenset({inner_key} - {""} - names),
     )
 
 
@@ -152,14 +148,6 @@ def trains_later(wrap: Wrap, call: Call) -> bool:
         and (one.index > call.index or any(loop in one.loops for loop in call.loops))
         for one in wrap.entry.histories[0].calls
     )
-
-
-def sharded(script: Script) -> Iterator[tuple[Entry, Call]]:
-    """Calls of `fully_shard`."""
-    for entry in script.entries:
-        for call in entry.histories[0].calls:
-            if call.name == FULLY_SHARD:
-                yield entry, call
 
 
 def refers_to(node: ast.AST, wrap: Wrap) -> bool:
