@@ -54,12 +54,6 @@ def _loads(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
                 f"only ranks with `{test}` load the state, after the model was wrapped: the other ranks keep different weights forever",
                 f"load it on every rank, outside of `{test}`, or before the model is wrapped",
             )
-        elif (own := _own_file(call)) is not None:
-            yield (
-                call,
-                f"whether this rank loads the state depends on `{own}`, a file of its own, and the model is already wrapped: ranks continue with different weights",
-                "let all ranks read one file, decide on rank 0 whether to resume, and broadcast the decision",
-            )
 
 
 def _is_its(call: Call, wrap: Wrap) -> bool:
@@ -69,18 +63,6 @@ def _is_its(call: Call, wrap: Wrap) -> bool:
         or (wrap.inner.thing is not None and call.receiver.thing is wrap.inner.thing)
         or (func is not None and call.receiver.thing is None and refers_to(func, wrap))
     )
-
-
-def _own_file(call: Call) -> str | None:
-    for node, value, taken in call.tests:
-        if (
-            taken
-            and "exists" in value.origin
-            and value.origin & {"rank", "local_rank"}
-            and value.spread is Spread.LOCAL
-        ):
-            return text_of(node)
-    return None
 
 
 def _is_sent(wrap: Wrap, index: int) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Edit, Found, Span, span_of
 from rankwise.lint.library.names import FABRIC
+from rankwise.lint.model.values import Items
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
 from rankwise.lint.topics.job_view import INIT, is_distributed, node_in, once, places, starts_group, text_of
@@ -81,26 +82,14 @@ def _kind(place: Place) -> Severity | None:
     if call.name in _FETCHES or call.name.endswith(".extractall"):
         return "warning"
     if call.name in _SHELLS:
-        return "warning" if _COMMAND.search(text_of_command(call)) else None
+        return "warning" if _COMMAND.search(" ".join(_words(call.arg(0, "args"))) + " ") else None
     return None
 
 
-def text_of_command(call: Call) -> str:
-    """A shell command as one line, as far as its text is known."""
-    node = call.arg_node(0, "args")
-    parts = getattr(node, "elts", None)
-    if parts is not None:
-        return " ".join(str(getattr(part, "value", "x")) for part in parts) + " "
-    values = getattr(node, "values", None)
-    if values is not None:
-        return (
-            "".join(
-                str(getattr(part, "value", "x")) if not hasattr(part, "conversion") else "x"
-                for part in values
-            )
-            + " "
-        )
-    return f"{getattr(node, 'value', '')} "
+def _words(value: Value | None) -> list[str]:
+    """A shell command's words, as far as they are known."""
+    parts = value.thing.values if value is not None and isinstance(value.thing, Items) else [value]
+    return [str(one.const) if one is not None and one.is_known else "x" for one in parts]
 
 
 def _collides(place: Place) -> bool:
