@@ -30,8 +30,6 @@ _LEAST_PART = 4
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: Where the part of the page begins to which the fences below it belong.
 _PART = re.compile(r"^(?:(Bad|Good):|\*\*)", re.MULTILINE)
-
-
 #: What `make docs` writes around a page.
 _FRAME = re.compile(r"\A# RW\d+: .*\n\n.*\n|^\*\*To silence it\*\* .*\n", re.MULTILINE)
 

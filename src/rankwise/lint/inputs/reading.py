@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rankwise.lint.inputs.unparsed import Unparsed
 
 Kind = Literal["python", "shell", "notebook", "markdown"]
-
 #: What a folder is searched for.
 SUFFIXES: dict[str, Kind] = {
     ".py": "python",

@@ -19,7 +19,6 @@ CONTEXT = "rankwise.RankContext"
 STRATEGY = "rankwise.tf.Strategy"
 RESOLVER = "rankwise.tf.ClusterResolver"
 GROUP = "torch.distributed.ProcessGroup"
-
 #: Longest prefix wins.
 _PREFIXES = {
     "torch.distributed.distributed_c10d.": "torch.distributed.",

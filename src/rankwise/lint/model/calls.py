@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from rankwise.lint.program import Module
 
-
 Tests: TypeAlias = "tuple[tuple[ast.AST, Value, bool], ...]"
 
 

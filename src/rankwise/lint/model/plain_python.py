@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.run import Run
 
-
 _LARGE = 10_000
 
 

@@ -25,8 +25,6 @@ def why(value: Value) -> str:
 
 
 _WHO = frozenset({"rank", "local_rank", "node_rank", "world_size", "share", "agreed"})
-
-
 _AT_SETUP = _WHO | {"exception", "once"}
 
 

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
     from rankwise.lint.topics.wrapping import Wrap
 
-
 _ADDERS = frozenset({"add_module", "register_module", "register_parameter", "append", "insert", "extend"})
-
-
 _HEAVY = ("Linear", "Conv", "Embedding", "LSTM", "GRU", "Norm", "Attention", "Transformer", "Parameter", "Sequential", "ModuleList", "RNN",
           "Bilinear")  # fmt: skip
 

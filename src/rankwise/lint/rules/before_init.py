@@ -31,14 +31,9 @@ if TYPE_CHECKING:
     from rankwise.lint.program import Module
     from rankwise.lint.script import Entry, Script
 
-
 _ASKS = "torch.distributed.is_initialized"
-
-
 #: Functions that return the answer.
 _DEEPEST = 3
-
-
 _ONLY_TALK = frozenset(
     {"print", "info", "warning", "debug", "log", "write", "setLevel", "basicConfig", "join", "format"}
 )
@@ -151,12 +146,8 @@ def _tell(script: Script, at: ast.AST, init: Call) -> Found:
 
 
 _COLLECTIVES = {name for name, act in ACTS.items() if act.signature} | {f"torch.distributed.{name}" for name in ("new_group", "get_rank", "get_world_size")}  # fmt: skip
-
-
 #: Packages whose objects make the group when they are made, or when they train.
 _FRAMEWORKS = frozenset({"transformers", "accelerate", "rankwise"})
-
-
 _ASKS_RW212 = ("is_initialized", "is_available", "is_dist", "world_size", "distributed", "is_torchelastic")
 
 

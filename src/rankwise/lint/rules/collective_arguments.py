@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
 
-
 #: Parameters that a call may leave out.
 _OPTIONAL = frozenset(["op", "group", "async_op", "tag", "device", "device_ids", "timeout", "wait_all_ranks", "use_batch", "src", "dst", "group_src", "group_dst", "gather_list", "scatter_list", "object_gather_list", "scatter_object_input_list", "output_split_sizes", "input_split_sizes"])  # fmt: skip
 #: Those that must know the rank that gives or takes; for the others it is rank 0, or any.

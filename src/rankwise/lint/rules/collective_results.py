@@ -41,16 +41,11 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
     from rankwise.lint.topics.job_view import Place
 
-
 _COPIES = frozenset({"clone", "cuda", "cpu", "to", "float", "double", "half", "bfloat16", "long", "int", "bool", "type", "sum", "mean", "max", "min",
                      "abs", "mul", "div", "add", "sub", "pow", "sqrt", "norm", "astype", "type_as", "new_tensor", "prod", "std", "var", "exp", "log",
                      "cumsum", "masked_select", "index_select", "gather", "repeat", "new_full", "new_zeros", "new_ones", "square"})  # fmt: skip
-
-
 _MAKES = frozenset({"tensor", "stack", "cat", "sum", "mean", "clone", "Tensor", "FloatTensor", "LongTensor", "IntTensor", "DoubleTensor", "max", "min",
                     "zeros_like", "ones_like", "full", "count_nonzero", "bincount", "norm", "concat", "concatenate", "hstack", "vstack"})  # fmt: skip
-
-
 #: Contents that nothing can use.
 _BLANK = frozenset(
     {"zeros", "ones", "empty", "rand", "randn", "full", "empty_like", "zeros_like", "ones_like", "arange"}
@@ -223,8 +218,6 @@ def _is_parameter(tree: ast.Module, node: ast.AST, at: ast.AST) -> bool:
 
 
 _FILLING = frozenset({D + "all_gather", D + "all_gather_into_tensor", D + "_all_gather_base"})
-
-
 _RETURNING = frozenset({"accelerate.Accelerator.gather", "accelerate.utils.gather"})
 
 

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from rankwise.lint.shell.model import Launch
     from rankwise.lint.shell.words import Word
 
-
 _PROGRAMS = {"python", "python3", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "rankwise"}
-
-
 _NO_MODULES = {"torchrun", "torch.distributed", "torch.distributed.torchrun", "distributed.launch", "torch.launch"}  # fmt: skip
 
 
@@ -66,8 +63,6 @@ def _behind(launch: Launch) -> Iterator[Found]:
 
 
 _DASHES = re.compile(r"-*[\u2010-\u2015\u2212][-\u2010-\u2015\u2212]*(?=[A-Za-z])")
-
-
 _QUOTES = re.compile(r"[\u201c\u201d\u2018\u2019]")
 
 
@@ -90,8 +85,6 @@ def _word(word: Word) -> Iterator[Found]:
 
 
 _BLANK_BEHIND = re.compile(r"\\([ \t]+)$")
-
-
 _GLUED = re.compile(r"[^\s\\]\\$")
 
 
@@ -178,8 +171,6 @@ def _mended(lines: list[str], line: int) -> str:
 
 
 _NUMBERS = {"nproc_per_node", "nnodes", "node_rank", "master_port", "num_processes", "num_machines", "main_process_port"}  # fmt: skip
-
-
 _FLAGS = {
     *_NUMBERS,
     "master_addr",
@@ -189,11 +180,7 @@ _FLAGS = {
     "num_gpus",
     "num_nodes",
 }
-
-
 _TORCH = {"MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE"}
-
-
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 

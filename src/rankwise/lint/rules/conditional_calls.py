@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rankwise.lint.paths.found import Missed
     from rankwise.lint.script import Script
 
-
 #: Calls that write their result into a tensor or list that they were given.
 _FILLING = ("all_gather", "all_reduce", "all_to_all", "gather", "reduce", "scatter")
 

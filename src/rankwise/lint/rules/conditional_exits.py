@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from rankwise.lint.paths.local import LocalPath
     from rankwise.lint.script import Script
 
-
 #: Attributes that stop a framework's training.
 _FLAGS = frozenset({"should_stop", "should_training_stop", "should_epoch_stop"})
-
-
 _CLASSES = {"break": "D16", "continue": "D15", "return": "C27"}
 
 
@@ -136,8 +133,6 @@ def collective_under_local_test(script: Script) -> Iterator[Found]:
 
 
 _LONGEST = 50
-
-
 _DOES = {"break": "ends the loop", "continue": "skips the step", "return": "returns"}
 
 

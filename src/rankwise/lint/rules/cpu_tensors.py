@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
 
-
 #: Words of a script that has to do with GPUs.
 _GPU = re.compile(r"cuda|gpu|device_id|accelerat|prepare|local_rank|xpu", re.IGNORECASE)
 

@@ -31,12 +31,9 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Entry, Script
     from rankwise.lint.topics.job_view import Place, Setting
 
-
 #: Where a library takes a device by position.
 _POSITIONS = {"torch.cuda.set_device": 0, "torch.accelerator.set_device_index": 0, "torch.accelerator.set_device_idx": 0, "torch.cuda.device": 0,
               "torch.xpu.set_device": 0, "torch.npu.set_device": 0}  # fmt: skip
-
-
 _NAMES = ("device", "device_id", "output_device", "device_ids")
 
 
@@ -120,8 +117,6 @@ _SETS = frozenset({"torch.cuda.set_device", "torch.accelerator.set_device_index"
                    "torch.set_default_device", "deepspeed.initialize", "deepspeed.init_distributed", "accelerate.Accelerator",
                    "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init",
                    "transformers.TrainingArguments"})  # fmt: skip
-
-
 _GUESSES = frozenset(
     "torch.distributed." + name
     for name in (
@@ -261,8 +256,6 @@ def _device_of(call: Call) -> tuple[ast.AST | None, object]:
 
 
 _FIX = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first (in mp.spawn: its first argument)'
-
-
 #: These do not start CUDA, or do so only to look.
 _HARMLESS = frozenset({"is_available", "manual_seed", "manual_seed_all", "is_initialized", "device_count", "is_bf16_supported", "Stream",
                        "amp", "autocast", "GradScaler", "empty_cache"})  # fmt: skip
@@ -296,7 +289,7 @@ def _same_process(call: Call, setting: Setting) -> bool:
 def _starts_cuda(call: Call) -> bool:
     last = call.name.rpartition(".")[2]
     if call.name.startswith("torch.cuda."):
-        return last not in _HARMLESS and "amp" not in call.name.split(".")
+        return last not in _HARMLESS and not last[:1].isupper() and "amp" not in call.name.split(".")
     if call.name.endswith(".cuda") and call.name != "torch.cuda":
         return True
     device = call.arg(0 if last == "to" else None, "device")
@@ -332,20 +325,18 @@ def _index_gone(script: Script, setting: Setting) -> Iterator[Found]:
 _LAUNCHERS = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_launcher")
 
 
-#: Calls that only query the driver, or are deferred until CUDA is used.
-_HARMLESS_RW219 = frozenset(
-    {"is_available", "device_count", "manual_seed", "manual_seed_all", "is_bf16_supported", "is_initialized"}
-)
-
-
 @rule("RW219", "error", "L14", "CUDA is used before notebook_launcher forks")
 def cuda_before_notebook_launcher(script: Script) -> Iterator[Found]:
     for entry in script.entries:
         calls = entry.histories[0].calls
         for launch in calls:
-            if launch.name not in _LAUNCHERS or launch.module is not script.module or _is_alone_rw219(launch):
+            number = launch.arg(2, "num_processes")
+            is_alone = number is not None and number.const in {0, 1}
+            if launch.name not in _LAUNCHERS or launch.module is not script.module or is_alone:
                 continue
-            used = next((one for one in calls if one.index < launch.index and _uses_cuda(one)), None)
+            used = next(
+                (one for one in calls[: launch.index] if one.index < launch.index and _is_before(one)), None
+            )
             if used is not None and used.module is script.module:
                 yield Found(
                     used.node,
@@ -356,19 +347,6 @@ def cuda_before_notebook_launcher(script: Script) -> Iterator[Found]:
                 )
 
 
-def _is_alone_rw219(launch: Call) -> bool:
-    number = launch.arg(2, "num_processes")
-    return number is not None and number.const in {0, 1}
-
-
-def _uses_cuda(call: Call) -> bool:
-    last = call.name.rpartition(".")[2]
-    if call.stack and any("notebook_launcher" in written(site.node) for site in call.stack):
-        return False
-    if call.name.startswith("torch.cuda."):
-        return last not in _HARMLESS_RW219 and not last[:1].isupper()
-    device = call.arg(0, "device")
-    if last == "to" or "device" in call.kwargs:
-        device = call.kwargs.get("device", device)
-        return device is not None and isinstance(device.const, str) and device.const.startswith("cuda")
-    return last == "cuda" and not call.name.startswith("torch.version")
+def _is_before(call: Call) -> bool:
+    """Whether a call starts CUDA, and not in a process that was launched."""
+    return _starts_cuda(call) and not any("notebook_launcher" in written(site.node) for site in call.stack)

@@ -80,17 +80,11 @@ def _order(value: Value) -> str:
 
 _GIVEN = {word: takes for word in ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "all_gather_into_tensor", "reduce_scatter_tensor")
           if (takes := ACTS[D + word].takes)}  # fmt: skip
-
-
 _SIZED = frozenset(
     {"torch.zeros", "torch.ones", "torch.empty", "torch.rand", "torch.randn", "torch.full", "torch.arange"}
 )
-
-
 #: Methods that keep the length.
 _KEEPS = frozenset({"contiguous", "float", "detach", "clone", "to", "cuda", "cpu", "half", "double"})
-
-
 _ASK = frozenset({"torch.isfinite", "torch.isnan", "torch.where", "torch.nonzero"})
 
 

@@ -253,8 +253,6 @@ def _fault_rw505(call: Call) -> tuple[Severity, str, str] | None:
 
 
 _FIX = "omit rank and num_replicas, or pass rank=dist.get_rank() and num_replicas=dist.get_world_size()"
-
-
 _OWN = frozenset({"time", "own", "host", "random"})
 
 

@@ -23,20 +23,13 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
     from rankwise.lint.topics.data_flow import Pass
 
-
 #: `predictions[: len(loader.dataset) - seen]`: repeated samples are cut off by hand.
 _CUT = re.compile(r"len\([\w.]*dataset\w*\)\s*-|remainder|\[\s*:\s*len\(")
-
-
 _SUMS = frozenset(
     "torch.distributed." + name
     for name in ("all_reduce", "reduce", "all_gather", "gather", "all_gather_into_tensor")
 )
-
-
 _OBJECTS = frozenset({"torch.distributed.all_gather_object", "torch.distributed.gather_object"})
-
-
 #: Worlds are of these sizes, or of their multiples.
 _COMMON = 8
 
@@ -134,33 +127,17 @@ def _is_table(call: Call, name: str) -> bool:
 
 
 _GATHER = "gather keeps the samples that pad the last batch, so they count twice"
-
-
 _FIX = "give each rank range(rank, len(dataset), world_size) by Subset, and reduce sums and counts; or drop the repeated samples by their index"
-
-
 _TELLS = frozenset({"print", "log", "add_scalar", "info", "log_metric", "log_metrics", "log_dict", "write", "set_postfix", "add_scalars"})  # fmt: skip
-
-
 _METRIC = re.compile(
     r"loss|acc|metric|score|error|auc|recall|precision|perplexity|ppl|bleu|f1|iou|\bmap\b|psnr", re.IGNORECASE
 )
-
-
 _JUDGED = re.compile(r"val|test|eval|acc|score|auc|recall|f1|iou|bleu", re.IGNORECASE)
-
-
 #: `ACC_STEPS` is no accuracy.
 _CONSTANTS = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
-
-
 _LOCAL = re.compile(r"local|rank|this process|own|shard", re.IGNORECASE)
-
-
 #: Functions that may combine the numbers of all ranks.
 _TOGETHER = re.compile(r"reduce|gather|sync|aggregat|average|across|collect|broadcast", re.IGNORECASE)
-
-
 _WORLD = re.compile(r"world|replicas|nprocs|num_processes|size", re.IGNORECASE)
 
 

@@ -32,10 +32,7 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Entry, Script
 
-
 _CONSTANTS = frozenset({"torch.tensor", "torch.zeros", "torch.zeros_like", "torch.as_tensor", "torch.full"})
-
-
 _ASKS_DATA = frozenset({"len", "sum", "any", "all", "numel", "size", "nonzero", "isnan", "item", "count_nonzero", "isfinite", "isinf", "max", "min",
                         "is_empty"})  # fmt: skip
 

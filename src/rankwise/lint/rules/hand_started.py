@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rankwise.lint.shell.model import Launch, Setting
     from rankwise.lint.shell.study import Shell
 
-
 _NAMES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 

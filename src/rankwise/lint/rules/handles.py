@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Entry, Script
     from rankwise.lint.topics.job_view import Place
 
-
 #: What is known of a tensor before its content is.
 _QUIET = frozenset(["shape", "size", "device", "dtype", "numel", "dim", "record_stream", "data_ptr", "element_size", "is_cuda", "nelement"])  # fmt: skip
 
@@ -131,8 +130,6 @@ def _read_early(script: Script, call: Call, holder: str, key: str) -> ast.AST | 
 
 
 _POINTS = frozenset(name for name, act in ACTS.items() if act.family == "point")
-
-
 _Pair = tuple["int | None", "int | None"]
 _Queues = dict[int, "list[tuple[str, int | None, Call]]"]
 _Waiting = dict[int, "tuple[str, int | None, Call]"]

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Entry, Script
     from rankwise.lint.topics.job_view import Place
 
-
 _STORE = "torch.distributed.FileStore"
-
-
 _REMOVES = frozenset(
     {"remove", "unlink", "rmtree", "mkdtemp", "TemporaryDirectory", "mkstemp", "NamedTemporaryFile"}
 )
@@ -203,8 +200,6 @@ def _is_number(script: Script, call: Call, position: int | None, node: ast.AST) 
 
 
 _UNITS = {"days": 86400.0, "seconds": 1.0, "microseconds": 1e-6, "milliseconds": 1e-3, "minutes": 60.0, "hours": 3600.0, "weeks": 604800.0}  # fmt: skip
-
-
 _SHORT_S, _LONG_S = 30.0, 86400.0
 
 

@@ -132,14 +132,8 @@ def _flag(launch: Launch, flag: Flag) -> Iterator[Found]:
 
 
 _PRIVILEGED = "below 1024, which only root may open"
-
-
 _PORT = "a port from 1024 to 65535"
-
-
 _COUNT = (r"\d+", "not a number from 0 up", "0, 1, 2, …")
-
-
 #: The form of a flag's values, what one is that has another form, and what is meant.
 _FORMS = {
     "nproc_per_node": (

@@ -32,16 +32,11 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
     from rankwise.lint.topics.job_view import Place
 
-
 _REDUCES = ("torch.distributed.all_reduce", "torch.distributed.reduce", "accelerate.Accelerator.reduce", "accelerate.Accelerator.gather",
             "lightning.fabric.Fabric.all_reduce")  # fmt: skip
-
-
 _COUNTS = re.compile(
     r"(self\.)?(n|total|count|cnt|seen|num_(samples|tokens|examples|batches)|n_samples)", re.IGNORECASE
 )
-
-
 _WORLD = ("world", "num_replicas", "num_processes", "n_gpu", "size()")
 
 
@@ -143,11 +138,7 @@ def _is_averaged(script: Script, call: Call, function: ast.AST) -> bool:
 
 
 _MEAN = re.compile(r"(^|_)(avg|mean|average|averaged)(_|$)|reduce_mean|mean_reduce|average_", re.IGNORECASE)
-
-
 _LOSS = re.compile(r"loss|acc(uracy)?($|_)|error_rate|ppl", re.IGNORECASE)
-
-
 _SUM = re.compile(r"sum|total|count|num|n_|correct|tokens|numel|grad|param", re.IGNORECASE)
 
 
@@ -186,8 +177,6 @@ _RUNS = {"wandb.init": "opens its own run in W&B", "mlflow.start_run": "starts i
          "torch.utils.tensorboard.SummaryWriter": "writes events into one folder", "tensorboardX.SummaryWriter": "writes events into one folder",
          "torch.utils.tensorboard.writer.SummaryWriter": "writes events into one folder", "neptune.init_run": "opens its own run in Neptune",
          "comet_ml.Experiment": "opens its own experiment in Comet", "aim.Run": "opens its own run in Aim"}  # fmt: skip
-
-
 _BARS = frozenset(
     {"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange", "tqdm.std.tqdm", "rich.progress.track"}
 )
@@ -254,11 +243,7 @@ def _is_quiet(script: Script, name: str) -> bool:
 
 
 _LOG = "lightning.pytorch.LightningModule.log"
-
-
 _WATCHERS = ("ModelCheckpoint", "EarlyStopping")
-
-
 _PLACES = frozenset({"validation_step", "test_step", "on_validation_epoch_end", "on_validation_batch_end"})
 
 

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
     from rankwise.lint.topics.wrapping import Wrap
 
-
 _RANDOM = frozenset({"reset_parameters", "apply", "init_weights", "_init_weights", "initialize_weights"})
-
-
 _SENDS = ("broadcast", "_sync_params_and_buffers", "_broadcast_coalesced", "sync_module_states", "sync_params", "broadcast_parameters")  # fmt: skip
 
 
@@ -222,8 +219,6 @@ def batchnorm_not_synchronised(script: Script) -> Iterator[Found]:
 
 
 _CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_")
-
-
 _SHARDS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
 

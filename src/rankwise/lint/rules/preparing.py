@@ -23,20 +23,13 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
     from rankwise.lint.topics.job_view import Place
 
-
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
-
-
 _FETCHES = frozenset({"urllib.request.urlretrieve", "wget.download", "gdown.download", "gdown.download_folder", "torch.hub.download_url_to_file",
                       "torchvision.datasets.utils.download_url", "torchvision.datasets.utils.download_and_extract_archive", "nltk.download",
                       "shutil.unpack_archive", "torchvision.datasets.utils.extract_archive"})  # fmt: skip
-
-
 _SHELLS = frozenset(
     {"os.system", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output"}
 )
-
-
 _COMMAND = re.compile(r"(^|[\s;&(/'\"])(wget|curl|unzip|tar|aria2c|gsutil|kaggle|gdown|git clone|aws s3)\s")
 
 
@@ -122,11 +115,7 @@ def _use_without_wait(place: Place) -> Call | None:
 
 
 _FIX = "let one rank of each node do it first, under `if local_rank == 0:`; then dist.barrier(), then read the data on all ranks"
-
-
 _MAKES = frozenset({"os.makedirs", "os.mkdir"})
-
-
 _OWN = frozenset({"time", "own", "random", "host"})
 
 

@@ -33,27 +33,16 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Entry, Script
     from rankwise.lint.topics.job_view import Place
 
-
 _SPLIT = "torch.utils.data.random_split"
-
-
 _SKLEARN = frozenset(
     f"sklearn.model_selection.{name}"
     for name in ("train_test_split", "ShuffleSplit", "StratifiedShuffleSplit", "GroupShuffleSplit")
 )
-
-
 _FOLDS = frozenset(
     f"sklearn.model_selection.{name}" for name in ("KFold", "StratifiedKFold", "StratifiedGroupKFold")
 )
-
-
 _ORDERS = frozenset({"torch.randperm", "numpy.random.permutation", "random.sample"})
-
-
 _IN_PLACE = frozenset({"random.shuffle", "numpy.random.shuffle"})
-
-
 _FEEDS = frozenset({SAMPLER, LOADER, "torch.utils.data.Subset"})
 
 
@@ -201,12 +190,8 @@ def _is_alike(call: Call) -> bool:
 
 
 _FIX = "after creating the model, seed again with the rank: torch.manual_seed(seed + rank)"
-
-
 #: What makes or uses a path, and where it takes it; None: it is the receiver.
 _MAKES: dict[str, int | None] = {"os.makedirs": 0, "os.mkdir": 0}
-
-
 _USES: dict[str, int | None] = {
     "torch.save": 1,
     "torch.load": 0,
@@ -214,20 +199,10 @@ _USES: dict[str, int | None] = {
     "os.listdir": 0,
     "torch.distributed.checkpoint.save": None,
 }
-
-
 _METHODS = {"save_pretrained": 0, "save_state": 0, "load_state": 0, "from_pretrained": 0, "write_text": None, "save_checkpoint": 0}  # fmt: skip
-
-
 _OWN = frozenset({"time", "own"})
-
-
 _TEMPORARY = ("tempfile.", "os.getpid", "os.urandom")
-
-
 _DRAWS_RW517 = re.compile(r"default_factory.*(uuid\d|\.now\(\)|time\.time|strftime|token_hex)")
-
-
 _FINE_CLOCK = re.compile(r"%[-_]?[HIMSfTXcsp]|isoformat|time\(\)|timestamp|now\(\)|uuid|token_hex|time_ns")
 
 

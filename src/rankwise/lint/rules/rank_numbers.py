@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from rankwise.lint.topics.job_view import Place
     from rankwise.lint.topics.option_text import Option
 
-
 _READS = frozenset({"os.environ.__getitem__", "os.environ.get", "os.getenv"})
 
 

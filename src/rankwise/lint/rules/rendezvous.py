@@ -30,13 +30,8 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
     from rankwise.lint.topics.job_view import Place, Setting
 
-
 _KEYS = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
-
-
 _LOCAL_ADDRESS = re.compile(r"tcp://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):[1-9]\d*$")
-
-
 _READS = frozenset({"os.environ.__getitem__", "os.environ.get", "os.getenv"})
 
 
@@ -169,8 +164,6 @@ def _tell_launched(setting: Setting, launched: str) -> Found:
 
 
 _STORE = "torch.distributed.TCPStore"
-
-
 #: What each process draws for itself.
 _DRAWN = frozenset({"own", "random"})
 
@@ -234,13 +227,9 @@ def _consts(node: ast.AST) -> set[str]:
 
 
 _HERE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:\d+)?$")
-
-
 _NODES = frozenset(
     {"nodes", "nnodes", "num_nodes", "n_nodes", "num_machines", "nnode", "node_count", "NUM_NODES", "NNODES"}
 )
-
-
 _CLUSTER = frozenset({"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NODEID"})
 
 

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Entry, Script
 
-
 _COUNTERS = frozenset({"epoch", "step", "iter", "iteration", "global_step", "epochs_run", "EPOCHS_RUN", "start_epoch", "epoch_idx", "EPOCH"})  # fmt: skip
-
-
 _WORDS = {"optimizer": "optimizer", "scheduler": "learning-rate scheduler", "scaler": "gradient scaler"}
 
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
 
-
 #: Methods that put a value by, for whoever asks for it.
 _KEEPS = frozenset({"append", "extend", "clear", "setdefault", "__setitem__", "__setattr__"})
 

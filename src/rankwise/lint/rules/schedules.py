@@ -18,14 +18,9 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
 
-
 _STEPS = frozenset({"num_training_steps", "T_max", "total_steps", "total_iters", "max_steps"})
-
-
 _POSITIONS = {"CosineAnnealingLR": 1, "OneCycleLR": 2, "LinearLR": 3, "PolynomialLR": 1, "get_linear_schedule_with_warmup": 2,
               "get_cosine_schedule_with_warmup": 2, "get_polynomial_decay_schedule_with_warmup": 2, "get_scheduler": 3}  # fmt: skip
-
-
 _AWARE = ("num_processes", "world_size", "split_batches", "step_scheduler_with_optimizer", "num_update_steps")
 
 

@@ -236,6 +236,4 @@ def data_split_twice(script: Script) -> Iterator[Found]:
 
 
 _MESSAGE = "accelerator.prepare splits this loader again: with N processes each one sees one sample of N x N"
-
-
 _FIX = "pass shuffle=True and no sampler: accelerator.prepare splits it"

@@ -103,12 +103,8 @@ def _reads_cuda(cls: UserClass, getter: ast.AST) -> bool:
 
 
 _SAVES = frozenset({"save", "save_checkpoint", "save_state", "save_pretrained", "save_snapshot", "checkpoint", "save_model", "dump"})  # fmt: skip
-
-
 _MEETS = frozenset({"barrier", "all_reduce", "all_gather", "broadcast", "wait_for_everyone", "all_gather_object", "broadcast_object_list",
                     "destroy_process_group", "save_state"})  # fmt: skip
-
-
 _LEAVES = frozenset({"exit", "_exit", "quit"})
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
     from rankwise.lint.topics.wrapping import Wrap
 
-
 #: Words of anything that may keep ranks in sync.
 _OTHERS = re.compile(
     r"DataParallel|\bDDP\b|fully_shard|FSDP|deepspeed|accelerat(e|or)\b|horovod|hvd\.|\brpc\b|[Pp]ipeline|PipelineStage|parallelize_module|DTensor"
@@ -32,17 +31,11 @@ _OTHERS = re.compile(
     r"|lightning|Fabric|register_(post_accumulate_grad_)?hook|Reducer|torchtitan|megatron|replicate\(|zero_optim|localsgd|gossip|federated|\bray\b",
     re.IGNORECASE,
 )
-
-
 _SHARING = frozenset(D + word for word in ("all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor",
                                            "all_reduce_coalesced", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv", "gather",
                                            "batch_isend_irecv", "scatter"))  # fmt: skip
-
-
 #: What such a name's call is, is a forward pass of a model.
 _MODELS = ("torch.nn.", "torchvision.models.", "timm.", "transformers.Auto")
-
-
 _ON_NUMBERS = re.compile(
     r"loss|acc|correct|total|count|metric|num|sum|mean|stat|score|hits|time|flag|stop", re.IGNORECASE
 )
@@ -271,8 +264,6 @@ _OF_DDP = frozenset({"device", "device_ids", "device_type", "dim", "module", "ga
                      "parameters_to_ignore", "modules_buffers", "to_kwargs", "register_comm_hook", "will_sync_module_buffers",
                      "require_backward_grad_sync", "require_forward_param_sync", "named_module_buffers", "batched_grad_copy",
                      "forward", "forward_sync_buffers", "type", "float", "T_destination", "dump_patches", "call_super_init"})  # fmt: skip
-
-
 _OF_MODULE = frozenset({"add_module", "apply", "bfloat16", "buffers", "children", "compile", "cpu", "cuda", "double", "eval", "extra_repr",
                         "get_buffer", "get_extra_state", "get_parameter", "get_submodule", "half", "ipu", "load_state_dict", "modules",
                         "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters",
@@ -281,13 +272,9 @@ _OF_MODULE = frozenset({"add_module", "apply", "bfloat16", "buffers", "children"
                         "register_load_state_dict_pre_hook", "register_module", "register_parameter", "requires_grad_",
                         "register_state_dict_post_hook", "register_state_dict_pre_hook", "set_extra_state", "set_submodule",
                         "share_memory", "state_dict", "to", "to_empty", "train", "xpu", "zero_grad"})  # fmt: skip
-
-
 # Attributes of layers that neither a module nor DDP has.
 _OF_LAYERS = frozenset({"weight", "bias", "in_features", "out_features", "in_channels", "out_channels", "kernel_size", "stride",
                         "running_mean", "running_var", "num_embeddings", "embedding_dim", "hidden_size"})  # fmt: skip
-
-
 _MODELS_RW418 = frozenset({"torch.nn.Linear", "torch.nn.Conv1d", "torch.nn.Conv2d", "torch.nn.Conv3d", "torch.nn.Embedding", "torch.nn.LayerNorm",
                      "torch.nn.Sequential", "torch.nn.LSTM", "torch.nn.GRU"})  # fmt: skip
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 #: Of the CPU, start included; a script that needs more is left to `rankwise check`.
 BUDGET_S = 2.0
-
 #: `rankwise check` tells them, a launch does not: errors of these rules were not all right in 150 widely read public scripts, or are too new to have been seen there,
 #: or this run may well get by with them: the data is there already, no two writes interleave, no second run uses the file.
 NOT_AT_LAUNCH = frozenset({

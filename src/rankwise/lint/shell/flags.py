@@ -42,7 +42,6 @@ _DEEPSPEED_SWITCHES = (
     "module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid enable_each_rank_log bind_cores_to_rank "
     "user_script_args help"
 )
-
 #: What other launchers, and people, call it.
 _MEANT = {
     **dict.fromkeys(
@@ -97,10 +96,8 @@ _TRANSLATED = {
     },
     "deepspeed": {"nproc_per_node": "num_gpus", "nnodes": "num_nodes"},
 }
-
 #: Settings of plug-ins: names so much alike that one of them is no misspelling of another.
 _FAMILIES = ("fsdp", "megatron", "deepspeed", "fp8", "dynamo", "parallelism", "tpu", "zero", "offload", "aws")
-
 #: Flags that only a launcher has; others (--role, --log-dir, --module …) are common in scripts.
 LAUNCHER_ONLY = frozenset(["nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
                            "rdzv_conf", "standalone", "max_restarts", "monitor_interval", "local_ranks_filter"])  # fmt: skip

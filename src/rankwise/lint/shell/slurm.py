@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _LINE = re.compile(r"#SBATCH\s+(.*)")
 _SHORT = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-G": "gpus"}
-
-
 #: Options of srun with their values, if these are known, and their words.
 _Known = dict[str, tuple["str | None", "Word"]]
 

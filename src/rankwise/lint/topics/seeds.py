@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 Library = Literal["torch", "numpy", "random"]
 Standing = Literal["unset", "equal", "differs", "unknown"]
-
 _SEEDS: dict[str, frozenset[str]] = {
     "torch": frozenset({"torch.manual_seed", "torch.random.manual_seed"}),
     "numpy": frozenset({"numpy.random.seed"}),

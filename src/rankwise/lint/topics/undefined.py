@@ -21,8 +21,6 @@ _MAKES_NAMES = re.compile(
 )
 _PYTHON_2 = frozenset(["unicode", "xrange", "raw_input", "basestring", "long", "reduce", "unichr", "file", "cmp", "execfile", "reload", "intern",
                        "apply", "buffer", "coerce"])  # fmt: skip
-
-
 # Other tools' words for a line whose author knows that the name comes from elsewhere.
 _KNOWN_TO_AUTHOR = ("F821", "name-defined", "unknown-name", "undefined-variable", "reportUndefinedVariable")
 
