@@ -148,7 +148,14 @@ def _tell(script: Script, at: ast.AST, init: Call) -> Found:
 _COLLECTIVES = {name for name, act in ACTS.items() if act.signature} | {f"torch.distributed.{name}" for name in ("new_group", "get_rank", "get_world_size")}  # fmt: skip
 #: Packages whose objects make the group when they are made, or when they train.
 _FRAMEWORKS = frozenset({"transformers", "accelerate", "rankwise"})
-_ASKS_RW212 = ("is_initialized", "is_available", "is_dist", "world_size", "distributed", "is_torchelastic")
+_ASKS_FOR_GROUP = (
+    "is_initialized",
+    "is_available",
+    "is_dist",
+    "world_size",
+    "distributed",
+    "is_torchelastic",
+)
 
 
 @rule("RW212", "error", "I15", "something needs the process group before it exists")
@@ -261,7 +268,7 @@ def _is_guarded(call: Call, init: Call) -> bool:
             tests.append(getattr(one, "test", one))
     text = " ".join(map(ast.unparse, tests))
     return (
-        any(word in text for word in _ASKS_RW212)
+        any(word in text for word in _ASKS_FOR_GROUP)
         or "except" in call.contexts
         or is_caught(call.module.tree, call.node)
     )

@@ -153,7 +153,7 @@ def left_on_local_test(script: Script) -> Iterator[Found]:
             f"a rank {_DOES[kind]} when `{written(test)}`, {why(path.item.value)}: the others wait for it in {called(path.op)}",
             _fix(test),
             severity="warning" if is_perhaps_shared(path.item.value) else how_bad(path),
-            failure_class=_class_rw112(path, kind),
+            failure_class=_class_of_exit(path, kind),
             also=[told_place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
         )
 
@@ -164,7 +164,7 @@ def _fix(test: ast.AST) -> str:
     return f"reduce {flag} over all ranks first (all_reduce with MAX), and let every rank act on the result"
 
 
-def _class_rw112(path: LocalPath, kind: str) -> str:
+def _class_of_exit(path: LocalPath, kind: str) -> str:
     if "signal" in path.item.value.origin:
         return "K9"
     if kind != "return" or not isinstance(path.item, Fork):

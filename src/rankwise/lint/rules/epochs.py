@@ -214,7 +214,7 @@ def wrong_share(script: Script) -> Iterator[Found]:
         call = place.last
         if not place.is_made_by_all or call.guards or not is_distributed(place.entry):
             continue
-        fault = _fault_rw505(call)
+        fault = _fault_of_share(call)
         if fault is not None and (script.has_init or not _is_of_one(call)):
             severity, name, message = fault
             yield Found(call.arg_node(SAMPLER_AT[name], name) or call.node, message, _FIX, severity=severity)
@@ -226,7 +226,7 @@ def _is_of_one(call: Call) -> bool:
     return [value.const for value in given if value is not None] == [1, 0]
 
 
-def _fault_rw505(call: Call) -> tuple[Severity, str, str] | None:
+def _fault_of_share(call: Call) -> tuple[Severity, str, str] | None:
     count, rank = call.arg(SAMPLER_AT["num_replicas"], "num_replicas"), call.arg(SAMPLER_AT["rank"], "rank")
     count_node, rank_node = (call.arg_node(SAMPLER_AT[name], name) for name in ("num_replicas", "rank"))
     if count is not None and count.origin == {"rank"} and (rank is None or "world_size" in rank.origin):

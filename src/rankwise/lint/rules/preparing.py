@@ -208,7 +208,7 @@ def others_wait_for_preprocessing(script: Script) -> Iterator[Found]:
         if id(place.entry) not in told and _others_wait(place) and _has_default_timeout(place):
             told.add(id(place.entry))
             message = f"the other ranks wait at a barrier while one runs `{text_of(place.last.node)}`; if that takes longer than the group's timeout, they fail"
-            yield Found(place.last.node, message, _FIX_RW518)
+            yield Found(place.last.node, message, _FIX_WAIT)
 
 
 def _others_wait(place: Place) -> bool:
@@ -236,4 +236,4 @@ def _has_default_timeout(place: Place) -> bool:
                and (maker.name != INIT or len(maker.args) < 3) for maker in makers)  # fmt: skip
 
 
-_FIX_RW518 = "do it before the process group is created, or allow more time: timeout=timedelta(hours=3)"
+_FIX_WAIT = "do it before the process group is created, or allow more time: timeout=timedelta(hours=3)"

@@ -202,7 +202,7 @@ _USES: dict[str, int | None] = {
 _METHODS = {"save_pretrained": 0, "save_state": 0, "load_state": 0, "from_pretrained": 0, "write_text": None, "save_checkpoint": 0}  # fmt: skip
 _OWN = frozenset({"time", "own"})
 _TEMPORARY = ("tempfile.", "os.getpid", "os.urandom")
-_DRAWS_RW517 = re.compile(r"default_factory.*(uuid\d|\.now\(\)|time\.time|strftime|token_hex)")
+_DRAWN_BY_DEFAULT = re.compile(r"default_factory.*(uuid\d|\.now\(\)|time\.time|strftime|token_hex)")
 _FINE_CLOCK = re.compile(r"%[-_]?[HIMSfTXcsp]|isoformat|time\(\)|timestamp|now\(\)|uuid|token_hex|time_ns")
 
 
@@ -229,7 +229,7 @@ def folder_name_differs(script: Script) -> Iterator[Found]:
         if node is not None:
             shown = text_of(_path_node(used[0].last)) or text_of(used[0].last.node)
             message = f"each rank has a different path in `{shown}`: its name comes from this process's own clock or random id"
-            yield Found(node, message, _FIX_RW517)
+            yield Found(node, message, _FIX_NAME)
 
 
 def _makes(call: Call) -> bool:
@@ -280,7 +280,7 @@ def _own_names(script: Script) -> set[str]:
                 if (
                     isinstance(field, ast.AnnAssign)
                     and isinstance(field.target, ast.Name)
-                    and _DRAWS_RW517.search(text_of_all(field.value))
+                    and _DRAWN_BY_DEFAULT.search(text_of_all(field.value))
                 ):
                     names.add(field.target.id)
             names |= {
@@ -332,4 +332,4 @@ def _is_own(script: Script, entry: Entry, place: Place, names: set[str]) -> bool
     return bool(makers) and all(is_in_ranks(script, entry, one) for one in makers)
 
 
-_FIX_RW517 = "create the name on rank 0 and send it: name = [...]; dist.broadcast_object_list(name, src=0)"
+_FIX_NAME = "create the name on rank 0 and send it: name = [...]; dist.broadcast_object_list(name, src=0)"

@@ -275,7 +275,7 @@ _OF_MODULE = frozenset({"add_module", "apply", "bfloat16", "buffers", "children"
 # Attributes of layers that neither a module nor DDP has.
 _OF_LAYERS = frozenset({"weight", "bias", "in_features", "out_features", "in_channels", "out_channels", "kernel_size", "stride",
                         "running_mean", "running_var", "num_embeddings", "embedding_dim", "hidden_size"})  # fmt: skip
-_MODELS_RW418 = frozenset({"torch.nn.Linear", "torch.nn.Conv1d", "torch.nn.Conv2d", "torch.nn.Conv3d", "torch.nn.Embedding", "torch.nn.LayerNorm",
+_LAYERS = frozenset({"torch.nn.Linear", "torch.nn.Conv1d", "torch.nn.Conv2d", "torch.nn.Conv3d", "torch.nn.Embedding", "torch.nn.LayerNorm",
                      "torch.nn.Sequential", "torch.nn.LSTM", "torch.nn.GRU"})  # fmt: skip
 
 
@@ -321,4 +321,4 @@ def _only_inside(wrapper: Object, attr: str) -> bool:
     thing = inner.thing if inner is not None else None
     if isinstance(thing, Instance):
         return attr in thing.attrs or thing.cls.find(attr) is not None
-    return isinstance(thing, Object) and thing.kind in _MODELS_RW418 and attr in _OF_LAYERS
+    return isinstance(thing, Object) and thing.kind in _LAYERS and attr in _OF_LAYERS
