@@ -209,14 +209,14 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
     "base": 2_385,  # aim: base and engine 3,000
-    "engine": 3_485,  # aim: base and engine 3,000
+    "engine": 3_490,  # aim: base and engine 3,000
     "evidence": 8_625,  # aim: evidence and verdict 11,000
     "verdict": 8_850,  # aim: evidence and verdict 11,000
     "lint": 25_440,  # aim: 18,000
     "cluster": 3_995,  # aim: 3,000
     "doctor": 12_700,  # aim: 9,000
     "warm": 2_225,  # aim: launcher and warm 9,000
-    "launcher": 10_605,  # aim: launcher and warm 9,000
+    "launcher": 10_610,  # aim: launcher and warm 9,000
     "runtime": 6_350,  # aim: 6,000
     "data": 4_850,  # aim: 4,500
     "checkpoint": 4_750,  # aim: 4,500

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankwise.base.errors import LaunchError
+from rankwise.launcher import entry_check
 from rankwise.launcher.command import parse
 from rankwise.launcher.entry_check import EntryCheck, may_check
 from rankwise.lint.registry import all_rules
@@ -28,6 +29,12 @@ class _Heard:
 
     def say(self, text: str) -> None:
         self.said.append(text)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch does not wait for its check for longer than it may hold up a start; on a busy machine a check may take that long."""
+    monkeypatch.setattr(entry_check, "_LATE_S", 60.0)
 
 
 def _begin(words: list[str]) -> tuple[EntryCheck, list[str]]:

@@ -185,6 +185,22 @@ def test_a_node_whose_network_passes_one_way_only_is_the_one_that_is_lost(number
 
 
 @pytest.mark.usefixtures("settled")
+def test_who_was_given_up_tells_those_that_had_waited_for_it_for_longer() -> None:
+    """Children of a root know each other through it alone: it is frozen for so long that one of them gives it up, and the others, which it had often kept waiting, would not."""
+    network = Network(4)
+    network.run(1.0)
+    for node in network.nodes[2:]:
+        (peer,) = node.detector.peers
+        peer.silence._longest_s = 1.0
+    network.freeze(0)
+    network.run(1.5)
+    network.thaw(0)
+    network.run(1.0)
+    assert network.nodes[0].expelled
+    assert [set(node.detector.losses) for node in network.nodes] == [set(), {0}, {0}, {0}]
+
+
+@pytest.mark.usefixtures("settled")
 def test_a_network_that_loses_a_third_of_all_packets_loses_no_node() -> None:
     """For eight seconds TCP repeats what is lost, later each time; a silence that is too long is one of the connection, and new ones pass."""
     for seed in range(60):

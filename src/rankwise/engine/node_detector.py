@@ -278,6 +278,8 @@ class Detector:
                 self.note(Loss(int(node), about, str(why), bool(is_ended), bool(is_gone)))
         elif "expelled" in message:
             self._expel(str(message["expelled"]))
+        elif "given_up" in message:
+            self.note(Loss(peer.node, peer.about, str(message["given_up"]), is_ended=False))
         elif "bye" in message:
             self._drop(peer)
 
@@ -397,9 +399,14 @@ class Detector:
         self.note(Loss(peer.node, peer.about, why, is_ended=False))
 
     def _expel(self, why: str) -> None:
-        """Take it that the others go on without this node: what it has lost itself proves nothing."""
+        """Take it that the others go on without this node: what it has lost itself proves nothing.
+
+        Its neighbours may hear of each other through this node only, and some of them may have waited for it for longer.
+        """
         if not self.is_expelled:
             self.is_expelled = True
+            for peer in list(self.peers):
+                self._links.send(peer, {"given_up": why})
             self.losses.clear()
             self._on_expelled(why)
 

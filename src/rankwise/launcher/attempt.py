@@ -450,7 +450,7 @@ class Attempt:
         named = name_ranks([rank.rank for rank in self._living()])
         rest = end - self._clock.monotonic()
         now = "; Ctrl-C again kills now" if self._interrupted is not None else ""
-        self._job.console.say(f"rankwise: waiting for {named} to stop, {rest:.0f} s at most{now}")
+        self._job.console.say(f"rankwise: waiting for {named} to stop, {max(0.0, rest):.0f} s at most{now}")
 
     def _end_store(self) -> None:
         """End the store, and see it gone where the next attempt wants the same port."""

@@ -15,6 +15,8 @@ _CHAIN = re.compile(
     rb"(\[rank\d+\]: )?(During handling of the above exception|The above exception was the direct cause)"
 )
 _END = re.compile(rb"(\[rank\d+\]: )?KeyboardInterrupt\b")
+#: Python 3.13 writes tracebacks in colours on a terminal.
+_COLOUR = re.compile(rb"\x1b\[[\d;]*m")
 
 
 @final
@@ -34,17 +36,19 @@ class InterruptTraces:
         for part in lines:
             shown += self._take(part + b"\n")
         # A question, or a bar, is shown without its end.
-        may_begin = bool(self._held) or half.startswith(b"[") or _FIRST.startswith(half)
+        plain = _COLOUR.sub(b"", half)
+        may_begin = bool(self._held) or plain.startswith(b"[") or _FIRST.startswith(plain)
         self._half = half if may_begin else b""
         return shown + (b"" if may_begin else half)
 
     def _take(self, line: bytes) -> bytes:
         """Take a line, and return what is shown now."""
-        shown, begins = b"", bool(_BEGIN.match(line))
+        plain = _COLOUR.sub(b"", line)
+        shown, begins = b"", bool(_BEGIN.match(plain))
         if self._held and self._state != "open":
-            if _CHAIN.match(line):
+            if _CHAIN.match(plain):
                 self._state, self._last_at = "chained", len(self._held)
-            elif not _BLANK.match(line) and not (begins and self._state == "chained"):
+            elif not _BLANK.match(plain) and not (begins and self._state == "chained"):
                 shown, self._held = self._held, b""
         if not self._held and not begins:
             return shown + line
@@ -52,8 +56,8 @@ class InterruptTraces:
         self._held += line
         if begins:
             self._state = "open"
-        elif self._state == "open" and not _INSIDE.match(line):
-            if _END.match(line):
+        elif self._state == "open" and not _INSIDE.match(plain):
+            if _END.match(plain):
                 self._held = self._held[: self._last_at]
             self._state = "complete"
         return shown
