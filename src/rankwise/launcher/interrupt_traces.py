@@ -37,7 +37,7 @@ class InterruptTraces:
             shown += self._take(part + b"\n")
         # A question, or a bar, is shown without its end.
         plain = _COLOUR.sub(b"", half)
-        may_begin = bool(self._held) or plain.startswith(b"[") or _FIRST.startswith(plain)
+        may_begin = bool(self._held) or plain.startswith(b"[") or (_FIRST + b"\r").startswith(plain)
         self._half = half if may_begin else b""
         return shown + (b"" if may_begin else half)
 
