@@ -34,6 +34,7 @@ import pytest
 import gloo_words
 import python_forks
 from gloo_words import without_gloo
+from rankwise.lint.registry import all_rules
 from rankwise.lint.running.entry import find_errors
 from support import find_torch, make_resident_env, without_patience
 
@@ -501,8 +502,8 @@ def exists(room: str) -> bool:
 
 @functools.cache
 def class_ids_in_code() -> set[str]:
-    """Return the failure classes that the code can name: every string in it that has their form."""
-    return {
+    """Return the failure classes that the code can name: those of the rules, and every string in it that has their form."""
+    return {name for one in all_rules() for name in one.classes} | {
         node.value
         for path in SOURCE.rglob("*.py")
         if path.name != "shard.py"  # has words of the same form for dtypes
