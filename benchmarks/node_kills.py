@@ -347,6 +347,7 @@ def main() -> None:
         "--soak", type=float, default=0.0, metavar="MINUTES", help="no faults; see that no node is given up"
     )
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its launchers end, too
     if args.soak:
         wrong = soak(args.soak)
         print(
