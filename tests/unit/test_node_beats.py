@@ -162,6 +162,7 @@ def test_who_refuses_can_be_reached_and_who_has_no_address_here_can_not() -> Non
         patch.setattr(node_beats, "_begin_to_connect", lambda *args: (tries.append(args), begin(*args)))
         assert not node_beats.does_host_answer("255.255.255.255", port)
         assert node_beats.try_to_reach("255.255.255.255", port) == "silent"
+        assert node_beats.try_to_reach("no-such-host.invalid", port) == "silent"
     assert 2 <= len(tries) <= 60
 
 
@@ -171,8 +172,8 @@ def test_without_descriptors_a_probe_concludes_all_the_same(monkeypatch: pytest.
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(node_beats, "_connect_soon", fail)
     made = _Node(0)
+    monkeypatch.setattr(node_beats.selectors, "DefaultSelector", fail)
     states: list[str] = []
     link = SimpleNamespace(host="127.0.0.1", port=1, life_port=0, name="name", is_reached=True)
     made.beats.probe(SimpleNamespace(link=link), states.append)

@@ -175,12 +175,10 @@ class Beats:
         host, port, life_port, name = peer.link.host, peer.link.port, peer.link.life_port, peer.link.name
 
         def look() -> None:
-            state = "silent"
-            with contextlib.suppress(OSError):  # no descriptor is left
-                if host_only:
-                    state = "open" if does_host_answer(host, port) else "silent"
-                else:
-                    state = try_to_reach(host, port, name)
+            if host_only:
+                state = "open" if does_host_answer(host, port) else "silent"
+            else:
+                state = try_to_reach(host, port, name)
             if state == "refused" and life_port and try_to_reach(host, life_port, name) != "refused":
                 state = "left"
             if state == "refused" and not peer.link.is_reached:
@@ -339,49 +337,52 @@ def does_host_answer(host: str, port: int) -> bool:
 
 
 def _connect_soon(host: str, port: int, *, greets: bool) -> bytes | None:
-    """Connect, again and again while nothing comes back: TCP itself repeats a lost SYN only after a second.
+    """Connect, again and again while nothing comes back: TCP itself repeats a lost SYN only after a second. Return what is said there, nothing if the host refuses or only has to answer, and None if it is silent."""
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        with selectors.DefaultSelector() as selector:
+            try:
+                return _race(addresses, selector, greets=greets)
+            finally:
+                for key in list(selector.get_map().values()):
+                    key.fileobj.close()  # type: ignore[union-attr]
+    except OSError:  # the name has no address here, or no descriptor is left
+        return None
 
-    Returns:
-        What is said there, if a greeting is waited for; empty if the host refuses, or has connected; None: nothing in time.
-    """
+
+def _race(addresses: Sequence[Any], selector: selectors.BaseSelector, *, greets: bool) -> bytes | None:
     begin_s = now_s = next_s = time.monotonic()
     end_s, num_open = begin_s + _REACH_S, 0
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    with selectors.DefaultSelector() as selector:
-        try:
-            for address in itertools.cycle(addresses):
-                if now_s >= end_s:
-                    return None
-                if num_open < _MOST_OPEN and now_s >= next_s:
-                    next_s = now_s + _REACH_EVERY_S
-                    _begin_to_connect(address, selector)
-                timeout_s = max(0.0, min(next_s if num_open < _MOST_OPEN else end_s, end_s) - now_s)
-                events: list[Any] = []
-                if selector.get_map():
-                    events = selector.select(timeout_s)
-                else:  # on Windows there must be something to select from
-                    time.sleep(timeout_s)
-                now_s = time.monotonic()
-                for key, _ in events:
-                    connection: Any = key.fileobj
-                    error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                    if error == errno.ECONNREFUSED or not (error or greets):
-                        return b""
-                    if key.data == "connecting" and not error:
-                        selector.modify(connection, selectors.EVENT_READ, "connected")
-                        num_open, end_s = num_open + 1, max(end_s, min(now_s, begin_s + _REACH_S) + _REACH_S)
-                        continue
-                    with contextlib.suppress(
-                        OSError
-                    ):  # a process that was killed loses its sockets one after the other
-                        if said := connection.recv(_LONGEST_GREETING):
-                            return bytes(said)
-                    num_open -= key.data == "connected"
-                    selector.unregister(connection)
-                    connection.close()
-        finally:
-            for key in list(selector.get_map().values()):
-                key.fileobj.close()  # type: ignore[union-attr]
+    for address in itertools.cycle(addresses):
+        if now_s >= end_s:
+            break
+        if num_open < _MOST_OPEN and now_s >= next_s:
+            next_s = now_s + _REACH_EVERY_S
+            _begin_to_connect(address, selector)
+        timeout_s = max(0.0, min(next_s if num_open < _MOST_OPEN else end_s, end_s) - now_s)
+        events: list[Any] = []
+        if selector.get_map():
+            events = selector.select(timeout_s)
+        else:  # on Windows there must be something to select from
+            time.sleep(timeout_s)
+        now_s = time.monotonic()
+        for key, _ in events:
+            connection: Any = key.fileobj
+            error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error == errno.ECONNREFUSED or not (error or greets):
+                return b""
+            if key.data == "connecting" and not error:
+                selector.modify(connection, selectors.EVENT_READ, "connected")
+                num_open, end_s = num_open + 1, begin_s + 2 * _REACH_S
+                continue
+            with contextlib.suppress(
+                OSError
+            ):  # a process that was killed loses its sockets one after the other
+                if said := connection.recv(_LONGEST_GREETING):
+                    return bytes(said)
+            num_open -= key.data == "connected"
+            selector.unregister(connection)
+            connection.close()
     return None
 
 

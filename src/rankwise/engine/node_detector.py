@@ -399,12 +399,10 @@ class Detector:
         self.note(Loss(peer.node, peer.about, why, is_ended=False))
 
     def _expel(self, why: str) -> None:
-        """Take it that the others go on without this node: what it has lost itself proves nothing.
-
-        Its neighbours may hear of each other through this node only, and some of them may have waited for it for longer.
-        """
+        """Take it that the others go on without this node: what it has lost itself proves nothing."""
         if not self.is_expelled:
             self.is_expelled = True
+            # They may hear of each other through this node only, and some of them may have waited for it for longer.
             for peer in list(self.peers):
                 self._links.send(peer, {"given_up": why})
             self.losses.clear()

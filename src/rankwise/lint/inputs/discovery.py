@@ -84,7 +84,7 @@ def _ask_git(folder: str) -> list[str]:
     # A repository's own settings may name a program to be run as file monitor: nothing of the user's is run here.
     command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]  # fmt: skip
     try:
-        told = subprocess.run(command, cwd=folder, capture_output=True, timeout=_GIT_S, check=True).stdout
+        reported = subprocess.run(command, cwd=folder, capture_output=True, timeout=_GIT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [os.fsdecode(name).replace("/", os.sep) for name in told.split(b"\0") if name]
+    return [os.fsdecode(name).replace("/", os.sep) for name in reported.split(b"\0") if name]

@@ -102,9 +102,9 @@ def _find_cells(found: object) -> list[object] | None:
 def _tell_language(found: object) -> str:
     about = found.get("metadata") if isinstance(found, dict) else None
     for part in ("kernelspec", "language_info"):
-        told = about.get(part) if isinstance(about, dict) else None
-        if isinstance(told, dict) and (
-            name := told.get("language") or (told.get("name") if part == "language_info" else "")
+        reported = about.get(part) if isinstance(about, dict) else None
+        if isinstance(reported, dict) and (
+            name := reported.get("language") or (reported.get("name") if part == "language_info" else "")
         ):
             return re.sub(r"\d+$", "", str(name).lower())
     return ""

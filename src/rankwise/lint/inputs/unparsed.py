@@ -192,12 +192,12 @@ def _outside_strings(text: str) -> list[tuple[int, str]]:
 
 def _find_pasted(lines: list[str]) -> Unparsed | None:
     """Lines of a pasted page or console anywhere: the parser stops at their output, or at a bracket before them."""
-    told = (
+    reported = (
         tell(text, number)
         for number, text in enumerate(lines, start=1)
         for tell in (_tell_prompt, _tell_fence)
     )
-    return next((found for found in told if found is not None), None)
+    return next((found for found in reported if found is not None), None)
 
 
 _TELLERS: tuple[Callable[[str, int], Unparsed | None], ...] = (

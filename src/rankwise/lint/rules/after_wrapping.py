@@ -29,12 +29,12 @@ _HEAVY = ("Linear", "Conv", "Embedding", "LSTM", "GRU", "Norm", "Attention", "Tr
 
 @rule("RW404", "error", "D8", "a wrapped model gets new parameters")
 def parameters_added_after_wrapping(script: Script) -> Iterator[Found]:
-    told: set[int] = set()
+    reported: set[int] = set()
     for wrap in wraps(script):
         for node in (*_set_by_call(script, wrap), *_set_by_statement(script, wrap)):
-            if id(node) in told:
+            if id(node) in reported:
                 continue
-            told.add(id(node))
+            reported.add(id(node))
             name = next(iter(sorted(wrap.names)), "the model")
             yield Found(
                 node,

@@ -224,9 +224,9 @@ _RETURNING = frozenset({"accelerate.Accelerator.gather", "accelerate.utils.gathe
 @rule("RW305", "error", "C14", "the loss uses gathered features that carry no gradient")
 def gathered_features_without_gradient(script: Script) -> Iterator[Found]:
     models = model_calls(script.all_calls)
-    told: set[int] = set()
+    seen: set[int] = set()
     for call in _calls(script):
-        if id(call.node) in told or _OFF & set(call.contexts) or _is_autograd(call) or _is_of_numbers(call):
+        if id(call.node) in seen or _OFF & set(call.contexts) or _is_autograd(call) or _is_of_numbers(call):
             continue
         given = call.arg_node(0 if call.name in _RETURNING else 1, "tensor", "input_tensor")
         value = call.arg(0 if call.name in _RETURNING else 1, "tensor", "input_tensor")
@@ -240,7 +240,7 @@ def gathered_features_without_gradient(script: Script) -> Iterator[Found]:
         node = call.node if call.module is script.module else back
         if not is_in(script.tree, node):
             continue
-        told.add(id(call.node))
+        seen.add(id(call.node))
         shown = ast.unparse(given)
         yield Found(
             node,

@@ -141,16 +141,16 @@ _ON_TENSORS = frozenset(f"torch.distributed.{word}" for word in ("all_reduce", "
 
 @rule("RW103", "error", "C8 C1 C3 D17 D28", "branches of a test on the rank call different collectives")
 def other_collective_in_arm(script: Script) -> Iterator[Found]:
-    told: set[frozenset[int]] = set()
+    reported: set[frozenset[int]] = set()
     for one in all_divergences(script):
         op, instead = one.item, one.instead
         if not isinstance(op, Op) or instead is None or one.guard is None:
             continue
         pair = frozenset({id(op.call.node), id(instead.call.node)})
         at = anchor(op, one.guard, script)
-        if at is None or pair in told:
+        if at is None or pair in reported:
             continue
-        told.add(pair)
+        reported.add(pair)
         yield Found(
             at[0],
             f"{who(one.doers, one.others, 'reach')} {called(op)} (`{tested(op, one.guard)}`), and the others {called(instead)}:"

@@ -31,10 +31,10 @@ _CLASSES = {"break": "D16", "continue": "D15", "return": "C27"}
 def left_on_some_ranks(script: Script) -> Iterator[Found]:
     divergences = all_divergences(script)
     # Where the test keeps ranks from a collective in the first place, that is the mistake.
-    told = {id(one.guard.node) for one in divergences if isinstance(one.item, Op) and one.guard is not None}
+    seen = {id(one.guard.node) for one in divergences if isinstance(one.item, Op) and one.guard is not None}
     for one in divergences:
         left = one.item
-        if not isinstance(left, Exit) or one.guard is None or id(one.guard.node) in told:
+        if not isinstance(left, Exit) or one.guard is None or id(one.guard.node) in seen:
             continue
         at = anchor(left, one.guard, script)
         if at is None:
@@ -65,13 +65,13 @@ _FIX = "give every rank the same number of iterations: cut to the shortest, pad,
 
 @rule("RW109", "error", "D14 C1 C27", "ranks run different numbers of iterations of a loop with collectives")
 def turns_differ(script: Script) -> Iterator[Found]:
-    told: set[int] = set()
+    seen: set[int] = set()
     for one in all_divergences(script):
         loop = one.item
         if not isinstance(loop, Loop) or loop.value.spread is Spread.EQUAL:
             continue  # as many turns, and on some ranks without what the others do in them: that is told where it is
         if one.guard is None and loop.module is script.module:
-            told.add(id(loop.node))
+            seen.add(id(loop.node))
             yield Found(
                 _head(loop.node),
                 f"ranks run different numbers of iterations over `{written(_over(loop.node))}`, with collectives in each iteration",
@@ -84,7 +84,7 @@ def turns_differ(script: Script) -> Iterator[Found]:
             path.kind == "loop"
             and isinstance(share, Loop)
             and share.value.spread is Spread.RANK
-            and id(share.node) not in told
+            and id(share.node) not in seen
         ):
             yield Found(
                 _head(share.node),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @rule("RW315", "error", "C4", "collectives run in the order of a set or of a directory listing")
 def order_differs_between_ranks(script: Script) -> Iterator[Found]:
-    told: set[int] = set()
+    reported: set[int] = set()
     for loop in (
         loop for entry in script.entries for history in entry.histories for loop in _loops(history.items)
     ):
@@ -38,9 +38,9 @@ def order_differs_between_ranks(script: Script) -> Iterator[Found]:
             and op is not None
             and node is not None
             and loop.module is script.module
-            and id(node) not in told
+            and id(node) not in reported
         ):
-            told.add(id(node))
+            reported.add(id(node))
             yield Found(
                 node,
                 f"{order} has a different order in each process, so ranks call `{op.name}` for different items of `{text_of(node)}`",

@@ -54,7 +54,7 @@ def _endless(script: Script) -> Iterator[Found]:
     """Loaders that a helper restarts: ``batches = cycle(loader)``, ``next(batches)``."""
     if any("set_epoch" in module.text for module in {call.module for call in script.all_calls}):
         return
-    told: set[int] = set()
+    reported: set[int] = set()
     for entry in script.entries:
         calls = entry.histories[0].calls
         if not any(call.name.endswith("backward") and call.loops for call in calls):
@@ -67,8 +67,8 @@ def _endless(script: Script) -> Iterator[Found]:
             if sampler is None or sampler.call is None or not shuffles(sampler.call) or is_prepared(loader):
                 continue
             again, node = _begun_again(script.tree, call.node), node_in(script, sampler.call)
-            if again is not None and node is not None and id(node) not in told:
-                told.add(id(node))
+            if again is not None and node is not None and id(node) not in reported:
+                reported.add(id(node))
                 line = getattr(again, "lineno", 0)
                 yield Found(
                     node,
@@ -124,8 +124,8 @@ def _is_endless(function: ast.FunctionDef) -> bool:
 
 def _message(one: Shuffled, silent: list[Pass]) -> str:
     what = f"`{shown(silent[0])}`"
-    told = len(one.passes) - len(silent)
-    if told:
+    reported = len(one.passes) - len(silent)
+    if reported:
         return f"only some ranks call set_epoch on the sampler of {what}: the others shuffle for another epoch, so samples are repeated or missed"
     return f"set_epoch is never called on this sampler, so each epoch reads {what} in the same order"
 

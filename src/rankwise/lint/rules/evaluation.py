@@ -246,9 +246,9 @@ def _is_computed_here(script: Script, call: Call) -> bool:
         for name in ast.walk(target)
         if isinstance(name, ast.Name)
     }
-    told = {name.id for name in ast.walk(call.node) if isinstance(name, ast.Name)}
+    reported = {name.id for name in ast.walk(call.node) if isinstance(name, ast.Name)}
     functions = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.FunctionDef)}
-    return bool(made & told) or bool(told & functions)
+    return bool(made & reported) or bool(reported & functions)
 
 
 def _is_own(value: Value) -> bool:

@@ -39,7 +39,7 @@ _ASKS_DATA = frozenset({"len", "sum", "any", "all", "numel", "size", "nonzero", 
 
 @rule("RW403", "error", "D3", "for some batches the loss is a constant without a graph")
 def loss_without_graph(script: Script) -> Iterator[Found]:
-    told: set[int] = set()
+    reported: set[int] = set()
     for entry in script.entries:
         if not is_distributed(entry):
             continue
@@ -52,9 +52,9 @@ def loss_without_graph(script: Script) -> Iterator[Found]:
                 continue
             back = _back(call)
             node = call.node if is_in(script.tree, call.node) else back
-            if back is None or node is None or not is_in(script.tree, node) or id(node) in told:
+            if back is None or node is None or not is_in(script.tree, node) or id(node) in reported:
                 continue
-            told.add(id(node))
+            reported.add(id(node))
             yield Found(
                 node,
                 "for some batches the loss is this constant, which has no graph: this rank reduces no gradients while the others wait",

@@ -151,12 +151,12 @@ def sum_told_as_mean(script: Script) -> Iterator[Found]:
             continue
         function = function_of(script.tree, call.node)
         name = text_of(node).rpartition(".")[2]
-        told = _told_as(name, function)
-        if told is None or divides(script, function):
+        reported = _told_as(name, function)
+        if reported is None or divides(script, function):
             continue
         yield Found(
             call.node,
-            f"`{name}` is summed over all ranks and never divided by their number, but it is {told}",
+            f"`{name}` is summed over all ranks and never divided by their number, but it is {reported}",
             f"divide afterwards: {text_of(node)} /= dist.get_world_size()",
         )
 

@@ -203,10 +203,10 @@ _LONG = frozenset({"datasets.Dataset.map", "datasets.Dataset.filter"})
 
 @rule("RW518", "hint", "X14", "the other ranks wait at a barrier, under the default timeout, while one prepares the data")  # fmt: skip
 def others_wait_for_preprocessing(script: Script) -> Iterator[Found]:
-    told: set[int] = set()
+    reported: set[int] = set()
     for place in once(places(script, *_LONG)):
-        if id(place.entry) not in told and _others_wait(place) and _has_default_timeout(place):
-            told.add(id(place.entry))
+        if id(place.entry) not in reported and _others_wait(place) and _has_default_timeout(place):
+            reported.add(id(place.entry))
             message = f"the other ranks wait at a barrier while one runs `{text_of(place.last.node)}`; if that takes longer than the group's timeout, they fail"
             yield Found(place.last.node, message, _FIX_WAIT)
 

@@ -21,7 +21,7 @@ from rankwise.lint.topics.job_view import (
     spawns,
     text_of,
 )
-from rankwise.lint.topics.seeds import last_seed, library_of, standing
+from rankwise.lint.topics.seeds import find_seeding, last_seed, library_of
 from rankwise.lint.topics.shares import spreads_otherwise
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _reason(place: Place) -> tuple[Severity, str] | None:
     own = _own_seed(call)
     if own is not None:
         return ("error", "its seed depends on the rank") if differs_deeply(own) else None
-    how = standing(
+    how = find_seeding(
         place.entry.histories[-1], call, "numpy" if call.name.startswith("sklearn") else library_of(call.name)
     )
     if how == "differs":
@@ -171,7 +171,7 @@ def same_noise_on_all_ranks(script: Script) -> Iterator[Found]:
             draw = next(
                 (call for call in inside if _is_alike(call) and node_in(script, call) is not None), None
             )
-            if draw is None or standing(history, draw, library_of(draw.name)) != "equal":
+            if draw is None or find_seeding(history, draw, library_of(draw.name)) != "equal":
                 continue
             seed = last_seed(history, draw, library_of(draw.name))
             shown = f"`{text_of(seed.node)}`" if seed is not None and seed.name != "" else "the seed"

@@ -126,10 +126,10 @@ def _fixed(script: Script, place: Place) -> Iterator[Found]:
         or size.const < 0
     ):
         return
-    told = {
+    reported = {
         setting.key: setting.value.const for setting in settings(script) if setting.place.entry is place.entry
     }
-    in_environment = told.get("WORLD_SIZE")
+    in_environment = reported.get("WORLD_SIZE")
     started = _num_started(place)
     if isinstance(in_environment, str) and in_environment.isdigit() and int(in_environment) != size.const:
         other = f"WORLD_SIZE is set to {in_environment}"
@@ -288,9 +288,9 @@ def local_rank_from_command_line(script: Script) -> Iterator[Found]:
     )
     for option in options(script.tree):
         if {flag.lstrip("-").replace("-", "_") for flag in option.flags} & {"local_rank"}:
-            told = _tell(script, option, has_environment=has_environment)
-            if told is not None:
-                yield Found(option.node, told[0], _FIX, severity="error" if told[1] else "warning")
+            reported = _tell(script, option, has_environment=has_environment)
+            if reported is not None:
+                yield Found(option.node, reported[0], _FIX, severity="error" if reported[1] else "warning")
     if not has_environment:
         yield from _scans(script)
         yield from _decorated(script)

@@ -165,10 +165,10 @@ def init_misspelt(script: Script) -> Iterator[Found]:
                 line = script.lines[method.lineno - 1]
                 col = line.index(name, line.index("def ")) + 1
                 span = Span(method.lineno, col, method.lineno, col + len(name))
-                told = f"it is never called, {proof}" if proof else hint
+                reported = f"it is never called, {proof}" if proof else hint
                 yield Found(
                     span,
-                    f"class {cls.name} has `{name}` where `__init__` is meant: {told}",
+                    f"class {cls.name} has `{name}` where `__init__` is meant: {reported}",
                     "write `def __init__(self, ...)`, two underscores on both sides",
                     severity="error" if proof else "warning",
                     edits=[Edit(span=span, text="__init__")] if proof else (),

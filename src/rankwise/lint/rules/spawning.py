@@ -213,15 +213,15 @@ def _is_one_thing(scopes: Scopes, args: ast.expr) -> bool:
     needs_ranks=False,
 )
 def call_does_not_fit(script: Script) -> Iterator[Found]:
-    told: set[ast.AST] = set()
+    reported: set[ast.AST] = set()
     for note in script.notes:
         if (
             isinstance(note, Misfit)
             and note.module is script.module
-            and note.node not in told
+            and note.node not in reported
             and not is_caught(script.tree, note.node)
         ):
-            told.add(note.node)
+            reported.add(note.node)
             name, where = note.function.name, note.function
             yield Found(
                 note.node,

@@ -59,11 +59,11 @@ def look_at(path: str, data: bytes | None = None) -> Source:
         data: Its content, if it was read already.
     """
     try:
-        told = os.stat(path)  # noqa: PTH116 - thousands of them
+        reported = os.stat(path)  # noqa: PTH116 - thousands of them
         content = Path(path).read_bytes() if data is None else data
     except OSError:
         return Source(path=path, size=-1, mtime_ns=0, digest="")
-    return Source(path=path, size=told.st_size, mtime_ns=told.st_mtime_ns, digest=digest_of(content))
+    return Source(path=path, size=reported.st_size, mtime_ns=reported.st_mtime_ns, digest=digest_of(content))
 
 
 def digest_of(data: bytes) -> str:
@@ -174,15 +174,15 @@ class Cache:
         before = self._sources.get(path)
         digest = None
         try:
-            told = os.stat(path)  # noqa: PTH116 - thousands of them
+            reported = os.stat(path)  # noqa: PTH116 - thousands of them
         except OSError:
             digest = ""
         else:
-            is_old = told.st_mtime_ns < self._saved_ns - _TOO_YOUNG_NS
+            is_old = reported.st_mtime_ns < self._saved_ns - _TOO_YOUNG_NS
             if (
                 before is not None
                 and is_old
-                and (told.st_size, told.st_mtime_ns) == (before.size, before.mtime_ns)
+                and (reported.st_size, reported.st_mtime_ns) == (before.size, before.mtime_ns)
             ):
                 digest = before.digest
         if digest is None:

@@ -108,6 +108,6 @@ def _study(piece: Piece, project: Project) -> object:
 def _note(failures: list[str] | None, who: str, path: str, error: Exception) -> None:
     if failures is None:
         raise error
-    told = str(error).strip().splitlines()
-    what = f"{type(error).__name__}: {told[-1]}" if told else type(error).__name__
+    reported = str(error).strip().splitlines()
+    what = f"{type(error).__name__}: {reported[-1]}" if reported else type(error).__name__
     failures.append(f"RW999 internal: {who} failed on {path}: {what}; please report it")

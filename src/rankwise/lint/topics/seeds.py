@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rankwise.lint.model.history import History
 
 Library = Literal["torch", "numpy", "random"]
-Standing = Literal["unset", "equal", "differs", "unknown"]
+Seeding = Literal["unset", "equal", "differs", "unknown"]
 _SEEDS: dict[str, frozenset[str]] = {
     "torch": frozenset({"torch.manual_seed", "torch.random.manual_seed"}),
     "numpy": frozenset({"numpy.random.seed"}),
@@ -53,7 +53,7 @@ def _looks_like_one(call: Call) -> bool:
     )
 
 
-def standing(history: History, before: Call, library: Library) -> Standing:
+def find_seeding(history: History, before: Call, library: Library) -> Seeding:
     """Whether ranks draw the same at a call, as far as is known."""
     seed = last_seed(history, before, library)
     if seed is None:
