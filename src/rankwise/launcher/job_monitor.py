@@ -117,7 +117,7 @@ class JobMonitor:
 
     def find_host_problems(self) -> tuple[str, ...]:
         """Look what is wrong with this host now."""
-        return self._host_check.find_host_problems() if self._host_check else ()
+        return (self._try(self._host_check.find_host_problems) or ()) if self._host_check else ()
 
     @property
     def findings(self) -> tuple[JobFinding, ...]:
@@ -190,7 +190,7 @@ class JobMonitor:
         if self._asking is not None:  # what is being said comes before the report
             self._asking.join(wait_s)
         if is_final:  # a restart has no time for it
-            self._own_host_problems = self._try(self.find_host_problems) or ()
+            self._own_host_problems = self.find_host_problems()
         is_watched = self._is_on
         if (scene := self._try(lambda: self._sampler.take_last(wait_s=wait_s))) is not None and is_watched:
             # What was seen elsewhere belongs to the evidence if it has decided; else each node tells of its own.
