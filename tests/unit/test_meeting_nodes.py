@@ -88,7 +88,7 @@ class FakeConsole:
         ({"joined": 1, "starts_in_s": None}, "waiting for other nodes at host:1, 10 s so far: 1 of 2 are here"),
         (
             {"joined": 2, "starts_in_s": 29.6},
-            "2 of --nnodes 2:4 nodes have joined, which is enough: waiting 30 s for more (--rdzv-conf last_call_timeout=SECONDS)",
+            "2 of --nnodes 2:4 nodes have joined, which is enough: waiting at most 30 s for more (--rdzv-conf last_call_timeout=SECONDS)",
         ),
     ],
 )  # fmt: skip

@@ -319,7 +319,7 @@ class SeveralNodes:
                 self._has_told_enough = True
                 self._console.say(
                     f"rankwise: {self._helper.news('joined')} of --nnodes {spec.min_nodes}:{spec.max_nodes} nodes have joined, which is enough: "
-                    f"waiting {float(str(starts_in_s)):.0f} s for more (--rdzv-conf last_call_timeout=SECONDS)"
+                    f"waiting at most {float(str(starts_in_s)):.0f} s for more (--rdzv-conf last_call_timeout=SECONDS)"
                 )
         elif round(waited_s) in {10, 60, 300}:
             joined = self._helper.news("joined")
