@@ -49,7 +49,6 @@ class Accounting:
     def __init__(self) -> None:
         self._seconds, self._cpu, self._launches = Counter[str](), Counter[str](), Counter[str]()
         self._num_tests = 0
-        self._told: list[tuple[str, float]] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
