@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from rankwise.cli.main import main
 from rankwise.cli.pages import list_names
 from rankwise.doctor.registry import all_probes
 from rankwise.lint import registry
-from rankwise.verdict import rules as rules_of_the_verdict
+from rankwise.verdict.run_rules import RULES
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +141,7 @@ def test_whatever_a_report_names_has_a_page(capsys: pytest.CaptureFixture[str], 
 
 def test_every_rule_and_probe_has_a_name_here() -> None:
     """What the verdict and the doctor can name has a page."""
-    rules = {path.stem for path in Path(rules_of_the_verdict.__file__).parent.glob("[!_]*.py")}
+    rules = {name for rule in RULES for name in getattr(rule, "RULES", None) or (rule.RULE,)}
     assert rules | {probe.id for probe in all_probes()} <= set(list_names())
 
 

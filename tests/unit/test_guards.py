@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from rankwise.verdict.guards import Book
+from rankwise.verdict.guards import guards_at
 
 _TEXT = """import torch.distributed as dist
 r, w = dist.get_rank(), dist.get_world_size()
@@ -56,13 +56,12 @@ match r:
 )
 def test_a_line_knows_its_conditions(line: int, guards: list[tuple[str, bool]]) -> None:
     """Innermost first, and no further than its function: who calls it has lines of its own."""
-    assert [(guard.kind, guard.is_rank_test) for guard in Book(_TEXT).guards_at(line)] == guards
+    assert [(guard.kind, guard.is_rank_test) for guard in guards_at(_TEXT, line)] == guards
 
 
 def test_an_except_knows_its_try() -> None:
     """So that the body and the finally of one try are known to belong together."""
-    book = Book(_TEXT)
-    assert {book.guards_at(line)[0].opened for line in (14, 16, 18)} == {13}
+    assert {guards_at(_TEXT, line)[0].opened for line in (14, 16, 18)} == {13}
 
 
 @pytest.mark.parametrize(
@@ -85,13 +84,13 @@ def test_an_except_knows_its_try() -> None:
 )
 def test_a_rank_test_is_known_in_all_its_forms(text: str, line: int, is_rank_test: bool) -> None:
     """Also beside the number of the step, as a way out before the line, around a loop, and in a decorator's name."""
-    assert any(guard.is_rank_test for guard in Book(text).guards_at(line)) is is_rank_test
+    assert any(guard.is_rank_test for guard in guards_at(text, line)) is is_rank_test
 
 
 def test_what_each_rank_has_of_its_own_is_no_number_of_a_step() -> None:
     """A clock differs between ranks; a step does not."""
     asked = [
-        Book(f"if {test}:\n    dist.barrier()").guards_at(2)[0].is_own_test
+        guards_at(f"if {test}:\n    dist.barrier()", 2)[0].is_own_test
         for test in ("time.monotonic() > end", "step % 7 == 6")
     ]
     assert asked == [True, False]
@@ -100,4 +99,4 @@ def test_what_each_rank_has_of_its_own_is_no_number_of_a_step() -> None:
 @given(text=st.text(), line=st.integers(-3, 50))
 def test_any_text_is_read(text: str, line: int) -> None:
     """What is no Python has no conditions, and breaks nothing."""
-    assert isinstance(Book(text).guards_at(line), tuple)
+    assert isinstance(guards_at(text, line), tuple)

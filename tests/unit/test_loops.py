@@ -121,6 +121,11 @@ def test_who_is_still_in_the_loop_has_not_left_it() -> None:
     [
         ("try:", "except RuntimeError:\n    log()", [3]),
         ("try:", "except RuntimeError as error:\n    if fatal(error):\n        raise\n    log()", [3]),
+        (
+            "try:",
+            "except RuntimeError as error:\n    if 'out of memory' in str(error):\n        free()\n    else:\n        raise",
+            [3],
+        ),
         ("try:", "except Exception:\n    break", [3]),
         ("with contextlib.suppress(OSError):", "", [1]),
         ("try:", "except Exception:\n    log()\n    raise", []),

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from rankwise.base.faults import FaultRecord
-from rankwise.evidence.reader import multi_node_scene
+from rankwise.evidence.reader import multi_node_scene, scene_file
 from rankwise.evidence.reader.multi_node_scene import (
     NodeScene,
     Sign,
@@ -54,10 +54,10 @@ def test_a_letter_says_what_was_told_on_the_readers_clock() -> None:
 @pytest.mark.parametrize(
     ("kind", "moments", "others"),
     [
-        (RankFacts, multi_node_scene.MOMENTS_OF_RANK, {"still_s"}),
-        (Evidence, multi_node_scene.MOMENTS_OF_EVIDENCE, set()),
-        (Op, multi_node_scene.MOMENTS_OF_OP, set()),
-        (FaultRecord, multi_node_scene.MOMENTS_OF_FAULT, {"timestamp_s"}),
+        (RankFacts, scene_file.MOMENTS[RankFacts], {"still_s"}),
+        (Evidence, scene_file.MOMENTS[Evidence], set()),
+        (Op, scene_file.MOMENTS[Op], set()),
+        (FaultRecord, scene_file.MOMENTS[FaultRecord], {"timestamp_s"}),
         (Group, (), set()),
         (Child, (), set()),
     ],

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import struct
+import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rankwise.evidence.reader import scene_file
-from rankwise.evidence.reader.replicas import Digest, Replica, pack_names, pack_samples, pack_sums
+from rankwise.evidence.reader.replicas import Digest, Replica
 from rankwise.verdict.case import Case, RankEnd
 from rankwise.verdict.judge import judge
 from rankwise.verdict.run_rules import look
@@ -25,9 +29,17 @@ _LATE = (1.9, 2.9)
 _EQUAL = {0: (1.0, 2.0), 1: (1.1, 2.1), 2: (1.2, 2.2), 4: (1.3, 2.3), 5: (1.4, 2.4)}
 
 
+def pack(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def pack_names(names: tuple[str, ...]) -> str:
+    return pack(zlib.compress(json.dumps(names).encode(), 1))
+
+
 def _digest(step: int, seq: int, told: tuple[float, ...], **facts: Any) -> Digest:
-    sums = pack_sums(tuple(hash(value) & 0xFFFF for value in told))
-    return Digest(step=step, seq=seq, samples=pack_samples(told), sums=sums, **facts)
+    sums = pack(struct.pack(f"<{len(told)}I", *(hash(value) & 0xFFFF for value in told)))
+    return Digest(step=step, seq=seq, samples=pack(struct.pack(f"<{len(told)}f", *told)), sums=sums, **facts)
 
 
 def replica(

@@ -145,11 +145,7 @@ def prepare(
 
 
 def arm(setup: OfflineSetup) -> None:
-    """Begin to record in this very process, which runs the user's code already.
-
-    Args:
-        setup: What ``prepare`` has returned.
-    """
+    """Begin to record in this very process, which runs the user's code already."""
     orders = dict(setup.orders)
     keep, places = orders.pop("keep"), {**orders.pop("evidence"), "pid": os.getpid()}
     recorder_module: Any = _load("recorder")
@@ -167,12 +163,7 @@ def arm(setup: OfflineSetup) -> None:
 
 
 def find_run(env: Mapping[str, str], identity: Identity) -> str:
-    """Return a name for the run that all its ranks find, and runs beside it and after it do not, as far as the launcher tells.
-
-    Args:
-        env: The rank's environment.
-        identity: Who it is.
-    """
+    """Return a name for the run that all its ranks find, and runs beside it and after it do not, as far as the launcher tells."""
     run = env.get("TORCHELASTIC_RUN_ID", "")
     # torchrun's folder for errors, made anew for each run, tells apart those that share an id; each host has its own.
     private = Path(env.get("TORCHELASTIC_ERROR_FILE", "")).parts

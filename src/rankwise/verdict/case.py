@@ -10,7 +10,7 @@ from rankwise.base.rank_names import name_ranks
 if TYPE_CHECKING:
     from rankwise.base.faults import FaultRecord
     from rankwise.evidence.reader.notes import Problem, Stack
-    from rankwise.evidence.reader.scene import Scene
+    from rankwise.evidence.reader.scene import Op, RankFacts, Scene
     from rankwise.verdict.finding import JobFinding
 
 Kind = Literal["ok", "failure", "hang", "mismatch", "requeue"]
@@ -153,6 +153,26 @@ class Case:
     strict: bool = False
     lost_nodes: tuple[LostNode, ...] = ()
     given_up: str = ""
+
+    def list_ops(self, rank: int) -> tuple[Op, ...]:
+        """Return what a rank had entered before the first of them was stopped, as far as it is known."""
+        facts = self.scene.find(rank) if self.scene is not None else None
+        return facts.ops if facts is not None else ()
+
+
+def end_of(facts: RankFacts, now_s: float) -> RankEnd:
+    """Return the end of a rank that was only looked at; one that still ran counts as stopped at that moment."""
+    return RankEnd(
+        rank=facts.rank,
+        local_rank=facts.rank,
+        pid=facts.pid,
+        code=facts.code,
+        ended_s=now_s if facts.ended_s is None else facts.ended_s,
+        stopped_s=now_s if facts.code is None else None,
+        fault=facts.fault,
+        finished_s=facts.finished_s,
+        stack=facts.stack,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from rankwise.verdict.explain import find_guarded
+from rankwise.verdict.source_text import find_function, list_calls_of, list_loops, spans, split_site
 from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
@@ -34,23 +35,18 @@ class ConditionalCall:
 
 
 def find_conditional_call(view: SceneView, mismatch: Mismatch) -> ConditionalCall | None:
-    """Return the one side that stands under a condition that no other side is under; None if there is none, or several.
-
-    Args:
-        view: The scene, with the text of the user's files: without it no condition is known.
-        mismatch: Where ranks differ.
-    """
+    """Return the one side that stands under a condition that no other side is under; None if there is none, or several."""
     if guarded := find_guarded(view, mismatch):
         ranks, op = guarded[0]
         asked = next(guard for guard in view.guards_where(ranks[0], op.site) if guard.is_rank_test)
-        return _tell_rank_test(asked, ranks, op) if len(guarded) == 1 else None
+        return _describe_rank_test(asked, ranks, op) if len(guarded) == 1 else None
     called = [
         (test, ranks, op)
         for ranks, op in mismatch.sides
         if (test := _find_test_of_callers(view, ranks[0], op))
     ]
     if len(called) == 1 and not _was_there(mismatch, *called[0][1:]):
-        return _tell_rank_test(*called[0])
+        return _describe_rank_test(*called[0])
     found = [(ranks, op, at) for ranks, op in mismatch.sides if (at := _find_own_test(view, mismatch, op))]
     if len(found) != 1:
         return None
@@ -59,7 +55,7 @@ def find_conditional_call(view: SceneView, mismatch: Mismatch) -> ConditionalCal
     return ConditionalCall(ranks=ranks, op=op, class_id="C26", fix=fix)
 
 
-def _tell_rank_test(test: Guard, ranks: tuple[int, ...], op: Op) -> ConditionalCall:
+def _describe_rank_test(test: Guard, ranks: tuple[int, ...], op: Op) -> ConditionalCall:
     fix = (
         f"move the collective at {shorten(op.site)} out of the rank test at line {test.line} of {shorten(test.file)}: "
         "all ranks must call it; only what follows may differ"
@@ -69,24 +65,21 @@ def _tell_rank_test(test: Guard, ranks: tuple[int, ...], op: Op) -> ConditionalC
 
 def _find_test_of_callers(view: SceneView, rank: int, op: Op) -> Guard | None:
     """Return the rank test before all calls of the function that a collective stands in, where its stack is lost: Gloo has aborted the rank."""
-    lines = view.lines_where(rank, op.site)
-    file, _, number = (op.site or "").rpartition(":")
-    name = view.books[file].function_at(int(number)) if file in view.books and number.isdigit() else None
-    if name is None or len(lines) != 1:
+    file, number = split_site(op.site)
+    function = find_function(view.text_of(file), number)
+    if function is None or len(view.lines_where(rank, op.site)) != 1:
         return None
     tests = [
         next((guard for guard in view.guards_at(f"{path}:{line}") if guard.is_rank_test), None)
-        for path, book in view.books.items()
-        for line in book.calls_of(name)
+        for path, text in view.scene.sources.items()
+        for line in list_calls_of(text, function.name)
     ]
     return tests[0] if tests and None not in tests else None
 
 
 def _was_there(mismatch: Mismatch, ranks: tuple[int, ...], op: Op) -> bool:
     """Tell whether a side made a collective at this line before: it went well, and they are apart for another reason."""
-    return any(
-        seq < op.seq and one.site == op.site for seq, one in mismatch.sequence.ops.get(ranks[0], {}).items()
-    )
+    return mismatch.sequence.has_been_at(ranks[0], op.site, before=op.seq)
 
 
 def _find_own_test(view: SceneView, mismatch: Mismatch, op: Op) -> str | None:
@@ -109,17 +102,14 @@ def _list_inside(view: SceneView, mismatch: Mismatch, op: Op) -> tuple[str, ...]
     """Return the lines that led to a collective, as far as they belong to a loop that the others are in, or to a function that they passed."""
     ranks = next(ranks for ranks, one in mismatch.sides if one is op)
     lines = view.lines_where(ranks[0], op.site)
-    spans = [
-        (file, span)
+    places = [
+        split_site(line)
         for side, one in mismatch.sides
         if one is not op
         for line in view.lines_where(side[0], one.site)
-        for file, _, number in [line.rpartition(":")]
-        if file in view.books and number.isdigit()
-        for span in view.books[file].loops_at(int(number))
     ]
-    for at, line in enumerate(lines):
-        file, _, number = line.rpartition(":")
-        if number.isdigit() and any(file == name and int(number) in span for name, span in spans):
+    loops = [(file, loop) for file, line in places for loop in list_loops(view.text_of(file), line)]
+    for at, place in enumerate(map(split_site, lines)):
+        if any(place[0] == file and spans(loop, place[1]) for file, loop in loops):
             return lines[: at + 1]
-    return () if spans else lines
+    return () if loops else lines

@@ -8,7 +8,7 @@ lines under equal numbers. Other lines alone are no fault, as ranks may branch: 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from rankwise.verdict.group_sequences import find_family
 from rankwise.verdict.mismatch import Mismatch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rankwise.evidence.reader.scene import Op
     from rankwise.verdict.group_sequences import GroupSequence
-    from rankwise.verdict.guards import Guard
+    from rankwise.verdict.scene_view import SceneView
 
 #: A rank that makes more collectives than this alone is not found out by comparing what follows.
 _MOST_EXTRA = 32
@@ -28,39 +28,20 @@ _MOST_BACK = 64
 _Sides = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-class Known(Protocol):
-    """What is known beside the collectives: a ``View``."""
-
-    def guards_where(self, rank: int, site: str | None) -> tuple[Guard, ...]:
-        """Return the conditions that a collective of a rank stands under."""
-
-    def are_alternatives(self, site: str | None, other: str | None) -> bool:
-        """Tell whether two lines are arms of one condition."""
-
-    def find_breach(self, sequence: GroupSequence) -> tuple[Op, tuple[int, ...], tuple[int, ...]] | None:
-        """Return a collective that can't end, as members have ended without it."""
-
-
 def walk_back(
-    sequences: Sequence[GroupSequence], mismatches: Sequence[Mismatch], known: Known
+    sequences: Sequence[GroupSequence], mismatches: Sequence[Mismatch], view: SceneView
 ) -> tuple[Mismatch, ...]:
-    """Return the mismatches, those that had begun before at their beginning; and those that only a member's end has shown.
-
-    Args:
-        sequences: All groups.
-        mismatches: Where ranks differ.
-        known: What else is known.
-    """
-    found = [_begin(mismatch, known) or mismatch for mismatch in mismatches]
+    """Return the mismatches, those that had begun before at their beginning; and those that only a member's end has shown."""
+    found = [_begin(mismatch, view) or mismatch for mismatch in mismatches]
     parted = {id(mismatch.sequence) for mismatch in mismatches}
     for sequence in sequences:
-        breach = None if id(sequence) in parted else known.find_breach(sequence)
-        if breach is not None and (begun := _begin_of_breach(sequence, *breach, known)):
+        breach = None if id(sequence) in parted else view.find_breach(sequence)
+        if breach is not None and (begun := _begin_of_breach(sequence, *breach, view)):
             found.append(begun)
     return tuple(found)
 
 
-def _begin(mismatch: Mismatch, known: Known) -> Mismatch | None:
+def _begin(mismatch: Mismatch, view: SceneView) -> Mismatch | None:
     if mismatch.respect in {"shape", "order", "bucket", "module"} or len(mismatch.sides) != 2:
         return None
     sides = (mismatch.sides[0][0], mismatch.sides[1][0])
@@ -68,23 +49,23 @@ def _begin(mismatch: Mismatch, known: Known) -> Mismatch | None:
         return None
     later = " and ".join(name_op(op, number=False) for _, op in mismatch.sides)
     then = f"; these were paired, and at #{mismatch.seq} {later} can't be"
-    begun = _find_begin(mismatch.sequence, sides, mismatch.seq, known)
+    begun = _find_begin(mismatch.sequence, sides, mismatch.seq, view)
     return begun and replace(begun, is_through=mismatch.is_through, then=then)
 
 
 def _begin_of_breach(
-    sequence: GroupSequence, op: Op, came: tuple[int, ...], gone: tuple[int, ...], known: Known
+    sequence: GroupSequence, op: Op, came: tuple[int, ...], gone: tuple[int, ...], view: SceneView
 ) -> Mismatch | None:
-    begun = _find_begin(sequence, (came, gone), op.seq, known)
+    begun = _find_begin(sequence, (came, gone), op.seq, view)
     then = f"; these were paired, and {name_op(op)} at {shorten(op.site)} has no counterpart: the others have ended"
     return begun and replace(begun, then=then)
 
 
-def _find_begin(sequence: GroupSequence, sides: _Sides, last: int, known: Known) -> Mismatch | None:
+def _find_begin(sequence: GroupSequence, sides: _Sides, last: int, view: SceneView) -> Mismatch | None:
     first, seq = last, last - 1
     while last - seq <= _MOST_BACK and first - seq <= 2 and (pair := _pair(sequence, sides, seq)):
         # One number at which they meet at a line by chance is no common path yet.
-        first = seq if _are_apart(*pair, known) else first
+        first = seq if _are_apart(*pair, view) else first
         seq -= 1
     if first == last:
         return None
@@ -93,8 +74,8 @@ def _find_begin(sequence: GroupSequence, sides: _Sides, last: int, known: Known)
         pair = _pair(sequence, sides, seq)
         if (
             pair is not None
-            and _are_apart(*pair, known)
-            and (shown := _show(paths, seq, last, pair, known)) is not None
+            and _are_apart(*pair, view)
+            and (shown := _show(paths, seq, last, pair, view)) is not None
         ):
             ordered = sorted(zip(sides, pair, strict=True), key=lambda side: (len(side[0]), side[0]))
             is_even = len(sides[0]) == len(sides[1])
@@ -115,21 +96,16 @@ def _pair(sequence: GroupSequence, sides: _Sides, seq: int) -> tuple[Op, Op] | N
     return pair[0], pair[1]
 
 
-def _are_apart(one: Op, other: Op, known: Known) -> bool:
+def _are_apart(one: Op, other: Op, view: SceneView) -> bool:
     """Tell whether two ranks stood at different places, which are not one place written twice."""
     if one.site is None or other.site is None or one.site == other.site or is_join(one) or is_join(other):
         return False
-    return not known.are_alternatives(one.site, other.site)
+    return not view.are_alternatives(one.site, other.site)
 
 
 @final
 class _Path:
-    """What the ranks of one side have done, by one or two of them that stand for all.
-
-    Args:
-        sequence: The group.
-        ranks: The side.
-    """
+    """What the ranks of one side have done, by one or two of them that stand for all."""
 
     def __init__(self, sequence: GroupSequence, ranks: tuple[int, ...]) -> None:
         self.ranks, self.ops = ranks, sequence.ops[ranks[0]]
@@ -150,11 +126,11 @@ class _Path:
 
 
 def _show(
-    paths: tuple[_Path, _Path], seq: int, last: int, pair: tuple[Op, Op], known: Known
+    paths: tuple[_Path, _Path], seq: int, last: int, pair: tuple[Op, Op], view: SceneView
 ) -> tuple[int, ...] | None:
     """Return who left the common path under a number, nobody in particular if that is not known; None if nothing shows that one did."""
     tests = [
-        {guard for guard in known.guards_where(path.ranks[0], op.site) if guard.is_rank_test}
+        {guard for guard in view.guards_where(path.ranks[0], op.site) if guard.is_rank_test}
         for path, op in zip(paths, pair, strict=True)
     ]
     guarded = [

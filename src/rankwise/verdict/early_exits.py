@@ -10,14 +10,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.rank_names import name_ranks
-from rankwise.verdict.case import RankEnd, Waiting
+from rankwise.verdict.case import Waiting, end_of
 from rankwise.verdict.exit_calls import find_exit_call
 from rankwise.verdict.finding import JobFinding
 from rankwise.verdict.root_error import find_blame
 from rankwise.verdict.rules.forward_on_some import fix_forward
+from rankwise.verdict.rules.member_ended import fix_fewer
 from rankwise.verdict.scene_view import SceneView
 from rankwise.verdict.silent_exits import find_silent_exits
-from rankwise.verdict.uneven_steps import Explained, explain_fewer, explain_uneven, say_even
+from rankwise.verdict.uneven_steps import Explained, advise_even_steps, explain_fewer, explain_uneven
 from rankwise.verdict.wording import (
     is_buffers,
     is_gradient,
@@ -75,10 +76,7 @@ def find_early_exits(scene: Scene, stopped: Collection[int]) -> JobFinding | Non
     """
     by_themselves = [facts for facts in scene.ranks if facts.rank not in stopped or facts.fault is not None]
     failed = {facts.rank: facts for facts in by_themselves if facts.code != 0}
-    ends = [
-        RankEnd(rank=facts.rank, local_rank=0, code=facts.code, fault=facts.fault)
-        for facts in failed.values()
-    ]
+    ends = [end_of(facts, scene.now_s) for facts in failed.values()]
     if not scene.is_whole or any(find_blame(end) != "peer" for end in ends):
         return None
     view = SceneView(scene)
@@ -99,10 +97,10 @@ def find_early_exits(scene: Scene, stopped: Collection[int]) -> JobFinding | Non
             if behind:
                 missed[rank] = op
                 gone |= behind
-    return _tell(view, tuple(sorted(gone)), missed) if gone else None
+    return _make_finding(view, tuple(sorted(gone)), missed) if gone else None
 
 
-def _tell(view: SceneView, gone: tuple[int, ...], missed: dict[int, Op]) -> JobFinding:
+def _make_finding(view: SceneView, gone: tuple[int, ...], missed: dict[int, Op]) -> JobFinding:
     first = min(missed)
     at, who = shorten(missed[first].site), name_ranks(gone)
     # Who has been there before is not kept away by a test of the rank: it came less often.
@@ -112,18 +110,15 @@ def _tell(view: SceneView, gone: tuple[int, ...], missed: dict[int, Op]) -> JobF
     trained = is_gradient(missed[first]) or is_sharded
     asked = next((one for one in view.guards_where(first, missed[first].site) if one.is_rank_test), None)
     if asked is not None and not were_there:
-        return _tell_alone(asked, missed, gone)
-    even = (
-        f"make {who} reach {at} as often as the others: run the same number of steps and collectives on all ranks, "
-        "and a barrier before destroy_process_group"
-    )
+        return _describe_alone(asked, missed, gone)
+    even = fix_fewer(gone, missed[first].site)
     explained = explain_fewer(view, missed[first].site, first, gone)
     if explained is None and (left_at := find_exit_call(view.scene.sources, 0)):
         fix = f"{who} may have left by the exit call at {shorten(left_at)}; {even}"
         explained = Explained("R6", fix, left_at)
     class_id, fix, where = explained or (
         "D14" if trained else "R6",
-        say_even(view, first, missed[first].site, is_sharded=is_sharded) if trained else even,
+        advise_even_steps(view, first, missed[first].site, is_sharded=is_sharded) if trained else even,
         _find_last_place(view, gone) or missed[first].site,
     )
     finding = JobFinding(
@@ -152,11 +147,11 @@ def _tell(view: SceneView, gone: tuple[int, ...], missed: dict[int, Op]) -> JobF
 
 def _find_last_place(view: SceneView, gone: Sequence[int]) -> str | None:
     """Return the line of the last collective of a rank that has ended: it left by itself at some line after that."""
-    evidences = [view.by_rank[rank].evidence for rank in gone if rank in view.by_rank]
-    return next((one.ops[-1].site for one in evidences if one is not None and one.ops), None)
+    known = [view.by_rank[rank].ops for rank in gone if rank in view.by_rank]
+    return next((ops[-1].site for ops in known if ops), None)
 
 
-def _tell_alone(asked: Guard, missed: dict[int, Op], gone: tuple[int, ...]) -> JobFinding:
+def _describe_alone(asked: Guard, missed: dict[int, Op], gone: tuple[int, ...]) -> JobFinding:
     """Return the finding of ranks that went on alone: their collective stands under a rank test, and those that ended had no part in it."""
     op, ranks = missed[min(missed)], tuple(sorted(missed))
     is_forward, who = is_buffers(op), name_ranks(gone)

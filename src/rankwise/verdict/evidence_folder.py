@@ -10,7 +10,7 @@ from rankwise.base.errors import UsageError
 from rankwise.base.files import read_regular, write_atomic
 from rankwise.evidence.reader import scene_file
 from rankwise.verdict import case_file
-from rankwise.verdict.case import Case, RankEnd
+from rankwise.verdict.case import Case, end_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,10 +59,7 @@ def find(folder: Path) -> Path:
     ):
         if is_saved(path):
             return path
-    raise UsageError(
-        f"{folder} holds no evidence of a job",
-        hint=_WHICH,
-    )
+    raise UsageError(f"{folder} holds no evidence of a job", hint=_WHICH)
 
 
 def load(folder: Path) -> Case:
@@ -74,30 +71,13 @@ def load(folder: Path) -> Case:
     try:
         scene = scene_file.from_json(_read(folder / _SCENE))
         if not (folder / _CASE).exists():
-            return _to_case(scene)
+            ranks = tuple(end_of(facts, scene.now_s) for facts in scene.ranks)
+            return Case(ranks=ranks, world_size=scene.world_size, scene=scene, hung=True)
         return replace(case_file.from_json(_read(folder / _CASE)), scene=scene)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"the evidence in {folder} can't be read: {error}", hint="was it written by another version?"
         ) from error
-
-
-def _to_case(scene: Scene) -> Case:
-    ranks = tuple(
-        RankEnd(
-            rank=facts.rank,
-            local_rank=facts.rank,
-            pid=facts.pid,
-            code=facts.code,
-            ended_s=scene.now_s if facts.ended_s is None else facts.ended_s,
-            stopped_s=scene.now_s if facts.code is None else None,
-            fault=facts.fault,
-            finished_s=facts.finished_s,
-            stack=facts.stack,
-        )
-        for facts in scene.ranks
-    )
-    return Case(ranks=ranks, world_size=scene.world_size, scene=scene, hung=True)
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:

@@ -6,8 +6,8 @@ import ast
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from rankwise.verdict.guards import Book
-from rankwise.verdict.script_names import name_of
+from rankwise.verdict.guards import guards_at
+from rankwise.verdict.source_text import name_of, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,21 +19,12 @@ def find_exit_call(sources: Mapping[str, str], code: int | None) -> str | None:
     """Return ``file.py:LINE`` of the only call by which a rank can have left with an exit code; None if there is none, or several.
 
     A call that every rank comes to at the end of the script is none of them.
-
-    Args:
-        sources: Text of the user's files.
-        code: The exit code.
     """
     return _find_only(sources, lambda given, is_guarded: is_guarded and given == code)
 
 
 def find_exit_words(sources: Mapping[str, str], words: str) -> str | None:
-    """Return ``file.py:LINE`` of the only ``sys.exit("…")`` that prints a text; None if there is none, or several.
-
-    Args:
-        sources: Text of the user's files.
-        words: The line that the rank has printed.
-    """
+    """Return ``file.py:LINE`` of the only ``sys.exit("…")`` that prints a text; None if there is none, or several."""
     return _find_only(sources, lambda given, _: isinstance(given, str) and given.strip() == words)
 
 
@@ -42,21 +33,17 @@ def _find_only(sources: Mapping[str, str], fits: Callable[[int | str, bool], boo
     return found[0] if len(found) == 1 else None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _list_exits(text: str) -> list[tuple[int, int | str, bool]]:
     """Return the line of each exit, the exit code or the text that it gives, and whether it stands under a condition."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return []
-    book, lines = Book(text), text.splitlines()
+    lines = text.splitlines()
     return [
         (
             node.lineno,
             given,
-            any("__name__" not in lines[one.line - 1] for one in book.guards_at(node.lineno)),
+            any("__name__" not in lines[one.line - 1] for one in guards_at(text, node.lineno)),
         )
-        for node in ast.walk(tree)
+        for node in ast.walk(parse(text))
         if isinstance(node, ast.Call | ast.Raise) and (given := _read_given(node)) is not None
     ]
 

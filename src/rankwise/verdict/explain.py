@@ -35,18 +35,7 @@ def explain_mismatch(
     culprits: tuple[int, ...] = (),
     lead: Op | None = None,
 ) -> JobFinding:
-    """Return the finding of ranks that diverged under one number.
-
-    Args:
-        view: The scene.
-        mismatch: Where they differ.
-        rule: Which rule found it.
-        text: What is wrong, in a clause.
-        fix: What to do.
-        class_id: The failure class.
-        culprits: Who deviates; by default who is the minority.
-        lead: The side to tell first, where no side is the minority.
-    """
+    """Return the finding of ranks that diverged under one number; ``lead`` is the side to name first, where no side is the minority."""
     culprits = culprits or _find_culprits(view, mismatch)
     ordered = sorted(
         mismatch.sides, key=lambda side: (not set(side[0]) & set(culprits), side[1] is not lead, side[0])
@@ -74,7 +63,7 @@ def explain_mismatch(
         rule=rule,
         culprits=culprits,
         class_id=class_id,
-        where=next(op.site for ranks, op in ordered) or _first_site(mismatch),
+        where=next((op.site for _, op in (*ordered[:1], *mismatch.sides) if op.site), None),
         waiting=view.list_waiting(involved),
         message=f"{text}: at collective #{mismatch.seq} of their group {join_clauses(sides)}{went_on}",
         fix=fix,
@@ -95,27 +84,15 @@ def _find_culprits(view: SceneView, mismatch: Mismatch) -> tuple[int, ...]:
 
 
 def find_guarded(view: SceneView, mismatch: Mismatch) -> tuple[tuple[tuple[int, ...], Op], ...]:
-    """Return the sides that stand, for the first time, under a test of the rank that no other side is under.
-
-    Args:
-        view: The scene, with the text of the user's files: without it there are none.
-        mismatch: Where ranks differ.
-    """
+    """Return the sides that stand, for the first time, under a test of the rank that no other side is under."""
     guards = [{*view.guards_where(ranks[0], op.site)} for ranks, op in mismatch.sides]
     found = []
     for number, (ranks, op) in enumerate(mismatch.sides):
         others = set().union(*(some for other, some in enumerate(guards) if other != number))
-        was_there = any(
-            one.site == op.site and seq < op.seq
-            for seq, one in mismatch.sequence.ops.get(ranks[0], {}).items()
-        )
+        was_there = mismatch.sequence.has_been_at(ranks[0], op.site, before=op.seq)
         if not was_there and any(guard.is_rank_test for guard in guards[number] - others):
             found.append((ranks, op))
     return tuple(found)
-
-
-def _first_site(mismatch: Mismatch) -> str | None:
-    return next((op.site for _, op in mismatch.sides if op.site), None)
 
 
 def explain_absence(
@@ -125,22 +102,15 @@ def explain_absence(
     rule: str,
     fix: str,
     class_id: str | None = None,
-    certainty: Certainty = "suspicion",
+    certainty: Certainty | None = None,
     culprits: Sequence[int] = (),
     is_stuck: bool | None = None,
 ) -> JobFinding:
-    """Return the finding of ranks that others wait for.
+    """Return the finding of ranks that others wait for; who deviates is the minority, if it is not given.
 
-    Args:
-        view: The scene.
-        absence: Who waits for whom.
-        rule: Which rule found it.
-        fix: What to do.
-        class_id: The failure class.
-        certainty: Whether they may still come.
-        culprits: Who deviates; by default who is the minority.
-        is_stuck: Whether the waiting can never go on; by default if it is proved.
+    It is a proof if all have ended, and stuck if it is a proof, unless the rule knows better.
     """
+    certainty = certainty or ("proof" if view.have_ended(absence) else "suspicion")
     blamed = tuple(sorted(culprits)) or find_deviating(absence)
     if len(blamed) > len(absence.missing) and _are_kept_apart(view, absence):
         blamed = absence.missing
@@ -203,24 +173,14 @@ def find_deviating(absence: Absence) -> tuple[int, ...]:
     if len(absence.missing) * 2 < members or len(came) > len(absence.missing):
         return absence.missing
     if len(came) == len(absence.missing):
-        return absence.missing if have_been_here(absence) else tuple(sorted((*came, *absence.missing)))
-    return came if not have_been_here(absence) and absence.is_known else absence.missing
+        return absence.missing if absence.have_been_here else tuple(sorted((*came, *absence.missing)))
+    return came if not absence.have_been_here and absence.is_known else absence.missing
 
 
 def find_fewer(absence: Absence) -> tuple[int, ...]:
     """Return the fewer of those who came and those who did not; of two equal halves those who did not."""
     came = tuple(sorted(one.rank for one in absence.waiting))
     return absence.missing if len(absence.missing) <= len(came) else came
-
-
-def have_been_here(absence: Absence) -> bool:
-    """Tell whether all that are missing are known to have made this collective from this line before."""
-    sequence, op = absence.sequence, absence.op
-    return (
-        sequence is not None
-        and op is not None
-        and all(sequence.has_been_at(rank, op.site) for rank in absence.missing)
-    )
 
 
 def find_place(view: SceneView, culprits: Sequence[int], absence: Absence) -> str | None:
@@ -249,16 +209,16 @@ def explain_away(view: SceneView, missing: Sequence[int]) -> str:
         facts = view.by_rank[rank]
         # A figure of its own for each rank would keep them from being told together.
         share = f" ({100 * (facts.cpu_share or 0):.0f} % CPU)" if len(missing) == 1 else ""
-        doing = _tell_pause(view, rank) or _tell_doing(facts, view.rank_states[rank], share)
+        doing = _describe_pause(view, rank) or _describe_doing(facts, view.rank_states[rank], share)
         groups.setdefault(doing, []).append(rank)
     clauses = [
-        f"{_tell_who(view, ranks, doing)} {doing}"
+        f"{_describe_who(view, ranks, doing)} {doing}"
         for doing, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
     ]
     return join_clauses(clauses)
 
 
-def _tell_who(view: SceneView, ranks: Sequence[int], doing: str) -> str:
+def _describe_who(view: SceneView, ranks: Sequence[int], doing: str) -> str:
     """Return ``ranks 4, 5 are``, or where all of them hold the same stage ``stage 2 (ranks 4, 5) is``."""
     plural, singular = ("have", "has") if doing.startswith("ended") else ("are", "is")
     stages = {view.stages.get(rank) for rank in ranks}
@@ -270,7 +230,7 @@ def _tell_who(view: SceneView, ranks: Sequence[int], doing: str) -> str:
     return f"{name_stages(held)} ({name_ranks(ranks)}) {singular}"
 
 
-def _tell_pause(view: SceneView, rank: int) -> str:
+def _describe_pause(view: SceneView, rank: int) -> str:
     facts, where = view.by_rank[rank], view.rank_states[rank].where
     if facts.state != "ended" and facts.stack is not None and is_at_exit(facts.stack):
         raised = facts.fault.message.strip()[:_LONGEST].splitlines()[:1] if facts.fault is not None else []
@@ -283,7 +243,7 @@ def _tell_pause(view: SceneView, rank: int) -> str:
     return f"{local_wait.doing} at {shorten(where)}" if where else local_wait.doing
 
 
-def _tell_doing(facts: RankFacts, rank_state: RankState, share: str) -> str:
+def _describe_doing(facts: RankFacts, rank_state: RankState, share: str) -> str:
     place = f" at {shorten(rank_state.where)}" if rank_state.where else ""
     if rank_state.doing == "ended":
         return f"ended with {'exit code' if (facts.code or 0) >= 0 else 'signal'} {abs(facts.code or 0)}{_last_words(facts)}"
@@ -310,7 +270,7 @@ def list_worker_places(ranks: Iterable[RankFacts]) -> list[str]:
 
 
 def _last_words(facts: RankFacts) -> str:
-    ops = facts.evidence.ops if facts.evidence else ()
+    ops = facts.ops
     return f" after {ops[-1].name} at {shorten(ops[-1].site)}" if ops and ops[-1].site else ""
 
 

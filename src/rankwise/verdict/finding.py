@@ -24,7 +24,7 @@ class JobFinding:
         kind: "hang": ranks wait for what does not come. "mismatch": their collectives do not correspond.
             "failure": they lost one that has left before them.
         certainty: "proof": no course of events makes this right again. "suspicion": it may end well.
-        rule: Name of the rule's file and of its page in docs/rules.
+        rule: Name of its page in docs/rules.
         culprits: The ranks that deviate, ascending.
         class_id: The failure class (docs/reference/failure-classes.md); None if the facts do not decide it.
         where: ``file.py:LINE`` of the first culprit.

@@ -10,7 +10,7 @@ from rankwise.evidence.reader.notes import parse_traceback
 from rankwise.verdict.case import Waiting
 from rankwise.verdict.finding import JobFinding
 from rankwise.verdict.root_error import text_of
-from rankwise.verdict.rules.state_on_some import GATHERERS
+from rankwise.verdict.rules.state_on_some import is_gathering
 from rankwise.verdict.split_mismatch import find_message_mismatch
 from rankwise.verdict.wording import name_tensors, shorten
 
@@ -24,12 +24,7 @@ _SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
 def find_size_error(case: Case, left: Sequence[RankEnd]) -> JobFinding | None:
-    """Return the finding of it; None if no rank was aborted so, or nothing tells what it met.
-
-    Args:
-        case: The attempt, in which no two collectives are known to differ.
-        left: The ranks that left in error, in their order.
-    """
+    """Return the finding of it; None if no rank was aborted so, or nothing tells what it met."""
     for end in left:
         sizes = _SIZES.search(text_of(end))
         if sizes is not None:
@@ -66,7 +61,7 @@ def _find_state(case: Case) -> JobFinding | None:
     """Return the finding of ranks that gather a state, beside others that are known to do something else."""
     stacks = {end.rank: _stack_of(end) for end in case.ranks}
     by_rank = {rank: stack for rank, stack in stacks.items() if stack is not None}
-    gathering = tuple(sorted(rank for rank, stack in by_rank.items() if _gathers(stack)))
+    gathering = tuple(sorted(rank for rank, stack in by_rank.items() if is_gathering(stack)))
     if not gathering or len(gathering) == len(case.ranks) or len(by_rank) < len(case.ranks):
         return None
     others = [rank for rank in by_rank if rank not in gathering]
@@ -85,15 +80,6 @@ def _find_state(case: Case) -> JobFinding | None:
         key=f"state {name_ranks(gathering)}",
         doing="in a collective",
     )
-
-
-def _gathers(stack: Stack) -> bool:
-    for frame in stack.frames:
-        if frame.is_users:
-            return False
-        if frame.function in GATHERERS:
-            return True
-    return False
 
 
 def _stack_of(end: RankEnd) -> Stack | None:

@@ -7,6 +7,7 @@ operation that is not there proves nothing, and only two that are there can diff
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
@@ -41,8 +42,6 @@ KNOWN_NAMES = frozenset({*_FAMILY_OF, "send", "recv", "isend", "irecv", "monitor
 UNNUMBERED = frozenset({"monitored_barrier"})
 #: With fewer operations than this, nothing of a rank's past has fallen out of its ring or of what the flight recorder shows.
 WHOLE_BELOW = 200
-#: No rank comes out of these before all have come in.
-_SYNCHRONOUS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 
 
 def find_family(op: Op) -> str | None:
@@ -53,11 +52,6 @@ def find_family(op: Op) -> str | None:
 def list_families(names: Iterable[str]) -> frozenset[str]:
     """Return the collectives among names of functions."""
     return frozenset(_FAMILY_OF[name] for name in names if name in _FAMILY_OF)
-
-
-def is_synchronous(op: Op) -> bool:
-    """Tell whether no rank comes out of it before all have come in."""
-    return find_family(op) in _SYNCHRONOUS
 
 
 @final
@@ -106,9 +100,15 @@ class GroupSequence:
         """Tell whether the records of a rank show that it has not come to a number."""
         return rank not in self.forgotten and self.last(rank) < seq
 
-    def has_been_at(self, rank: int, site: str | None) -> bool:
-        """Tell whether a rank is known to have made a collective from a line."""
-        return site is not None and any(op.site == site for op in self.ops.get(rank, {}).values())
+    def has_been_at(self, rank: int, site: str | None, before: float = math.inf) -> bool:
+        """Tell whether a rank is known to have made a collective from a line, under a lower number than ``before``."""
+        known = self.ops.get(rank, {})
+        return site is not None and any(op.site == site for seq, op in known.items() if seq < before)
+
+    def split_at(self, seq: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the members that are known to have come to a number, and the others."""
+        came = tuple(rank for rank in self.ranks if seq in self.ops.get(rank, {}))
+        return came, tuple(rank for rank in self.ranks if rank not in came)
 
     def remembers_all(self, rank: int) -> bool:
         """Tell whether what is known of a rank goes back to its first collective here, without holes."""

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from rankwise.verdict.source_text import Loop, find_path_inside, name_of, split_site
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from rankwise.verdict.source_text import Step
 
 #: How a block of lines is left. "done": the process ends with exit code 0, by its own order.
 Way = Literal["raise", "exit", "done", "return", "break", "continue", "fall"]
 
 _TAKES = frozenset({"RuntimeError", "Exception", "BaseException", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})  # fmt: skip
-_EXITS = frozenset({"exit", "_exit", "quit", "abort", "kill"})
+_EXITS = frozenset({"exit", "_exit", "quit", "abort", "kill", "interrupt_main", "fail"})
 #: What a script calls when nothing more is to come.
 _LAST_CALLS = re.compile(
     r"_?(destroy|clean|shut|close|finish|finali[sz]e|tear|flush|print|log|debug|info|warn|error|exception|critical|exit|abort|kill|quit|barrier|write)",
     re.IGNORECASE,
 )
+_Answer = Callable[[ast.expr], bool | None]
 _FALL: frozenset[Way] = frozenset({"fall"})
 _JUMPS: tuple[tuple[type[ast.stmt], Way], ...] = (
     (ast.Raise, "raise"), (ast.Return, "return"), (ast.Break, "break"), (ast.Continue, "continue"),
@@ -32,16 +36,6 @@ _SAID = (
     "connection reset by peer connection refused broken pipe socket timeout timed out waiting 1000ms for recv operation to complete "
     "application timeout caused pair closure nccl error remote process exited store communicator was aborted"
 )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A statement that a line stands in, with the block that it is a part of, and the name of its own block that leads to the line."""
-
-    node: ast.stmt
-    after: tuple[ast.stmt, ...]
-    block: str
 
 
 def goes_on(texts: Mapping[str, str], sites: Sequence[str]) -> bool:
@@ -57,17 +51,12 @@ def goes_on(texts: Mapping[str, str], sites: Sequence[str]) -> bool:
 
 
 def leaves_its_loop(texts: Mapping[str, str], site: str | None) -> bool:
-    """Tell whether a line's own handler leaves the only loop around it: what has failed there is not used.
-
-    Args:
-        texts: The user's files, by path.
-        site: ``file.py:LINE``.
-    """
-    steps = _steps_at(texts, site or "")
+    """Tell whether a line's own handler leaves the only loop around it: what has failed there is not used."""
+    steps = _steps_at(texts, site)
     for number, step in enumerate(steps):
         ways = _ways_of(step, _TAKES)
         if ways is not None:
-            loops = sum(isinstance(one.node, (ast.For, ast.While)) for one in steps[number + 1 :])
+            loops = sum(map(_is_loop, steps[number + 1 :]))
             return loops > 0 and ways <= {"break", "return"} and (loops == 1 or ways == {"return"})
     return False
 
@@ -105,14 +94,14 @@ def _is_work_left_behind(texts: Mapping[str, str], sites: Sequence[str]) -> bool
     return False
 
 
-def _is_loop(step: _Step) -> bool:
-    return isinstance(step.node, (ast.For, ast.AsyncFor, ast.While)) and step.block in {"body", ""}
+def _is_loop(step: Step) -> bool:
+    return isinstance(step.node, Loop) and step.part in {"body", ""}
 
 
-def _is_work_left(steps: Sequence[_Step]) -> bool:
+def _is_work_left(steps: Sequence[Step]) -> bool:
     """Tell whether anything but the last words of a script follows, up to the end of the function."""
     for step in steps:
-        for node in step.after:
+        for node in step.block[step.at + 1 :]:
             if not _is_last_word(node):
                 return True
             if isinstance(node, (ast.Return, ast.Raise)):
@@ -125,7 +114,7 @@ def _is_last_word(node: ast.stmt) -> bool:
         case ast.Return(value=None | ast.Constant() | ast.Name()) | ast.Expr(value=ast.Constant()):
             return True
         case ast.Expr(value=ast.Call(func=func)):
-            return _LAST_CALLS.match(_name(func)) is not None
+            return _LAST_CALLS.match(name_of(func)) is not None
         case ast.If(body=body, orelse=orelse):
             return all(map(_is_last_word, (*body, *orelse)))
         case ast.Try(body=body, finalbody=finalbody):
@@ -137,19 +126,19 @@ def _is_last_word(node: ast.stmt) -> bool:
 # ------------------------------------------------------------ who takes it
 
 
-def _ways_of(step: _Step, names: frozenset[str]) -> frozenset[Way] | None:
+def _ways_of(step: Step, names: frozenset[str]) -> frozenset[Way] | None:
     """Return how the handler of a statement that takes the exception is left; None if it lets it pass."""
-    if step.block != "body":
+    if step.part != "body":
         return None
     node = step.node
     if isinstance(node, ast.Try):
         for handler in node.handlers:
             if _may_take(handler.type, names):
-                return _leave(handler.body)
+                return _leave(handler.body, _answer)
     if isinstance(node, (ast.With, ast.AsyncWith)):
         for item in node.items:
             call = item.context_expr
-            is_suppress = isinstance(call, ast.Call) and _name(call.func) == "suppress"
+            is_suppress = isinstance(call, ast.Call) and name_of(call) == "suppress"
             if isinstance(call, ast.Call) and is_suppress and any(_may_take(one, names) for one in call.args):
                 return frozenset({"fall"})
     return None
@@ -160,67 +149,68 @@ def _may_take(kind: ast.expr | None, names: frozenset[str]) -> bool:
         return True
     if isinstance(kind, ast.Tuple):
         return any(_may_take(one, names) for one in kind.elts)
-    name = _name(kind)
+    name = name_of(kind)
     # A name that no class bears, as a tuple of classes that is made elsewhere: it may hold any.
     return name in names or not re.search(r"[a-z]", name) or not name[:1].isupper()
 
 
-def _raised_by(step: _Step) -> frozenset[str]:
+def _raised_by(step: Step) -> frozenset[str]:
     """Return the names of what the handlers of a ``try`` raise instead."""
     handlers = getattr(step.node, "handlers", ())
     raised = [node.exc for handler in handlers for node in ast.walk(handler) if isinstance(node, ast.Raise)]
-    return frozenset(
-        _name(one.func if isinstance(one, ast.Call) else one) for one in raised if one is not None
-    )
-
-
-def _name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return frozenset(name_of(one) for one in raised if one is not None)
 
 
 # ------------------------------------------------------- how it is left
 
 
-def _leave(body: Sequence[ast.stmt]) -> frozenset[Way]:
-    """Return the ways in which a block may be left."""
+def ends_rank(block: Sequence[ast.stmt]) -> bool:
+    """Tell whether nothing goes on behind a block, whatever exception it handles: it raises, or ends the process."""
+    return _leave(block[-1:], lambda _: None) <= {"raise", "exit", "done"}
+
+
+def _leave(body: Sequence[ast.stmt], answer: _Answer) -> frozenset[Way]:
+    """Return the ways in which a block may be left, by what its tests of the exception come to."""
     found: set[Way] = set()
     for node in body:
-        ways = _leave_one(node)
+        ways = _leave_one(node, answer)
         found |= ways - {"fall"}
         if "fall" not in ways:
             return frozenset(found)
     return frozenset({*found, "fall"})
 
 
-def _leave_one(node: ast.stmt) -> frozenset[Way]:
+def _leave_one(node: ast.stmt, answer: _Answer) -> frozenset[Way]:
     for kind, way in _JUMPS:
         if isinstance(node, kind):
             return frozenset({way})
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _name(node.value.func) in _EXITS:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and name_of(node.value) in _EXITS:
         args = node.value.args
         is_well = len(args) == 1 and isinstance(args[0], ast.Constant) and args[0].value in {0, None}
         return frozenset({"done" if is_well else "exit"})
-    return _leave_blocks(node)
+    return _leave_blocks(node, answer)
 
 
-def _leave_blocks(node: ast.stmt) -> frozenset[Way]:
+def _leave_blocks(node: ast.stmt, answer: _Answer) -> frozenset[Way]:
     found: set[Way] = set()
     match node:
         case ast.If(test=test, body=body, orelse=orelse):
-            answer = _answer(test)
-            arms = [arm for arm, when in ((body, True), (orelse, False)) if answer in {None, when}]
-            found.update(*(_leave(arm) for arm in arms))
+            known = answer(test)
+            arms = [arm for arm, when in ((body, True), (orelse, False)) if known in {None, when}]
+            found.update(*(_leave(arm, answer) for arm in arms))
         case ast.With(body=body) | ast.AsyncWith(body=body):
-            found.update(_leave(body))
+            found.update(_leave(body, answer))
         case ast.Try(body=body, handlers=handlers, finalbody=finalbody):
-            last = _leave(finalbody)
+            last = _leave(finalbody, answer)
             if "fall" not in last:
                 return last
-            found.update(_leave(body), *(_leave(one.body) for one in handlers), last - {"fall"})
+            found.update(
+                _leave(body, answer), *(_leave(one.body, answer) for one in handlers), last - {"fall"}
+            )
         case ast.For(body=body) | ast.While(body=body):
-            found.update(_leave(body) - {"break", "continue"}, _FALL)
+            found.update(_leave(body, answer) - {"break", "continue"}, _FALL)
         case ast.Match(cases=cases):
-            found.update(_FALL, *(_leave(one.body) for one in cases))
+            found.update(_FALL, *(_leave(one.body, answer) for one in cases))
         case _:
             found.add("fall")
     return frozenset(found)
@@ -246,43 +236,7 @@ def _answer(test: ast.expr) -> bool | None:
             return None
 
 
-# ------------------------------------------------------------- the text
-
-
-def _steps_at(texts: Mapping[str, str], site: str) -> tuple[_Step, ...]:
-    path, _, line = site.rpartition(":")
-    text = texts.get(path)
-    return _find_steps(text, int(line)) if text is not None and line.isdigit() else ()
-
-
-@lru_cache(maxsize=64)
-def _find_steps(text: str, line: int) -> tuple[_Step, ...]:
+def _steps_at(texts: Mapping[str, str], site: str | None) -> tuple[Step, ...]:
     """Return the statements that a line stands in, innermost first, up to its function."""
-    try:
-        block: Sequence[ast.stmt] = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError):
-        return ()
-    steps: list[_Step] = []
-    while (at := next((n for n, one in enumerate(block) if _spans(one, line)), None)) is not None:
-        node = block[at]
-        name, inner = _enter(node, line)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and inner:
-            steps.clear()
-        else:
-            steps.append(_Step(node, tuple(block[at + 1 :]), name))
-        block = inner
-    return tuple(reversed(steps))
-
-
-def _enter(node: ast.stmt, line: int) -> tuple[str, Sequence[ast.stmt]]:
-    """Return the block of a statement that a line stands in, and its name; nothing if it stands in its head."""
-    blocks = [(name, getattr(node, name, [])) for name in ("body", "orelse", "finalbody")]
-    blocks += [("handler", one.body) for one in getattr(node, "handlers", ())]
-    blocks += [("case", one.body) for one in getattr(node, "cases", ())]
-    return next(
-        ((name, block) for name, block in blocks if any(_spans(one, line) for one in block)), ("", ())
-    )
-
-
-def _spans(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
+    path, line = split_site(site)
+    return find_path_inside(texts[path], line)[::-1] if path in texts else ()

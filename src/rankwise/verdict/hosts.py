@@ -17,12 +17,7 @@ _MOST_HOSTS = 4
 
 
 def with_hosts(finding: JobFinding, nodes: Sequence[tuple[str, range]]) -> JobFinding:
-    """Return a finding whose sentence tells on which hosts its culprits run; as it is where that says nothing.
-
-    Args:
-        finding: What is seen.
-        nodes: The name of each node's host, and its ranks.
-    """
+    """Return a finding whose sentence tells on which hosts its culprits run; as it is where that says nothing. Each node has a host's name and its ranks."""
     homes = [
         (host, ranks, own)
         for host, ranks in nodes

@@ -51,9 +51,9 @@ _LOST_NODE = "check that host; with --nnodes MIN:MAX the job continues on the re
 class _Cause:
     """The answer before it is dressed for the reader."""
 
-    kind: Kind
-    culprits: tuple[RankEnd, ...]
     message: str
+    kind: Kind = "failure"
+    culprits: tuple[RankEnd, ...] = ()
     class_id: str | None = None
     where: str | None = None
     fix: str = ""
@@ -69,7 +69,7 @@ def judge(case: Case) -> Verdict:
         if forgiven
         else ()
     )
-    notes += _tell_what_came_before(case)
+    notes += _describe_what_came_before(case)
     exits = {end.rank: end.code for end in case.ranks}
     logs = {end.rank: end.log for end in case.ranks if end.log}
     outside = (
@@ -147,7 +147,7 @@ def _is_own(case: Case, end: RankEnd) -> bool:
     return meaning is None or meaning.blame == "own"
 
 
-def _tell_what_came_before(case: Case) -> tuple[str, ...]:
+def _describe_what_came_before(case: Case) -> tuple[str, ...]:
     """Return what was wrong already when the user ended the job: a failure, or ranks that hung."""
     if case.interrupted is None or is_requeue(case) or _failed_on_notice(case):
         return ()
@@ -163,11 +163,9 @@ def _forgive_abort(end: RankEnd) -> RankEnd:
 def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, the strongest first
     if case.interrupted is not None and not _failed_on_notice(case):
         name = name_signal(case.interrupted) + (" (Ctrl-C)" if case.interrupted == signal.SIGINT else "")
-        return _Cause(kind="failure", culprits=(), message=f"the launcher received {name}")
+        return _Cause(message=f"the launcher received {name}")
     if case.supervisor_lost:
         return _Cause(
-            kind="failure",
-            culprits=(),
             message="the launcher's own supervisor process was killed, and the kernel killed all ranks with it",
             reason="it was killed by hand, or by the kernel's OOM killer",
         )
@@ -176,15 +174,13 @@ def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, th
     if (problem := _judge_problem(case, left, own)) or own:
         return problem or _judge_own(case, own)
     if case.elsewhere:
-        return _Cause(kind="failure", culprits=(), message=case.elsewhere)
+        return _Cause(message=case.elsewhere)
     if case.lost_nodes or case.given_up:
         return _judge_lost_nodes(case)
     if waited := [end for end in left if find_blame(end) == "timeout"]:
         return _judge_timeout(case, waited)
     if case.store_code is not None:
         return _Cause(
-            kind="failure",
-            culprits=(),
             message="the ranks' store process ended: no new process group could form",
             reason=f"killed by {name_signal(-case.store_code)}" if case.store_code < 0 else "it exited",
         )
@@ -193,9 +189,9 @@ def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, th
 
 def _judge_lost_nodes(case: Case) -> _Cause:
     if case.given_up:
-        return _Cause(kind="failure", culprits=(), message=f"the other nodes continue without this one: {case.given_up}")  # fmt: skip
+        return _Cause(message=f"the other nodes continue without this one: {case.given_up}")  # fmt: skip
     message = "; ".join(one.describe() for one in case.lost_nodes)
-    return _Cause(kind="failure", culprits=(), message=message, fix=_LOST_NODE)
+    return _Cause(message=message, fix=_LOST_NODE)
 
 
 def _failed_on_notice(case: Case) -> bool:
@@ -231,7 +227,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
     return _Cause(
         kind="mismatch" if meaning and meaning.blame == "mismatch" else "failure",
         culprits=tuple(alike),
-        message=f"{who}: {_tell_end(first)}"
+        message=f"{who}: {_describe_end(first)}"
         + (f"; its last collective was {name_op(last)} at {shorten(last.site)}" if last else ""),
         class_id=meaning.class_id if meaning else _class_of_exit(first),
         where=said_at or left_at or (last.site if last else first.where),
@@ -263,7 +259,6 @@ def _judge_problem(case: Case, left: Sequence[RankEnd], own: Sequence[RankEnd]) 
             continue
         meaning = find_meaning(f"rankwise.HandshakeError: {problem.text}")
         return _Cause(
-            kind="failure",
             culprits=tuple(end for end in case.ranks if end.local_rank in problem.local_ranks) or (finder,),
             message=problem.text,
             class_id=meaning.class_id if meaning else None,
@@ -279,7 +274,7 @@ def _name_alike(case: Case, alike: Sequence[RankEnd]) -> str:
     return "both ranks" if len(alike) == 2 else f"all {len(alike)} ranks"
 
 
-def _tell_end(end: RankEnd) -> str:
+def _describe_end(end: RankEnd) -> str:
     found = first_line(end)
     if end.fault is not None or end.code is None:
         return found
@@ -328,7 +323,6 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
     if missing and not culprits:
         return _Cause(
             kind="hang",
-            culprits=(),
             where=first.where,
             message=f"rank {first.rank} timed out waiting for {name_ranks(missing)} of another node: {first_line(first)}",
             fix="see that node's report",
@@ -383,11 +377,10 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
             "(a barrier before destroy_process_group)",
         )
     if felt is None:
-        return _Cause(kind="failure", culprits=(), message="the job ended, but no rank failed first")
+        return _Cause(message="the job ended, but no rank failed first")
     closed = [end for end in case.ranks if end not in left and has_closed(case, end.rank)]
     if closed:
         return _Cause(
-            kind="failure",
             culprits=tuple(closed),
             where=place,
             message=f"{name_ranks([end.rank for end in closed])} destroyed the process group while rank {felt.rank} still needed it"
@@ -400,7 +393,6 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
         and "file://" in felt.fault.callstack
     ):
         return _Cause(
-            kind="failure",
             culprits=(felt,),
             class_id="I13",
             where=place,
@@ -409,7 +401,6 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
         )
     elsewhere = "; the first cause is on another node" if case.num_nodes > 1 else ""
     return _Cause(
-        kind="failure",
         culprits=() if case.num_nodes > 1 else (felt,),
         where=place,
         message=f"rank {felt.rank} lost a peer{elsewhere}: {first_line(felt)}",

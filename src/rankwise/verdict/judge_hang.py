@@ -55,7 +55,7 @@ def find_drift(case: Case) -> JobFinding | None:
 def has_met_model_check(case: Case) -> bool:
     """Tell whether DDP's comparison of the models was answered by what was none."""
     mismatches = SceneView(case.scene).mismatches if case.scene is not None else ()
-    return any(len({is_wrapping(op) for _, op in mismatch.sides}) == 2 for mismatch in mismatches)
+    return any(all(mismatch.part(is_wrapping)) for mismatch in mismatches)
 
 
 def was_in_mismatch(case: Case, rank: int) -> bool:
@@ -86,8 +86,7 @@ def list_beside(case: Case, blamed: Collection[int]) -> tuple[str, ...]:
 
 def find_last(case: Case, rank: int) -> Op | None:
     """Return the last collective of a rank that says nothing of its end; None if it is not known, or has no line."""
-    facts = case.scene.find(rank) if case.scene is not None else None
-    ops = facts.evidence.ops if facts is not None and facts.evidence is not None else ()
+    ops = case.list_ops(rank)
     return ops[-1] if ops and ops[-1].site else None
 
 
@@ -103,7 +102,7 @@ def are_at_work_alone(case: Case, ranks: Sequence[int]) -> bool:
 def judge_hung(case: Case) -> Verdict:
     """Return the verdict on ranks that we stopped because they hung."""
     if case.decided:
-        return _dress(case.decided[0], case.decided[1:], exit_code=1)
+        return _to_verdict(case.decided[0], case.decided[1:], exit_code=1)
     last = look(case.scene) if case.scene is not None else None
     findings = list_findings(case, last)
     # What was said while the ranks ran, and holds no more, was somebody slow.
@@ -114,7 +113,7 @@ def judge_hung(case: Case) -> Verdict:
     )
     if best is None:
         return _judge_by_stacks(case)
-    return _dress(best, [one for one in current if one.key != best.key], exit_code=1)
+    return _to_verdict(best, [one for one in current if one.key != best.key], exit_code=1)
 
 
 def _judge_by_stacks(case: Case) -> Verdict:
@@ -156,16 +155,10 @@ def _judge_by_stacks(case: Case) -> Verdict:
 
 
 def judge_mismatch(case: Case, finding: JobFinding, left: Sequence[RankEnd]) -> Verdict:
-    """Return the verdict on ranks that failed as a consequence of collectives that did not correspond.
-
-    Args:
-        case: The attempt.
-        finding: The collectives.
-        left: The ranks that left in error, in their order.
-    """
+    """Return the verdict on ranks that failed as a consequence of collectives that did not correspond."""
     code = next((end.code for end in left if end.code), 1)
     others = [one for one in list_findings(case) if one.key != finding.key and one.is_proof]
-    return _dress(finding, others, exit_code=code if code > 0 else 128 - code)
+    return _to_verdict(finding, others, exit_code=code if code > 0 else 128 - code)
 
 
 def judge_silent(case: Case) -> Verdict | None:
@@ -183,11 +176,11 @@ def judge_silent(case: Case) -> Verdict | None:
         note = "all ranks finished with exit code 0, but what they trained is not one model"
     # Where ranks came through what can't go well, by luck or with an error that they caught, that is no success either.
     is_lucky = finding.is_proof and finding.is_stuck
-    verdict = _dress(finding, (), exit_code=1 if case.strict or is_lucky else 0)
+    verdict = _to_verdict(finding, (), exit_code=1 if case.strict or is_lucky else 0)
     return replace(verdict, waiting=(), notes=(note,))
 
 
-def _dress(finding: JobFinding, others: Sequence[JobFinding], *, exit_code: int) -> Verdict:
+def _to_verdict(finding: JobFinding, others: Sequence[JobFinding], *, exit_code: int) -> Verdict:
     beside = [f"also: {one.message}" for one in others if not set(one.culprits) <= set(finding.culprits)]
     return Verdict(
         kind=finding.kind,

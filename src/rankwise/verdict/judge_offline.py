@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.faults import FaultRecord
 from rankwise.base.rank_names import name_ranks
-from rankwise.verdict.case import Case, RankEnd, Verdict, Waiting
+from rankwise.verdict.case import Case, Verdict, Waiting, end_of
 from rankwise.verdict.judge import judge
 from rankwise.verdict.judge_scene import NO_PROOF, fold, judge_scene
 from rankwise.verdict.rank_state import find_state
@@ -19,19 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.evidence.reader.offline import OfflineRank, OfflineRun
+    from rankwise.verdict.case import RankEnd
 
 _MOST_NAMED = 8
 _WITHOUT_A_WORD = "it ended silently: killed (SIGKILL, for example by the OOM killer), or by os._exit or exec; its launcher's log has the exit code"
 
 
 def judge_offline_run(left: OfflineRun) -> Verdict:
-    """Return the verdict on a run; kind "ok" if nothing is wrong with it, as far as it can be seen.
-
-    Args:
-        left: What its ranks have left.
-    """
+    """Return the verdict on a run; kind "ok" if nothing is wrong with it, as far as it can be seen."""
     hows = {one.how for one in left.ranks}
-    found = (*_tell_hows(left.ranks), *_tell_absent(left), *left.notes)
+    found = (*_describe_hows(left.ranks), *_describe_absent(left), *left.notes)
     if hows & {"raised", "crashed", "vanished"} or hows == {"finished"}:
         verdict = judge(_to_case(left))
         casualties = tuple(one for one in verdict.casualties if one.fate != "terminated by rankwise")
@@ -60,28 +57,15 @@ def _to_case(left: OfflineRun) -> Case:
 
 
 def _to_end(one: OfflineRank, now_s: float) -> RankEnd:
-    facts, fault = one.facts, one.facts.fault
-    has_ended = facts.state == "ended" or one.how == "vanished"
+    facts, end = one.facts, replace(end_of(one.facts, now_s), crash=one.crash)
     if one.how == "vanished":
-        last = facts.evidence.ops[-1] if facts.evidence and facts.evidence.ops else None
-        fault = FaultRecord(
-            message=_WITHOUT_A_WORD, monotonic_s=facts.ended_s, where=last.site if last is not None else None
-        )
-    return RankEnd(
-        rank=facts.rank,
-        local_rank=facts.rank,
-        pid=facts.pid,
-        code=None if one.how == "vanished" else facts.code,
-        ended_s=now_s if facts.ended_s is None else facts.ended_s,
-        stopped_s=None if has_ended else now_s,
-        fault=fault,
-        finished_s=facts.finished_s if has_ended else None,
-        crash=one.crash,
-        stack=facts.stack,
-    )
+        where = facts.ops[-1].site if facts.ops else None
+        fault = FaultRecord(message=_WITHOUT_A_WORD, monotonic_s=facts.ended_s, where=where)
+        return replace(end, code=None, stopped_s=None, fault=fault)
+    return end if facts.code is not None else replace(end, finished_s=None)
 
 
-def _tell_hows(ranks: Sequence[OfflineRank]) -> list[str]:
+def _describe_hows(ranks: Sequence[OfflineRank]) -> list[str]:
     """Return what is known of the ranks' ends that is neither a fault nor a place."""
     words = {
         "terminated": "{was} ended from outside: by SIGTERM, as from the launcher, or by Ctrl-C",
@@ -101,7 +85,7 @@ def _tell_hows(ranks: Sequence[OfflineRank]) -> list[str]:
     return lines
 
 
-def _tell_absent(left: OfflineRun) -> list[str]:
+def _describe_absent(left: OfflineRun) -> list[str]:
     if not left.absent:
         return []
     who = left.absent[:_MOST_NAMED]

@@ -58,7 +58,7 @@ def judge_scene(scene: Scene, notes: Sequence[str] = (), *, has_hung: bool = Fal
             exit_code=1,
             notes=found,
         )
-    return Verdict(kind="ok", message=_tell_nothing(scene, has_hung=has_hung), notes=found)
+    return Verdict(kind="ok", message=_describe_nothing(scene, has_hung=has_hung), notes=found)
 
 
 def _are_stuck(findings: Sequence[JobFinding]) -> bool:
@@ -83,6 +83,7 @@ def _hide_unknown(verdict: Verdict) -> Verdict:
 
 
 def _to_ends(scene: Scene) -> tuple[RankEnd, ...]:
+    """Return all ranks as stopped at that moment: how one has ended is not what is asked."""
     return tuple(
         RankEnd(
             rank=facts.rank, local_rank=facts.rank, pid=facts.pid, stopped_s=scene.now_s, stack=facts.stack
@@ -95,15 +96,15 @@ def fold(scene: Scene) -> tuple[str, ...]:
     """Return where all ranks stand in a line for each place, the odd one first."""
     groups: dict[str, list[int]] = {}
     for facts in scene.ranks:
-        groups.setdefault(_tell(facts, find_state(facts)), []).append(facts.rank)
+        groups.setdefault(_describe_rank(facts, find_state(facts)), []).append(facts.rank)
     ordered = sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
     lines = [f"{name_ranks(ranks)}: {text}" for text, ranks in ordered[:_MOST_GROUPS]]
     more = len(ordered) - _MOST_GROUPS
     return (*lines, f"and {more} more place{'s' * (more > 1)}") if more > 0 else tuple(lines)
 
 
-def _tell(facts: RankFacts, rank_state: RankState) -> str:
-    last = facts.evidence.ops[-1] if facts.evidence and facts.evidence.ops else None
+def _describe_rank(facts: RankFacts, rank_state: RankState) -> str:
+    last = facts.ops[-1] if facts.ops else None
     if facts.state in {"stopped", "ended"}:
         return facts.state
     if rank_state.wait is not None:
@@ -128,8 +129,8 @@ def can_tell(scene: Scene) -> bool:
     return any(facts.stack for facts in scene.ranks) and (scene.is_whole or not _do_all_wait(scene))
 
 
-def _tell_nothing(scene: Scene, *, has_hung: bool) -> str:
-    if not any(facts.stack or (facts.evidence and facts.evidence.ops) for facts in scene.ranks):
+def _describe_nothing(scene: Scene, *, has_hung: bool) -> str:
+    if not any(facts.stack or facts.ops for facts in scene.ranks):
         return "without stacks it is not known which rank waits for which"
     if not scene.is_whole:
         here = "all ranks seen here are waiting" if _do_all_wait(scene, has_hung=has_hung) else "nothing here shows that one rank keeps another waiting"  # fmt: skip

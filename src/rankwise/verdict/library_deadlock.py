@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def find_crossing(view: SceneView) -> Mismatch | None:
-    """Return where the ranks stand, as the mismatch that it is; None if they don't wait for each other, or not because of the library.
-
-    Args:
-        view: The scene.
-    """
+    """Return where the ranks stand, as the mismatch that it is; None if they don't wait for each other, or not because of the library."""
     rank_states = [view.rank_states[rank] for rank in view.deadlocked]
     places = [(one, one.op, view.sequence_of(one.rank, one.op) if one.op else None) for one in rank_states]
     known = [

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, final
 
 from rankwise.verdict.rank_state import list_calls
-from rankwise.verdict.script_names import list_assignments, name_of
+from rankwise.verdict.source_text import list_assignments, name_of, parse, spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,12 +94,7 @@ class LocalWait:
 
 
 def find_local_wait(facts: RankFacts, sources: Mapping[str, str]) -> LocalWait | None:
-    """Return what a rank waits for; None if it is at work, waits for other ranks, or nothing tells.
-
-    Args:
-        facts: Of the rank.
-        sources: Text of the user's files.
-    """
+    """Return what a rank waits for; None if it is at work, waits for other ranks, or nothing tells."""
     if facts.state != "running" or facts.stack is None or not facts.stack.frames:
         return None
     by_frames = _find_by_frames(facts.stack)
@@ -133,18 +128,13 @@ def _find_by_line(stack: Stack, sources: Mapping[str, str]) -> str:
 @lru_cache(maxsize=64)
 def _read_line(text: str, line: int) -> str:
     """Return what a line of Python waits for, if it says so."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return ""
-    locks = _find_locks(tree)
-    for node in ast.walk(tree):
+    locks = _find_locks(parse(text))
+    for node in ast.walk(parse(text)):
         if isinstance(node, (ast.With, ast.AsyncWith)) and node.lineno == line:
             names = [name_of(item.context_expr) for item in node.items]
             if any(name in locks or _LOCKS.search(name) for name in names):
                 return _LOCK
-        is_there = isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno)
-        if is_there and (doing := _CALLS.get(name_of(node))):
+        if isinstance(node, ast.Call) and spans(node, line) and (doing := _CALLS.get(name_of(node))):
             return doing
     return ""
 
@@ -154,6 +144,6 @@ def _find_locks(tree: ast.Module) -> set[str]:
     found = {
         name_of(name)
         for name, value in list_assignments(tree)
-        if isinstance(value, ast.Call) and name_of(value.func) in _LOCK_CLASSES
+        if isinstance(value, ast.Call) and name_of(value) in _LOCK_CLASSES
     }
     return found - {""}

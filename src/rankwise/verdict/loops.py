@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.verdict.group_sequences import KNOWN_NAMES
 from rankwise.verdict.guards import asks_rank, find_rank_names
-from rankwise.verdict.script_names import list_names, name_of
+from rankwise.verdict.handlers import ends_rank
+from rankwise.verdict.source_text import (
+    Loop,
+    find_path_inside,
+    lines_of,
+    list_loops,
+    list_names,
+    name_of,
+    parse,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from rankwise.verdict.source_text import Step
 
 #: "not finite", "exception": the step is skipped for such a loss, or in an except. "empty": there is nothing in the batch. "no loss": the
 #: step before has made none. "stop": the loop is left early, for a measure of the rank's own. "swallowed": an except around the step goes on.
@@ -30,7 +41,6 @@ _STOPPING = re.compile(
 _NO_FAILURE = {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "StopAsyncIteration", "ImportError", "ModuleNotFoundError", "Empty"}  # fmt: skip
 #: Iterators whose items are the same on all ranks.
 _COUNTS = {"range", "trange", "count"}
-_ENDING = {"exit", "_exit", "abort", "quit", "kill", "interrupt_main", "fail"}
 #: Functions beside torch.distributed's own that make one value of all ranks'.
 _SHARED = KNOWN_NAMES | {
     "all_gather_object", "gather_object", "broadcast_object_list", "gather", "reduce", "gather_for_metrics", "set_trigger", "check_trigger",
@@ -66,120 +76,42 @@ def find_ways_out(text: str, line: int) -> tuple[WayOut, ...]:
         text: Of the file; what is no Python has none.
         line: A line in the body of the loop, as of a backward pass. What skips a step stands before it.
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return ()
-    shared, ranks = _find_shared(tree), find_rank_names(tree)
-    found = [way for loop in _find_loops(tree, line) for way in _list_ways(loop, line, shared, ranks)]
+    shared, ranks = _find_shared(text), find_rank_names(text)
+    found = [way for loop in list_loops(text, line) for way in _list_ways(loop, line, shared, ranks)]
     return tuple(sorted(found, key=lambda way: way.line))
 
 
 @lru_cache(maxsize=64)
 def find_swallows(text: str, line: int) -> tuple[WayOut, ...]:
-    """Return what takes an exception of a line and goes on, the innermost first: an ``except`` that raises nothing, or ``suppress``.
-
-    Args:
-        text: Of the file; what is no Python has none.
-        line: A line, as of a step or of its call.
-    """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return ()
-    loops = [(loop.lineno, loop.end_lineno or loop.lineno) for loop in _find_loops(tree, line)]
-    found = []
-    for node in ast.walk(_find_scope(tree, line)):
-        if not isinstance(node, (ast.Try, ast.With)) or not any(_spans(one, line) for one in _guarded(node)):
-            continue
-        first, word = _find_taker(node), "except" if isinstance(node, ast.Try) else "suppress"
-        span = (node.body[0].lineno, _guarded(node)[-1].end_lineno or node.lineno)
-        is_in_loop = any(start < node.lineno and span[1] <= end for start, end in loops)
-        if first is not None:
+    """Return what takes an exception of a line and goes on, the innermost first: an ``except`` that raises nothing, or ``suppress``."""
+    found: list[WayOut] = []
+    is_in_loop = False
+    for step in find_path_inside(text, line):
+        node = step.node
+        if isinstance(node, ast.Try | ast.With) and (first := _find_taker(node, step)) is not None:
+            guarded = [*node.body, *node.orelse] if isinstance(node, ast.Try) else node.body
+            span = (guarded[0].lineno, guarded[-1].end_lineno or node.lineno)
+            word = "except" if isinstance(node, ast.Try) else "suppress"
             found.append(WayOut(reason="swallowed", line=first, loop=span, word=word, is_in_loop=is_in_loop))
-    return tuple(sorted(found, key=lambda way: way.loop[1] - way.loop[0]))
+        is_in_loop = is_in_loop or isinstance(node, Loop)
+    return tuple(reversed(found))
 
 
-@lru_cache(maxsize=64)
-def list_loops(text: str, line: int) -> list[tuple[int, int]]:
-    """Return the first and the last line of the loops of a function around a line, the innermost first."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return []
-    found = [(loop.lineno, loop.end_lineno or loop.lineno) for loop in _find_loops(tree, line)]
-    return sorted(found, key=lambda loop: loop[1] - loop[0])
-
-
-def is_in_loop(text: str, line: int) -> bool:
-    """Tell whether a line stands in a loop of its function."""
-    try:
-        return any(_find_loops(ast.parse(text), line))
-    except (SyntaxError, ValueError, RecursionError):
-        return False
-
-
-def _guarded(node: ast.Try | ast.With) -> list[ast.stmt]:
-    return [*node.body, *node.orelse] if isinstance(node, ast.Try) else node.body
-
-
-def _find_taker(node: ast.Try | ast.With) -> int | None:
+def _find_taker(node: ast.Try | ast.With, step: Step) -> int | None:
     """Return the line of what takes an exception and goes on; None if there is nothing of the kind."""
     if isinstance(node, ast.With):
         calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-        return next((call.lineno for call in calls if name_of(call.func) == "suppress"), None)
-    for handler in node.handlers:
+        suppressing = (call.lineno for call in calls if name_of(call) == "suppress")
+        return next(suppressing, None) if step.part == "body" else None
+    for handler in node.handlers if step.part in {"body", "orelse"} else ():
         named = {*list_names(handler.type)} if handler.type is not None else set()
         # These end what they interrupt, and are no failure of a step.
-        if not (named and named <= _NO_FAILURE) and not _is_end(handler.body):
+        if not (named and named <= _NO_FAILURE) and not ends_rank(handler.body):
             return handler.lineno
     return None
 
 
-def _is_end(block: list[ast.stmt]) -> bool:
-    """Tell whether nothing goes on behind a block: it raises, or ends the process."""
-    match block[-1]:
-        case ast.Raise():
-            return True
-        case ast.Expr(value=ast.Call(func=func)):
-            return name_of(func) in _ENDING
-        case ast.If(body=body, orelse=orelse):
-            return bool(orelse) and _is_end(body) and _is_end(orelse)
-        case ast.With(body=body):
-            return _is_end(body)
-        case ast.Try(body=body, handlers=handlers, finalbody=finalbody):
-            return (bool(finalbody) and _is_end(finalbody)) or (
-                _is_end(body) and all(_is_end(one.body) for one in handlers)
-            )
-        case _:
-            return False
-
-
-def _find_loops(tree: ast.Module, line: int) -> Iterator[ast.For | ast.AsyncFor | ast.While]:
-    """Yield the loops around a line, as far as the function that it stands in."""
-    for node in ast.walk(_find_scope(tree, line)):
-        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)) and _spans(node, line):
-            yield node
-
-
-def _find_scope(tree: ast.Module, line: int) -> ast.AST:
-    """Return the innermost function that a line stands in; the file if there is none."""
-    functions = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and _spans(node, line)
-    )
-    return max(functions, key=lambda node: node.lineno, default=tree)
-
-
-def _spans(node: ast.stmt | ast.expr, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def _list_ways(
-    loop: ast.For | ast.AsyncFor | ast.While, line: int, shared: frozenset[str], ranks: frozenset[str]
-) -> Iterator[WayOut]:
-    span = (loop.lineno, loop.end_lineno or loop.lineno)
+def _list_ways(loop: Loop, line: int, shared: frozenset[str], ranks: frozenset[str]) -> Iterator[WayOut]:
     own = _find_own_names(loop)
     data = _find_data_names(loop, own)
     for node, tests, is_handled in _walk(loop.body, (), is_handled=False):
@@ -199,7 +131,9 @@ def _list_ways(
         if reason is None and not is_handled and any(_is_data(test, own, data) for test in tests):
             reason = "own"
         if reason is not None:
-            yield WayOut(reason=reason, line=node.lineno, loop=span, word=type(node).__name__.lower())
+            yield WayOut(
+                reason=reason, line=node.lineno, loop=lines_of(loop), word=type(node).__name__.lower()
+            )
 
 
 def _find_skip(
@@ -253,14 +187,14 @@ def _walk(
                 continue
 
 
-def _find_own_names(loop: ast.For | ast.AsyncFor | ast.While) -> frozenset[str]:
+def _find_own_names(loop: Loop) -> frozenset[str]:
     """Return the names that get a new value in each turn."""
     return frozenset(
         node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     )
 
 
-def _find_data_names(loop: ast.For | ast.AsyncFor | ast.While, stored: frozenset[str]) -> set[str]:
+def _find_data_names(loop: Loop, stored: frozenset[str]) -> set[str]:
     """Return the names whose value in a turn comes from what the loop reads or draws: not from a count of turns alone."""
     found: set[str] = set()
     if not isinstance(loop, ast.While) and not (asked := {*list_names(loop.iter)}) & _COUNTS:
@@ -289,11 +223,12 @@ def _is_data(value: ast.expr, stored: frozenset[str], data: set[str]) -> bool:
     return bool(names & data) or (calls and not names & stored)
 
 
-def _find_shared(tree: ast.Module) -> frozenset[str]:
+@lru_cache(maxsize=32)
+def _find_shared(text: str) -> frozenset[str]:
     """Return the names that a collective is given, or whose value comes from one."""
     found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and name_of(node.func) in _SHARED:
+    for node in ast.walk(parse(text)):
+        if isinstance(node, ast.Call) and name_of(node) in _SHARED:
             found |= {name for one in (*node.args, *node.keywords) for name in list_names(one)}
         if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) or node.value is None:
             continue

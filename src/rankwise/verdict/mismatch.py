@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.verdict.group_sequences import find_family
-from rankwise.verdict.split_mismatch import find_odd, find_split_mismatches, is_uneven
+from rankwise.verdict.split_mismatch import (
+    clean_dtype,
+    find_item_size,
+    find_odd,
+    find_split_mismatches,
+    is_uneven,
+)
 from rankwise.verdict.wording import is_gradient, is_join, is_of_shards, is_wrapping, name_op
 
 if TYPE_CHECKING:
@@ -34,18 +40,15 @@ Respect = Literal[
     "splits",
 ]
 
+#: Ranks that agree with each other, with what the first of them did.
+Sides = tuple[tuple[tuple[int, ...], "Op"], ...]
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 #: All ranks give, or get, tensors of one size; with Gloo more of them than with NCCL.
 _EQUAL_SIZES = frozenset({"all_reduce", "reduce", "broadcast"})
 _EQUAL_SIZES_GLOO = frozenset({"all_gather", "gather", "reduce_scatter"})
-_TORCH_NAMES = {
-    "float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64", "short": "int16",
-    "byte": "uint8", "char": "int8", "bool": "uint8", "complexfloat": "complex64", "complexdouble": "complex128",
-}  # fmt: skip
 #: Behind two collectives that were swapped, this far is looked whether the ranks are in step.
 _MOST_SWAPPED = 16
-_BYTES = {"64": 8, "32": 4, "16": 2, "8": 1}
 
 
 @final
@@ -57,7 +60,7 @@ class Mismatch:
         respect: In what.
         sides: The ranks that agree with each other, with what the first of them did; the smallest side first.
         is_through: Whether all of them came out of it: what they hold now is wrong, and they went on.
-        later: The number under which it came out, where they had parted before (``verdict.slip``).
+        later: The number under which it came out, where they had parted before (``verdict.desync``).
         blamed: Who deviates, where more is known of it than who is the minority.
         then: What came of it under the later number, as a clause.
     """
@@ -65,7 +68,7 @@ class Mismatch:
     sequence: GroupSequence
     seq: int
     respect: Respect
-    sides: tuple[tuple[tuple[int, ...], Op], ...]
+    sides: Sides
     is_through: bool
     later: int | None = None
     blamed: tuple[int, ...] = ()
@@ -85,6 +88,20 @@ class Mismatch:
         if sizes[-1] == sizes[-2] or (self.sequence.ranks and sizes[-1] * 2 <= sum(sizes)):
             return tuple(sorted(rank for ranks, _ in self.sides for rank in ranks))
         return tuple(sorted(rank for ranks, _ in self.sides[:-1] for rank in ranks))
+
+    @property
+    def may_be_two(self) -> bool:
+        """Whether, by what differs, they may be two collectives where one was due."""
+        return self.respect in {"op", "size", "dtype"}
+
+    def part(self, test: Callable[[Op], bool]) -> tuple[Sides, Sides]:
+        """Return the sides whose collective is of a kind, and the others."""
+        chosen = tuple(side for side in self.sides if test(side[1]))
+        return chosen, tuple(side for side in self.sides if side not in chosen)
+
+    def find_next(self, rank: int) -> Op | None:
+        """Return what a rank made under the number after this one; None if it is not known."""
+        return self.sequence.ops[rank].get(self.seq + 1)
 
     @property
     def moment_s(self) -> float:
@@ -218,13 +235,8 @@ def _make(
 def _is_silent(respect: Respect, ops: dict[int, Op]) -> bool:
     """Tell whether the backend pairs these without a word."""
     if respect == "dtype":
-        return len({tuple(_size_of(one) for one in op.dtypes) for op in ops.values()}) == 1
+        return len({tuple(map(find_item_size, op.dtypes)) for op in ops.values()}) == 1
     return respect in {"shape", "order", "bucket", "reduce op"}
-
-
-def _size_of(dtype: str) -> int | None:
-    name = _clean_dtype(dtype)
-    return next((size for bits, size in _BYTES.items() if name.endswith(bits)), None)
 
 
 def _is_ncclls_barrier(sequence: GroupSequence, ops: dict[int, Op]) -> bool:
@@ -255,16 +267,11 @@ def _find_size(sequence: GroupSequence, op: Op) -> int | None:
     return op.num_elements if demands else None
 
 
-def _clean_dtype(dtype: str) -> str:
-    name = dtype.lower().removeprefix("torch.")
-    return _TORCH_NAMES.get(name, name)
-
-
 def _find_dtype(op: Op) -> tuple[str, ...] | None:
     family = find_family(op)
     if family not in _EQUAL_SIZES | _EQUAL_SIZES_GLOO or not op.dtypes:
         return None
-    return tuple(dict.fromkeys(_clean_dtype(dtype) for dtype in op.dtypes))
+    return tuple(dict.fromkeys(clean_dtype(dtype) for dtype in op.dtypes))
 
 
 def _find_layout(op: Op) -> tuple[tuple[int, ...], ...] | None:
@@ -317,12 +324,6 @@ def is_swap(sequence: GroupSequence, seq: int, one: int, other: int) -> bool:
     """Tell whether two ranks are in step again behind two collectives that they made crosswise.
 
     One that made a collective more does what the other did, one number later: that looks the same for as long as two lines take turns.
-
-    Args:
-        sequence: Their group.
-        seq: The number of the first of the two.
-        one: A rank.
-        other: The other one.
     """
     mine, theirs = sequence.ops[one], sequence.ops[other]
     if seq - 1 in mine and seq - 1 in theirs and mine[seq - 1].site != theirs[seq - 1].site:

@@ -5,13 +5,13 @@ Only a stack tells that a rank waits. That a collective was entered and is not o
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.evidence.in_rank.pipeline_stages import read_flow
 from rankwise.evidence.reader.notes import is_librarys
 from rankwise.evidence.reader.scene import STILL_S, Op
+from rankwise.evidence.reader.thread_choice import APART, COLLECTIVES
 from rankwise.verdict.group_sequences import KNOWN_NAMES, UNNUMBERED, find_family, list_families
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ _MEETING = frozenset({
     "_new_process_group_helper", "_env_rendezvous_handler", "_create_c10d_store",
 })  # fmt: skip
 _HANDLES = frozenset({"wait", "wait_tensor", "_wait_tensor", "synchronize"})
-#: Parts of torch.distributed whose waits are no collectives: a server waits for its clients as long as it takes.
-_APART = ("/torch/distributed/rpc/", "/torch/distributed/elastic/", "/torch/distributed/checkpoint/")
-_DISTRIBUTED = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 #: Functions of torch that need a result of the GPU, and so wait for the collectives before it.
 _DEVICE_CALLS = ("/torch/cuda/", "/torch/optim/", "/torch/nn/utils/clip_grad.py", "/torch/_tensor.py")
 #: Python frames that lie between a function of torch.distributed and C++.
@@ -113,9 +110,8 @@ def _find_call(stack: Stack, wait: Wait) -> str | None:
 
 
 def list_calls(stack: Stack) -> list[Frame]:
-    """Return the frames between the innermost line of the user's own and what runs now, innermost first."""
-    inside = itertools.takewhile(lambda frame: not frame.is_users, stack.frames)
-    return [frame for frame in inside if "/rankwise/evidence/" not in frame.file]
+    """Return the frames between the innermost line of the user's own and what runs now, innermost first, without those of our recording."""
+    return [frame for frame in stack.below_user if "/rankwise/evidence/" not in frame.file]
 
 
 def _find_wait(facts: RankFacts) -> Wait | None:
@@ -131,7 +127,7 @@ def _find_wait(facts: RankFacts) -> Wait | None:
         return "backward" if _has_stopped(facts) else None
     if any(part in at.file for part in _DEVICE_CALLS):
         return _find_device_wait(facts)
-    if not any(part in at.file for part in _DISTRIBUTED) or any(part in at.file for part in _APART):
+    if not any(part in at.file for part in COLLECTIVES) or any(part in at.file for part in APART):
         return None
     return "meeting" if names & _MEETING else "handle" if at.function in _HANDLES else "call"
 
@@ -159,7 +155,7 @@ def _has_stopped(facts: RankFacts) -> bool:
 
 
 def _find_open(facts: RankFacts, wait: Wait) -> tuple[Op, ...]:
-    ops = [op for op in facts.evidence.ops if op.name not in UNNUMBERED] if facts.evidence else []
+    ops = [op for op in facts.ops if op.name not in UNNUMBERED]
     if wait == "meeting" or facts.stack is None:
         return ()
     # What is not known to be over counts only as the last thing that the rank did.

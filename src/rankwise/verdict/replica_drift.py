@@ -90,10 +90,6 @@ def find_drifts(scene: Scene, kind: str) -> tuple[ReplicaDrift, ...]:
     Only digests of the same step are compared, and only if the ranks had made as many collectives by then: ranks that have
     legally made other numbers of steps are not compared at all. What one optimizer has made of a model is no drift if another one
     finds the replicas equal, before or later: then it was undone.
-
-    Args:
-        scene: All that is known of the ranks.
-        kind: Of the replicas.
     """
     groups: dict[tuple[object, ...], dict[int, Replica]] = {}
     for facts in scene.ranks:
@@ -318,10 +314,12 @@ def explain_drift(drift: ReplicaDrift) -> str:
     else:
         shown = ", ".join(chosen[:_MOST_NAMED]) + (", …" if len(chosen) > _MOST_NAMED else "")
         what = f"{shown} ({len(chosen)} of {len(names)} parameters) {'differs' if len(chosen) == 1 else 'differ'}"
-    return f"{what} between {_tell_camps(drift)} {_tell_since(drift)}{_tell_example(drift, names)}"
+    return (
+        f"{what} between {_describe_camps(drift)} {_describe_since(drift)}{_describe_example(drift, names)}"
+    )
 
 
-def _tell_camps(drift: ReplicaDrift) -> str:
+def _describe_camps(drift: ReplicaDrift) -> str:
     camps = drift.camps
     if len(camps) == 2:
         most, fewest = camps
@@ -329,7 +327,7 @@ def _tell_camps(drift: ReplicaDrift) -> str:
     return name_ranks(tuple(sorted(drift.digests)))
 
 
-def _tell_since(drift: ReplicaDrift) -> str:
+def _describe_since(drift: ReplicaDrift) -> str:
     if drift.step == 0:
         return "already before the first step"
     if drift.equal_step is None:
@@ -339,7 +337,7 @@ def _tell_since(drift: ReplicaDrift) -> str:
     return f"since one of the steps {drift.equal_step + 1} to {drift.step}"
 
 
-def _tell_example(drift: ReplicaDrift, names: Sequence[str]) -> str:
+def _describe_example(drift: ReplicaDrift, names: Sequence[str]) -> str:
     """Return one element as two of the ranks hold it, if that can be seen."""
     odd, even = drift.camps[-1][0], drift.camps[0][0]
     for place in drift.places:

@@ -49,7 +49,7 @@ def render(
 
     row("first", verdict.message, "bold")
     row("where", verdict.where or "")
-    row("why", _news_in(verdict.reason))
+    row("why", _leave_out_known(verdict.reason))
     if verdict.fix:
         row("class", verdict.class_id or "")
         row("do", verdict.fix, "green")
@@ -109,7 +109,7 @@ def _head(verdict: Verdict, attempt: int, allowed: int | None) -> str:
     return f"the job {what}" + (f", after {attempt + 1} attempts" if attempt else "")
 
 
-def _news_in(reason: str) -> str:
+def _leave_out_known(reason: str) -> str:
     """Return a reason without what the first row has said: a bare exit code, the name of the signal."""
     if re.fullmatch(r"exit code \d+", reason):
         return ""

@@ -16,14 +16,11 @@ from rankwise.verdict.rules import (
     kept_waiting,
     member_ended,
     never_wrapped,
-    other_dtype,
+    other_arguments,
     other_line,
     other_members,
     other_module,
     other_op,
-    other_reduction,
-    other_root,
-    other_shape,
     other_size,
     other_splits,
     split_barrier,
@@ -54,12 +51,9 @@ RULES = (
     state_on_some,
     swapped_order,
     other_op,
-    other_root,
-    other_reduction,
+    other_arguments,
     other_size,
     other_splits,
-    other_dtype,
-    other_shape,
     circle,
     absent_from_meeting,
     fewer_steps,
@@ -77,9 +71,6 @@ def look(scene: Scene) -> tuple[JobFinding, ...]:
 
     Causes come before their consequences: ranks whose collectives do not correspond before ranks that wait; what is
     proved before what is suspected; what began earlier before what began later. Each cause is told once.
-
-    Args:
-        scene: All that is known of the ranks.
     """
     if not are_ranks_the_launchers(scene):
         return ()

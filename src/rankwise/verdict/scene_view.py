@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.evidence.reader.notes import parse_traceback
 from rankwise.evidence.reader.scene import FRESH_S
-from rankwise.verdict.branches import are_alternatives
 from rankwise.verdict.case import Waiting
 from rankwise.verdict.desync import walk_back
 from rankwise.verdict.group_sequences import WHOLE_BELOW, GroupSequence, find_sequences
-from rankwise.verdict.guards import Book, Guard
+from rankwise.verdict.guards import Guard, guards_at
 from rankwise.verdict.library_deadlock import find_crossing
 from rankwise.verdict.local_wait import LocalWait, find_local_wait
 from rankwise.verdict.mismatch import Mismatch, find_mismatches
 from rankwise.verdict.rank_state import RankState, find_state
+from rankwise.verdict.source_text import are_alternatives, find_function, split_site
 from rankwise.verdict.wording import name_briefly
 
 if TYPE_CHECKING:
@@ -48,14 +48,20 @@ class Absence:
     missing: tuple[int, ...]
     is_known: bool
 
+    def was_here(self, rank: int) -> bool:
+        """Tell whether a rank is known to have made this collective from this line before."""
+        op, sequence = self.op, self.sequence
+        return op is not None and sequence is not None and sequence.has_been_at(rank, op.site)
+
+    @property
+    def have_been_here(self) -> bool:
+        """Whether all that are missing are known to have."""
+        return all(map(self.was_here, self.missing))
+
 
 @final
 class SceneView:
-    """All that the rules ask of a scene.
-
-    Args:
-        scene: The facts.
-    """
+    """All that the rules ask of a scene."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -106,8 +112,7 @@ class SceneView:
             if op is None or op.seq in seen or not (op.has_raised or op in self.rank_states[rank].ops[:1]):
                 continue
             seen.add(op.seq)
-            came = tuple(one for one in sequence.ranks if op.seq in sequence.ops.get(one, {}))
-            gone = tuple(one for one in sequence.ranks if one not in came)
+            came, gone = sequence.split_at(op.seq)
             is_sure = op.source == "python" or all(map(self.is_fresh, gone))
             if gone and is_sure and all(self._left_well(sequence, one, op.seq) for one in gone):
                 return op, came, gone
@@ -119,9 +124,8 @@ class SceneView:
 
     def are_alternatives(self, site: str | None, other: str | None) -> bool:
         """Tell whether two lines of the user's are arms of one condition: one place, written twice."""
-        (file, _, line), (other_file, _, number) = (site or "").rpartition(":"), (other or "").rpartition(":")
-        text = self.scene.sources.get(file)
-        return text is not None and file == other_file and are_alternatives(text, int(line), int(number))
+        (file, line), (other_file, number) = split_site(site), split_site(other)
+        return file == other_file and are_alternatives(self.text_of(file), line, number)
 
     @cached_property
     def _sequence_of(self) -> dict[tuple[int, str], GroupSequence]:
@@ -194,13 +198,10 @@ class SceneView:
         peer = self.by_rank.get(op.peer) if op.peer is not None else None
         if peer is None or peer.evidence is None:
             return frozenset()
-        answers = {"recv", "irecv"} if op.name in {"send", "isend"} else {"send", "isend"}
         mine = [
-            one
-            for one in peer.evidence.ops
-            if one.is_message and one.name in answers and one.peer in {rank, -1}
+            one for one in peer.ops if one.is_message and one.is_send != op.is_send and one.peer in {rank, -1}
         ]
-        if not mine and len(peer.evidence.ops) >= WHOLE_BELOW:
+        if not mine and len(peer.ops) >= WHOLE_BELOW:
             return frozenset()  # its answer may have been long ago
         has_answered = any(one.seq >= op.seq or one.peer == -1 for one in mine)
         return frozenset() if has_answered else frozenset({peer.rank})
@@ -245,7 +246,7 @@ class SceneView:
         """Which stages of a pipeline each rank holds, by what it has sent and received, and by what others expect of it."""
         found: dict[int, set[int]] = {}
         for facts in self.scene.ranks:
-            for op in facts.evidence.ops if facts.evidence is not None else ():
+            for op in facts.ops:
                 if (flow := op.flow) is not None:
                     found.setdefault(facts.rank, set()).add(flow.stage)
                     if op.peer is not None:
@@ -318,17 +319,14 @@ class SceneView:
         """Tell whether a rank has not moved lately: two ranks are not looked at in one moment."""
         return self.by_rank[rank].still_s >= _SETTLED_S
 
-    @cached_property
-    def books(self) -> dict[str, Book]:
-        """The user's files, as far as they are known and can be read."""
-        return {path: Book(text) for path, text in self.scene.sources.items()}
+    def text_of(self, file: str) -> str:
+        """Return the text of a file of the user's; nothing if it is not known."""
+        return self.scene.sources.get(file, "")
 
     def guards_at(self, site: str | None) -> tuple[Guard, ...]:
         """Return the conditions that a line of the user's stands under, innermost first."""
-        path, _, line = (site or "").rpartition(":")
-        book = self.books.get(path)
-        found = book.guards_at(int(line)) if book and line.isdigit() else ()
-        return tuple(replace(guard, file=path) for guard in found)
+        file, line = split_site(site)
+        return tuple(replace(guard, file=file) for guard in guards_at(self.text_of(file), line))
 
     def guards_where(self, rank: int, site: str | None) -> tuple[Guard, ...]:
         """Return the conditions that a collective of a rank stands under, innermost first: those of its callers, too, if they are known."""
@@ -349,12 +347,10 @@ class SceneView:
         return (site,) if site else ()
 
     def _are_of_one_function(self, line: str, other: str) -> bool:
-        (file, _, number), (other_file, _, other_number) = line.rpartition(":"), other.rpartition(":")
-        book = self.books.get(file)
-        if book is None or file != other_file or not (number.isdigit() and other_number.isdigit()):
-            return False
-        scope = book.scope_of(int(number))
-        return scope is not None and scope == book.scope_of(int(other_number))
+        (file, number), (other_file, other_number) = split_site(line), split_site(other)
+        function = find_function(self.text_of(file), number)
+        is_one_file = file == other_file and function is not None
+        return is_one_file and function is find_function(self.text_of(file), other_number)
 
     def guards_of(self, rank: int) -> tuple[Guard, ...]:
         """Return the conditions that all of the user's lines on a rank's stack stand under, innermost first."""
@@ -365,6 +361,10 @@ class SceneView:
     def may_come(self, rank: int) -> bool:
         """Tell whether a rank that is missed may be on its way: slow is not stuck, and no fault is named for it."""
         return self.rank_states[rank].doing not in {"asleep", "ended", "stopped", "in a collective"}
+
+    def may_any_come(self, absence: Absence) -> bool:
+        """Tell whether one of those that are missed may."""
+        return any(map(self.may_come, absence.missing))
 
     def have_ended(self, absence: Absence) -> bool:
         """Tell whether all that are missing have ended for sure without coming."""

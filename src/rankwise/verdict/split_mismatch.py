@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
+
+from rankwise.evidence.in_rank.flight_recorder import TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from rankwise.evidence.reader.scene import Op, Scene
+
+_BITS = re.compile(r"(?<=[a-z])(8|16|32|64|128)(?=_|$)")
 
 
 @final
@@ -36,12 +41,7 @@ def is_uneven(op: Op) -> bool:
 
 
 def find_split_mismatches(members: tuple[int, ...], ops: Mapping[int, Op]) -> tuple[SplitMismatch, ...]:
-    """Return all pairs that do not agree, as far as both sides are known.
-
-    Args:
-        members: Of the group, ascending.
-        ops: What each of them has entered under one number.
-    """
+    """Return all pairs of a group's members that do not agree under one number, as far as both sides are known."""
     known = {
         rank: op for rank, op in ops.items() if len(op.gives) == len(op.gets) == len(members) and rank in members
     }  # fmt: skip
@@ -58,12 +58,7 @@ def find_split_mismatches(members: tuple[int, ...], ops: Mapping[int, Op]) -> tu
 
 
 def find_odd(mismatches: Collection[SplitMismatch], ops: Mapping[int, Op]) -> tuple[int, ...]:
-    """Return the ranks whose lists explain all misfits; both of a pair where nothing tells which one of them is wrong.
-
-    Args:
-        mismatches: The pairs that do not agree.
-        ops: What each rank has entered.
-    """
+    """Return the ranks whose lists explain all misfits; both of a pair where nothing tells which one of them is wrong."""
     # Who does not agree with itself is wrong, whatever the others say.
     odd = {one.giver for one in mismatches if one.giver == one.getter}
     rest = _leave_out(mismatches, odd)
@@ -94,29 +89,19 @@ def find_message_mismatch(
 ) -> tuple[int, Op, Op] | None:
     """Return the message that a rank could not take: who gave it, as what, and what the rank expected.
 
-    Args:
-        scene: All ranks.
-        getter: Who was aborted for it.
-        given_bytes: What came.
-        expected_bytes: What it had room for.
-
     Returns:
         None if no two messages have these sizes, or if two ranks may have given it.
     """
     facts = scene.find(getter)
     expected = [
         op
-        for op in (facts.evidence.ops if facts is not None and facts.evidence is not None else ())
-        if op.name in {"recv", "irecv"} and size_in_bytes(op) == expected_bytes
+        for op in (facts.ops if facts is not None else ())
+        if op.is_message and not op.is_send and size_in_bytes(op) == expected_bytes
     ]
     found: dict[int, tuple[int, Op, Op]] = {}
     for giver in scene.ranks:
-        for sent in giver.evidence.ops if giver.evidence is not None else ():
-            if (
-                sent.name not in {"send", "isend"}
-                or sent.peer != getter
-                or size_in_bytes(sent) != given_bytes
-            ):
+        for sent in giver.ops:
+            if not sent.is_send or sent.peer != getter or size_in_bytes(sent) != given_bytes:
                 continue
             # With tags, messages need not meet in their order: only that of the same number is preferred.
             for awaited in sorted(expected, key=lambda op: (op.seq == sent.seq, op.seq)):
@@ -127,11 +112,17 @@ def find_message_mismatch(
 
 def size_in_bytes(op: Op) -> int | None:
     """Return how much a rank gives or gets in an operation; None if its tensors are not known, or are of several types."""
-    size = _SIZES.get(op.dtypes[0].removeprefix("torch.")) if len({*op.dtypes}) == 1 else None
+    size = find_item_size(op.dtypes[0]) if len({*op.dtypes}) == 1 else None
     return None if size is None or op.num_elements is None else size * op.num_elements
 
 
-_SIZES = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-    "complex64": 8, "complex128": 16,
-}  # fmt: skip
+def clean_dtype(dtype: str) -> str:
+    """Return a type by Python's name of it; those that carry the same bytes by one."""
+    name = dtype.lower().removeprefix("torch.")
+    return "uint8" if name == "bool" else TYPES.get(name, name)
+
+
+def find_item_size(dtype: str) -> int | None:
+    """Return the bytes of one element; None if they are not known."""
+    bits = _BITS.search(clean_dtype(dtype))
+    return int(bits[0]) // 8 if bits else None

@@ -31,9 +31,6 @@ def are_ranks_the_launchers(scene: Scene) -> bool:
 
     A script may give its own numbers to ``init_process_group``, or make two worlds of one launch. Then nobody knows from
     outside which records belong together.
-
-    Args:
-        scene: All that is known of the ranks.
     """
     for facts in scene.ranks:
         for group in facts.evidence.groups.values() if facts.evidence is not None else ():
@@ -43,12 +40,7 @@ def are_ranks_the_launchers(scene: Scene) -> bool:
 
 
 def doubt(findings: Iterable[JobFinding], view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings, and call those suspicions that something speaks against.
-
-    Args:
-        findings: What the rules see.
-        view: Where they see it.
-    """
+    """Return the findings, and call those suspicions that something speaks against."""
     return tuple(
         replace(finding, certainty="suspicion")
         if finding.is_proof and _is_doubtful(finding, view)

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.base.rank_names import name_ranks
-from rankwise.verdict.loops import find_swallows, find_ways_out, is_in_loop, list_loops
+from rankwise.verdict.loops import find_swallows, find_ways_out
+from rankwise.verdict.source_text import lines_of, list_loops, split_site
 from rankwise.verdict.wording import shorten, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rankwise.evidence.reader.scene import Op
     from rankwise.verdict.finding import JobFinding
@@ -61,25 +62,29 @@ def explain_fewer(
     """
     found: dict[Reason, tuple[WayOut, str]] = {}
     own: dict[str, tuple[WayOut, str]] = {}
-    for line in view.lines_where(waiting, site):
-        file, _, number = line.rpartition(":")
-        text = view.scene.sources.get(file, "")
-        for way in find_ways_out(text, int(number)) if number.isdigit() else ():
+    for file, text, line in _list_lines(view, waiting, site):
+        for way in find_ways_out(text, line):
             if not _are_inside(view, file, way.loop, missing, places):
                 if way.reason == "own":
-                    own[f"{file}:{way.line}"] = (way, line)
+                    own[f"{file}:{way.line}"] = (way, file)
                 else:
-                    found[way.reason] = (way, line)
+                    found[way.reason] = (way, file)
     if not found and (swallow := _find_swallow(view, site, waiting, missing, places)):
         found["swallowed"] = swallow
     ways = [*(found or own).values()]
     if len(ways) != 1:
         return None  # none, or it is not known which of them it was
-    way, line = ways[0]
-    file = line.rpartition(":")[0]
-    if way.reason == "empty" and "collate_fn" in view.scene.sources[file]:
+    way, file = ways[0]
+    if way.reason == "empty" and "collate_fn" in view.text_of(file):
         return Explained("X10", _FILTERED.format(at=f"{shorten(file)}:{way.line}"), f"{file}:{way.line}")
     return _explain(way, file)
+
+
+def _list_lines(view: SceneView, rank: int, site: str | None) -> Iterator[tuple[str, str, int]]:
+    """Yield the lines that led a rank to one of its collectives, innermost first: the file, its text, and the line's number."""
+    for place in view.lines_where(rank, site):
+        file, line = split_site(place)
+        yield file, view.text_of(file), line
 
 
 def _explain(way: WayOut, file: str) -> Explained:
@@ -93,12 +98,7 @@ def _explain(way: WayOut, file: str) -> Explained:
 
 
 def explain_parting(view: SceneView, mismatch: Mismatch) -> tuple[Explained, tuple[int, ...], Op] | None:
-    """Return how one side has left the loop in which the other makes its collective, which ranks these are, and what they called instead.
-
-    Args:
-        view: The scene.
-        mismatch: Where ranks differ.
-    """
+    """Return how one side has left the loop in which the other makes its collective, which ranks these are, and what they called instead."""
     if len(mismatch.sides) != 2:
         return None
     found = []
@@ -110,22 +110,14 @@ def explain_parting(view: SceneView, mismatch: Mismatch) -> tuple[Explained, tup
 
 
 def find_loop(view: SceneView, rank: int, site: str | None) -> str | None:
-    """Return the line at which the loop begins in which a rank makes a step; None if the script does not show it.
-
-    Args:
-        view: The scene.
-        rank: The rank.
-        site: Where it makes the step.
-    """
-    for line in view.lines_where(rank, site):
-        file, _, number = line.rpartition(":")
-        loops = list_loops(view.scene.sources.get(file, ""), int(number)) if number.isdigit() else []
-        if loops:
-            return f"{file}:{loops[0][0]}"
+    """Return the line at which the loop begins in which a rank makes a step; None if the script does not show it."""
+    for file, text, line in _list_lines(view, rank, site):
+        if loops := list_loops(text, line):
+            return f"{file}:{loops[0].lineno}"
     return None
 
 
-def say_even(view: SceneView, rank: int, site: str | None, *, is_sharded: bool) -> str:
+def advise_even_steps(view: SceneView, rank: int, site: str | None, *, is_sharded: bool) -> str:
     """Return what to do where the script does not show why ranks make unequal numbers of steps.
 
     Args:
@@ -155,12 +147,11 @@ def are_in_step(
         missing: Who has not come.
         any_loop: Whether a loop around that one counts, too.
     """
-    for line in view.lines_where(waiting, site):
-        file, _, number = line.rpartition(":")
-        loops = list_loops(view.scene.sources.get(file, ""), int(number)) if number.isdigit() else []
-        if any(_are_inside(view, file, loop, missing, ()) for loop in loops[: None if any_loop else 1]):
-            return True
-    return False
+    return any(
+        _are_inside(view, file, lines_of(loop), missing, ())
+        for file, text, line in _list_lines(view, waiting, site)
+        for loop in list_loops(text, line)[: None if any_loop else 1]
+    )
 
 
 def explain_uneven(view: SceneView, finding: JobFinding, fewer: Sequence[int], more: Sequence[int], site: str | None) -> JobFinding:  # fmt: skip
@@ -187,17 +178,10 @@ def explain_uneven(view: SceneView, finding: JobFinding, fewer: Sequence[int], m
 
 
 def explain_skip(view: SceneView, rank: int, site: str | None) -> Explained | None:
-    """Return what the script shows where the script shows exactly one ``continue`` by which a rank can pass over a line and reach it again.
-
-    Args:
-        view: The scene.
-        rank: One that came to the line.
-        site: The line.
-    """
+    """Return what the script shows where there is exactly one ``continue`` by which a rank can pass over a line and reach it again."""
     found: dict[tuple[str, int], WayOut] = {}
-    for line in view.lines_where(rank, site):
-        file, _, number = line.rpartition(":")
-        ways = find_ways_out(view.scene.sources.get(file, ""), int(number)) if number.isdigit() else ()
+    for file, text, line in _list_lines(view, rank, site):
+        ways = find_ways_out(text, line)
         found |= {(file, way.line): way for way in ways if way.word == "continue" and way.reason != "own"}
     if len(found) != 1:
         return None
@@ -210,17 +194,13 @@ def _find_swallow(
 ) -> tuple[WayOut, str] | None:
     """Return what goes on after an exception, in a loop or below one; outside of all only if those that are missing are seen behind it."""
     taken: tuple[WayOut, str] | None = None
-    for line in view.lines_where(waiting, site):
-        file, _, number = line.rpartition(":")
-        text = view.scene.sources.get(file, "")
-        if not number.isdigit():
-            continue
+    for file, text, line in _list_lines(view, waiting, site):
         # Around a whole script it may only log what ends it; in a loop the next step follows.
-        if taken is not None and is_in_loop(text, int(number)):
+        if taken is not None and list_loops(text, line):
             return taken
-        for way in find_swallows(text, int(number)):
+        for way in find_swallows(text, line):
             if not _are_inside(view, file, way.loop, missing, places):
-                taken = taken or (way, line)
+                taken = taken or (way, file)
                 if way.is_in_loop:
                     return taken
     return taken if _are_placed(view, missing, places) else None
@@ -242,7 +222,4 @@ def _are_inside(
     for rank in missing:
         stack = view.by_rank[rank].stack if rank in view.by_rank else None
         lines += [str(frame) for frame in stack.frames if frame.is_users] if stack else []
-    inside = [line.rpartition(":") for line in lines]
-    return any(
-        name == file and number.isdigit() and loop[0] <= int(number) <= loop[1] for name, _, number in inside
-    )
+    return any(name == file and loop[0] <= line <= loop[1] for name, line in map(split_site, lines))

@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 def list_waiting(case: Case, blamed: Collection[int]) -> tuple[Waiting, ...]:
-    """Return who waited, and where.
-
-    Args:
-        case: The attempt.
-        blamed: Who is to blame, and waited for nobody.
-    """
+    """Return who waited, and where."""
     waiting = []
     for end in case.ranks:
         if end.rank in blamed:
@@ -39,8 +34,7 @@ def list_waiting(case: Case, blamed: Collection[int]) -> tuple[Waiting, ...]:
 
 def _name_op(case: Case, rank: int, stack: Stack) -> str | None:
     """Return what a rank waited in: with the module for which FSDP made it, or that ran, where that is known."""
-    facts = case.scene.find(rank) if case.scene is not None else None
-    ops = facts.evidence.ops if facts is not None and facts.evidence is not None else ()
+    ops = case.list_ops(rank)
     # What C++ issued is over, by its own word, once it has failed.
     last = next(
         (op for op in reversed(ops) if op.is_over is False or op.has_raised or op.source == "native"), None

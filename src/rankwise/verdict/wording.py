@@ -43,7 +43,7 @@ def name_op(op: Op | None, *, number: bool = True) -> str:
     if op.flow is not None:
         return f"{message} (rank {op.peer}, {name_tensors(op)})"
     if op.is_message and op.peer is not None and op.peer >= 0:
-        message += f" {'to' if op.name in {'send', 'isend'} else 'from'} rank {op.peer}"
+        message += f" {'to' if op.is_send else 'from'} rank {op.peer}"
     first = f"#{op.seq}" if has_number and op.module is not None else ""
     details = [text for text in (first, name_tensors(op), find_purpose(op)) if text]
     return f"{message} ({', '.join(details)})" if details else message
@@ -54,13 +54,13 @@ def name_briefly(op: Op) -> str:
     if op.module is None:
         return op.name
     if op.flow is not None:
-        return f"{op.name} of {_name_load(op.flow)} {'to' if op.name in {'send', 'isend'} else 'from'} stage {op.flow.other}"
+        return f"{op.name} of {_name_load(op.flow)} {'to' if op.is_send else 'from'} stage {op.flow.other}"
     return f"{find_family(op) or op.name} of {name_module(op.module)}"
 
 
 def name_wait(op: Op, flow: Flow) -> str:
     """Return what a stage waits for: ``for activations of micro-batch 3 from stage 1``."""
-    if op.name in {"send", "isend"}:
+    if op.is_send:
         return f"for stage {flow.other} to take {_name_load(flow)}"
     return f"for {_name_load(flow)} from stage {flow.other}"
 

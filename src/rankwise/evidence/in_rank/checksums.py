@@ -92,14 +92,7 @@ class Pending:
         self._coming: list[tuple[list[int], int, Any, Any]] = []
 
     def wait_for(self, places: list[int], size: int, numbers: Any, event: Any) -> None:
-        """Remember what is on its way.
-
-        Args:
-            places: Whose they are.
-            size: Bytes of an element.
-            numbers: Where they will be: sums in the first row, middle elements in the second.
-            event: What tells that they are there.
-        """
+        """Remember what is on its way."""
         self._coming.append((places, size, numbers, event))
 
     def is_complete(self) -> bool:

@@ -56,15 +56,7 @@ _MOST_PENDING = 4096
 
 
 class CollectiveRecorder:
-    """The recording of this process.
-
-    Args:
-        module: torch.distributed.distributed_c10d.
-        load: Returns a module of ours by its name.
-        writer: Writes into the memory file.
-        call_sites: Finds the user's lines.
-        on_meet: Called when a default process group is about to be made.
-    """
+    """The recording of this process; ``on_meet`` is called when a default process group is about to be made."""
 
     def __init__(
         self, module: Any, load: Callable[[str], Any], writer: Any, call_sites: Any, on_meet: Any
@@ -237,15 +229,7 @@ class CollectiveRecorder:
     def _enter(
         self, name: str, group: Any, args: Any, kwargs: Any, frame: Any, form: bytes | None = None
     ) -> tuple[Any, ...] | None:
-        """Record that a call begins.
-
-        Args:
-            name: ProcessGroup's name of it.
-            group: The group.
-            args: Its arguments, without the group.
-            kwargs: Those with names.
-            frame: Where it was called from.
-            form: What the tensors are, if that is known already.
+        """Record that a call begins; ``form`` tells what its tensors are, if that is known already.
 
         Returns:
             The record's number, torch's sequence number before, who has told it, the number of the group's text, and of a message

@@ -15,12 +15,7 @@ _MOST_LOGS, _MOST_MOMENTS, _MOST_DIGESTS = 8, 128, 6
 
 
 class DigestLog:
-    """All logs of this process.
-
-    Args:
-        ring: The module of that name.
-        writer: Writes into the memory file.
-    """
+    """All logs of this process."""
 
     def __init__(self, ring: Any, writer: Any) -> None:
         self._ring, self._writer = ring, writer
@@ -63,13 +58,6 @@ class DigestLog:
 
 class Source:
     """What a log is about, so that it can be read once more at the end, when its optimizer may be gone. It keeps none of it alive.
-
-    Args:
-        log: It.
-        chosen: The parameters, with their names.
-        model: The ref of the wrapper that they are in; None if they are in none.
-        group: The process group.
-        watched: What counts the optimizer's steps.
 
     Attributes:
         log: It.

@@ -66,13 +66,6 @@ class _Watched:
 class Digests:
     """The digests of this process.
 
-    Args:
-        load: Returns a module of ours by its name.
-        ring: The module of that name.
-        writer: Writes into the memory file.
-        find_site: Returns the user's line of a frame.
-        groups: The process groups of this process.
-
     Attributes:
         spent_s: What they have cost so far.
     """

@@ -21,16 +21,7 @@ _KEY = "BackendSelect"
 
 
 class DispatcherHook:
-    """The recording at torch's dispatcher, for this process.
-
-    Args:
-        module: torch.distributed.distributed_c10d.
-        load: Returns a module of ours by its name.
-        ring: The module of that name.
-        writer: Writes into the memory file.
-        call_sites: Finds the user's lines.
-        recorder_of_calls: Records what Python calls.
-    """
+    """The recording at torch's dispatcher, for this process."""
 
     def __init__(
         self,

@@ -29,14 +29,7 @@ TYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "in
 
 
 class Flight:
-    """The flight recorder of this process.
-
-    Args:
-        ring: The module of that name.
-        writer: Writes into the memory file.
-        call_sites: Finds the user's lines.
-        sees_native: Whether what C++ issues is recorded without it.
-    """
+    """The flight recorder of this process."""
 
     def __init__(self, ring: Any, writer: Any, call_sites: Any, *, sees_native: bool = False) -> None:
         self._ring, self._writer, self._call_sites, self._sees_native = ring, writer, call_sites, sees_native

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: How many collectives torch keeps in its flight recorder, by its new name and its old one.
-_FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+#: How many collectives torch keeps in its flight recorder.
 _FLIGHT_ENTRIES = b"2000"
 #: What RANKWISE_WATCH says where collectives are to be recorded below Python, too.
 _DISPATCHER = "dispatcher"
@@ -43,12 +42,13 @@ def _begin(module: Any, channel: dict[str, Any], load: Callable[[str], Any], rec
     if not ring.claim(memory, os.getpid()):
         return  # another Python of this rank, which lives, records already
     writer = ring.RingWriter(memory, os.getpid())
-    _switch_on_recorder()
+    flight_recorder = load("flight_recorder")
+    _switch_on_recorder(flight_recorder.SIZES)
     folder = os.path.dirname(sys.modules["torch"].__file__ or "")
     call_sites = load("call_sites").CallSites(writer.intern, folder, load("module_names"))
     recorder.name_module = call_sites.modules.find_raised
     is_dispatched = os.environ.get("RANKWISE_WATCH", "").strip().lower() == _DISPATCHER
-    flight = load("flight_recorder").Flight(ring, writer, call_sites, sees_native=is_dispatched)
+    flight = flight_recorder.Flight(ring, writer, call_sites, sees_native=is_dispatched)
 
     def find_module(frame: Any) -> str:
         return recorder_of_calls.stages.find_awaited(frame) or str(call_sites.modules.find(frame))
@@ -82,16 +82,16 @@ def _begin(module: Any, channel: dict[str, Any], load: Callable[[str], Any], rec
     recorder_of_calls.wrap(module.ProcessGroup, module.Work)
 
 
-def _switch_on_recorder() -> None:
+def _switch_on_recorder(names: tuple[str, ...]) -> None:
     """Have torch keep what it issues, before it makes its first group: up to 2.8 it does not unless it is told to.
 
     For C alone: the script, whose ``os.environ`` was read before, has the environment that torchrun would have given it.
     """
-    if any(name in os.environ for name in _FLIGHT_RECORDER):
+    if any(name in os.environ for name in names):
         return
     import ctypes
 
-    ctypes.CDLL(None).setenv(_FLIGHT_RECORDER[0].encode(), _FLIGHT_ENTRIES, 0)
+    ctypes.CDLL(None).setenv(names[0].encode(), _FLIGHT_ENTRIES, 0)
 
 
 def _close(channel: dict[str, Any]) -> None:

@@ -40,11 +40,7 @@ class ModuleNames:
         return self._find(_list_outwards(frame))
 
     def find_raised(self, trace: Any) -> str:
-        """Return the same for where an exception was raised.
-
-        Args:
-            trace: Its traceback.
-        """
+        """Return the same for where an exception was raised."""
         frames = []
         while trace is not None:
             frames.append(trace.tb_frame)

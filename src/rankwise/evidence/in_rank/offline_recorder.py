@@ -7,7 +7,6 @@ host: what one that was killed or stopped has recorded is copied by whoever noti
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import faulthandler
 import json
@@ -37,7 +36,6 @@ _ANSWER_S, _LOOK_EVERY_S = 1.0, 0.02
 _LAST_S = 2.0
 #: How long a folder that can't be written is left alone.
 _REST_S = 60.0
-_MOST_FRAMES = 100
 _HEAD_BYTES = 4096
 _QUESTION = struct.Struct("<Q")
 
@@ -67,12 +65,7 @@ def install(keep: dict[str, Any], load: Callable[[str], Any], stacks: int) -> Ca
 
 
 class OfflineRecorder:
-    """The copies of this process's records.
-
-    Args:
-        keep: Where from, where to, and whose records they are.
-        load: Returns a module of ours by its name.
-    """
+    """The copies of this process's records."""
 
     def __init__(self, keep: dict[str, Any], load: Callable[[str], Any]) -> None:
         self._file, self._head, self._path = str(keep["file"]), keep["head"], str(keep["ring"])
@@ -83,6 +76,7 @@ class OfflineRecorder:
         self._is_over = self._answers = self._has_complained = False
         self._ring: Any = None
         self._writer: Any = None
+        self._list_frames: Any = None
         self._moves = self._saved_moves = b""
         self._moved_s = self._busy_s = self._looked_s = self._saved_s = time.monotonic()
         self._used_s, self._share = time.process_time(), 0.0
@@ -95,12 +89,12 @@ class OfflineRecorder:
         if name != "responder":
             return module
         return types.SimpleNamespace(
-            StackResponder=lambda *args: self._join(module.StackResponder(*args), *args)
+            StackResponder=lambda *args: self._join(module, module.StackResponder(*args), *args)
         )
 
-    def _join(self, side: Any, _asks: int, ring: Any, writer: Any, *_others: Any) -> Any:
+    def _join(self, module: Any, side: Any, _asks: int, ring: Any, writer: Any, *_others: Any) -> Any:
         """Begin to look at the records, which are there from now on."""
-        self._ring, self._writer = ring, writer
+        self._ring, self._writer, self._list_frames = ring, writer, module.list_frames
         begin = side.begin
 
         def begin_to_answer() -> None:
@@ -108,12 +102,7 @@ class OfflineRecorder:
             self._answers = True
 
         side.begin = begin_to_answer
-        # A signal that were taken by this thread would not wake the main one.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            _thread.start_new_thread(self._run, ())
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        module.start_thread(self._run)
         return side
 
     def forget(self) -> None:
@@ -199,11 +188,7 @@ class OfflineRecorder:
         """Before the script has reached init_process_group, nobody answers yet."""
         self._stood_s = time.monotonic()
         main = threading.main_thread()
-        frame = sys._current_frames().get(main.ident or 0)
-        frames: list[tuple[str, int, str]] = []
-        while frame is not None and len(frames) < _MOST_FRAMES:
-            frames.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
-            frame = frame.f_back
+        frames = self._list_frames(sys._current_frames().get(main.ident or 0))
         body = {"stacks": {main.name: frames}, "handled": {}}
         self._writer.report("stacks", json.dumps(body).encode(), self._stood_s)
 

@@ -37,11 +37,6 @@ class Groups:
 
     Attributes:
         known: By the id of torch's object.
-
-    Args:
-        module: torch.distributed.distributed_c10d.
-        ring: The module of that name.
-        writer: Writes into the memory file.
     """
 
     def __init__(self, module: Any, ring: Any, writer: Any) -> None:
@@ -58,12 +53,7 @@ class Groups:
         return self.add(group, members)
 
     def add(self, group: Any, members: tuple[int, ...]) -> Group:
-        """Write a group down.
-
-        Args:
-            group: torch's object.
-            members: Global ranks, in the order of their ranks in it.
-        """
+        """Write a group of torch's down, with its members as global ranks, in the order of their ranks in it."""
         name = str(group.group_name)
         backends = self._read_backends(group)
         spans = f"{self._ring.write_ranks(members)}\t{_find_own(group, members)}"

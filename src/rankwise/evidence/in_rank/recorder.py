@@ -97,9 +97,6 @@ class _Recorder:
 
         What stands before the first mark tells why. Where nothing does, what functions of atexit have written may: loggers that
         hold back. What is printed behind the second one, by what is taken apart, tells of no cause.
-
-        Args:
-            stage: 1 or 2.
         """
         if self._end_mark is None or os.getpid() != self._pid or _identity(2) != self._stderr:
             return  # the script has put something else there

@@ -128,12 +128,7 @@ def _read_start(pid: str) -> str:
 
 
 class RendezvousRegistry:
-    """The registry of one meeting.
-
-    Args:
-        store: Any store of torch, with a prefix of this meeting's own.
-        record: Who this rank is.
-    """
+    """The registry of one meeting."""
 
     def __init__(self, store: Any, record: Record) -> None:
         self._store, self.record = store, record
@@ -269,7 +264,7 @@ def _find_misplaced(records: list[Record], world_size: int) -> list[Problem]:
             problems.append(found | {"local_ranks": " ".join(member["given"] for member in members)})
         else:
             where = " and ".join(_place(member) for member in members[:_MOST_NAMED])
-            rest.append(_error("clash", f"{what}: {where}{_tell_jobs(members)}{nobody}",
+            rest.append(_error("clash", f"{what}: {where}{_describe_jobs(members)}{nobody}",
                                "give each process its own RANK (torchrun, rankwise: its own --node-rank), and terminate what is left of an earlier job"))  # fmt: skip
     # Processes of one launch are no leftovers: those that claim a place twice have come and gone because of that.
     gone = [record for record in records if is_gone(record)]
@@ -290,7 +285,7 @@ def _are_siblings(members: list[Record]) -> bool:
     return len(parents) == 1 and len(given) == len(members) and not given & {None, ""}
 
 
-def _tell_jobs(members: list[Record]) -> str:
+def _describe_jobs(members: list[Record]) -> str:
     """Say that doubles come from different jobs, where their ids tell so; alone, ids that differ are no mistake."""
     jobs = list(dict.fromkeys(record["job"] for record in members if record["job"]))
     return f" (of the jobs {', '.join(jobs)})" if len(jobs) > 1 else ""

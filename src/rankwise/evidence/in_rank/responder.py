@@ -56,13 +56,7 @@ class StackResponder:
         self._has_begun = True
         self._count_steps()
         atexit.register(self._end)
-        # A signal that were taken by this thread would not wake the main one.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            # Not a `Thread`: the script may count those.
-            _thread.start_new_thread(self._run, ())
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        start_thread(self._run)
 
     def forget(self) -> None:
         """In a forked child, which has no such thread: write nothing."""
@@ -125,7 +119,7 @@ class StackResponder:
             if ident != _thread.get_ident():
                 name = names.get(ident) or f"thread {ident}"
                 name = name if name not in stacks else f"{name} ({ident})"
-                stacks[name] = _list_frames(frame)
+                stacks[name] = list_frames(frame)
                 if module := self._name_module(frame):
                     modules[name] = module
                 if ident in found:
@@ -156,7 +150,16 @@ class StackResponder:
         self._lock.release()
 
 
-def _list_frames(frame: Any) -> list[tuple[str, int, str]]:
+def start_thread(run: Any) -> None:
+    """Start a thread that the script does not see: a `Thread` it may count, and a signal that this one took would not wake the main one."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        _thread.start_new_thread(run, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def list_frames(frame: Any) -> list[tuple[str, int, str]]:
     """Return file, line and function of each frame, innermost first; never a variable."""
     frames: list[tuple[str, int, str]] = []
     while frame is not None and len(frames) < _MOST_FRAMES:

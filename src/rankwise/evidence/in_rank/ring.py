@@ -66,12 +66,7 @@ NOBODY = -2
 
 
 class RingWriter:
-    """Writes into the memory file, from any thread that has the interpreter's lock.
-
-    Args:
-        memory: A writable buffer over the whole file.
-        pid: Whose it is from now on.
-    """
+    """Writes into the memory file, from any thread that has the interpreter's lock."""
 
     def __init__(self, memory: Any, pid: int) -> None:
         self._memory = memory
@@ -174,13 +169,7 @@ class RingWriter:
         self.mark(JOINED_AT)
 
     def report(self, area: str, raw: bytes, now_s: float) -> None:
-        """Write a report beside the last one of its kind.
-
-        Args:
-            area: ``flight_recorder``, ``stacks`` or ``digests``.
-            raw: What to write; it must fit.
-            now_s: Of when it is.
-        """
+        """Write a report beside the last one of its kind."""
         start, size, turn_at = _AREAS[area]
         turn = self._turns[area] = self._turns[area] + 1
         at = start + turn % 2 * size
@@ -293,10 +282,6 @@ class Record:
         is_clear: Whether all its texts are known.
         is_native: Whether C++ issued it.
 
-    Args:
-        raw: Its bytes.
-        texts: The table of texts.
-
     Raises:
         ValueError: It was being written.
     """
@@ -350,11 +335,7 @@ def _read_runs(text: str, unit: int) -> tuple[int, ...]:
 
 
 class RingReader:
-    """What the memory file holds, read at one moment while the rank goes on writing.
-
-    Args:
-        raw: The file's bytes.
-    """
+    """What the memory file holds, read at one moment while the rank goes on writing."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw

@@ -18,13 +18,7 @@ EXCHANGING = frozenset({*_SINGLES, "alltoall", "allgather", "reduce_scatter"})
 def count_split_sizes(
     name: str, args: tuple[Any, ...], num_members: int
 ) -> tuple[list[int], list[int]] | None:
-    """Return elements given to each member and got from each, in the order of their ranks in the group; None if that can't be told.
-
-    Args:
-        name: ProcessGroup's name of the collective.
-        args: Its arguments: what comes out, what goes in, and for some how it is cut.
-        num_members: Of the group.
-    """
+    """Return elements given to each member and got from each, by the arguments of a call, in the order of their ranks in the group; None if that can't be told."""
     came, goes = args[0], args[1]
     if name in _SINGLES:
         gets, gives = _cut(came, args[2], num_members), _cut(goes, args[3], num_members)

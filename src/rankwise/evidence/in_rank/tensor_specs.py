@@ -11,11 +11,7 @@ _MOST_FORMS = 4096
 
 
 class TensorSpecs:
-    """The forms that this process has met.
-
-    Args:
-        ring: The module of that name.
-    """
+    """The forms that this process has met."""
 
     def __init__(self, ring: Any) -> None:
         self._ring = ring

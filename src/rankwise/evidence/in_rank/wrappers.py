@@ -80,12 +80,7 @@ def hide_from_compiler(*functions: Any, with_callees: bool = True) -> None:
 
 
 def note_after(original: Any, note: Any) -> Any:
-    """Return a method that tells of each call that went well: the object, and the caller's frame.
-
-    Args:
-        original: The method.
-        note: Takes both.
-    """
+    """Return a method that tells of each call that went well: the object, and the caller's frame."""
 
     @functools.wraps(original)
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -103,13 +98,7 @@ def note_after(original: Any, note: Any) -> Any:
 
 
 def note_before(original: Any, note: Any, is_compiling: Any) -> Any:
-    """Return a method without arguments that tells of each call before it.
-
-    Args:
-        original: The method.
-        note: Takes the object's id.
-        is_compiling: Tells whether torch.compile only traces it.
-    """
+    """Return a method without arguments that tells of each call before it, by the object's id."""
 
     @functools.wraps(original)
     def no_sync(self: Any) -> Any:
@@ -121,13 +110,7 @@ def note_before(original: Any, note: Any, is_compiling: Any) -> Any:
 
 
 def make_step_hooks(before_step: Any, step: Any, is_compiling: Any) -> tuple[Any, Any]:
-    """Return hooks of all optimizers: one for before a step, one for after it.
-
-    Args:
-        before_step: Takes the optimizer before a step.
-        step: Takes it after one.
-        is_compiling: Tells whether torch.compile only traces it.
-    """
+    """Return hooks of all optimizers: one for before a step, one for after it."""
 
     # No names of this module: torch.compile would have to import it, and takes the first branch.
     def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:

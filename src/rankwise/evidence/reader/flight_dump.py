@@ -134,9 +134,10 @@ class FlightDump:
             return None
         last = self.entries[-1]
         frames = _list_frames(last) or [_stand_in(last), Frame(file=_UNTOLD, line=0, function="")]
+        stack = Stack(frames=tuple(frames))
         if _backend_of(last) == "nccl" or _is_over(last):
-            frames = frames[len(_below_user(frames)) :]
-        return Stack(frames=tuple(frames)) if frames else None
+            stack = Stack(frames=stack.frames[len(stack.below_user) :])
+        return stack if stack.frames else None
 
     def _list_ops(self, mixed: Collection[str], *, is_whole: bool) -> Iterator[Op]:
         counts: dict[tuple[str, str, int], int] = {}
@@ -214,7 +215,7 @@ def _to_op(
 ) -> Op:
     frames = _list_frames(entry)
     text = entry["profiling_name"].partition(":")[2]
-    inside = [frame for frame in _below_user(frames) if "/torch/" in frame.file]
+    inside = [frame for frame in Stack(frames=tuple(frames)).below_user if "/torch/" in frame.file]
     source: Source = "native"
     if inside and inside[0].file.endswith("/torch/distributed/distributed_c10d.py"):
         source = "python"
@@ -256,10 +257,6 @@ def _stand_in(entry: Plain) -> Frame:
     return Frame(
         file="/site-packages/torch/distributed/distributed_c10d.py", line=0, function=NAMES.get(text, text)
     )
-
-
-def _below_user(frames: list[Frame]) -> list[Frame]:
-    return frames[: next((n for n, frame in enumerate(frames) if frame.is_users), len(frames))]
 
 
 def _group_of(entry: Plain) -> str:

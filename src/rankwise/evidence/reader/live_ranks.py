@@ -114,12 +114,7 @@ def find_ranks(pid: int) -> tuple[LiveRank, ...]:
 
 
 def take_scene(ranks: Sequence[LiveRank], clock: Clock) -> tuple[Scene, tuple[str, ...]]:
-    """Look at ranks twice, a little more than a second apart; return them as a scene, and what could not be seen.
-
-    Args:
-        ranks: Whose ranks.
-        clock: Where the time between comes from.
-    """
+    """Look at ranks twice, a little more than a second apart; return them as a scene, and what could not be seen."""
     first = _look_at_all(ranks, clock)
     clock.sleep(BETWEEN_LOOKS_S)
     second = _look_at_all(ranks, clock)
@@ -161,7 +156,7 @@ def take_scene(ranks: Sequence[LiveRank], clock: Clock) -> tuple[Scene, tuple[st
     )
     missing = dict.fromkeys(text for one in facts if one.evidence for text in one.evidence.missing)
     if refusals:
-        return with_sources(scene), (*refusals, _tell_kernels(ranks, facts))
+        return with_sources(scene), (*refusals, _describe_kernels(ranks, facts))
     return with_sources(scene), tuple(f"not known: {text}" for text in missing)
 
 
@@ -191,7 +186,7 @@ def _stack_of(look: _Look, *, is_idle: bool = False) -> Stack | None:
     return choose_stack(look.evidence) if look.evidence and is_idle else None
 
 
-def _tell_kernels(ranks: Sequence[LiveRank], facts: Sequence[RankFacts]) -> str:
+def _describe_kernels(ranks: Sequence[LiveRank], facts: Sequence[RankFacts]) -> str:
     """Return what the kernel says of ranks without a stack."""
     lines = []
     for one, fact in zip(ranks, facts, strict=True):

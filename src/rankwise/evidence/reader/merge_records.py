@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.faults import FaultRecord
 from rankwise.evidence.in_rank import ring
-from rankwise.evidence.reader.notes import Frame, Stack
-from rankwise.evidence.reader.replicas import read_replicas
+from rankwise.evidence.reader.notes import Stack
+from rankwise.evidence.reader.replicas import Replica
 from rankwise.evidence.reader.scene import Evidence, Group, Op
+from rankwise.evidence.reader.scene_file import fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,7 +56,7 @@ class Merger:
         self._read_texts(reading)
         native, missing, dumped_s = self._read_flight(reading)
         stacks, handled, stacks_s = self._read_answer(reading)
-        steps = reading.get(ring.STEPS_AT)
+        steps, digests = reading.get(ring.STEPS_AT), reading.read_report("digests")
         return Evidence(
             ops=self._read_ops(reading, native),
             groups=self._groups,
@@ -67,7 +69,7 @@ class Merger:
             stacks=stacks,
             handled=handled,
             stacks_s=stacks_s,
-            replicas=read_replicas(reading.read_report("digests")),
+            replicas=() if digests is None else _parse_replicas(digests[1]),
             missing=(*missing, *([_FULL] if reading.get(ring.FULL_AT) else [])),
         )
 
@@ -152,8 +154,9 @@ class Merger:
         turn, raw, at_s = report
         if (turn, at_s) != self._answer[0]:
             answer = json.loads(raw)
+            modules = answer.get("modules", {})
             stacks = {
-                name: _to_stack(frames, answer.get("modules", {}).get(name))
+                name: fill(Stack, {"frames": frames, "module": modules.get(name)})
                 for name, frames in answer["stacks"].items()
             }
             handled = {name: _to_fault(fault) for name, fault in answer["handled"].items()}
@@ -225,17 +228,16 @@ def _join(op: Op, twin: Op) -> Op:
     )
 
 
-def _to_stack(frames: Sequence[Sequence[Any]], module: str | None = None) -> Stack:
-    return Stack(
-        frames=tuple(Frame(file=file, line=line, function=function) for file, line, function in frames),
-        module=module,
-    )
+@functools.lru_cache(maxsize=128)  # read again with every record that the rank makes
+def _parse_replicas(raw: bytes) -> tuple[Replica, ...]:
+    return tuple(fill(Replica, body) for body in json.loads(raw))
 
 
 def _to_fault(body: Mapping[str, Any]) -> FaultRecord:
     """Return an exception that is being handled: its traceback as Python prints it, but without the text of the lines."""
     lines = [f'  File "{file}", line {line}, in {function}' for file, line, function in body["frames"]]
-    where = next((str(frame) for frame in reversed(_to_stack(body["frames"]).frames) if frame.is_users), None)
+    frames = fill(Stack, dict(body)).frames
+    where = next((str(frame) for frame in reversed(frames) if frame.is_users), None)
     message = str(body["message"])
     return FaultRecord(
         message=message,

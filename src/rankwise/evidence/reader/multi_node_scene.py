@@ -32,11 +32,6 @@ FEWEST_OPS, MOST_OPS = 200, 1024
 _LAST_OF_EACH = 8
 #: Operations that the reader has to read, of all ranks together: 13 microseconds each.
 _OPS_IN_ALL = 40_000
-#: Moments on the sender's clock, by where they stand; whatever else ends in ``_s`` is a duration, or a time of day.
-MOMENTS_OF_RANK = ("ended_s", "finished_s")
-MOMENTS_OF_EVIDENCE = ("step_s", "dumped_s", "stacks_s")
-MOMENTS_OF_OP = ("entered_s",)
-MOMENTS_OF_FAULT = ("monotonic_s",)
 
 
 @final
@@ -89,11 +84,7 @@ class NodeScene:
 
 
 def count_ops(world_size: int) -> int:
-    """Return how many operations of each rank are told, so that whoever reads them all can.
-
-    Args:
-        world_size: Ranks of the job.
-    """
+    """Return how many operations of each rank are told, so that whoever reads them all can."""
     return min(MOST_OPS, max(FEWEST_OPS, _OPS_IN_ALL // world_size))
 
 
@@ -170,26 +161,12 @@ def read_message(message: dict[str, Any], *, later_s: float) -> NodeScene:
         ValueError: It is of another version.
     """
     body = message["scene"]
-    _move(body, ("now_s",), later_s)
     for rank in body["ranks"]:
-        _move(rank, MOMENTS_OF_RANK, later_s)
-        _move(rank["fault"] or {}, MOMENTS_OF_FAULT, later_s)
-        evidence = rank["evidence"]
-        if evidence is None:
-            continue
-        _move(evidence, MOMENTS_OF_EVIDENCE, later_s)
-        for fault in (evidence.get("handled") or {}).values():
-            _move(fault, MOMENTS_OF_FAULT, later_s)
-        for group in evidence["groups"].values():
+        for group in rank["evidence"]["groups"].values() if rank["evidence"] else ():
             group["ranks"] = expand_runs(group["ranks"])
-        columns = [evidence["ops"]["columns"].index(name) for name in MOMENTS_OF_OP]
-        for row in evidence["ops"]["rows"]:
-            for column in columns:
-                if row[column] is not None:
-                    row[column] += later_s
     names = [field.name for field in fields(Sign)]
     return NodeScene(
-        scene=scene_file.from_json(body),
+        scene=scene_file.from_json(body, later_s=later_s),
         signs=tuple(Sign(**dict(zip(names, sign, strict=True))) for sign in message["signs"]),
         question=int(message["question"]),
         is_last=bool(message["is_last"]),
@@ -199,24 +176,13 @@ def read_message(message: dict[str, Any], *, later_s: float) -> NodeScene:
 
 
 def join(own: Scene, others: Iterable[Scene]) -> Scene:
-    """Return one scene of all ranks that can be seen.
-
-    Args:
-        own: Ours; the moment is its.
-        others: Of other nodes, on our clock.
-    """
+    """Return one scene of all ranks that can be seen."""
     ranks = {facts.rank: facts for scene in (*others, own) for facts in scene.ranks}
     return replace(
         own,
         ranks=tuple(facts for _, facts in sorted(ranks.items())),
         is_whole=len(ranks) == own.world_size,
     )
-
-
-def _move(body: dict[str, Any], names: Iterable[str], later_s: float) -> None:
-    for name in names:
-        if body.get(name) is not None:
-            body[name] += later_s
 
 
 def _to_runs(ranks: Iterable[int]) -> list[list[int]]:

@@ -6,8 +6,8 @@ import itertools
 import json
 import os
 import re
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from rankwise.base.faults import FaultRecord
 
@@ -94,7 +94,7 @@ class Stack:
         """The function of torch.distributed or of rankwise that waits for others, or the backward pass, that the user's line is in; else None."""
         if self.library_wait is not None:
             return self.library_call
-        inside = [frame for frame in self._below_user() if "/torch/" in frame.file]
+        inside = [frame for frame in self.below_user if "/torch/" in frame.file]
         if not inside and self.is_in_work:
             return self.library_call or "wait"
         if not any("/torch/distributed/" in frame.file or frame.function in _BACKWARD for frame in inside):
@@ -130,7 +130,7 @@ class Stack:
     @property
     def library_call(self) -> str | None:
         """The function of rankwise that the user's line has called: ``rankwise.all_reduce``."""
-        inside = [frame for frame in self._below_user() if is_librarys(frame)]
+        inside = [frame for frame in self.below_user if is_librarys(frame)]
         if not inside:
             return None
         room, _, rest = inside[-1].file.rpartition("/rankwise/")[2].partition("/")
@@ -143,7 +143,9 @@ class Stack:
         """Whether the script itself is over: its last exception is being shown, or the interpreter goes down."""
         return bool(self.frames) and self.frames[-1].function not in _BEGINNINGS
 
-    def _below_user(self) -> list[Frame]:
+    @property
+    def below_user(self) -> list[Frame]:
+        """The frames between the innermost line of the user's own and what runs now, innermost first."""
         return list(itertools.takewhile(lambda frame: not frame.is_users, self.frames))
 
 
@@ -152,31 +154,6 @@ def is_librarys(frame: Frame) -> bool:
     _, found, rest = frame.file.rpartition("/rankwise/")
     is_there = bool(found) and rest.partition("/")[0] in _ROOMS
     return is_there and not frame.file.endswith(_EAGER) and not any(part in f"/{rest}" for part in _INSTALLED)
-
-
-def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
-    """Return the exception that ended the rank, and when its script was through (monotonic seconds)."""
-    fault, finished_s = None, None
-    for line in text.splitlines():
-        try:
-            note = json.loads(line)
-            if note["note"] == "armed":
-                # A rank that is a shell runs one Python after another: only the last one's end is the rank's.
-                fault, finished_s = None, None
-            elif note["note"] == "finished":
-                finished_s = float(note["monotonic_s"])
-            elif note["note"] == "exception":
-                fault = FaultRecord(
-                    message=str(note["message"]),
-                    callstack=str(note["traceback"]),
-                    timestamp_s=float(note["time_s"]),
-                    monotonic_s=float(note["monotonic_s"]),
-                    where=note["where"],
-                    module=note.get("module") or None,
-                )
-        except (ValueError, KeyError, TypeError):
-            continue  # a line cut short by the rank's death
-    return fault, finished_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,23 +171,6 @@ class Problem:
     local_ranks: tuple[int, ...] = ()
 
 
-def parse_problem(text: str) -> Problem | None:
-    """Return the last problem that a rank has noted; None if it met the others."""
-    found = None
-    for line in text.splitlines():
-        try:
-            note = json.loads(line)
-            if note["note"] == "problem":
-                found = Problem(
-                    text=str(note["text"]),
-                    fix=str(note["fix"]),
-                    local_ranks=tuple(map(int, note["local_ranks"])),
-                )
-        except (ValueError, KeyError, TypeError):
-            continue  # a line cut short by the rank's death
-    return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """Where a rank's standard error stood when its interpreter began to end, and behind its functions of atexit.
@@ -222,38 +182,74 @@ class Ending:
     stderr_bytes: tuple[int | None, ...] = ()
 
 
-def parse_ending(text: str, pid: int) -> Ending | None:
-    """Return where a rank's own words end; None if its interpreter did not come to its end in good order.
+@dataclass(slots=True, kw_only=True)
+class _Notes:
+    """All that a rank's notes tell; a rank that is a shell runs one Python after another, and the last one's end is the rank's."""
 
-    Args:
-        text: The notes.
-        pid: The rank's; a shell that is the rank says more behind the end of its Python.
-    """
-    sizes, is_through = list[int | None](), False
+    fault: FaultRecord | None = None
+    finished_s: float | None = None
+    problem: Problem | None = None
+    sizes: list[tuple[int, int | None]] = field(default_factory=list)
+    imported: dict[str, int] = field(default_factory=dict)
+
+    def add(self, note: dict[str, Any]) -> None:
+        """Take in one note, if it is a whole one."""
+        match note["note"]:
+            case "armed":
+                self.fault, self.finished_s, self.sizes = None, None, []
+            case "finished":
+                self.finished_s = float(note["monotonic_s"])
+                self.imported = note.get("imported", {})
+            case "exception":
+                self.fault = FaultRecord(
+                    message=str(note["message"]),
+                    callstack=str(note["traceback"]),
+                    timestamp_s=float(note["time_s"]),
+                    monotonic_s=float(note["monotonic_s"]),
+                    where=note["where"],
+                    module=note.get("module") or None,
+                )
+            case "problem":
+                ranks = tuple(map(int, note["local_ranks"]))
+                self.problem = Problem(text=str(note["text"]), fix=str(note["fix"]), local_ranks=ranks)
+            case "ending":
+                self.sizes.append((note["pid"], note["stderr_bytes"]))
+            case _:
+                pass
+
+
+def _read_notes(text: str) -> _Notes:
+    notes = _Notes()
     for line in text.splitlines():
         try:
-            note = json.loads(line)
-            if note["note"] == "armed":
-                sizes, is_through = [], False
-            elif note["note"] == "ending" and note["pid"] == pid:
-                sizes.append(note["stderr_bytes"])
-            elif note["note"] in {"finished", "exception"}:
-                is_through = True
+            notes.add(json.loads(line))
         except (ValueError, KeyError, TypeError):
             continue  # a line cut short by the rank's death
-    return Ending(stderr_bytes=tuple(sizes)) if sizes and is_through else None
+    return notes
+
+
+def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
+    """Return the exception that ended the rank, and when its script was through (monotonic seconds)."""
+    notes = _read_notes(text)
+    return notes.fault, notes.finished_s
+
+
+def parse_problem(text: str) -> Problem | None:
+    """Return the last problem that a rank has noted; None if it met the others."""
+    return _read_notes(text).problem
+
+
+def parse_ending(text: str, pid: int) -> Ending | None:
+    """Return where a rank's own words end; None if its interpreter did not come to its end in good order."""
+    notes = _read_notes(text)
+    sizes = tuple(size for one, size in notes.sizes if one == pid)
+    is_through = notes.fault is not None or notes.finished_s is not None
+    return Ending(stderr_bytes=sizes) if sizes and is_through else None
 
 
 def parse_imported(text: str) -> dict[str, int]:
     """Return how many modules of each package, torch apart, a rank had imported between its start and its end."""
-    for line in reversed(text.splitlines()):
-        if '"imported": {' in line:
-            try:
-                found: dict[str, int] = json.loads(line)["imported"]
-            except (ValueError, KeyError):
-                continue  # cut short by the rank's death
-            return found
-    return {}
+    return _read_notes(text).imported
 
 
 def parse_stack(text: str) -> Stack | None:

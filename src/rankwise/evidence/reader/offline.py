@@ -19,9 +19,10 @@ from rankwise.evidence.reader.offline_file import (
     find_end,
     list_files,
     read_head,
-    tell_hows,
+    set_hows,
 )
 from rankwise.evidence.reader.scene import FRESH_S, Child, Evidence, RankFacts, Scene
+from rankwise.evidence.reader.scene_file import shift
 from rankwise.evidence.reader.size_limits import check_world_size
 from rankwise.evidence.reader.source_lines import with_sources
 from rankwise.evidence.reader.thread_choice import choose_stack
@@ -45,14 +46,12 @@ class OfflineRank:
     Attributes:
         facts: What is known of it; of one that was ended from outside, as it was before.
         how: How it is, or ended.
-        host: Where it ran.
         crash: Its stack when it crashed.
         file: What it has left.
     """
 
     facts: RankFacts
     how: How
-    host: str
     crash: Stack | None = None
     file: Path
 
@@ -102,7 +101,7 @@ def read(paths: Sequence[Path], clock: Clock) -> OfflineRun:
     for file in files.values():
         file.live = looks.get(file.rank)
         fill(file)
-    tell_hows(files)
+    set_hows(files)
     try:
         world_size = check_world_size(
             max([int(file.head["world_size"]) for file in files.values()] + [max(files) + 1])
@@ -115,7 +114,6 @@ def read(paths: Sequence[Path], clock: Clock) -> OfflineRun:
         OfflineRank(
             facts=facts,
             how=files[facts.rank].how,
-            host=str(files[facts.rank].head["host"]),
             crash=parse_stack(files[facts.rank].crash),
             file=files[facts.rank].path,
         )
@@ -177,7 +175,7 @@ def _to_scene(files: Mapping[int, OfflineFile], world_size: int) -> tuple[Scene,
         if is_silent:
             notes.append(f"rank {rank} on {file.head['host']} has written nothing for {now_s - ends[rank]:.0f} s, but others have: it was frozen or killed, or its host or its disk is gone")  # fmt: skip
         one = _to_facts(file, now_s=now_s - file.offset_s + base_s, end_s=find_end(file), is_silent=is_silent)
-        facts.append(_shift(one, file.offset_s - base_s))
+        facts.append(shift(one, file.offset_s - base_s))
     return Scene(
         ranks=tuple(facts), world_size=world_size, now_s=now_s, is_whole=len(facts) == world_size
     ), notes
@@ -196,12 +194,15 @@ def _to_facts(file: OfflineFile, *, now_s: float, end_s: float, is_silent: bool)
         # What it did between the last copy and its end is not known: that it did nothing must not be read from it.
         evidence = Evidence(groups=evidence.groups, has_joined=evidence.has_joined, has_come=evidence.has_come,
                             has_left=evidence.has_left, missing=("its records end some time before it did",))  # fmt: skip
-    live = file.live
-    state = live.state if live is not None else "ended" if has_ended else "stopped" if file.head.get("state") == "stopped" else "running"  # fmt: skip
-    return RankFacts(
+    process = file.live.process if file.live is not None else RankFacts(
         rank=file.rank,
         pid=int(file.head["pid"]),
-        state=state,
+        state="ended" if has_ended else "stopped" if file.head.get("state") == "stopped" else "running",
+        cpu_share=file.head.get("cpu_share"),
+        children=tuple(Child(pid=pid, name=name, state=letter) for pid, name, letter in file.head.get("children", ())),
+    )  # fmt: skip
+    return replace(
+        process,
         code=find_code(file) if has_ended else None,
         ended_s=end_s if has_ended else None,
         fault=file.fault if file.how == "raised" else None,
@@ -209,12 +210,7 @@ def _to_facts(file: OfflineFile, *, now_s: float, end_s: float, is_silent: bool)
         evidence=evidence,
         stack=None if has_ended else _find_stack(file, evidence, is_silent=is_silent),
         still_s=_find_still(file, now_s, end_s) if not has_ended else 0.0,
-        cpu_share=live.cpu_share if live is not None else file.head.get("cpu_share"),
-        children=live.children if live is not None else tuple(Child(pid=pid, name=name, state=letter) for pid, name, letter in file.head.get("children", ())),
-        reads_terminal=live.reads_terminal if live is not None else False,
-        memory_bytes=live.memory_bytes if live is not None else None,
-        awaits=live.awaits if live is not None else "",
-    )  # fmt: skip
+    )
 
 
 def _find_still(file: OfflineFile, now_s: float, end_s: float) -> float:
@@ -242,29 +238,3 @@ def _find_stack(file: OfflineFile, evidence: Evidence, *, is_silent: bool) -> St
 def _nowhere(evidence: Evidence) -> Stack | None:
     """Return a stack without frames for a rank that has not reached the others yet: that much is known of where it stands."""
     return None if evidence.has_come or evidence.has_joined else Stack()
-
-
-def _shift(facts: RankFacts, by_s: float) -> RankFacts:
-    """Return facts with the times of another clock."""
-    if abs(by_s) < 1e-3:
-        return facts
-
-    def move(at_s: float | None) -> float | None:
-        return None if at_s is None else at_s + by_s
-
-    evidence = facts.evidence or Evidence()
-    return replace(
-        facts,
-        ended_s=move(facts.ended_s),
-        finished_s=move(facts.finished_s),
-        fault=None
-        if facts.fault is None
-        else replace(facts.fault, monotonic_s=move(facts.fault.monotonic_s)),
-        evidence=replace(
-            evidence,
-            ops=tuple(replace(op, entered_s=move(op.entered_s)) for op in evidence.ops),
-            step_s=move(evidence.step_s),
-            dumped_s=move(evidence.dumped_s),
-            stacks_s=move(evidence.stacks_s),
-        ),
-    )

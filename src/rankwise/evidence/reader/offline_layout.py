@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankwise.evidence.reader.process_state import read_process
+from rankwise.evidence.reader.process_state import read_process, read_stat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,21 +30,21 @@ def name_kernel() -> str:
         numbers = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - no path
     except OSError:
         numbers = ""
-    return f"{_read('/proc/sys/kernel/random/boot_id')} {numbers}"
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return f"{boot} {numbers}"
 
 
 def read_birth(pid: int) -> int:
     """Return when a process was started, in the kernel's ticks since the boot: with its number it is a name for it. 0 if there is none."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return int(fields[19]) if len(fields) > 19 else 0
+    found = read_stat(pid)
+    return int(found[2][19]) if found is not None and len(found[2]) > 19 else 0
 
 
 def is_alive(head: Mapping[str, Any]) -> bool:
-    """Tell whether a rank lives, and can be seen from here.
-
-    Args:
-        head: What it has told of itself.
-    """
+    """Tell whether a rank lives, and can be seen from here."""
     if head["kernel"] != name_kernel() or read_birth(int(head["pid"])) != head["born"]:
         return False
     process = read_process(int(head["pid"]))
@@ -75,10 +75,3 @@ def is_own_ring(path: Path) -> bool:
     """Tell whether a path is one that a rank of this user keeps its records at, in the host's memory."""
     found = OWN_RING.fullmatch(path.name)
     return path.parent == MEMORY and found is not None and int(found["user"]) == os.getuid()
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -20,12 +20,12 @@ from rankwise.evidence.reader.process_state import (
     reads_terminal,
     ticks_per_second,
 )
+from rankwise.evidence.reader.scene import RankFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rankwise.base.clock import Clock
-    from rankwise.evidence.reader.scene import Child, State
 
 _QUESTION = struct.Struct("<Q")
 _ANSWER_S, _LOOK_EVERY_S = 2.0, 0.02
@@ -39,30 +39,18 @@ class LiveLook:
     Attributes:
         at_s: When it was looked at last, monotonic.
         raw: What it has recorded; None if that can't be read.
-        state: Where the process stands.
         is_still: Whether it made no record between the looks, and used next to no CPU time.
-        cpu_share: Of one core.
-        awaits: For what it waits in the kernel, if it is still.
+        process: What the kernel tells of it.
     """
 
     at_s: float
     raw: bytes | None
-    state: State
     is_still: bool
-    cpu_share: float
-    children: tuple[Child, ...] = ()
-    reads_terminal: bool = False
-    memory_bytes: int | None = None
-    awaits: str = ""
+    process: RankFacts
 
 
 def look(heads: Mapping[int, Mapping[str, Any]], clock: Clock) -> dict[int, LiveLook]:
-    """Look at those ranks that live here; they go on.
-
-    Args:
-        heads: What ranks have told of themselves, by rank.
-        clock: Where the time between two looks comes from.
-    """
+    """Look at those ranks that live here; they go on."""
     living = {rank: head for rank, head in heads.items() if offline_layout.is_alive(head)}
     if not living:
         return {}
@@ -82,17 +70,17 @@ def look(heads: Mapping[int, Mapping[str, Any]], clock: Clock) -> dict[int, Live
             continue  # it has ended meanwhile
         share = (process.ticks - was.ticks) / ticks_per_second() / (now_s - before_s)
         is_still = _moves(raw) == _moves(was_raw) and share < IDLE_SHARE
-        found[rank] = LiveLook(
-            at_s=now_s,
-            raw=raw,
+        facts = RankFacts(
+            rank=rank,
+            pid=pid,
             state=process.state,
-            is_still=is_still,
             cpu_share=share,
             children=children.get(pid, ()),
             reads_terminal=process.is_traced or reads_terminal(pid),
             memory_bytes=process.memory_bytes,
             awaits=find_wait(pid) if is_still else "",
         )
+        found[rank] = LiveLook(at_s=now_s, raw=raw, is_still=is_still, process=facts)
     return found
 
 

@@ -27,29 +27,26 @@ _STATES: dict[str, State] = {
 }  # fmt: skip
 #: Stopped by a debugger from outside, such as gdb.
 _TRACED = "t"
-#: Numbers of the system calls that wait for input: (read, those that wait for descriptors below their first argument).
-_CALLS = {"x86_64": (0, {23, 270}), "aarch64": (63, {72})}
+#: The system calls that tell what a thread waits for, by their numbers.
+_CALLS: dict[str, dict[int, str]] = {
+    "x86_64": {
+        0: "read", 17: "pread", 19: "readv", 45: "recvfrom", 47: "recvmsg", 1: "write", 20: "writev", 44: "sendto", 46: "sendmsg",
+        2: "open", 257: "open", 42: "connect", 43: "accept", 288: "accept", 23: "select", 270: "select", 61: "wait4", 247: "waitid",
+        72: "fcntl", 73: "flock", 202: "futex", 230: "clock_nanosleep",
+    },
+    "aarch64": {
+        63: "read", 67: "pread", 65: "readv", 207: "recvfrom", 212: "recvmsg", 64: "write", 66: "writev", 206: "sendto", 211: "sendmsg",
+        56: "open", 203: "connect", 202: "accept", 242: "accept", 72: "select", 260: "wait4", 95: "waitid",
+        25: "fcntl", 32: "flock", 98: "futex", 115: "clock_nanosleep",
+    },
+}  # fmt: skip
+#: Of these the kernel goes on by itself after a signal.
+_LASTING = frozenset({"wait4", "waitid", "flock"})
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _LEAST_FIELDS = 22
 _GROUP_THREADS = ("pt_gloo", "pt_nccl")
 #: clock_nanosleep up to a point in time (TIMER_ABSTIME), as Python's time.sleep has it from 3.11 on.
 _UNTIL = 1
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Calls:
-    """Numbers of system calls: futex, clock_nanosleep; wait4, waitid and flock."""
-
-    futex: int
-    sleep: int
-    others: frozenset[int]
-
-
-_LASTING = {
-    "x86_64": _Calls(futex=202, sleep=230, others=frozenset({61, 247, 73})),
-    "aarch64": _Calls(futex=98, sleep=115, others=frozenset({260, 95, 32})),
-}
 
 
 @final
@@ -153,16 +150,10 @@ def takes_signals(pid: int) -> bool:
     is a point in time. Others, such as ``sleep`` and ``poll``, end early for ever, and what C code makes of that nobody knows.
     False also where it can't be seen, and for what runs: it may be just before such a call.
     """
-    calls = _LASTING.get(platform.machine())
-    words = read_call(pid)
-    if calls is None or not words:
-        return False
-    number, arguments = int(words[0]), [int(word, 16) for word in words[1:7]]
-    if number == calls.futex:
-        return len(arguments) > 3 and arguments[3] == 0  # without a timeout
-    if number == calls.sleep:
-        return len(arguments) > 1 and arguments[1] == _UNTIL
-    return number in calls.others
+    call, arguments = read_call(pid)
+    if call == "futex":
+        return arguments[3] == 0  # without a timeout
+    return arguments[1] == _UNTIL if call == "clock_nanosleep" else call in _LASTING
 
 
 def reads_terminal(pid: int) -> bool:
@@ -170,25 +161,24 @@ def reads_terminal(pid: int) -> bool:
 
     False also where that can't be seen: the kernel shows the system call of a process only to those that may trace it.
     """
-    calls = _CALLS.get(platform.machine())
-    words = read_call(pid)
-    if calls is None or len(words) < 2:
-        return False
-    number, argument = int(words[0]), int(words[1], 16)
-    if number == calls[0]:
-        return _is_terminal(pid, argument)
+    call, arguments = read_call(pid)
+    if call == "read":
+        return _is_terminal(pid, arguments[0])
     # readline waits for descriptor 0 alone: the first argument is the highest descriptor and one.
-    return number in calls[1] and argument == 1 and _is_terminal(pid, 0)
+    return call == "select" and arguments[0] == 1 and _is_terminal(pid, 0)
 
 
-def read_call(pid: int) -> list[str]:
-    """Return the system call that the main thread of a process is in, its number and its arguments; nothing if it runs."""
+def read_call(pid: int) -> tuple[str, list[int]]:
+    """Return the system call that the main thread of a process is in, and its six arguments; no name if it runs, or none is known."""
     try:
         with open(f"/proc/{pid}/task/{pid}/syscall", encoding="ascii") as file:  # noqa: PTH123 - hot
             words = file.read().split()
     except OSError:
-        return []
-    return words if words and words[0].isdecimal() else []
+        return "", []
+    if len(words) < 7 or not words[0].isdecimal():
+        return "", []
+    name = _CALLS.get(platform.machine(), {}).get(int(words[0]), "")
+    return name, [int(word, 16) for word in words[1:7]]
 
 
 def _is_terminal(pid: int, fd: int) -> bool:

@@ -6,9 +6,8 @@ import base64
 import functools
 import json
 import struct
-import zlib
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from rankwise.evidence.reader.size_limits import inflate
 
@@ -94,29 +93,13 @@ def list_names(replica: Replica) -> tuple[str, ...]:
     return tuple(json.loads(inflate(base64.b64decode(replica.names), _MOST_BYTES)))
 
 
-def pack_names(names: tuple[str, ...]) -> str:
-    """Pack names as ``list_names`` takes them."""
-    return base64.b64encode(zlib.compress(json.dumps(names).encode(), 1)).decode()
-
-
 def list_sums(digest: Digest) -> tuple[int, ...]:
     """Return the checksums of a digest."""
     return _unpack(digest.sums)
 
 
-def pack_sums(sums: tuple[int, ...]) -> str:
-    """Pack checksums as ``list_sums`` takes them."""
-    return base64.b64encode(struct.pack(f"<{len(sums)}I", *sums)).decode()
-
-
 def read_sample(replica: Replica, digest: Digest, place: int) -> float | None:
-    """Return the element of a parameter that a digest holds as it is; None where it is no floating-point number.
-
-    Args:
-        replica: Whose digest it is.
-        digest: At which moment.
-        place: Which parameter.
-    """
+    """Return the element of a parameter that a digest holds as it is; None where it is no floating-point number."""
     raw = base64.b64decode(digest.samples)[4 * place : 4 * place + 4]
     kind = replica.kinds[place : place + 1]
     if len(raw) < 4 or kind not in {"f", "d", "e", "b"}:
@@ -127,27 +110,6 @@ def read_sample(replica: Replica, digest: Digest, place: int) -> float | None:
         return float(struct.unpack("<d", bytes(4) + raw)[0])
     # A bfloat16 is the upper half of a float32; it stands in the upper bytes already.
     return float(struct.unpack("<f", raw if kind == "f" else bytes(2) + raw[2:])[0])
-
-
-def pack_samples(values: tuple[float, ...]) -> str:
-    """Pack elements of type float32 as ``read_sample`` takes them."""
-    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
-
-
-def read_replicas(report: tuple[int, bytes, float] | None) -> tuple[Replica, ...]:
-    """Return the replicas that a rank has reported."""
-    return () if report is None else _parse(report[1])
-
-
-@functools.lru_cache(maxsize=128)  # read again with every record that the rank makes
-def _parse(raw: bytes) -> tuple[Replica, ...]:
-    return tuple(_to_replica(body) for body in json.loads(raw))
-
-
-def _to_replica(body: dict[str, Any]) -> Replica:
-    digests = tuple(Digest(**{**one, "rates": tuple(one["rates"])}) for one in body["digests"])
-    moments = tuple((step, seq, total) for step, seq, total in body["moments"])
-    return Replica(**{**body, "members": tuple(body["members"]), "moments": moments, "digests": digests})
 
 
 @functools.lru_cache(maxsize=4096)

@@ -95,7 +95,12 @@ class Op:
     @property
     def is_message(self) -> bool:
         """Whether it has one peer, and no place among the group's collectives."""
-        return self.name in {"send", "recv", "isend", "irecv"}
+        return self.is_send or self.name in {"recv", "irecv"}
+
+    @property
+    def is_send(self) -> bool:
+        """Whether it sends a message."""
+        return self.name in {"send", "isend"}
 
     @property
     def flow(self) -> Flow | None:
@@ -212,6 +217,11 @@ class RankFacts:
     reads_terminal: bool = False
     memory_bytes: int | None = None
     awaits: str = ""
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """What it is known to have entered, oldest first."""
+        return self.evidence.ops if self.evidence is not None else ()
 
 
 @final

@@ -1,8 +1,9 @@
-"""A scene as JSON and back: what was known of all ranks at one moment, for another day and another machine."""
+"""Facts as JSON and back, a scene first of all: what was known of all ranks at one moment, for another day, another machine, another clock."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import functools
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rankwise.base.faults import FaultRecord
@@ -12,26 +13,43 @@ from rankwise.evidence.reader.scene import Child, Evidence, Group, Op, RankFacts
 from rankwise.evidence.reader.size_limits import check_world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 #: Grows when a reader of before would misread what is written now; a new field with a default is no such thing.
 VERSION = 1
 
 Plain = dict[str, Any]
+Parts = dict[type, dict[str, type]]
 _Fact = TypeVar("_Fact")
-_OP_FIELDS = tuple(field.name for field in fields(Op))
+#: The fields of facts that hold facts themselves: one or none, several, or one for each name.
+PARTS: Parts = {
+    Scene: {"ranks": RankFacts},
+    RankFacts: {"fault": FaultRecord, "evidence": Evidence, "stack": Stack, "children": Child},
+    Evidence: {"ops": Op, "groups": Group, "stacks": Stack, "handled": FaultRecord, "replicas": Replica},
+    Replica: {"digests": Digest},
+}
+_BY_NAME = frozenset({"groups", "stacks", "handled"})
+#: The fields that are moments on the host's clock; whatever else ends in ``_s`` is a duration, or a time of day.
+MOMENTS: dict[type, tuple[str, ...]] = {
+    Scene: ("now_s",),
+    RankFacts: ("ended_s", "finished_s"),
+    Evidence: ("step_s", "dumped_s", "stacks_s"),
+    Op: ("entered_s",),
+    FaultRecord: ("monotonic_s",),
+}
 
 
 def to_json(scene: Scene) -> Plain:
     """Return a scene as what ``json.dumps`` takes."""
-    return {
-        "version": VERSION,
-        **_spread(scene, ranks=[_spread_rank(facts) for facts in scene.ranks]),
-    }
+    return {"version": VERSION, **spread(scene)}
 
 
-def from_json(body: Plain) -> Scene:
+def from_json(body: Plain, *, later_s: float = 0.0) -> Scene:
     """Return the scene that ``to_json`` was given; fields that are unknown here are left out.
+
+    Args:
+        body: As it was read.
+        later_s: By how much our clock is ahead of that of whoever wrote it.
 
     Raises:
         ValueError: It is no scene, or one of a later version.
@@ -39,123 +57,79 @@ def from_json(body: Plain) -> Scene:
     if body.get("version") != VERSION:
         raise ValueError(f"version {body.get('version')!r} of a scene, but this reader knows {VERSION}")
     try:
-        return fill(
-            Scene,
-            body,
-            ranks=tuple(map(_fill_rank, body["ranks"])),
-            world_size=check_world_size(body["world_size"]),
-        )
+        scene = fill(Scene, body, later_s=later_s)
+        check_world_size(scene.world_size)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"no scene: {error!r}") from error
+    return scene
 
 
-def fill(kind: type[_Fact], body: Plain, **parts: object) -> _Fact:
-    """Make a fact of its fields as JSON has them; ``parts`` are those that are facts themselves."""
-    known = {field.name for field in fields(cast("Any", kind))}
-    values = {name: freeze(value) for name, value in body.items() if name in known and name not in parts}
-    return kind(**values, **parts)
+def spread(fact: object, parts: Parts = PARTS) -> Plain:
+    """Return a fact as JSON; not by ``dataclasses.asdict``, which copies all below it and takes ten times as long."""
+    if isinstance(fact, Stack):
+        frames = [[frame.file, frame.line, frame.function] for frame in fact.frames]
+        return {"frames": frames} if fact.module is None else {"frames": frames, "module": fact.module}
+    kind: Any = type(fact)
+    body = {name: getattr(fact, name) for name in _list_fields(kind)}
+    for name, part in parts.get(kind, {}).items():
+        # Operations as rows of a table: a thousand of them for each rank.
+        body[name] = _spread_table(body[name]) if part is Op else _change(body[name], spread, parts)
+    return body
 
 
-def freeze(value: object) -> object:
+def fill(kind: Callable[..., _Fact], body: Plain, parts: Parts = PARTS, later_s: float = 0.0) -> _Fact:
+    """Make a fact of its JSON, its moments so much later; fields that are unknown here are left out."""
+    if kind is Stack:
+        frames = tuple(Frame(file=file, line=line, function=name) for file, line, name in body["frames"])
+        return kind(frames=frames, module=body.get("module"))
+    own = parts.get(cast("type", kind), {})
+    values = {name: freeze(body[name]) for name in _list_fields(kind) if name in body and name not in own}
+    for name, part in own.items():
+        if name not in body:
+            continue
+        value = body[name]
+        if part is Op:
+            value = [dict(zip(value["columns"], row, strict=True)) for row in value["rows"]]
+        if name not in _BY_NAME and isinstance(value, dict):
+            values[name] = fill(part, value, parts, later_s)
+        else:
+            values[name] = _change(value, functools.partial(fill, part), parts, later_s)
+    for name in MOMENTS.get(cast("type", kind), ()) if later_s else ():
+        if values.get(name) is not None:
+            values[name] += later_s
+    return kind(**values)
+
+
+def shift(fact: _Fact, later_s: float) -> _Fact:
+    """Return a fact on a clock that is ahead by so much: with all its moments, and those of the facts in it."""
+    changed = {name: _change(getattr(fact, name), shift, later_s) for name in PARTS.get(type(fact), ())}
+    for name in MOMENTS.get(type(fact), ()):
+        if (moment := getattr(fact, name)) is not None:
+            changed[name] = moment + later_s
+    return replace(fact, **changed) if changed else fact  # type: ignore[type-var]
+
+
+def _change(value: Any, change: Any, *args: Any) -> Any:
+    """Return what a fact, several or those by name, or none, are changed to."""
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return {name: change(one, *args) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(change(one, *args) for one in value)
+    return change(value, *args)
+
+
+def freeze(value: Any) -> Any:
     """Turn lists back into tuples, at all depths."""
-    if isinstance(value, list):
-        return tuple(freeze(one) for one in value)
-    return value
+    return tuple(freeze(one) for one in value) if isinstance(value, list) else value
 
 
-def fill_stack(body: Plain | None) -> Stack | None:
-    """Make a stack of its JSON; None stays None."""
-    if body is None:
-        return None
-    return Stack(
-        frames=tuple(Frame(file=file, line=line, function=name) for file, line, name in body["frames"]),
-        module=body.get("module"),
-    )
+@functools.cache
+def _list_fields(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
-def spread_stack(stack: Stack | None) -> Plain | None:
-    """Return a stack as JSON; None stays None."""
-    if stack is None:
-        return None
-    frames = [[frame.file, frame.line, frame.function] for frame in stack.frames]
-    return {"frames": frames} if stack.module is None else {"frames": frames, "module": stack.module}
-
-
-def fill_fault(body: Plain | None) -> FaultRecord | None:
-    """Make a fault of its JSON; None stays None."""
-    return None if body is None else fill(FaultRecord, body)
-
-
-def spread_fault(fault: FaultRecord | None) -> Plain | None:
-    """Return a fault as JSON; None stays None."""
-    return None if fault is None else _spread(fault)
-
-
-def _spread(fact: object, **parts: object) -> Plain:
-    """Return the fields of a fact; not ``dataclasses.asdict``, which copies all below it and takes ten times as long."""
-    names = [field.name for field in fields(cast("Any", fact))]
-    return {name: parts[name] if name in parts else getattr(fact, name) for name in names}
-
-
-def _spread_rank(facts: RankFacts) -> Plain:
-    evidence = facts.evidence
-    return _spread(
-        facts,
-        fault=spread_fault(facts.fault),
-        evidence=None if evidence is None else _spread_evidence(evidence),
-        stack=spread_stack(facts.stack),
-        children=[_spread(child) for child in facts.children],
-    )
-
-
-def _spread_evidence(evidence: Evidence) -> Plain:
-    return _spread(
-        evidence,
-        # As rows of a table: a thousand of them for each rank.
-        ops={
-            "columns": _OP_FIELDS,
-            "rows": [[getattr(op, name) for name in _OP_FIELDS] for op in evidence.ops],
-        },
-        groups={name: _spread(group) for name, group in evidence.groups.items()},
-        stacks={name: spread_stack(stack) for name, stack in evidence.stacks.items()},
-        replicas=[_spread_replica(one) for one in evidence.replicas],
-        handled=None
-        if evidence.handled is None
-        else {name: spread_fault(fault) for name, fault in evidence.handled.items()},
-    )
-
-
-def _spread_replica(replica: Replica) -> Plain:
-    return _spread(replica, digests=[_spread(one) for one in replica.digests])
-
-
-def _fill_replica(body: Plain) -> Replica:
-    return fill(Replica, body, digests=tuple(fill(Digest, one) for one in body["digests"]))
-
-
-def _fill_rank(body: Plain) -> RankFacts:
-    evidence = body.get("evidence")
-    return fill(
-        RankFacts,
-        body,
-        fault=fill_fault(body.get("fault")),
-        evidence=None if evidence is None else _fill_evidence(evidence),
-        stack=fill_stack(body.get("stack")),
-        children=tuple(fill(Child, child) for child in body.get("children", ())),
-    )
-
-
-def _fill_evidence(body: Plain) -> Evidence:
-    table: Mapping[str, Any] = body["ops"]
-    ops = tuple(fill(Op, dict(zip(table["columns"], row, strict=True))) for row in table["rows"])
-    return fill(
-        Evidence,
-        body,
-        ops=ops,
-        groups={name: fill(Group, group) for name, group in body["groups"].items()},
-        stacks={name: fill_stack(stack) for name, stack in body["stacks"].items()},
-        replicas=tuple(_fill_replica(one) for one in body.get("replicas", ())),
-        handled=None
-        if (handled := body.get("handled")) is None
-        else {name: fill_fault(fault) for name, fault in handled.items()},
-    )
+def _spread_table(ops: tuple[Op, ...]) -> Mapping[str, Any]:
+    names = _list_fields(Op)
+    return {"columns": names, "rows": [[getattr(op, name) for name in names] for op in ops]}

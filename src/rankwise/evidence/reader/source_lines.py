@@ -17,11 +17,7 @@ _MOST_BYTES = 1 << 20
 
 
 def with_sources(scene: Scene) -> Scene:
-    """Return the scene with the text of the user's files, as far as they can be read here.
-
-    Args:
-        scene: Its stacks and sites name the files.
-    """
+    """Return the scene with the text of the user's files, as far as they can be read here."""
     found: dict[str, str] = {}
     for path in dict.fromkeys(_list_files(scene)):
         if len(found) == _MOST_FILES:
@@ -38,7 +34,7 @@ def _list_files(scene: Scene) -> Iterator[str]:
         for frame in facts.stack.frames if facts.stack else ():
             if frame.is_users and frame.file.endswith(".py"):
                 yield frame.file
-        for op in facts.evidence.ops[-32:] if facts.evidence else ():
+        for op in facts.ops[-32:]:
             path = (op.site or "").rpartition(":")[0]
             if path.endswith(".py"):
                 yield path

@@ -16,9 +16,9 @@ _JOINS = (
     ("/concurrent/futures/thread.py", {"shutdown", "_python_exit"}),
 )
 _WAITS = "/threading.py"
-_COLLECTIVES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
+COLLECTIVES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 #: Parts of torch.distributed with threads that wait for work as long as it takes.
-_APART = ("/torch/distributed/rpc/", "/torch/distributed/elastic/", "/torch/distributed/checkpoint/")
+APART = ("/torch/distributed/rpc/", "/torch/distributed/elastic/", "/torch/distributed/checkpoint/")
 #: What lies between a function of torch.distributed and C++: our recording, and torch's own.
 _BETWEEN = ("/rankwise/evidence/", "/torch/_ops.py", "/torch/_library/", "/torch/utils/_contextlib.py")
 
@@ -28,9 +28,6 @@ def choose_stack(evidence: Evidence) -> Stack | None:
 
     A main thread that waits for another thread of its own tells nothing. Then it is the one that stands in a
     collective, if the records have one that is not over; or the only other one that runs the user's code.
-
-    Args:
-        evidence: What the rank has told of all its threads.
     """
     main = evidence.stacks.get(MAIN)
     if main is None or not _is_joining(main):
@@ -43,11 +40,7 @@ def choose_stack(evidence: Evidence) -> Stack | None:
 
 
 def find_collectives(evidence: Evidence) -> list[Stack]:
-    """Return the stacks of threads beside the main one that wait in a collective which the records have as not over.
-
-    Args:
-        evidence: What the rank has told of all its threads.
-    """
+    """Return the stacks of threads beside the main one that wait in a collective which the records have as not over."""
     if not any(op.is_over is False for op in evidence.ops):
         return []
     return [
@@ -58,11 +51,7 @@ def find_collectives(evidence: Evidence) -> list[Stack]:
 
 
 def has_others_at_work(evidence: Evidence | None) -> bool:
-    """Tell whether threads beside the main one run the user's code: one of them may do what other ranks wait for.
-
-    Args:
-        evidence: What the rank has told of all its threads; None: nothing.
-    """
+    """Tell whether threads beside the main one run the user's code: one of them may do what other ranks wait for."""
     stacks = evidence.stacks if evidence is not None else {}
     return any(name != MAIN and _runs_users(stack) for name, stack in stacks.items())
 
@@ -80,9 +69,9 @@ def _is_joining(stack: Stack) -> bool:
 
 def _is_in_collective(stack: Stack) -> bool:
     at = next((frame for frame in stack.frames if not _is_between(frame)), None)
-    if at is None or any(part in at.file for part in _APART):
+    if at is None or any(part in at.file for part in APART):
         return False
-    return any(part in at.file for part in _COLLECTIVES)
+    return any(part in at.file for part in COLLECTIVES)
 
 
 def _is_between(frame: Frame) -> bool:

@@ -12,19 +12,19 @@ from rankwise.verdict.uneven_steps import explain_fewer
 from rankwise.verdict.wording import is_gradient, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.base.faults import FaultRecord
     from rankwise.evidence.reader.scene import Op, RankFacts
     from rankwise.verdict.finding import JobFinding
-    from rankwise.verdict.guards import Guard
     from rankwise.verdict.mismatch import Mismatch
     from rankwise.verdict.scene_view import SceneView
 
 RULE = "cleanup_collective"
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it: only the script's text tells that a line stands in a finally."""
-    findings = []
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it: only the script's text tells that a line stands in a finally."""
     for mismatch in view.mismatches:
         raised = _find_raised(view, mismatch)
         cleaning = _find_cleaning(view, mismatch) or tuple(sorted(raised))
@@ -40,14 +40,12 @@ def find(view: SceneView) -> tuple[JobFinding, ...]:
         if is_early and not known and _is_explained(view, mismatch, cleaning):
             continue  # the script's own lines tell why there was a step less: gradients_met says so
         if known:
-            is_early, text = False, _tell_raised(known, cleaning, raised, at)
+            is_early, text = False, _describe_raised(known, cleaning, raised, at)
             behind = f"fix the exception raised at {shorten(raised[known[0]].where)}: it was not printed, because the collective after it still blocks"
-        finding = explain_mismatch(
+        yield explain_mismatch(
             view, mismatch, rule=RULE, class_id=None if is_early else "C25", culprits=cleaning, text=text,
             fix=f"{behind}; and take the collective out of the except or finally",
         )  # fmt: skip
-        findings.append(finding)
-    return tuple(findings)
 
 
 def _is_explained(view: SceneView, mismatch: Mismatch, cleaning: tuple[int, ...]) -> bool:
@@ -57,7 +55,7 @@ def _is_explained(view: SceneView, mismatch: Mismatch, cleaning: tuple[int, ...]
     return explain_fewer(view, gradients.site, stepping, cleaning, places) is not None
 
 
-def _tell_raised(
+def _describe_raised(
     known: list[int], cleaning: tuple[int, ...], raised: dict[int, FaultRecord], at: str | None
 ) -> str:
     first = raised[known[0]]
@@ -101,7 +99,10 @@ def _find_cleaning(view: SceneView, mismatch: Mismatch) -> tuple[int, ...]:
         sorted(
             rank
             for ranks, found in guards
-            if any(_is_cleanup(guard) and (guard.file, guard.opened) in inside for guard in found)
+            if any(
+                guard.kind in {"except", "finally"} and (guard.file, guard.opened) in inside
+                for guard in found
+            )
             for rank in ranks
         )
     )
@@ -114,7 +115,3 @@ def _is_excepting(view: SceneView, mismatch: Mismatch, cleaning: tuple[int, ...]
         if ranks[0] in cleaning
         for guard in view.guards_where(ranks[0], op.site)
     )
-
-
-def _is_cleanup(guard: Guard) -> bool:
-    return guard.kind in {"except", "finally"}

@@ -11,7 +11,7 @@ from rankwise.verdict.rank_state import list_calls
 from rankwise.verdict.wording import shorten, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rankwise.evidence.reader.scene import Child, RankFacts
     from rankwise.verdict.scene_view import SceneView
@@ -23,9 +23,8 @@ _STILL_S = 3.0
 _WORKER = "pt_data_worker"
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it."""
-    findings = []
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it."""
     for facts in view.scene.ranks:
         states = {child.state for child in facts.children}
         stopped = [child for child in facts.children if child.state in {"T", "t"} and child.name == _WORKER]
@@ -38,21 +37,18 @@ def find(view: SceneView) -> tuple[JobFinding, ...]:
         waiting = [view.rank_states[rank] for rank, awaited in view.awaited.items() if facts.rank in awaited]
         others = [one.rank for one in waiting]
         text = f"; {name_ranks(others)} {verb(others, 'wait')} for it" if others else ""
-        findings.append(
-            JobFinding(
-                kind="hang", certainty="proof", rule=RULE, culprits=(facts.rank,), class_id="R3" if is_dead else None,
-                where=where, waiting=view.list_waiting(waiting), is_stuck=is_dead, doing="loading data",
-                key=f"dead worker of rank {facts.rank}", since_s=view.scene.now_s - facts.still_s,
-                message=f"rank {facts.rank} waits at {shorten(where)} for a batch, and "
-                f"{_tell_workers(facts, stopped, is_all=is_all, is_dead=is_dead)}{text}",
-                fix="find what killed them (usually lack of memory): use fewer workers or smaller batches"
-                if is_dead else "resume the stopped workers with `kill -CONT`",
-            )
+        yield JobFinding(
+            kind="hang", certainty="proof", rule=RULE, culprits=(facts.rank,), class_id="R3" if is_dead else None,
+            where=where, waiting=view.list_waiting(waiting), is_stuck=is_dead, doing="loading data",
+            key=f"dead worker of rank {facts.rank}", since_s=view.scene.now_s - facts.still_s,
+            message=f"rank {facts.rank} waits at {shorten(where)} for a batch, and "
+            f"{_describe_workers(facts, stopped, is_all=is_all, is_dead=is_dead)}{text}",
+            fix="find what killed them (usually lack of memory): use fewer workers or smaller batches"
+            if is_dead else "resume the stopped workers with `kill -CONT`",
         )  # fmt: skip
-    return tuple(findings)
 
 
-def _tell_workers(facts: RankFacts, stopped: Sequence[Child], *, is_all: bool, is_dead: bool) -> str:
+def _describe_workers(facts: RankFacts, stopped: Sequence[Child], *, is_all: bool, is_dead: bool) -> str:
     if is_all:
         return f"all its {len(facts.children)} data-loading workers are {'dead' if is_dead else 'stopped or dead'}"
     pids = ", ".join(str(child.pid) for child in stopped)

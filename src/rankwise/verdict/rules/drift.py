@@ -16,6 +16,8 @@ from rankwise.verdict.replica_drift import (
 from rankwise.verdict.wording import is_gradient, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.verdict.replica_drift import ReplicaDrift
     from rankwise.verdict.scene_view import SceneView
 
@@ -24,52 +26,46 @@ RULE = "drift"
 _PATIENCE = 512
 #: What the wrapper does not know of, by the letter of its state.
 _UNKNOWN = {
-    "a": ("D8", "added or replaced after the model had been wrapped"),
-    "u": ("D9", "frozen when the model was wrapped, and unfrozen later"),
-    "m": ("D10", "moved to another device or dtype after the model had been wrapped"),
-}
+    "a": ("D8", "added or replaced after the model had been wrapped",
+          "add all layers to the model before it is wrapped{wrapped}, or wrap it again after they were changed"),
+    "u": ("D9", "frozen when the model was wrapped, and unfrozen later",
+          "unfreeze before wrapping{wrapped}, or wrap the model again after its layers were unfrozen"),
+    "m": ("D10", "moved to another device or dtype after the model had been wrapped",
+          "move the model to its device and dtype before it is wrapped{wrapped}"),
+}  # fmt: skip
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it: not of models whose ranks average their weights themselves."""
-    found = (_judge(view, drift) for drift in find_drifts(view.scene, "ddp"))
-    return tuple(finding for finding in found if finding is not None)
-
-
-def _judge(view: SceneView, drift: ReplicaDrift) -> JobFinding | None:
-    found = (
-        _find_unknown(drift)
-        or _find_loaded(drift)
-        or _find_bypassed(view, drift)
-        or _find_unsynced(view, drift)
-        or _find_rates(drift)
-        or _find_none(view, drift)
-    )
-    return None if found == _LEGAL else _tell(drift, *found)
-
-
-_Told = tuple[str | None, str, str]
+_Cause = tuple[str | None, str, str]
 #: It is, or may be, meant.
-_LEGAL: _Told = (None, "", "")
+_LEGAL: _Cause = (None, "", "")
 
 
-def _find_unknown(drift: ReplicaDrift) -> _Told | None:
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it: not of models whose ranks average their weights themselves."""
+    for drift in find_drifts(view.scene, "ddp"):
+        cause = (
+            _find_unknown(drift)
+            or _find_loaded(drift)
+            or _find_bypassed(view, drift)
+            or _find_unsynced(view, drift)
+            or _find_rates(drift)
+            or _find_none(view, drift)
+        )
+        if cause != _LEGAL:
+            yield _make_finding(drift, *cause)
+
+
+def _find_unknown(drift: ReplicaDrift) -> _Cause | None:
     """Find parameters that the wrapper does not know as they are, and no others."""
     letters = [_find_letter(drift, place) for place in drift.places]
     if "k" in letters:
         return None
-    class_id, text = _UNKNOWN[max(_UNKNOWN, key=letters.count)]
-    wrapped = _wrapped(drift)
-    fix = {
-        "D8": f"add all layers to the model before it is wrapped{wrapped}, or wrap it again after they were changed",
-        "D9": f"unfreeze before wrapping{wrapped}, or wrap the model again after its layers were unfrozen",
-        "D10": f"move the model to its device and dtype before it is wrapped{wrapped}",
-    }[class_id]
+    class_id, text, fix = _UNKNOWN[max(_UNKNOWN, key=letters.count)]
     they = "they were" if len(letters) > 1 else "it was"
     return (
         class_id,
         f"{they} {text}, so the gradients of {'those' if len(letters) > 1 else 'it'} are not averaged",
-        fix,
+        fix.format(wrapped=_wrapped(drift)),
     )
 
 
@@ -78,7 +74,7 @@ def _find_letter(drift: ReplicaDrift, place: int) -> str:
     return next((letter for letter in "amu" if letter in letters), "k")
 
 
-def _find_loaded(drift: ReplicaDrift) -> _Told | None:
+def _find_loaded(drift: ReplicaDrift) -> _Cause | None:
     """Find a model that was not the same before its first step: the wrapper had made it so."""
     if drift.step > 0:
         return None
@@ -89,7 +85,7 @@ def _find_loaded(drift: ReplicaDrift) -> _Told | None:
     )
 
 
-def _find_bypassed(view: SceneView, drift: ReplicaDrift) -> _Told | None:
+def _find_bypassed(view: SceneView, drift: ReplicaDrift) -> _Cause | None:
     """Find a wrapper that was never called, or never averaged anything."""
     was_called = any(digest.forwarded for digest in drift.digests.values())
     if was_called and (_is_unsynced(drift) or _have_averaged(view, drift) is not False):
@@ -115,7 +111,7 @@ def _have_averaged(view: SceneView, drift: ReplicaDrift) -> bool | None:
     return False if is_known else None
 
 
-def _find_unsynced(view: SceneView, drift: ReplicaDrift) -> _Told | None:
+def _find_unsynced(view: SceneView, drift: ReplicaDrift) -> _Cause | None:
     """Find a model all of whose forwards were made under no_sync."""
     if not _is_unsynced(drift) or _have_averaged(view, drift):
         return None
@@ -132,7 +128,7 @@ def _is_unsynced(drift: ReplicaDrift) -> bool:
     return any(digest.forwarded and not digest.synced for digest in drift.digests.values())
 
 
-def _find_rates(drift: ReplicaDrift) -> _Told | None:
+def _find_rates(drift: ReplicaDrift) -> _Cause | None:
     """Find learning rates that differ."""
     held: dict[tuple[float, ...], list[int]] = {}
     for rank, digest in drift.digests.items():
@@ -150,7 +146,7 @@ def _find_rates(drift: ReplicaDrift) -> _Told | None:
     )
 
 
-def _find_none(view: SceneView, drift: ReplicaDrift) -> _Told:
+def _find_none(view: SceneView, drift: ReplicaDrift) -> _Cause:
     is_meant = _is_unsynced(drift) and not _is_sure(drift)
     if is_meant or not is_beyond_rounding(drift) or are_carried(drift):
         return _LEGAL
@@ -171,7 +167,7 @@ def _wrapped(drift: ReplicaDrift) -> str:
     return f" at {shorten(drift.replica.site)}" if drift.replica.site else ""
 
 
-def _tell(drift: ReplicaDrift, class_id: str | None, cause: str, fix: str) -> JobFinding:
+def _make_finding(drift: ReplicaDrift, class_id: str | None, cause: str, fix: str) -> JobFinding:
     replica = drift.replica
     sofar = "" if drift.is_proof else ", as far as can be seen" if drift.is_over else " so far"
     return JobFinding(

@@ -5,47 +5,46 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.explain import explain_absence, find_fewer, put_at
-from rankwise.verdict.uneven_steps import are_in_step, explain_fewer, explain_uneven, say_even
+from rankwise.verdict.uneven_steps import advise_even_steps, are_in_step, explain_fewer, explain_uneven
 from rankwise.verdict.wording import is_gradient, is_in_backward, is_sharded_pass
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.verdict.finding import JobFinding
     from rankwise.verdict.scene_view import Absence, SceneView
 
 RULE = "fewer_steps"
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it: not while those that are missing may still come."""
-    findings = []
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it: not while those that are missing may still come."""
     for absence in view.absences:
+        is_sharded = absence.op is not None and is_sharded_pass(absence.op)
         if not all(_is_backward(one.wait, absence) for one in absence.waiting) and not (
-            absence.op is not None and is_sharded_pass(absence.op) and view.have_ended(absence)
+            is_sharded and view.have_ended(absence)
         ):
             continue
-        if any(map(view.may_come, absence.missing)) or not _did_before(view, absence):
+        if view.may_any_come(absence) or not _did_before(view, absence):
             continue
         first = absence.waiting[0]
         explained = explain_fewer(view, first.site, first.rank, absence.missing)
         if explained is None and _is_held_up(view, absence):
             continue
-        is_sharded = absence.op is not None and is_sharded_pass(absence.op)
         class_id, fix, where = explained or (
             "D14",
-            f"{say_even(view, first.rank, first.site, is_sharded=is_sharded)}; to stop early or skip a step, agree on it first (all_reduce the flag)",
+            f"{advise_even_steps(view, first.rank, first.site, is_sharded=is_sharded)}; to stop early or skip a step, agree on it first (all_reduce the flag)",
             None,
         )
         finding = explain_absence(
-            view, absence, rule=RULE, class_id=class_id, fix=fix, culprits=find_fewer(absence),
-            certainty="proof" if view.have_ended(absence) else "suspicion",
-        )  # fmt: skip
+            view, absence, rule=RULE, class_id=class_id, fix=fix, culprits=find_fewer(absence)
+        )
         waiting = [one.rank for one in absence.waiting]
-        findings.append(
+        yield (
             put_at(finding, where)
             if explained
             else explain_uneven(view, finding, absence.missing, waiting, first.site)
         )
-    return tuple(findings)
 
 
 def _is_held_up(view: SceneView, absence: Absence) -> bool:
@@ -66,12 +65,5 @@ def _is_backward(wait: str | None, absence: Absence) -> bool:
 
 def _did_before(view: SceneView, absence: Absence) -> bool:
     """Tell whether all that are missing are known to have trained along: by their records, or by their steps."""
-    sequence, op = absence.sequence, absence.op
-    if (
-        sequence is not None
-        and op is not None
-        and all(sequence.has_been_at(rank, op.site) for rank in absence.missing)
-    ):
-        return True
     evidences = [view.by_rank[rank].evidence for rank in absence.missing]
-    return all(one is not None and one.steps > 0 for one in evidences)
+    return absence.have_been_here or all(one is not None and one.steps > 0 for one in evidences)

@@ -6,24 +6,25 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.conditional_call import find_conditional_call
 from rankwise.verdict.explain import explain_mismatch, put_at
-from rankwise.verdict.uneven_steps import explain_fewer, explain_uneven, say_even
+from rankwise.verdict.uneven_steps import advise_even_steps, explain_fewer, explain_uneven
 from rankwise.verdict.wording import is_gradient
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.verdict.finding import JobFinding
-    from rankwise.verdict.mismatch import Mismatch
+    from rankwise.verdict.mismatch import Mismatch, Sides
     from rankwise.verdict.scene_view import SceneView
 
 RULE = "gradients_met"
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it."""
-    return tuple(
-        _tell(view, mismatch)
-        for mismatch in view.mismatches
-        if len({is_gradient(op) for _, op in mismatch.sides}) == 2 and mismatch.respect != "order"
-    )
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it."""
+    for mismatch in view.mismatches:
+        stepping, others = mismatch.part(is_gradient)
+        if stepping and others and mismatch.respect != "order":
+            yield _make_finding(view, mismatch, stepping, others)
 
 
 def _has_trained(view: SceneView, rank: int) -> bool:
@@ -32,23 +33,18 @@ def _has_trained(view: SceneView, rank: int) -> bool:
     return evidence is not None and evidence.steps > 0
 
 
-def _tell(view: SceneView, mismatch: Mismatch) -> JobFinding:
-    stepping, gradients = next((ranks[0], op) for ranks, op in mismatch.sides if is_gradient(op))
-    others = [rank for side, op in mismatch.sides if not is_gradient(op) for rank in side]
-    places = [op.site for _, op in mismatch.sides if not is_gradient(op)]
-    were_there = all(
-        mismatch.sequence.has_been_at(rank, gradients.site) or _has_trained(view, rank) for rank in others
-    )
+def _make_finding(view: SceneView, mismatch: Mismatch, stepping: Sides, others: Sides) -> JobFinding:
+    waiting, site = stepping[0][0][0], stepping[0][1].site
+    ranks = [rank for side, _ in others for rank in side]
+    were_there = all(mismatch.sequence.has_been_at(rank, site) or _has_trained(view, rank) for rank in ranks)
     alone = find_conditional_call(view, mismatch)
     if alone is not None and not is_gradient(alone.op):
         return explain_mismatch(
             view, mismatch, rule=RULE, text="a collective that only some ranks called was paired with a DDP gradient all-reduce",
             class_id=alone.class_id, fix=alone.fix, culprits=alone.ranks, lead=alone.op,
         )  # fmt: skip
-    known = explain_fewer(view, gradients.site, stepping, others, places)
-    class_id, fix, where = known or (
-        "D14", say_even(view, stepping, gradients.site, is_sharded=False), None,
-    )  # fmt: skip
+    known = explain_fewer(view, site, waiting, ranks, [op.site for _, op in others])
+    class_id, fix, where = known or ("D14", advise_even_steps(view, waiting, site, is_sharded=False), None)
     finding = explain_mismatch(
         view,
         mismatch,
@@ -57,12 +53,10 @@ def _tell(view: SceneView, mismatch: Mismatch) -> JobFinding:
         class_id=class_id if were_there else None,
         fix=fix,
         # Who left a step out is known then, and it is not who stands in backward.
-        culprits=tuple(sorted(others)) if known and were_there else (),
-        lead=next(op for _, op in mismatch.sides if not is_gradient(op)) if known else None,
+        culprits=tuple(sorted(ranks)) if known and were_there else (),
+        lead=others[0][1] if known else None,
     )
-    finding = put_at(finding, where if were_there else None)
-    return (
-        explain_uneven(view, finding, sorted(others), [stepping], gradients.site)
-        if were_there and known is None
-        else finding
-    )
+    if not were_there:
+        return finding
+    finding = put_at(finding, where)
+    return finding if known else explain_uneven(view, finding, sorted(ranks), [waiting], site)

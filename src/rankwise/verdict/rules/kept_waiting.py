@@ -9,25 +9,21 @@ from rankwise.verdict.explain import are_alone, explain_absence, list_worker_pla
 from rankwise.verdict.wording import shorten, verb
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.verdict.finding import JobFinding
     from rankwise.verdict.scene_view import Absence, SceneView
 
 RULE = "kept_waiting"
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it."""
-    findings = []
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it."""
     for absence in view.absences:
-        is_slow = any(map(view.may_come, absence.missing))
+        is_slow = view.may_any_come(absence)
         class_id, fix = _judge_slow(view, absence) if is_slow else _judge(view, absence)
-        findings.append(
-            explain_absence(
-                view, absence, rule=RULE, class_id=class_id, fix=fix,
-                culprits=absence.missing if is_slow else (),
-            )
-        )  # fmt: skip
-    return tuple(findings)
+        culprits = absence.missing if is_slow else ()
+        yield explain_absence(view, absence, rule=RULE, class_id=class_id, fix=fix, culprits=culprits)
 
 
 def _judge_slow(view: SceneView, absence: Absence) -> tuple[str | None, str]:

@@ -9,6 +9,8 @@ from rankwise.verdict.finding import JobFinding
 from rankwise.verdict.replica_drift import are_carried, explain_drift, find_drifts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.verdict.replica_drift import ReplicaDrift
     from rankwise.verdict.scene_view import SceneView
 
@@ -17,9 +19,11 @@ RULE = "never_wrapped"
 _PATIENCE = 4096
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it: only where all began with the same weights, and share the data by a DistributedSampler."""
-    return tuple(_tell(drift) for drift in find_drifts(view.scene, "plain") if _is_meant_as_one(drift))
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it: only where all began with the same weights, and share the data by a DistributedSampler."""
+    for drift in find_drifts(view.scene, "plain"):
+        if _is_meant_as_one(drift):
+            yield _make_finding(drift)
 
 
 def _is_meant_as_one(drift: ReplicaDrift) -> bool:
@@ -35,7 +39,7 @@ def _is_meant_as_one(drift: ReplicaDrift) -> bool:
     )
 
 
-def _tell(drift: ReplicaDrift) -> JobFinding:
+def _make_finding(drift: ReplicaDrift) -> JobFinding:
     text = "the ranks began with the same model and share the data, but train separately: no gradient was ever averaged"
     return JobFinding(
         kind="mismatch",

@@ -11,6 +11,8 @@ from rankwise.verdict.rules.state_on_some import GATHERERS
 from rankwise.verdict.wording import is_buffers, is_gradient, is_wrapping, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.evidence.reader.scene import Op
     from rankwise.verdict.finding import JobFinding
     from rankwise.verdict.mismatch import Mismatch
@@ -19,22 +21,16 @@ if TYPE_CHECKING:
 RULE = "other_line"
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it: not where a rule of its own knows what one side was doing."""
-    findings = []
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it: not where a rule of its own knows what one side was doing."""
     for mismatch in view.mismatches:
-        ops = [op for _, op in mismatch.sides]
-        is_known = any(len({test(op) for op in ops}) == 2 for test in (is_gradient, is_wrapping))
-        if mismatch.respect != "line" or is_known:
-            continue
-        class_id, lead, fix = _judge(view, mismatch)
-        findings.append(
-            explain_mismatch(
+        is_known = any(all(mismatch.part(test)) for test in (is_gradient, is_wrapping))
+        if mismatch.respect == "line" and not is_known:
+            class_id, lead, fix = _judge(view, mismatch)
+            yield explain_mismatch(
                 view, mismatch, rule=RULE, class_id=class_id, fix=fix, lead=lead,
                 text="the ranks took different paths before this showed",
-            )
-        )  # fmt: skip
-    return tuple(findings)
+            )  # fmt: skip
 
 
 def _judge(view: SceneView, mismatch: Mismatch) -> tuple[str | None, Op, str]:

@@ -9,6 +9,8 @@ from rankwise.verdict.finding import JobFinding
 from rankwise.verdict.wording import join_clauses, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.evidence.reader.scene import RankFacts
     from rankwise.verdict.scene_view import SceneView
 
@@ -19,8 +21,8 @@ _FIX = (
 )
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the finding of groups that got the same number and other members."""
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the finding of groups that got the same number and other members."""
     named: dict[str, dict[tuple[int, ...], list[int]]] = {}
     for facts in view.scene.ranks:
         for name, members in _numbered(facts).items():
@@ -29,8 +31,8 @@ def find(view: SceneView) -> tuple[JobFinding, ...]:
         sides = named[name]
         # A rank that was not asked for a group still counts it, so that a number stands for one call.
         if len(sides) > 1:
-            return (_tell(view, name, sides),)
-    return ()
+            yield _make_finding(view, name, sides)
+            return
 
 
 def _numbered(facts: RankFacts) -> dict[str, tuple[int, ...]]:
@@ -47,7 +49,7 @@ def _numbered(facts: RankFacts) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _tell(view: SceneView, name: str, sides: dict[tuple[int, ...], list[int]]) -> JobFinding:
+def _make_finding(view: SceneView, name: str, sides: dict[tuple[int, ...], list[int]]) -> JobFinding:
     wrong = [members for members in sides if _is_contradicted(view, name, members)]
     blamed = wrong if len(wrong) < len(sides) and wrong else [*sides]
     culprits = tuple(sorted(rank for members in blamed for rank in sides[members]))
@@ -85,8 +87,7 @@ def _is_contradicted(view: SceneView, name: str, members: tuple[int, ...]) -> bo
 
 def _find_place(view: SceneView, name: str, ranks: tuple[int, ...]) -> str | None:
     for rank in ranks:
-        evidence = view.by_rank[rank].evidence
-        for op in evidence.ops if evidence else ():
+        for op in view.by_rank[rank].ops:
             if op.group == name and op.site:
                 return op.site
     return next((view.rank_states[rank].where for rank in ranks if view.rank_states[rank].where), None)

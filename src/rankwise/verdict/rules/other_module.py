@@ -10,6 +10,8 @@ from rankwise.verdict.uneven_steps import Explained, explain_skip
 from rankwise.verdict.wording import is_in_backward, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.evidence.reader.scene import Op
     from rankwise.verdict.finding import JobFinding
     from rankwise.verdict.mismatch import Mismatch
@@ -18,14 +20,15 @@ if TYPE_CHECKING:
 RULE = "other_module"
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it."""
-    return tuple(_tell(view, mismatch) for mismatch in view.mismatches if mismatch.respect == "module")
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it."""
+    for mismatch in view.mismatches:
+        if mismatch.respect == "module":
+            yield _make_finding(view, mismatch)
 
 
-def _tell(view: SceneView, mismatch: Mismatch) -> JobFinding:
-    forward = [side for side in mismatch.sides if not is_in_backward(side[1])]
-    backward = [side for side in mismatch.sides if is_in_backward(side[1])]
+def _make_finding(view: SceneView, mismatch: Mismatch) -> JobFinding:
+    backward, forward = mismatch.part(is_in_backward)
     if not forward or not backward:
         return explain_mismatch(
             view, mismatch, rule=RULE, class_id=None, text="the ranks of an FSDP model are at different modules of it",

@@ -10,6 +10,8 @@ from rankwise.verdict.uneven_steps import explain_parting
 from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.verdict.finding import JobFinding
     from rankwise.verdict.mismatch import Mismatch
     from rankwise.verdict.scene_view import SceneView
@@ -17,27 +19,17 @@ if TYPE_CHECKING:
 RULE = "other_op"
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it."""
-    return tuple(
-        tell(view, mismatch, rule=RULE)
-        for mismatch in view.mismatches
-        if mismatch.respect in {"op", "model check"}
-    )
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it."""
+    for mismatch in view.mismatches:
+        if mismatch.respect in {"op", "model check"}:
+            yield explain_two(view, mismatch, rule=RULE)
 
 
-def tell(view: SceneView, mismatch: Mismatch, *, rule: str) -> JobFinding:
-    """Return the finding of ranks that made two collectives where one was due.
-
-    Args:
-        view: The scene.
-        mismatch: Where they differ.
-        rule: Which rule found it.
-    """
-    alone, text = (
-        find_conditional_call(view, mismatch),
-        "the ranks called different collectives at the same time",
-    )
+def explain_two(view: SceneView, mismatch: Mismatch, *, rule: str) -> JobFinding:
+    """Return the finding of ranks that made two collectives where one was due; ``rule`` has found it."""
+    alone = find_conditional_call(view, mismatch)
+    text = "the ranks called different collectives at the same time"
     if alone is None and (left := explain_parting(view, mismatch)):
         (class_id, fix, where), gone, instead = left
         finding = explain_mismatch(view, mismatch, rule=rule, text=text, class_id=class_id, fix=fix, culprits=gone, lead=instead)  # fmt: skip

@@ -11,6 +11,8 @@ from rankwise.verdict.rules import other_op
 from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.verdict.finding import JobFinding
     from rankwise.verdict.mismatch import Mismatch
     from rankwise.verdict.scene_view import SceneView
@@ -18,32 +20,30 @@ if TYPE_CHECKING:
 RULE = "other_size"
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it."""
-    return tuple(_tell(view, mismatch) for mismatch in view.mismatches if mismatch.respect == "size")
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it."""
+    for mismatch in view.mismatches:
+        if mismatch.respect == "size" and _are_two(view, mismatch):
+            yield other_op.explain_two(view, mismatch, rule=RULE)
+        elif mismatch.respect == "size":
+            class_id, fix = _judge(mismatch)
+            text = "the ranks passed tensors of different sizes"
+            yield explain_mismatch(view, mismatch, rule=RULE, class_id=class_id, fix=fix, text=text)
 
 
-def _tell(view: SceneView, mismatch: Mismatch) -> JobFinding:
+def _judge(mismatch: Mismatch) -> tuple[str, str]:
     op = mismatch.sides[0][1]
-    if _are_two(view, mismatch):
-        return other_op.tell(view, mismatch, rule=RULE)
     at = shorten(op.site)
     if "broadcast_object_list" in op.inside:
-        class_id = "C20"
-        fix = f"at {at} the lists must have the same length on all ranks: [None] * n on those that receive"
-    elif find_family(op) == "all_gather":
-        class_id = "C5"
-        fix = f"at {at} gather the lengths first and pad to the longest, or use all_gather_object"
-    else:
-        class_id = "C5"
-        fix = f"all ranks must pass tensors of the same shape at {at}, and call their collectives in the same order"
-    return explain_mismatch(
-        view,
-        mismatch,
-        rule=RULE,
-        class_id=class_id,
-        fix=fix,
-        text="the ranks passed tensors of different sizes",
+        return (
+            "C20",
+            f"at {at} the lists must have the same length on all ranks: [None] * n on those that receive",
+        )
+    if find_family(op) == "all_gather":
+        return "C5", f"at {at} gather the lengths first and pad to the longest, or use all_gather_object"
+    return (
+        "C5",
+        f"all ranks must pass tensors of the same shape at {at}, and call their collectives in the same order",
     )
 
 

@@ -11,6 +11,8 @@ from rankwise.verdict.split_mismatch import find_split_mismatches
 from rankwise.verdict.wording import join_clauses, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.evidence.reader.scene import Op
     from rankwise.verdict.finding import JobFinding
     from rankwise.verdict.mismatch import Mismatch
@@ -26,12 +28,14 @@ _FIXES = {
 }
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it."""
-    return tuple(_tell(view, mismatch) for mismatch in view.mismatches if mismatch.respect == "splits")
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it."""
+    for mismatch in view.mismatches:
+        if mismatch.respect == "splits":
+            yield _make_finding(view, mismatch)
 
 
-def _tell(view: SceneView, mismatch: Mismatch) -> JobFinding:
+def _make_finding(view: SceneView, mismatch: Mismatch) -> JobFinding:
     sequence, seq = mismatch.sequence, mismatch.seq
     ops = {rank: known[seq] for rank, known in sequence.ops.items() if seq in known}
     mismatches = sorted(find_split_mismatches(sequence.ranks, ops), key=lambda one: (one.giver, one.getter))

@@ -9,23 +9,23 @@ from rankwise.verdict.group_sequences import find_family
 from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.verdict.finding import JobFinding
     from rankwise.verdict.scene_view import Absence, SceneView
 
 RULE = "split_barrier"
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it: not while those that are missing may still come."""
-    return tuple(
-        explain_absence(
-            view, absence, rule=RULE, class_id="C2", culprits=find_fewer(absence), certainty="proof" if view.have_ended(absence) else "suspicion",
-            fix=f"the barrier at {shorten(absence.waiting[0].site)} was reached by no other rank: call barrier equally often on all ranks, "
-            "as in `if rank != 0: barrier()` … `if rank == 0: barrier()`",
-        )
-        for absence in view.absences
-        if _is_off_by_one(absence) and not any(map(view.may_come, absence.missing))
-    )  # fmt: skip
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it: not while those that are missing may still come."""
+    for absence in view.absences:
+        if _is_off_by_one(absence) and not view.may_any_come(absence):
+            yield explain_absence(
+                view, absence, rule=RULE, class_id="C2", culprits=find_fewer(absence),
+                fix=f"the barrier at {shorten(absence.waiting[0].site)} was reached by no other rank: call barrier equally often on all ranks, "
+                "as in `if rank != 0: barrier()` … `if rank == 0: barrier()`",
+            )  # fmt: skip
 
 
 def _is_off_by_one(absence: Absence) -> bool:

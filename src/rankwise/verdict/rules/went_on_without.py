@@ -11,6 +11,8 @@ from rankwise.verdict.handlers import leaves_its_loop
 from rankwise.verdict.wording import name_op, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.evidence.reader.scene import Op
     from rankwise.verdict.group_sequences import GroupSequence
     from rankwise.verdict.scene_view import SceneView
@@ -18,12 +20,13 @@ if TYPE_CHECKING:
 RULE = "went_on_without"
 
 
-def find(view: SceneView) -> tuple[JobFinding, ...]:
-    """Return the findings of it: only of a job that is over, and in which no rank failed, so that nothing else would tell."""
+def find(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the findings of it: only of a job that is over, and in which no rank failed, so that nothing else would tell."""
     if not view.scene.is_whole or any(facts.code != 0 for facts in view.scene.ranks):
-        return ()
-    found = ((sequence, _find_failed(sequence, view)) for sequence in view.sequences)
-    return tuple(_tell(sequence, *failed) for sequence, failed in found if failed is not None)
+        return
+    for sequence in view.sequences:
+        if (failed := _find_failed(sequence, view)) is not None:
+            yield _make_finding(sequence, *failed)
 
 
 def _find_failed(
@@ -34,8 +37,7 @@ def _find_failed(
         return None  # the group was made anew: whoever does that has dealt with the failure
     raised = [op for known in sequence.ops.values() for op in known.values() if op.has_raised]
     for op in sorted(raised, key=lambda one: one.seq):
-        came = tuple(rank for rank in sequence.ranks if op.seq in sequence.ops.get(rank, {}))
-        gone = tuple(rank for rank in sequence.ranks if rank not in came)
+        came, gone = sequence.split_at(op.seq)
         # A barrier carries nothing that could be missed, and at the end of a program it is often meant to be allowed to fail.
         is_lost = find_family(op) not in {None, "barrier"} and op.source == "python"
         if not is_lost or not gone or not all(sequence.is_behind(rank, op.seq) for rank in gone):
@@ -48,7 +50,9 @@ def _find_failed(
     return None
 
 
-def _tell(sequence: GroupSequence, op: Op, came: tuple[int, ...], gone: tuple[int, ...]) -> JobFinding:
+def _make_finding(
+    sequence: GroupSequence, op: Op, came: tuple[int, ...], gone: tuple[int, ...]
+) -> JobFinding:
     culprits = gone if len(gone) <= len(came) else came
     lasts = [sequence.ops.get(rank, {}).get(sequence.last(rank)) for rank in culprits]
     where = next((one.site for one in lasts if one is not None and one.site), op.site)
