@@ -155,10 +155,11 @@ def arm(setup: OfflineSetup) -> None:
     if recorder is not None and recorder_module.keep_from_children(places):
         group_watch: Any = _load("group_watch")
         group_watch.install(
-            None,
+            _load,
             recorder,
             recorder_module.let_threads_settle,
             lambda module: load("instrument").begin(module, places, load, recorder),
+            may_miss=False,
         )
 
 

@@ -35,26 +35,32 @@ _CERTAIN = {"clash", "out of range", "world sizes", "gone", "address", "backends
 
 
 def install(
-    load_registry: Callable[[], Any] | None,
+    load: Callable[[str], Any],
     recorder: Any,
     settle: Callable[[float], None],
-    record: Callable[[Any], None] | None = None,
+    record: Callable[[Any], None] | None,
+    *,
+    may_miss: bool,
 ) -> None:
     """Watch over the process groups that the script makes, now or when it imports torch.distributed.
 
     Args:
-        load_registry: Returns the module ``rendezvous_registry``; None where not all ranks are started by this launcher: then nobody is missed.
+        load: Returns a module of ours by its name.
         recorder: Writes into this rank's notes how it ends.
         settle: Waits, so many seconds at most, until the groups' threads are at rest.
         record: Begins to record this rank's collectives, when given torch.distributed's module; None if nobody wants to know.
+        may_miss: Whether ranks may be told to be absent: not where others may have started some.
     """
     is_off = os.environ.get("RANKWISE_HANDSHAKE") in {"0", "off"}
-    watch = None if load_registry is None or is_off else _Watch(load_registry, recorder.note)
+    watch = _Watch(load, recorder.note) if may_miss and not is_off else None
 
     def wrap(module: Any) -> None:
-        _let_settle_before_letting_go(module, settle)
+        wrappers = load("wrappers")
+        for name in _LETTING_GO:
+            # Whoever drops a group last, often a model long after `destroy_process_group`, must not wait for ever.
+            wrappers.do_first(module, name, lambda _args: settle(_SETTLE_S))
         if watch is not None:
-            watch.wrap(module)
+            watch.wrap(module, wrappers.leave_out_caller)
         if record is not None:
             record(module)
 
@@ -63,33 +69,6 @@ def install(
         wrap(module)
     else:
         _run_after_import(wrap)
-
-
-def _let_settle_before_letting_go(module: Any, settle: Callable[[float], None]) -> None:
-    """Keep whoever drops a group last, often a model long after ``destroy_process_group``, from waiting for ever."""
-    for name in _LETTING_GO:
-        original = getattr(module, name, None)
-        if original is not None:
-            setattr(module, name, _settle_first(original, settle))
-
-
-def _settle_first(original: Callable[..., Any], settle: Callable[[float], None]) -> Callable[..., Any]:
-    def let_go(*args: Any, **kwargs: Any) -> Any:
-        settle(_SETTLE_S)
-        try:
-            return original(*args, **kwargs)
-        except BaseException as error:
-            _leave_out_caller(error)
-            raise
-
-    return let_go
-
-
-def _leave_out_caller(error: BaseException) -> None:
-    """Take the frame that has caught an error out of its traceback: the user's own is to be read there."""
-    trace = error.__traceback__
-    if trace is not None:
-        error.__traceback__ = trace.tb_next
 
 
 def _run_after_import(wrap: Callable[[Any], None]) -> None:
@@ -122,12 +101,12 @@ def _call_after(loader: Any, wrap: Callable[[Any], None]) -> None:
 
 
 class _Watch:
-    def __init__(self, load_registry: Callable[[], Any], note: Callable[..., None]) -> None:
-        self._load_registry, self._note = load_registry, note
+    def __init__(self, load: Callable[[str], Any], note: Callable[..., None]) -> None:
+        self._load, self._note = load, note
         self._num_meetings: dict[str, int] = {}
         self._pid = os.getpid()
 
-    def wrap(self, module: Any) -> None:
+    def wrap(self, module: Any, leave_out: Callable[[BaseException], None]) -> None:
         original = getattr(module, _FUNCTION, None)
         if original is None:
             return
@@ -145,7 +124,7 @@ class _Watch:
             except BaseException as error:
                 if stay is not None and isinstance(error, Exception):
                     stay.explain(error)
-                _leave_out_caller(error)
+                leave_out(error)
                 raise
             finally:
                 if stay is not None:
@@ -172,7 +151,7 @@ class _Watch:
         number = self._num_meetings[name] = self._num_meetings.get(name, 0) + 1
         place = module.PrefixStore(f"rankwise/watch/{name}/{number}", store)
         return _Stay(
-            self._load_registry,
+            self._load,
             self._note,
             place,
             number,
@@ -186,12 +165,12 @@ class _Stay:
     """One call of ``init_process_group``, from its begin to its end."""
 
     def __init__(
-        self, load_registry: Callable[[], Any], note: Callable[..., None], store: Any, number: int, **who: Any
+        self, load: Callable[[str], Any], note: Callable[..., None], store: Any, number: int, **who: Any
     ) -> None:
         import threading
 
         self.number = number
-        self._load_registry, self._note, self._store, self._who = load_registry, note, store, who
+        self._load, self._note, self._store, self._who = load, note, store, who
         self._done, self._start = threading.Event(), time.monotonic()
         self._registry: Any = None
         self._thread = threading.Thread(target=self._run, name="rankwise-group-watch", daemon=True)
@@ -230,7 +209,7 @@ class _Stay:
             return
 
     def _watch(self) -> None:
-        module = self._load_registry()
+        module = self._load("rendezvous_registry")
         self._module = module
         record = module.describe_process(
             loopback=module.find_loopback(os.environ.get("GLOO_SOCKET_IFNAME", "")), **self._who

@@ -90,12 +90,13 @@ if _orders is not None:
                     _places, _mark, tuple(_settings["identities"][4:6])
                 )
             _load("evidence/in_rank", "group_watch").install(
-                None if _keep is not None else lambda: _load("evidence/in_rank", "rendezvous_registry"),
+                lambda _name: _load("evidence/in_rank", _name),
                 _recorder,
                 _recording.let_threads_settle,
                 None
                 if _places is None or not _recording.keep_from_children(_places)
                 else lambda _module: _find("instrument").begin(_module, _places, _find, _recorder),
+                may_miss=_keep is None,
             )
     except Exception as _error:  # the user's job matters more than our view of it
         sys.stderr.write(f"rankwise: this rank runs without a recorder: {_error!r}\n")
