@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.faults import FaultRecord
 from rankwise.evidence.reader.notes import Problem, Stack
-from rankwise.evidence.reader.scene_file import PARTS, VERSION, Parts, Plain, fill, spread
+from rankwise.evidence.reader.scene_file import PARTS, VERSION, Parts, Plain, checked, fill, spread
 from rankwise.verdict.case import Case, LostNode, RankEnd, Waiting
 from rankwise.verdict.finding import JobFinding
 
@@ -35,14 +35,10 @@ def from_json(body: Plain) -> Case:
     Raises:
         ValueError: It is no case, or one of a later version.
     """
-    if body.get("version") != VERSION:
-        raise ValueError(f"version {body.get('version')!r} of a case, but this reader knows {VERSION}")
-    try:
+    with checked(body, "case"):
         # Version 0.2 called the supervisor keeper.
         lost = bool(body.get("supervisor_lost", body.get("keeper_lost")))
         return fill(Case, {**body, "findings": body["sights"], "supervisor_lost": lost}, _PARTS)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"no case: {error!r}") from error
 
 
 def write_findings(findings: Iterable[JobFinding]) -> str:

@@ -6,11 +6,10 @@ for many things, as futex and poll do, tell nothing.
 
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
 
-from rankwise.evidence.reader.process_state import read_call, read_stat
+from rankwise.evidence.reader.process_state import find_target, read_call, read_stat
 
 _READING = frozenset({"read", "pread", "readv", "recvfrom", "recvmsg"})
 _WRITING = frozenset({"write", "writev", "sendto", "sendmsg"})
@@ -33,7 +32,7 @@ def find_wait(pid: int) -> str:
     if call in {"wait4", "waitid"}:
         return _describe_child(first if call == "wait4" else second if first == _ONE else 0)
     if call == "flock" or (call == "fcntl" and second in _LOCKING):
-        return f"waiting for the lock of {_find_target(pid, first) or 'a file'}"
+        return f"waiting for the lock of {find_target(pid, first) or 'a file'}"
     if call in _READING:
         return _describe_stream(pid, first, "reading from", "waiting for data from")
     if call in _WRITING:
@@ -49,7 +48,7 @@ def _describe_child(pid: int) -> str:
 
 
 def _describe_stream(pid: int, fd: int, doing: str, waiting: str) -> str:
-    target = _find_target(pid, fd)
+    target = find_target(pid, fd)
     kind, _, rest = target.partition(":[")
     if rest:
         return f"{waiting} a {kind}" if kind in {"pipe", "socket"} else ""
@@ -58,10 +57,3 @@ def _describe_stream(pid: int, fd: int, doing: str, waiting: str) -> str:
     except OSError:
         return ""
     return f"{waiting} the pipe {target}" if is_fifo else f"{doing} {target}"
-
-
-def _find_target(pid: int, fd: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115 - a link that leads nowhere
-    except OSError:
-        return ""

@@ -163,9 +163,9 @@ def reads_terminal(pid: int) -> bool:
     """
     call, arguments = read_call(pid)
     if call == "read":
-        return _is_terminal(pid, arguments[0])
+        return find_target(pid, arguments[0]).startswith(_TERMINALS)
     # readline waits for descriptor 0 alone: the first argument is the highest descriptor and one.
-    return call == "select" and arguments[0] == 1 and _is_terminal(pid, 0)
+    return call == "select" and arguments[0] == 1 and find_target(pid, 0).startswith(_TERMINALS)
 
 
 def read_call(pid: int) -> tuple[str, list[int]]:
@@ -181,11 +181,12 @@ def read_call(pid: int) -> tuple[str, list[int]]:
     return name, [int(word, 16) for word in words[1:7]]
 
 
-def _is_terminal(pid: int, fd: int) -> bool:
+def find_target(pid: int, fd: int) -> str:
+    """Return what a descriptor of a process leads to, as the kernel names it; empty if that can't be seen."""
     try:
-        return os.readlink(f"/proc/{pid}/fd/{fd}").startswith(_TERMINALS)  # noqa: PTH115 - hot
+        return os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115 - hot, and a link that leads nowhere
     except OSError:
-        return False
+        return ""
 
 
 def read_stat(pid: int, thread: str | None = None) -> tuple[str, str, list[bytes]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -13,7 +14,7 @@ from rankwise.evidence.reader.scene import Child, Evidence, Group, Op, RankFacts
 from rankwise.evidence.reader.size_limits import check_world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 #: Grows when a reader of before would misread what is written now; a new field with a default is no such thing.
 VERSION = 1
@@ -54,14 +55,21 @@ def from_json(body: Plain, *, later_s: float = 0.0) -> Scene:
     Raises:
         ValueError: It is no scene, or one of a later version.
     """
-    if body.get("version") != VERSION:
-        raise ValueError(f"version {body.get('version')!r} of a scene, but this reader knows {VERSION}")
-    try:
+    with checked(body, "scene"):
         scene = fill(Scene, body, later_s=later_s)
         check_world_size(scene.world_size)
+        return scene
+
+
+@contextmanager
+def checked(body: Plain, what: str) -> Iterator[None]:
+    """Make of whatever goes wrong with a file a ValueError: it is none of these, or one of a later version."""
+    if body.get("version") != VERSION:
+        raise ValueError(f"version {body.get('version')!r} of a {what}, but this reader knows {VERSION}")
+    try:
+        yield
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"no scene: {error!r}") from error
-    return scene
+        raise ValueError(f"no {what}: {error!r}") from error
 
 
 def spread(fact: object, parts: Parts = PARTS) -> Plain:
