@@ -9,6 +9,7 @@ import pytest
 from rankwise.evidence.reader.notes import Stack
 from rankwise.verdict.loops import find_swallows, find_ways_out
 from rankwise.verdict.run_rules import look
+from rankwise.verdict.source_text import are_alternatives, find_function
 from scenes import elsewhere, gradient, in_backward, in_call, op, rank, scene, stack
 
 
@@ -196,3 +197,17 @@ def test_who_has_left_the_loop_of_another_collective_is_named(
     finding = look(scene(inside, gone, sources={"/job/train.py": text}))[0]
     assert (finding.rule, finding.class_id) == ("other_op", class_id)
     assert line is None or (finding.culprits, finding.where) == ((1,), f"/job/train.py:{line}")
+
+
+def test_lines_of_one_function_are_known_after_many_other_files() -> None:
+    """A script that was read long ago is parsed again: what is one function, and what are two arms of one condition, stays so."""
+    text = "def step():\n    if first:\n        a()\n    else:\n        b()\n"
+    one = find_function(text, 3)
+    for number in range(40):
+        assert find_function(f"x = {number}\n", 1) is None
+    assert are_alternatives(text, 3, 5)
+    two = find_function(text, 5)
+    assert one is not None
+    assert two is not None
+    assert one.lineno == two.lineno
+    assert not are_alternatives(text, 3, 4)

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from rankwise.verdict.explain import find_guarded
-from rankwise.verdict.source_text import find_function, list_calls_of, list_loops, spans, split_site
+from rankwise.verdict.source_text import (
+    Loop,
+    find_function,
+    find_path_inside,
+    list_calls_of,
+    spans,
+    split_site,
+)
 from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
@@ -108,7 +115,12 @@ def _list_inside(view: SceneView, mismatch: Mismatch, op: Op) -> tuple[str, ...]
         if one is not op
         for line in view.lines_where(side[0], one.site)
     ]
-    loops = [(file, loop) for file, line in places for loop in list_loops(view.text_of(file), line)]
+    loops = [
+        (file, step.node)
+        for file, line in places
+        for step in find_path_inside(view.text_of(file), line)
+        if isinstance(step.node, Loop) and step.part == "body"  # what its head calls, it calls once
+    ]
     for at, place in enumerate(map(split_site, lines)):
         if any(place[0] == file and spans(loop, place[1]) for file, loop in loops):
             return lines[: at + 1]

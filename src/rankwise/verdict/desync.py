@@ -8,7 +8,7 @@ lines under equal numbers. Other lines alone are no fault, as ranks may branch: 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 from rankwise.verdict.group_sequences import find_family
 from rankwise.verdict.mismatch import Mismatch
@@ -69,13 +69,12 @@ def _find_begin(sequence: GroupSequence, sides: _Sides, last: int, view: SceneVi
         seq -= 1
     if first == last:
         return None
-    paths = (_Path(sequence, sides[0]), _Path(sequence, sides[1]))
     for seq in range(first, last):
         pair = _pair(sequence, sides, seq)
         if (
             pair is not None
             and _are_apart(*pair, view)
-            and (shown := _show(paths, seq, last, pair, view)) is not None
+            and (shown := _show(sequence, sides, seq, last, pair, view)) is not None
         ):
             ordered = sorted(zip(sides, pair, strict=True), key=lambda side: (len(side[0]), side[0]))
             is_even = len(sides[0]) == len(sides[1])
@@ -103,63 +102,46 @@ def _are_apart(one: Op, other: Op, view: SceneView) -> bool:
     return not view.are_alternatives(one.site, other.site)
 
 
-@final
-class _Path:
-    """What the ranks of one side have done, by one or two of them that stand for all."""
-
-    def __init__(self, sequence: GroupSequence, ranks: tuple[int, ...]) -> None:
-        self.ranks, self.ops = ranks, sequence.ops[ranks[0]]
-        self._firsts: list[dict[str | None, int]] = []
-        for rank in {ranks[0], ranks[-1]}:
-            firsts: dict[str | None, int] = {}
-            for seq, op in sorted(sequence.ops[rank].items()):
-                firsts.setdefault(op.site, seq)
-            self._firsts.append(firsts)
-
-    def have_been(self, op: Op, before: int) -> bool:
-        """Tell whether all of them made a collective from this line before."""
-        return all(firsts.get(op.site, before) < before for firsts in self._firsts)
-
-    def has_been(self, op: Op, before: int) -> bool:
-        """Tell whether one of them did."""
-        return any(firsts.get(op.site, before) < before for firsts in self._firsts)
+def _were_at(sequence: GroupSequence, ranks: tuple[int, ...], op: Op, before: int) -> list[bool]:
+    """Tell of the first and the last rank of a side, which stand for all, whether they made a collective from a line before."""
+    return [sequence.has_been_at(rank, op.site, before) for rank in {ranks[0], ranks[-1]}]
 
 
 def _show(
-    paths: tuple[_Path, _Path], seq: int, last: int, pair: tuple[Op, Op], view: SceneView
+    sequence: GroupSequence, sides: _Sides, seq: int, last: int, pair: tuple[Op, Op], view: SceneView
 ) -> tuple[int, ...] | None:
     """Return who left the common path under a number, nobody in particular if that is not known; None if nothing shows that one did."""
     tests = [
-        {guard for guard in view.guards_where(path.ranks[0], op.site) if guard.is_rank_test}
-        for path, op in zip(paths, pair, strict=True)
+        {guard for guard in view.guards_where(ranks[0], op.site) if guard.is_rank_test}
+        for ranks, op in zip(sides, pair, strict=True)
     ]
     guarded = [
-        path
-        for path, own, others, op in zip(paths, tests, reversed(tests), pair, strict=True)
-        if own - others and not path.has_been(op, seq)
+        ranks
+        for ranks, own, others, op in zip(sides, tests, reversed(tests), pair, strict=True)
+        if own - others and not any(_were_at(sequence, ranks, op, seq))
     ]
     if len(guarded) == 1:
-        return guarded[0].ranks
+        return guarded[0]
     if len(guarded) == 2:
         return None  # each has a test of its own: "rank 0 first", and the others after it
-    extra = _find_extra(paths, seq, last)
+    extra = _find_extra(sequence, sides, seq, last)
     if extra is not None:
-        more, less = paths[extra], paths[1 - extra]
-        return less.ranks if less.have_been(pair[extra], seq) else more.ranks
+        more, less = sides[extra], sides[1 - extra]
+        return less if all(_were_at(sequence, less, pair[extra], seq)) else more
     # One side is where all have been, and the other where none has: it has left the loop, or taken another way.
-    common = [all(path.have_been(op, seq) for path in paths) for op in pair]
-    fresh = [not any(path.has_been(op, seq) for path in paths) for op in pair]
-    is_shown = (common[0] and fresh[1]) or (common[1] and fresh[0])
+    known = [[one for ranks in sides for one in _were_at(sequence, ranks, op, seq)] for op in pair]
+    is_shown = (all(known[0]) and not any(known[1])) or (all(known[1]) and not any(known[0]))
     return () if is_shown else None
 
 
-def _find_extra(paths: tuple[_Path, _Path], seq: int, last: int) -> int | None:
+def _find_extra(sequence: GroupSequence, sides: _Sides, seq: int, last: int) -> int | None:
     """Return which side made collectives of its own, after which it does what the other did at once; None if neither, or both may have."""
+    ops = [sequence.ops[ranks[0]] for ranks in sides]
     found = {
         more
         for more in (0, 1)
         for shift in range(1, min(_MOST_EXTRA, last - seq) + 1)
-        if _is_shifted(paths[more].ops, paths[1 - more].ops, range(seq, last + 1 - shift), shift)
+        if _is_shifted(ops[more], ops[1 - more], range(seq, last + 1 - shift), shift)
     }
     return found.pop() if len(found) == 1 else None
 

@@ -96,6 +96,10 @@ class GroupSequence:
         """Return the highest number that a rank is known to have reached; 0 if none is known."""
         return self.lasts.get(rank, 0)
 
+    def last_op(self, rank: int) -> Op | None:
+        """Return what a rank made under that number; None if it is not known."""
+        return self.ops.get(rank, {}).get(self.last(rank))
+
     def is_behind(self, rank: int, seq: int) -> bool:
         """Tell whether the records of a rank show that it has not come to a number."""
         return rank not in self.forgotten and self.last(rank) < seq

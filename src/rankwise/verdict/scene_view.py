@@ -108,7 +108,7 @@ class SceneView:
         """Return a collective that can't end, as members have ended well without it: the collective, who came, who is gone."""
         seen: set[int] = set()
         for rank in sequence.ops:
-            op = sequence.ops[rank].get(sequence.last(rank))
+            op = sequence.last_op(rank)
             if op is None or op.seq in seen or not (op.has_raised or op in self.rank_states[rank].ops[:1]):
                 continue
             seen.add(op.seq)
@@ -348,9 +348,8 @@ class SceneView:
 
     def _are_of_one_function(self, line: str, other: str) -> bool:
         (file, number), (other_file, other_number) = split_site(line), split_site(other)
-        function = find_function(self.text_of(file), number)
-        is_one_file = file == other_file and function is not None
-        return is_one_file and function is find_function(self.text_of(file), other_number)
+        one, two = (find_function(self.text_of(file), at) for at in (number, other_number))
+        return file == other_file and one is not None and two is not None and one.lineno == two.lineno
 
     def guards_of(self, rank: int) -> tuple[Guard, ...]:
         """Return the conditions that all of the user's lines on a rank's stack stand under, innermost first."""

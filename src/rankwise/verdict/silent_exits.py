@@ -52,7 +52,7 @@ def _has_done_less(scene: Scene, rank: int, felt: int) -> bool:
     for sequence in find_sequences(scene):
         if rank not in sequence.ranks or felt not in sequence.ops:
             continue
-        last = sequence.ops[felt].get(sequence.last(felt))
+        last = sequence.last_op(felt)
         # What C++ issued at the last may not have been read from a process that was gone at once.
         if last is not None and last.source == "python" and sequence.is_behind(rank, last.seq):
             return True

@@ -36,7 +36,10 @@ class Step:
 
 @lru_cache(maxsize=32)
 def parse(text: str) -> ast.Module:
-    """Return a file's syntax tree, which nobody may change; an empty one if the text is no Python."""
+    """Return a file's syntax tree, which nobody may change; an empty one if the text is no Python.
+
+    One that was let go is made anew, so nodes of two calls are told apart by their lines, never by their identity.
+    """
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -131,7 +134,7 @@ def are_alternatives(text: str, line: int, other: int) -> bool:
 def _are_parted(text: str, line: int, other: int) -> bool:
     """Tell whether two lines stand in different arms of one condition: then they are one place, written twice."""
     for one, two in zip(find_path(text, line), find_path(text, other), strict=False):
-        if one.node is not two.node:
+        if lines_of(one.node) != lines_of(two.node):
             break
         has_arms = isinstance(one.node, ast.If | ast.Match) and one.part and two.part
         if has_arms and one.part != two.part:

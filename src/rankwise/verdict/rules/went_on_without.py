@@ -54,7 +54,7 @@ def _make_finding(
     sequence: GroupSequence, op: Op, came: tuple[int, ...], gone: tuple[int, ...]
 ) -> JobFinding:
     culprits = gone if len(gone) <= len(came) else came
-    lasts = [sequence.ops.get(rank, {}).get(sequence.last(rank)) for rank in culprits]
+    lasts = map(sequence.last_op, culprits)
     where = next((one.site for one in lasts if one is not None and one.site), op.site)
     counts = sorted({sequence.last(rank) for rank in gone})
     return JobFinding(
