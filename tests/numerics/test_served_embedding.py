@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import rankwise
-from rankwise.parallel.servers.embedding import RowCache
-from rankwise.parallel.servers.table import TableFacts
+from rankwise.parallel.servers.embedding import RowCache, TableFacts
 from rankwise.testing import run_ranks, try_ranks
 
 NUM_ROWS, SIZE, NUM_STEPS = 10_007, 6, 15

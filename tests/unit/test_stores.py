@@ -42,11 +42,11 @@ def test_a_server_says_that_it_waits_for_workers(
 
 
 def test_a_worker_whose_store_is_gone_says_where_to_look() -> None:
-    """Rank 0 gives up a moment earlier and takes the store with it: that is told, and not torch's broken connection."""
+    """Rank 0 gives up a moment earlier and takes the store with it: the error says so, and where to look."""
 
     def check(_keys: list[str]) -> bool:
         raise dist.DistNetworkError("Failed to recv, got 0 bytes")
 
     ctx = SimpleNamespace(rank=1, world_size=3, role="chief", store=SimpleNamespace(check=check))
-    with pytest.raises(RendezvousError, match="the store was lost while this rank waited"):
+    with pytest.raises(RendezvousError, match="the job's store failed: Failed to recv"):
         setup.count_servers(cast("RankContext", ctx), None, coordinator=True)

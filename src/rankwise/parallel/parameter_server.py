@@ -12,7 +12,7 @@
     ctx.close()
 
 Under ``rankwise run --role-counts ps=2,worker=6 --max-restarts 10 train.py`` the ranks join without a group of all of them, and a rank that
-dies is started again alone: a server from its last copy, for which the workers wait; a worker takes its place, while the others go on.
+dies is started again alone: a server from its last copy, for which the workers wait; a worker takes its place, while the others continue.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class ParameterServer:
         self.num_servers, self.num_workers = num_servers, len(workers)
         self.worker_index = workers.index(ctx.rank) if ctx.rank in workers else None
         if worker is not None:
-            ctx._attend(at_step=_do_nothing, before_leaving=self.close)
+            ctx._attend(at_step=lambda: None, before_leaving=self.close)
 
     def serve(self) -> dict[str, Any]:
         """Serve the parameters until all workers have ended, or are gone.
@@ -389,7 +389,3 @@ class ParameterServer:
                 hint="servers call ps.serve() and nothing else: ask ps.is_server first",
             )
         return self._worker
-
-
-def _do_nothing() -> None:
-    """At each step."""

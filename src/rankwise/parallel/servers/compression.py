@@ -44,12 +44,7 @@ class Compression:
         self._left: dict[int, list[Tensor]] = {}
 
     def encode(self, gradient: Tensor, layout: ShardLayout) -> tuple[Tensor, dict[str, Any]]:
-        """Return what is sent of a shard's gradient, and what the server must know; what is left out is kept for the next.
-
-        Args:
-            gradient: The shard's buffer, shape (``layout.size_bytes``,), uint8.
-            layout: Of the shard.
-        """
+        """Return what is sent of a shard's gradient, and what the server must know; what is left out is kept for the next."""
         parts = layout.view_segments(gradient)
         left = self._left.setdefault(layout.number, [torch.zeros_like(part) for part in parts])
         pieces: list[Tensor] = []

@@ -71,7 +71,7 @@ class Handle:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has come to its end, well or not."""
+        """Whether it has ended, well or not."""
         return self.worker is not None
 
 
@@ -108,43 +108,39 @@ class Coordinator:
         self._threads = list[threading.Thread]()
         self._listener = listener
         listener.open()
-        self._accept_all(len(workers))
+        threading.Thread(target=self._accept, name="rankwise-coordinator-listener", daemon=True).start()
+        self._wait_for_workers(len(workers))
         if journal.is_resumed:
             _LOGGER.info(
                 f"[rank {rank}] the coordinator resumes: {len(journal)} scheduled functions have returned already and are not called again"
             )
-        threading.Thread(target=self._accept_late, name="rankwise-coordinator-listener", daemon=True).start()
 
-    def _accept_all(self, num_workers: int) -> None:
+    def _wait_for_workers(self, num_workers: int) -> None:
         # Workers of a coordinator that died may be in a function of it, and connect when they have done it.
         bound_s = self._timeout_s if self._journal.is_resumed else self._join_s
-        end = SYSTEM_CLOCK.monotonic() + bound_s
-        while len(self._connected) + len(self._lost) < num_workers:
-            self._accept(_POLL_S)
-            if SYSTEM_CLOCK.monotonic() <= end:
-                continue
-            if self._journal.is_resumed and self._connected:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._connected) + len(self._lost) >= num_workers, bound_s)
+            connected = sorted(self._connected)
+            if len(connected) + len(self._lost) >= num_workers or (self._journal.is_resumed and connected):
                 return
-            raise RendezvousError(
-                f"{len(self._connected)} of {num_workers} workers connected to the coordinator within {bound_s:g} s: {name_ranks(sorted(self._connected))}",
-                rank=self._rank, hint="the others must call ps.work()",
-            )  # fmt: skip
+            self._is_closed = True
+        raise RendezvousError(
+            f"{len(connected)} of {num_workers} workers connected to the coordinator within {bound_s:g} s: {name_ranks(connected)}",
+            rank=self._rank, hint="the others must call ps.work()",
+        )  # fmt: skip
 
-    def _accept_late(self) -> None:
-        """Accept workers that are started again, or connect late."""
+    def _accept(self) -> None:
+        """Accept workers, those too that are started again, or connect late."""
         while not self._is_closed:
-            self._accept(_POLL_S)
-
-    def _accept(self, timeout_s: float) -> None:
-        link = self._listener.accept(timeout_s)
-        if link is None:
-            return
-        threading.Thread(target=self._attend, args=(link,), name="rankwise-coordinator", daemon=True).start()
+            if (link := self._listener.accept(_POLL_S)) is not None:
+                threading.Thread(
+                    target=self._attend, args=(link,), name="rankwise-coordinator", daemon=True
+                ).start()
 
     def _attend(self, link: Link) -> None:
         """Learn which worker it is, and give it what there is to do."""
         try:
-            hello = link.receive(timeout_s=_JOIN_S).note or {}
+            hello = link.receive(timeout_s=_JOIN_S).note
             worker = int(hello["worker"])
             link.peer = f"rank {worker}"
             answer = link.receive(timeout_s=self._timeout_s) if hello.get("brings_answer") else None
@@ -189,7 +185,7 @@ class Coordinator:
             self._finish(handle, Message(ANSWER, number=number, body=_to_body(value)), worker, keeps=False)
             return True
         worker, answer = self._answers.pop(number, (0, None))
-        if answer is None or (answer.note or {}).get("call") != handle._call:
+        if answer is None or answer.note.get("call") != handle._call:
             return False
         self._finish(handle, answer, worker)
         return True
@@ -250,10 +246,10 @@ class Coordinator:
                         break
                     handle = self._waiting.popleft()
                     handle.num_runs += 1
-                question = Message(
-                    PULL, number=handle.number, note={"call": handle._call}, body=_to_body(handle._payload)
+                note, body = {"call": handle._call}, _to_body(handle._payload)
+                link.send(
+                    Message(PULL, number=handle.number, note=note, body=body), timeout_s=self._timeout_s
                 )
-                link.send(question, timeout_s=self._timeout_s)
                 answer = link.receive(timeout_s=self._timeout_s)
                 self._finish(handle, answer, worker)
                 handle = None
@@ -264,16 +260,15 @@ class Coordinator:
                     del self._connected[worker]
                     self._lost[worker], self._lost_s = error.message, SYSTEM_CLOCK.monotonic()
                 if handle is not None:
-                    self._waiting.appendleft(handle)  # another does it again, before what came later
+                    self._waiting.appendleft(handle)  # another does it again, before what was scheduled later
                 self._changed.notify_all()
 
     def _finish(self, handle: Handle, answer: Message, worker: int, *, keeps: bool = True) -> None:
         value, error, pickled = None, None, b""
         if answer.kind == REFUSED:
-            note = answer.note or {}
-            # The cause stands in the first line: a report shows no more of it.
+            # The cause is in the first line: a report shows no more of it.
             error = RankFailedError(
-                f"scheduled function {handle.number} raised on rank {worker}: {note.get('cause')}\n{note.get('error')}",
+                f"scheduled function {handle.number} raised on rank {worker}: {answer.note.get('cause')}\n{answer.note.get('error')}",
                 rank=worker,
             )
         elif answer.body is not None:
@@ -303,7 +298,7 @@ class Coordinator:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let the workers go when they have done what is scheduled, and wait some seconds for each to hear of it."""
+        """Let the workers go when they have done what is scheduled, and wait some seconds until each has the message."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -332,12 +327,11 @@ def work(
         try:
             link = connect(store, COORDINATOR, peer="the coordinator", rank=rank, timeout_s=bound_s)
         except ClosedError:
-            return num_called  # all is done: we were started again late, or did not hear of the end
+            # All is done: we were started again late, or did not get the message of the end.
+            return num_called
         try:
-            link.send(
-                Message(HELLO, note={"worker": rank, "brings_answer": answer is not None}),
-                timeout_s=timeout_s,
-            )
+            hello = {"worker": rank, "brings_answer": answer is not None}
+            link.send(Message(HELLO, note=hello), timeout_s=timeout_s)
             if answer is not None:
                 link.send(answer, timeout_s=timeout_s)
             while True:
@@ -357,7 +351,7 @@ def work(
 
 def _call(message: Message, own: dict[int, Any], index: int, num_workers: int) -> Message:
     """Call what was scheduled, with what this worker has made for itself, and return the answer."""
-    note = {"call": (message.note or {}).get("call")}
+    note = {"call": message.note.get("call")}
     try:
         assert message.body is not None  # noqa: S101 - checked by the caller
         function, args = pickle.loads(message.body.numpy().tobytes())  # noqa: S301 - from a rank of our own job

@@ -5,45 +5,40 @@ from __future__ import annotations
 import threading
 import warnings
 from contextlib import suppress
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError
 from rankwise.parallel.servers.listener import wrapping_store_errors
+from rankwise.parallel.servers.shard import Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     import torch.distributed as dist
-    from torch import Tensor
 
-    from rankwise.parallel.servers.layout import Piece, ShardLayout
+    from rankwise.parallel.servers.layout import ShardLayout
     from rankwise.parallel.servers.rules import Rules
     from rankwise.parallel.servers.shard import Gradient
 
 
 @final
-class DenseValues:
-    """Parameters of one shard; whoever calls holds the shard's lock.
+class DenseValues(Held):
+    """Parameters of one shard.
 
     Given the shard's number, a version and its squared norm, ``total_norm`` returns the whole model's norm, for clipping.
     """
 
     def __init__(
-        self,
-        layout: ShardLayout,
-        rules: Rules,
-        *,
-        total_norm: Callable[[int, int, float], float] | None = None,
+        self, layout: ShardLayout, rules: Rules, total_norm: Callable[[int, int, float], float] | None = None
     ) -> None:
-        self.layout, self.rules, self._total_norm = layout, rules, total_norm
+        self.layout, self._total_norm = layout, total_norm
         self.buffer = layout.allocate()
-        self.parameters = [nn.Parameter(view) for view in layout.view(self.buffer)]
-        self.optimizer = rules.optimizer(self.parameters) if self.parameters else None
-        self.scheduler = rules.scheduler(self.optimizer) if rules.scheduler and self.optimizer else None
+        super().__init__([nn.Parameter(view) for view in layout.view(self.buffer)], rules.optimizer, rules)
         self._snapshot: Tensor | None = None
         self._free: list[Tensor] = []
 
@@ -78,61 +73,41 @@ class DenseValues:
         missing = frozenset.intersection(*(one.missing for one in gradients))
         for place, (parameter, view) in enumerate(zip(self.parameters, self.layout.view(first), strict=True)):
             parameter.grad = None if place in missing else view
-        clip(average, self.rules, self._total_norm, self.layout.number, version)
-        assert self.optimizer is not None  # noqa: S101 - there are parameters
-        self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        for parameter in self.parameters:
-            parameter.grad = None
+        self._clip(average, version)
+        self.step()
         self._snapshot = None
 
+    def _clip(self, average: list[Tensor], version: int) -> None:
+        """Scale a gradient down, if the whole model's norm is above the bound and the servers know it."""
+        bound = self.rules.clip_norm
+        if bound is None or self._total_norm is None:
+            return
+        own = sum(float(part.double().square().sum()) for part in average)
+        # As torch's clip_grad_norm_.
+        factor = bound / (self._total_norm(self.layout.number, version, own) + 1e-6)
+        if factor < 1:
+            torch._foreach_mul_(average, factor)
+
     def resume(self, states: Mapping[str, Mapping[str, Any]], num_updates: int) -> None:
-        """Go on from an optimizer's state of whole parameters, by name, and from where the schedule was."""
+        """Continue from an optimizer's state of whole parameters, by name, and from where the schedule was."""
         if self.optimizer is None:
             return
         for parameter, piece in zip(self.parameters, self.layout.pieces, strict=True):
             if piece.name in states:
                 self.optimizer.state[parameter] = {
-                    key: _cut(value, piece) for key, value in states[piece.name].items()
-                }
+                    # What is no number for each element is kept whole.
+                    key: piece.take(value.detach().cpu()).clone() if isinstance(value, Tensor) and value.dim() else deepcopy(value)
+                    for key, value in states[piece.name].items()
+                }  # fmt: skip
         if self.scheduler is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of steps without the optimizer's
                 for _ in range(num_updates):
                     self.scheduler.step()
 
-    def state(self) -> dict[str, Any]:
-        """Return values and states, as ``torch.save`` takes them."""
-        return {
-            "optimizer": self.optimizer.state_dict() if self.optimizer is not None else {},
-            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
-            # Clones: torch.save takes no two dtypes of one buffer.
-            "values": [one.detach().clone() for one in self.parameters],
-        }
-
-
-def clip(
-    average: list[Tensor],
-    rules: Rules,
-    total_norm: Callable[[int, int, float], float] | None,
-    shard: int,
-    version: int,
-) -> None:
-    """Scale a shard's gradient down, if the whole model's norm is above the bound and the servers know it."""
-    if rules.clip_norm is None or total_norm is None:
-        return
-    own = sum(float(part.double().square().sum()) for part in average)
-    factor = rules.clip_norm / (total_norm(shard, version, own) + 1e-6)  # as torch's clip_grad_norm_
-    if factor < 1:
-        torch._foreach_mul_(average, factor)
-
-
-def _cut(value: Any, piece: Piece) -> Any:
-    """Return a piece's part of what an optimizer keeps for a parameter; what is no number for each element is kept whole."""
-    if not isinstance(value, torch.Tensor) or value.dim() == 0:
-        return value.clone() if isinstance(value, torch.Tensor) else value
-    return value.detach().cpu().reshape(-1)[piece.start : piece.stop].reshape(piece.shape).clone()
+    def list_values(self) -> list[Tensor]:
+        """Return clones of the values: ``torch.save`` takes no two dtypes of one buffer."""
+        return [one.clone() for one in super().list_values()]
 
 
 @final
@@ -144,10 +119,10 @@ class NormExchange:
         self._timeout_s, self._lock = timeout_s, threading.Lock()
 
     def __call__(self, shard: int, version: int, square: float) -> float:
-        """Tell one shard's squared norm of a version, and return the norm of all.
+        """Send one shard's squared norm of a version, and return the norm of all.
 
         Raises:
-            CollectiveError: Some server did not tell its own in time; names the shards.
+            CollectiveError: Some server did not send its own in time; names the shards.
             RendezvousError: The store is gone.
         """
         keys = {one: f"norm/{version}/{one}" for one in self._shards}

@@ -1,7 +1,13 @@
-"""``ServedEmbedding``: an embedding that has no rows of its own, and asks the servers for those that a batch needs."""
+"""``ServedEmbedding``: an embedding that has no rows of its own, and asks the servers for those that a batch needs.
+
+Only the gradients of these rows are pushed (DistBelief's and DLRM's way: Naumov et al., arXiv:1906.00091), so that a table may be larger than
+the memory of any host.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -9,12 +15,112 @@ from torch import nn
 from torch.nn import functional
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.servers.table import TableFacts
+from rankwise.parallel.servers.shard import Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from rankwise.parallel.servers.rules import Rules
+    from rankwise.parallel.servers.shard import Gradient
+
+SHARDINGS = ("hash", "range")
+#: Rows are drawn by blocks, each from a seed of its own: the same table for any number of servers.
+_BLOCK = 4096
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFacts:
+    """What must be known of a table to find its rows, as given to ``ServedEmbedding``; equal on all ranks.
+
+    By ``hash`` row N is on server N modulo their number, so that neighbouring rows that are often used are on different servers.
+    """
+
+    num_rows: int
+    size: int
+    dtype: torch.dtype
+    sharding: str
+    seed: int
+    std: float
+
+    def check(self) -> None:
+        """Refuse what makes no sense."""
+        for name, value in (("num_rows", self.num_rows), ("size", self.size)):
+            if value < 1:
+                raise UsageError(
+                    f"{name}={value} of a served embedding", hint="it needs one row and one number at least"
+                )
+        if self.sharding not in SHARDINGS:
+            raise UsageError(f"sharding={self.sharding!r} is not one of {', '.join(SHARDINGS)}")
+
+    def find_owners(self, rows: Tensor, num_shards: int) -> tuple[Tensor, Tensor]:
+        """Return for each row its shard, and its place there; both of the shape of ``rows``, int64."""
+        if self.sharding == "hash":
+            return rows % num_shards, rows // num_shards
+        length = math.ceil(self.num_rows / num_shards)
+        return rows // length, rows % length
+
+    def deal_out(self, rows: Tensor, num_shards: int) -> list[tuple[int, Tensor, Tensor]]:
+        """Return for each shard its number, which of the rows it has, and their places there."""
+        if num_shards == 1:
+            return [(0, torch.ones(len(rows), dtype=torch.bool), rows)]
+        owners, places = self.find_owners(rows, num_shards)
+        masks = [owners == shard for shard in range(num_shards)]
+        return [(shard, mask, places[mask]) for shard, mask in enumerate(masks)]
+
+    def find_rows(self, shard: int, num_shards: int) -> range:
+        """Return the rows of one shard, in the order of their places."""
+        if self.sharding == "hash":
+            return range(shard, self.num_rows, num_shards)
+        length = math.ceil(self.num_rows / num_shards)
+        return range(min(shard * length, self.num_rows), min((shard + 1) * length, self.num_rows))
+
+    def draw(self, shard: int, num_shards: int) -> Tensor:
+        """Return the first values of a shard's rows, shape (rows, ``size``), from a normal distribution."""
+        rows = self.find_rows(shard, num_shards)
+        values = torch.empty(len(rows), self.size, dtype=self.dtype)
+        at = 0
+        while at < len(rows):
+            block = rows[at] // _BLOCK
+            last = min((block + 1) * _BLOCK, self.num_rows) - 1
+            end = at + (min(last, rows[-1]) - rows[at]) // rows.step + 1
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + block) & (2**63 - 1))
+            drawn = torch.randn(_BLOCK, self.size, generator=generator, dtype=self.dtype)
+            values[at:end] = drawn[rows[at] - block * _BLOCK : rows[end - 1] - block * _BLOCK + 1 : rows.step]
+            at = end
+        return values * self.std
+
+
+@final
+class TableValues(Held):
+    """One server's rows of a table, given as values of shape (rows, size); the optimizer is given sparse gradients."""
+
+    def __init__(self, values: Tensor, rules: Rules) -> None:
+        self.weight = nn.Parameter(values)
+        super().__init__([self.weight], rules.table_optimizer, rules)
+
+    def read(self, places: Tensor) -> Tensor:
+        """Return a copy of some rows, as bytes."""
+        return self.weight.detach()[places].reshape(-1).view(torch.uint8)
+
+    def update(self, gradients: list[Gradient], total: float, version: int) -> None:  # noqa: ARG002 - as of dense values
+        """Make one step with the average of some gradients, whose weights sum up to ``total``."""
+        size, dtype = self.weight.shape[1], self.weight.dtype
+        places = [one.rows for one in gradients if one.rows is not None]
+        values = [one.buffer.view(dtype).view(-1, size) for one in gradients]
+        for value, one in zip(values, gradients, strict=True):
+            if one.weight != total:
+                value.mul_(one.weight / total)
+        # A worker sends each row once, in ascending order.
+        is_sorted = len(gradients) == 1
+        indices, rows = (places[0], values[0]) if is_sorted else (torch.cat(places), torch.cat(values))
+        grad = torch.sparse_coo_tensor(
+            indices[None], rows, self.weight.shape, check_invariants=False, is_coalesced=is_sorted
+        )
+        self.weight.grad = grad if is_sorted else grad.coalesce()
+        self.step()
 
 
 @final

@@ -1,4 +1,4 @@
-"""Which part of a model stands on which server, and where in the server's flat buffer; and the way back to a plain optimizer.
+"""Which part of a model is on which server, and where in the flat buffers of server and worker; and the way back to a plain optimizer.
 
 Whole tensors go to the server that has least so far, largest first; a tensor above a bound is cut into ranges, one for each server, so
 that one embedding does not make one server slow (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014).
@@ -30,7 +30,7 @@ SPLIT_BYTES = 16 << 20
 @final
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of one parameter, flattened, and the byte of the shard's buffer with which it begins; ``shape`` is the parameter's if it is all of it."""
+    """A range of a parameter, flattened, and the byte of the shard's buffer with which it begins; ``shape`` is the parameter's if it is all of it."""
 
     name: str
     start: int
@@ -43,6 +43,10 @@ class Piece:
     def size_bytes(self) -> int:
         """How many bytes it has."""
         return (self.stop - self.start) * int(self.dtype.itemsize)
+
+    def take(self, value: Tensor) -> Tensor:
+        """Return its part of a parameter, or of what has the parameter's shape; a view if that is contiguous."""
+        return value.reshape(-1)[self.start : self.stop].view(self.shape)
 
 
 @final
@@ -130,20 +134,45 @@ def _lay_out(number: int, items: Sequence[tuple[str, int, int, tuple[int, ...], 
     return ShardLayout(number, tuple(pieces), offset, tuple(segments))
 
 
+@final
+class Part:
+    """What a worker has of one shard: a buffer that it pulls into, and one that it pushes from."""
+
+    def __init__(self, layout: ShardLayout, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.layout = layout
+        self.values, self.gradients = layout.allocate(), layout.allocate()
+        self._pairs = [(parameters[one.name], one) for one in layout.pieces]
+        self._value_views, self._gradient_views = layout.view(self.values), layout.view(self.gradients)
+
+    def write_back(self) -> None:
+        """Copy what was pulled into the model."""
+        with torch.no_grad():
+            for (parameter, piece), view in zip(self._pairs, self._value_views, strict=True):
+                held = parameter.data
+                whole = held.contiguous()
+                piece.take(whole).copy_(view, non_blocking=True)
+                if whole is not held:  # channels_last, say
+                    held.copy_(whole)
+
+    def collect(self, factor: float) -> list[int]:
+        """Copy the gradients into the buffer, times a factor; return the pieces that have none."""
+        missing: list[int] = []
+        pairs = zip(self._pairs, self._gradient_views, strict=True)
+        for place, ((parameter, piece), view) in enumerate(pairs):
+            if parameter.grad is None:
+                view.zero_()
+                missing.append(place)
+                continue
+            view.copy_(piece.take(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad))
+        if factor != 1:
+            for part in self.layout.view_segments(self.gradients):
+                part.mul_(factor)
+        return missing
+
+
 def digest(layouts: Sequence[object]) -> str:
     """Return a text that is equal where the layouts are."""
     return hashlib.sha256(repr(layouts).encode()).hexdigest()[:16]
-
-
-def copy_in(layout: ShardLayout, buffer: Tensor, values: dict[str, Tensor]) -> None:
-    """Copy parameters, by name, into a shard's buffer."""
-    for view, piece in zip(layout.view(buffer), layout.pieces, strict=True):
-        view.copy_(values[piece.name].detach().reshape(-1)[piece.start : piece.stop].view(piece.shape))
-
-
-def take_part(value: Tensor, piece: Piece) -> Tensor:
-    """Return a piece of a contiguous tensor as a view, in the piece's shape."""
-    return value.view(-1)[piece.start : piece.stop].view(piece.shape)
 
 
 # ------------------------------------------------------- back to the whole model

@@ -1,6 +1,6 @@
 """A link between one worker and one server: messages with a bound on every wait, and the peer's name in every error.
 
-A link is a connection of its own, over TCP, or on one host over a Unix socket. That lets the others go on when a peer is killed, and lets
+A link is a connection of its own, over TCP, or on one host over a Unix socket. That lets the others continue when a peer is killed, and lets
 a process that is started again take its predecessor's place: agents of torch's RPC serve a whole process, and meet all others when they
 start. And a message costs a fraction of what it costs over RPC or Gloo (benchmarks/parameter_server.py).
 """
@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakSet
 
@@ -65,20 +65,16 @@ class Message:
     number: int = 0
     weight: float = 1.0
     seen: int = 0
-    note: Mapping[str, Any] | None = None
+    note: Mapping[str, Any] = field(default_factory=dict)
     body: Tensor | None = None
 
 
 @final
 class Link:
-    """One end of a link.
+    """One end of a link; peer and rank are for errors.
 
-    Args:
-        connection: To the peer.
-        peer: Who is at the other end, for errors.
-        rank: Our own rank, for errors.
-        reports_waits: Whether to say on standard error for whom a long wait is.
-        opening: Done before the first message is received, given the link and the seconds to wait: finds out who the peer is.
+    With ``reports_waits`` it says on standard error for whom a long wait is. Before the first message is received, ``opening`` is called with the
+    link and the seconds to wait: it finds out who the peer is.
     """
 
     def __init__(
@@ -104,7 +100,7 @@ class Link:
             LinkLostError: The peer is gone.
             CollectiveTimeoutError: It does not take the message in time; the link is closed.
         """
-        note = b"" if message.note is None else json.dumps(message.note).encode()
+        note = json.dumps(message.note).encode() if message.note else b""
         body = memoryview(b"") if message.body is None else _view(message.body)
         head = _HEADER.pack(
             message.kind, message.shard, len(note), message.number, message.seen, message.weight, len(body)
@@ -122,9 +118,9 @@ class Link:
                 if sent < len(body):
                     self._socket.sendall(body[max(0, sent) :])
         except TimeoutError:
-            raise self._tell_timeout("takes no message", timeout_s) from None
+            raise self._make_timeout_error("takes no message", timeout_s) from None
         except OSError as error:
-            raise self._tell_lost(error.strerror or str(error)) from None
+            raise self._make_lost_error(error.strerror or str(error)) from None
 
     def receive(
         self, *, timeout_s: float, place: Callable[[Message, int], Tensor | None] | None = None
@@ -137,25 +133,22 @@ class Link:
 
         Raises:
             LinkLostError: The peer is gone.
-            CollectiveTimeoutError: Nothing came in time; the link is closed.
+            CollectiveTimeoutError: Nothing arrived in time; the link is closed.
         """
         if self._opening is not None:
             opening, self._opening = self._opening, None
             opening(self, timeout_s)
-        if self._reports_waits and timeout_s > _NOTICE_S:
-            self._receive_patiently(self._header, timeout_s)
-        else:
-            self._receive_into(self._header, timeout_s)
+        self._receive_into(self._header, timeout_s, is_first=True)
         kind, shard, note_size, number, seen, weight, size = _HEADER.unpack(self._header)
-        note = None
+        note = {}
         if note_size:
             text = bytearray(note_size)
             self._receive_into(memoryview(text), timeout_s)
             try:
-                note = json.loads(text)
-            except ValueError:
+                note = dict(json.loads(text))
+            except (TypeError, ValueError):
                 self.close()
-                raise self._tell_lost("it sent an invalid message") from None
+                raise self._make_lost_error("it sent an invalid message") from None
         message = Message(kind, shard, number, weight, seen, note)
         if not size:
             return message
@@ -179,48 +172,35 @@ class Link:
             CollectiveTimeoutError: As for messages.
         """
         shown = bytearray(size)
-        if self._reports_waits and timeout_s > _NOTICE_S:
-            self._receive_patiently(memoryview(shown), timeout_s)
-        else:
-            self._receive_into(memoryview(shown), timeout_s)
+        self._receive_into(memoryview(shown), timeout_s, is_first=True)
         if answer is not None:
             try:
                 self._socket.sendall(answer(bytes(shown)))
             except OSError as error:
-                raise self._tell_lost(error.strerror or str(error)) from None
+                raise self._make_lost_error(error.strerror or str(error)) from None
         return bytes(shown)
 
-    def _receive_patiently(self, buffer: memoryview, timeout_s: float) -> None:
+    def _receive_into(self, buffer: memoryview, timeout_s: float, *, is_first: bool = False) -> None:
         self._check_late()
-        self._set_timeout(_NOTICE_S)
-        try:
-            self._receive_some(buffer[:1])
-        except TimeoutError:
-            _LOGGER.info(
-                f"[rank {self._rank}] has waited {_NOTICE_S:g} s for {self.peer}, and waits {timeout_s:g} s at most"
-            )
-            self._receive_into(buffer[:1], timeout_s - _NOTICE_S)
-        except OSError as error:
-            raise self._tell_lost(error.strerror or str(error)) from None
-        self._receive_into(buffer[1:], timeout_s)
-
-    def _receive_into(self, buffer: memoryview, timeout_s: float) -> None:
-        self._check_late()
-        self._set_timeout(timeout_s)
-        try:
-            self._receive_some(buffer)
-        except TimeoutError:
-            raise self._tell_timeout("sends nothing", timeout_s) from None
-        except OSError as error:
-            raise self._tell_lost(error.strerror or str(error)) from None
-
-    def _receive_some(self, buffer: memoryview) -> None:
+        reports = is_first and self._reports_waits and timeout_s > _NOTICE_S
+        self._set_timeout(_NOTICE_S if reports else timeout_s)
         at = 0
         while at < len(buffer):
-            size = self._socket.recv_into(buffer[at:] if at else buffer)
+            try:
+                size = self._socket.recv_into(buffer[at:] if at else buffer)
+            except TimeoutError:
+                if not reports:
+                    raise self._make_timeout_error("sends nothing", timeout_s) from None
+                _LOGGER.info(
+                    f"[rank {self._rank}] has waited {_NOTICE_S:g} s for {self.peer}, and waits {timeout_s:g} s at most"
+                )
+                self._set_timeout(timeout_s - _NOTICE_S)
+                reports, size = False, -1
+            except OSError as error:
+                raise self._make_lost_error(error.strerror or str(error)) from None
             if not size:
-                raise self._tell_lost("it has closed the connection")
-            at += size
+                raise self._make_lost_error("it has closed the connection")
+            at += max(size, 0)
 
     def _check_late(self) -> None:
         if self._is_late:
@@ -235,11 +215,11 @@ class Link:
             with suppress(OSError):  # closed: the next call says so
                 self._socket.settimeout(timeout_s)
 
-    def _tell_lost(self, text: str) -> LinkLostError:
+    def _make_lost_error(self, text: str) -> LinkLostError:
         return LinkLostError(f"{self.peer} is gone: {text}", rank=self._rank, hint="look at its output")
 
-    def _tell_timeout(self, what: str, timeout_s: float) -> CollectiveTimeoutError:
-        # Its answer may still come, or half a message has gone: what came next would be taken for something else.
+    def _make_timeout_error(self, what: str, timeout_s: float) -> CollectiveTimeoutError:
+        # Its answer may still come, or half a message has gone: what arrives next would be taken for something else.
         self._is_late = True
         self.close()
         return CollectiveTimeoutError(

@@ -82,7 +82,7 @@ class Listener:
         close_in_children(self._socket)
 
     def open(self) -> None:
-        """Publish the address; a connection that comes before ``accept`` is called waits in the backlog."""
+        """Publish the address; a connection that is made before ``accept`` is called waits in the backlog."""
         self._store.set(self._key, json.dumps([self._address, self._nonce.hex()]))
 
     def accept(self, timeout_s: float) -> Link | None:

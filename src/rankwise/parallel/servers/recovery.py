@@ -1,4 +1,4 @@
-"""Copies of the shards, from which another process goes on with what a server that died has held: on a disk, in the host's memory, or on a peer.
+"""Copies of the shards, from which another process continues with what a server that died has held: on a disk, in the host's memory, or on a peer.
 
 As replicas, server N sends its shards to server N + 1, over a link of their own. A replica that was sent arrives although its sender dies right
 afterwards; one that could not be sent, because that server is being started again, is made up for by the next.
@@ -26,6 +26,7 @@ from rankwise.base.roles import note_needed
 from rankwise.parallel.servers.link import ANSWER, HELLO, REPLICA, STATE, Link, Message
 from rankwise.parallel.servers.listener import RETURN_S, connect
 from rankwise.parallel.servers.shard import pack
+from rankwise.parallel.trees import list_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _LOGGER = get_logger(__name__)
 
 _NO_SPACE_HINT = "put recovery_folder on a larger file system; copies in the host's memory take twice what the servers hold (docker run --shm-size)"
-#: How the folders begin from which a run goes on after one that was stopped.
+#: How the folders begin from which a run continues after one that was stopped.
 _STOPPED = "stopped-"
 #: Whoever sends replicas is silent as long as it makes no updates.
 _FOREVER_S = 1e6
@@ -53,14 +54,9 @@ class Recovery:
     saves_first = True
 
     def __init__(
-        self,
-        folder: str | Path,
-        save_every: int,
-        make_shard: Callable[[int, Iterable[int]], Shard],
-        *,
-        num_shards: int = 1,
-    ) -> None:
-        self._folder, self._save_every, self._make_shard = Path(folder), save_every, make_shard
+        self, folder: str | Path, save_every: int, make_shard: Callable[[int, Iterable[int]], Shard], num_shards: int = 1
+    ) -> None:  # fmt: skip
+        self._folder, self.save_every, self._make_shard = Path(folder), save_every, make_shard
         self._run = self._digest = ""
         self._is_restarted, self._num_shards = False, num_shards
         self._stopped: Path | None = None
@@ -70,7 +66,7 @@ class Recovery:
             raise UsageError(f"recovery_folder={str(folder)!r} can't be made: {error.strerror}") from None
 
     def begin(self, run: str, digest: str = "", *, is_restarted: bool = False, num_updates: int = 0) -> None:
-        """Choose what shards go on from: copies of this run, of a run that was stopped, or none.
+        """Choose what shards continue from: copies of this run, of a run that was stopped, or none.
 
         Args:
             run: The same on all servers, also on one that is started again alone; another one after a restart of the whole job.
@@ -83,15 +79,13 @@ class Recovery:
             self._stopped = self._find_stopped(num_updates)
 
     def take_up(self, number: int, workers: Iterable[int]) -> Shard | None:
-        """Return a shard with the state that it goes on from; None if it begins with what the caller gives it."""
+        """Return a shard with the state that it continues from; None if it begins with what the caller gives it."""
         if self._is_restarted:
             return self.load(number, workers)
         self.set_aside(number)
-        return (
-            None
-            if self._stopped is None
-            else self._read(self._stopped / f"shard-{number}.pt", number, workers, None)
-        )
+        if self._stopped is None:
+            return None
+        return self._read(self._stopped / f"shard-{number}.pt", number, workers, None)
 
     # ----------------------------------------------------- runs that were stopped
 
@@ -179,7 +173,8 @@ class Recovery:
     def _write(self, path: Path, state: dict[str, Any], number: int) -> None:
         temporary = path.with_suffix(".tmp")
         try:
-            size, free = _measure(state), shutil.disk_usage(self._folder).free
+            size = sum(one.nbytes for one in list_tensors(state))
+            free = shutil.disk_usage(self._folder).free
             if size > free:  # a tmpfs that is filled up takes memory from all others
                 raise CheckpointError(
                     f"the copy of shard {number} needs {size / 1e6:.1f} MB, and {self._folder} has {free / 1e6:.1f} MB free",
@@ -196,11 +191,6 @@ class Recovery:
             raise CheckpointError(
                 f"the copy of shard {number} can't be written to {path}: {error}", hint=_NO_SPACE_HINT
             ) from error
-
-    def save_if_due(self, number: int, shard: Shard) -> None:
-        """Write a shard after each so many updates."""
-        if shard.version % self._save_every == 0:
-            self.save(number, shard)
 
     def load(self, number: int, workers: Iterable[int]) -> Shard:
         """Return a shard as its server has saved it last.
@@ -225,15 +215,6 @@ class Recovery:
         return shard
 
 
-def _measure(state: Any) -> int:
-    """Return how many bytes the tensors of a nested state have."""
-    if isinstance(state, torch.Tensor):
-        return int(state.nbytes)
-    if isinstance(state, dict):
-        return sum(_measure(one) for one in state.values())
-    return sum(_measure(one) for one in state) if isinstance(state, (list, tuple)) else 0
-
-
 @final
 class Replicas:
     """Sends shards to the next server after each ``save_every`` updates, and holds those of the one before; in place of ``Recovery``."""
@@ -244,14 +225,14 @@ class Replicas:
         self, server: int, num_servers: int, store: dist.Store, *, save_every: int, make_shard: Callable[[int, Iterable[int]], Shard]
     ) -> None:  # fmt: skip
         self._server, self._next, self._store = server, (server + 1) % num_servers, store
-        self._save_every, self._make_shard = save_every, make_shard
+        self.save_every, self._make_shard = save_every, make_shard
         self._is_restarted = False
         self._held: dict[int, Tensor] = {}
         self._lock = threading.Lock()
         self._link: Link | None = None
 
     def begin(self, run: str, digest: str = "", *, is_restarted: bool = False, num_updates: int = 0) -> None:  # noqa: ARG002 - as Recovery
-        """Learn whether this process takes the place of one that died."""
+        """Note whether this process takes the place of one that died."""
         self._is_restarted = is_restarted
 
     def take_up(self, number: int, workers: Iterable[int]) -> Shard | None:
@@ -302,11 +283,6 @@ class Replicas:
             except CollectiveError:
                 self._drop_link()
 
-    def save_if_due(self, number: int, shard: Shard) -> None:
-        """Send a shard after each so many updates."""
-        if shard.version % self._save_every == 0:
-            self.save(number, shard)
-
     def finish(self, shards: Mapping[int, Shard], *, is_stopped: bool) -> None:  # noqa: ARG002 - as Recovery
         """Close the link: replicas end with the job."""
         with self._lock:
@@ -314,13 +290,8 @@ class Replicas:
 
     def _connect(self, timeout_s: float) -> Link:
         if self._link is None:
-            link = connect(
-                self._store,
-                str(self._next),
-                peer=f"server {self._next}",
-                rank=self._server,
-                timeout_s=timeout_s,
-            )
+            peer = f"server {self._next}"
+            link = connect(self._store, str(self._next), peer=peer, rank=self._server, timeout_s=timeout_s)
             try:
                 link.send(Message(HELLO, note={"server": self._server}), timeout_s=_BOUND_S)
                 link.receive(timeout_s=_BOUND_S)  # which proves that it is one of the job's

@@ -19,7 +19,7 @@ MODES = ("sync", "async", "stale")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How a shard makes its updates, as ``parameter_server`` was told; ``staleness`` is 0 in modes that have none."""
+    """How a shard makes its updates, as given to ``parameter_server``; ``staleness`` is 0 in modes that have none."""
 
     mode: str
     staleness: int
@@ -32,7 +32,7 @@ class Rules:
 
     @property
     def is_async(self) -> bool:
-        """Whether each gradient is applied as it comes."""
+        """Whether each gradient is applied when it arrives."""
         return self.mode == "async"
 
     @property

@@ -6,7 +6,6 @@ import secrets
 import sys
 import threading
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -17,6 +16,7 @@ from rankwise.base.log import get_logger
 from rankwise.base.rank_names import name_ranks
 from rankwise.base.roles import note_needed
 from rankwise.parallel.servers.dense import DenseValues
+from rankwise.parallel.servers.embedding import TableValues
 from rankwise.parallel.servers.link import (
     ADOPT,
     ANSWER,
@@ -35,7 +35,6 @@ from rankwise.parallel.servers.link import (
 from rankwise.parallel.servers.listener import RETURN_S, wrapping_store_errors
 from rankwise.parallel.servers.recovery import Replicas
 from rankwise.parallel.servers.shard import Gradient
-from rankwise.parallel.servers.table import TableValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import Tensor
 
-    from rankwise.base.clock import Clock
     from rankwise.parallel.servers.compression import Compression
     from rankwise.parallel.servers.listener import Listener
     from rankwise.parallel.servers.recovery import Recovery
@@ -69,12 +67,12 @@ class Server:
 
     def __init__(  # noqa: PLR0913 - what makes a server
         self, number: int, rank: int, shards: Mapping[int, Shard], *, layout_digest: str, compression: Compression | None,
-        workers: Iterable[int], store: dist.Store, listener: Listener, timeout_s: float, returns: bool = False, clock: Clock = SYSTEM_CLOCK,
+        workers: Iterable[int], store: dist.Store, listener: Listener, timeout_s: float, returns: bool = False,
     ) -> None:  # fmt: skip
         self.number, self.rank, self.shards = number, rank, dict(shards)
         self._digest, self._compression = layout_digest, compression
         self._store, self._listener, self._timeout_s = store, listener, timeout_s
-        self._returns, self._clock = returns, clock
+        self._returns = returns
         self.recovery: Recovery | Replicas | None = None
         self._is_stopping = False
         self._lock = threading.Lock()
@@ -85,26 +83,18 @@ class Server:
         self._fault: BaseException | None = None
 
     def resume(self, states: Mapping[str, Mapping[str, Any]], num_updates: int) -> None:
-        """Go on where a training was, before anybody joins."""
+        """Continue a training, before anybody joins."""
         for shard in list(self.shards.values()):
             shard.begin(num_updates)
             if isinstance(shard.held, DenseValues):
                 shard.held.resume(states, num_updates)
 
     def serve(self, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Answer the workers until all have ended.
+        """Answer the workers until all have ended; see ``ParameterServer.serve``.
 
-        Args:
-            should_stop: Whether the job has been told to stop; then workers that are lost are not waited for any more.
-
-        Returns:
-            What each shard counted, and who ended or was lost.
-
-        Raises:
-            CollectiveError: No worker ended well, or the update rule raised.
-            CheckpointError: The copies from which the next run goes on can't be written.
+        When ``should_stop`` says that the job is told to stop, workers that are lost are not waited for any more.
         """
-        switch_s, check_s = sys.getswitchinterval(), self._clock.monotonic()
+        switch_s, check_s = sys.getswitchinterval(), SYSTEM_CLOCK.monotonic()
         self._awaited = dict.fromkeys(self._awaited, check_s + (RETURN_S if self._returns else _JOIN_S))
         is_over = False
         sys.setswitchinterval(_SWITCH_S)
@@ -116,8 +106,8 @@ class Server:
                     ).start()
                 if not self._is_stopping and should_stop():
                     self._begin_stop()
-                if self._awaited and self._clock.monotonic() >= check_s:
-                    check_s = self._clock.monotonic() + _CHECK_S
+                if self._awaited and SYSTEM_CLOCK.monotonic() >= check_s:
+                    check_s = SYSTEM_CLOCK.monotonic() + _CHECK_S
                     self._check_awaited()
             if self._fault is not None:
                 raise self._fault
@@ -139,6 +129,8 @@ class Server:
     def _begin_stop(self) -> None:
         """Wait for connected workers only: one that is lost from now on is not started again."""
         with self._lock:
+            if self._is_stopping:
+                return
             self._is_stopping = True
             self._awaited.clear()
         _LOGGER.info(f"[rank {self.rank}] server {self.number} stops after its workers")
@@ -169,7 +161,7 @@ class Server:
     @wrapping_store_errors()
     def _check_awaited(self) -> None:
         """Remove workers that have ended while we did not run, or that did not connect in time."""
-        now = self._clock.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         for worker, until_s in list(self._awaited.items()):
             if self._store.check([f"ended/{worker}"]) and self._store.get(f"ended/{worker}"):
                 self._remove(worker, None, None)
@@ -177,16 +169,7 @@ class Server:
                 _LOGGER.warning(
                     f"[rank {self.rank}] {name_ranks([worker])} did not reach the server in time; continuing without"
                 )
-                self._give_up(worker)
-
-    def _give_up(self, worker: int) -> None:
-        with self._lock:
-            self._awaited.pop(worker, None)
-            if worker in self._connected:
-                return  # it has just connected
-            self.lost.setdefault(worker, "never connected")
-            for shard in self.shards.values():
-                shard.leave(worker)
+                self._remove(worker, None, "never connected")
 
     def _remove(self, worker: int, link: Link | None, why: str | None) -> None:
         """Remove a worker, unless it has connected again over another link: one lock, so that shards and connections agree."""
@@ -198,10 +181,12 @@ class Server:
             if why is None:
                 self.ended.append(worker)
                 self.lost.pop(worker, None)
+            elif link is None:
+                self.lost.setdefault(worker, why)
             else:
                 self.lost[worker] = why
                 if self._returns and not self._is_stopping:
-                    self._awaited[worker] = self._clock.monotonic() + RETURN_S
+                    self._awaited[worker] = SYSTEM_CLOCK.monotonic() + RETURN_S
                 with suppress(RuntimeError):  # so that it does not take this server for dead
                     self._store.set(f"left/{self.number}/{worker}", why)
             for shard in self.shards.values():
@@ -222,7 +207,8 @@ class Server:
                 link.peer = f"worker {worker}"
                 try:
                     self._admit(link, worker, incarnation, digest)
-                    self._answer_all(link, worker, incarnation)
+                    if self._answer_all(link, worker, incarnation):
+                        self._begin_stop()
                 except RankwiseError as error:
                     why = error.message
                 self._remove(worker, link, why)  # which may make an update
@@ -251,13 +237,13 @@ class Server:
             raise
         link.send(Message(HELLO, note={"clocks": clocks}), timeout_s=self._timeout_s)
 
-    def _answer_all(self, link: Link, worker: int, incarnation: int) -> None:
+    def _answer_all(self, link: Link, worker: int, incarnation: int) -> bool:
+        """Answer until the worker has ended; return whether the job is told to stop, which it may have learned earlier than this server."""
         refused: str | None = None
         while True:
             message = link.receive(timeout_s=self._timeout_s, place=self._find_place)
             if message.kind == BYE:
-                self._take_end(message)
-                return
+                return bool(message.note.get("stopped"))
             try:
                 if self._fault is not None:
                     raise CollectiveError(f"the server has failed: {self._fault!r}")  # noqa: TRY301 - sent to the worker
@@ -276,17 +262,12 @@ class Server:
             if answer is not None:
                 link.send(answer, timeout_s=self._timeout_s)
 
-    def _take_end(self, message: Message) -> None:
-        """Note what a worker says as it ends: that the job is told to stop, it may have heard earlier than this server."""
-        if (message.note or {}).get("stopped") and not self._is_stopping:
-            self._begin_stop()
-
     def _find_place(self, message: Message, size: int) -> Tensor | None:
         """Return the buffer for a gradient that has the shard's own layout; None for any other."""
         shard = self.shards.get(message.shard)
         if message.kind != PUSH or shard is None or not isinstance(shard.held, DenseValues):
             return None
-        if size != shard.held.layout.size_bytes or (message.note or {}).get("form"):
+        if size != shard.held.layout.size_bytes or message.note.get("form"):
             return None
         with shard.changed:
             return shard.held.take_buffer()
@@ -295,7 +276,7 @@ class Server:
         if message.kind == STATS:
             return Message(ANSWER, note=self.report())
         if message.kind == ADOPT:
-            return self._adopt((message.note or {})["shards"], worker, incarnation)
+            return self._adopt(message.note["shards"], worker, incarnation)
         if (shard := self.shards.get(message.shard)) is None:
             raise CollectiveError(f"server {self.number} does not hold shard {message.shard}")
         held = shard.held
@@ -328,12 +309,11 @@ class Server:
             return Message(ANSWER, note={"clocks": clocks})
 
     def open(self, workers: Sequence[int]) -> None:
-        """Go on from the copies of the process whose place we take, or of the run before that was stopped; then listen.
+        """Continue from the copies of the process whose place we take, or of the run before that was stopped; then listen.
 
         Raises:
             CollectiveError: A copy is missing, or can't be read.
             CheckpointError: No copy can be written.
-            RendezvousError: The store is gone.
         """
         if self.recovery is None:
             note_needed()  # what it holds is in its memory
@@ -360,14 +340,20 @@ class Server:
             self._listener.open()
 
     def watch(self, number: int, shard: Shard) -> None:
-        """Have a shard copied after some updates, if that was asked for; to a disk the first time at once."""
-        if self.recovery is not None:
-            if self.recovery.saves_first:
-                self.recovery.save(number, shard)
-            shard.on_update = partial(self.recovery.save_if_due, number)
+        """Have a shard copied after each so many updates, if that was asked for; to a disk the first time at once."""
+        if (recovery := self.recovery) is None:
+            return
+
+        def save_if_due(shard: Shard) -> None:
+            if shard.version % recovery.save_every == 0:
+                recovery.save(number, shard)
+
+        if recovery.saves_first:
+            recovery.save(number, shard)
+        shard.on_update = save_if_due
 
     def _unpack(self, message: Message, worker: int, incarnation: int, held: object) -> Gradient:
-        note, body = message.note or {}, message.body
+        note, body = message.note, message.body
         rows: Tensor | None = None
         if body is None:
             body = torch.empty(0, dtype=torch.uint8)
@@ -386,7 +372,7 @@ class Server:
 def _receive_hello(link: Link) -> tuple[int, int, str] | str | None:
     """Return a worker's rank, its incarnation and its layouts' digest, or a server's name; None if it has died since, or is neither."""
     try:
-        note = link.receive(timeout_s=_JOIN_S).note or {}
+        note = link.receive(timeout_s=_JOIN_S).note
         if "server" in note:
             return f"server {int(note['server'])}"
         return int(note["worker"]), int(note["incarnation"]), str(note["digest"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, NoReturn, final
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import get
@@ -16,20 +14,20 @@ from rankwise.base.rank_names import name_ranks
 from rankwise.base.roles import RETURNS
 from rankwise.parallel.servers.coordinator import COORDINATOR, Coordinator
 from rankwise.parallel.servers.dense import DenseValues, NormExchange
-from rankwise.parallel.servers.embedding import find_tables
+from rankwise.parallel.servers.embedding import TableValues, find_tables
 from rankwise.parallel.servers.journal import Journal
-from rankwise.parallel.servers.layout import copy_in, digest
-from rankwise.parallel.servers.listener import ClosedError, Listener, find_host
+from rankwise.parallel.servers.layout import digest
+from rankwise.parallel.servers.listener import ClosedError, Listener, find_host, wrapping_store_errors
 from rankwise.parallel.servers.recovery import Recovery, Replicas
 from rankwise.parallel.servers.serving import Server
 from rankwise.parallel.servers.shard import Shard
-from rankwise.parallel.servers.table import TableValues
 from rankwise.parallel.servers.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    import torch.distributed as dist
     from torch import nn
 
     from rankwise.parallel.servers.compression import Compression
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
 _LOGGER = get_logger(__name__)
 
-#: Ranks come when they have imported torch, perhaps beside many others.
+#: Ranks arrive when they have imported torch, perhaps beside many others.
 _ARRIVAL_S, _NOTICE_S, _POLL_S = 120.0, 10.0, 0.02
 
 
@@ -59,7 +57,7 @@ class Setup:
         self._digest = digest([*layouts, *((name, one.facts) for name, one in self._tables)])
 
     def make_server(self, states: Mapping[str, Mapping[str, Any]], num_updates: int) -> Server:
-        """Make a server, which goes on where one that died was if it takes its place."""
+        """Make a server, which continues where one that died was if it takes its place."""
         ctx, rules, layouts = self._ctx, self._rules, self._layouts
         norms = None
         if rules.clip_norm is not None and not rules.is_async:
@@ -69,8 +67,9 @@ class Setup:
         def make_shard(number: int, members: Iterable[int]) -> Shard:
             table, server = divmod(number, len(layouts))
             if table == 0:
-                dense = DenseValues(layouts[server], rules, total_norm=norms)
-                copy_in(dense.layout, dense.buffer, self._parameters)
+                dense = DenseValues(layouts[server], rules, norms)
+                for piece, held in zip(layouts[server].pieces, dense.parameters, strict=True):
+                    held.data.copy_(piece.take(self._parameters[piece.name].detach()))
                 return Shard(server, dense, rules, members)
             name, module = self._tables[table - 1]
             held = TableValues(module.facts.draw(server, len(layouts)), rules)
@@ -89,12 +88,8 @@ class Setup:
                 ctx.rank, len(layouts), self.store, save_every=self._save_every, make_shard=make_shard
             )
         elif self._recovery_folder is not None:
-            server.recovery = Recovery(
-                self._recovery_folder,
-                self._save_every,
-                make_shard,
-                num_shards=len(layouts) * (len(self._tables) + 1),
-            )
+            num_shards = len(layouts) * (len(self._tables) + 1)
+            server.recovery = Recovery(self._recovery_folder, self._save_every, make_shard, num_shards)
         server.open(workers)
         return server
 
@@ -118,7 +113,8 @@ class Setup:
                     f"this worker had ended, and then its process failed with exit code {code}: the servers are gone", rank=rank,
                     hint="look at its output; to have it started again, do what may fail before ps.close()",
                 ) from error  # fmt: skip
-            self._leave(error.message)
+            _LOGGER.info(f"[rank {rank}] {error.message}: nothing is left to do")
+            raise SystemExit(0) from None
 
     def make_coordinator(self, workers: Sequence[int]) -> Coordinator:
         """Make the coordinator of some workers, and wait until they have connected."""
@@ -137,17 +133,13 @@ class Setup:
         host = "" if ctx.local_world_size == ctx.world_size else find_host(self.store, ctx.num_nodes)
         return Listener(self.store, name, rank=ctx.rank, host=host)
 
-    def _leave(self, why: str) -> NoReturn:
-        _LOGGER.info(f"[rank {self._ctx.rank}] {why}: nothing is left to do")
-        raise SystemExit(0)
-
 
 def count_servers(ctx: RankContext, servers: Any, *, coordinator: bool) -> int:
     """Return how many ranks are servers; they are the first ones.
 
     Raises:
         UsageError: Caller and roles contradict each other, or it leaves no server or no worker.
-        RendezvousError: Some rank does not tell its role.
+        RendezvousError: Some rank does not publish its role.
     """
     by_role = None if ctx.role is None else _count_by_role(ctx)
     if servers is not None and by_role is not None and servers != by_role:
@@ -176,30 +168,23 @@ def check_num_ranks(ctx: RankContext, num_servers: int, *, coordinator: bool) ->
     )  # fmt: skip
 
 
-def _list_absent(ctx: RankContext, keys: list[str]) -> list[int]:
-    """Return the ranks that have not told their role yet."""
-    try:
-        return [rank for rank, key in enumerate(keys) if not ctx.store.check([key])]
-    except dist.DistError as error:
-        raise RendezvousError(
-            "the store was lost while this rank waited for the others", rank=ctx.rank,
-            hint="the process that serves it (rank 0, or the launcher) has ended: look at its output",
-        ) from error  # fmt: skip
-
-
 def _count_by_role(ctx: RankContext) -> int:
     """Return how many ranks are servers by their roles, which all have written into the store."""
     keys = [f"role/{rank}" for rank in range(ctx.world_size)]
-    end, is_told = SYSTEM_CLOCK.monotonic() + _ARRIVAL_S, False
-    while absent := _list_absent(ctx, keys):
+    end, was_reported = SYSTEM_CLOCK.monotonic() + _ARRIVAL_S, False
+    while True:
+        with wrapping_store_errors(ctx.rank):
+            absent = [rank for rank, key in enumerate(keys) if not ctx.store.check([key])]
+        if not absent:
+            break
         left_s = end - SYSTEM_CLOCK.monotonic()
         if left_s < 0:
             raise RendezvousError(
                 f"{name_ranks(absent)} did not arrive within {_ARRIVAL_S:g} s", rank=ctx.rank,
                 hint="check that each of them was started, and look at its output",
             )  # fmt: skip
-        if not is_told and left_s < _ARRIVAL_S - _NOTICE_S:
-            is_told = True
+        if not was_reported and left_s < _ARRIVAL_S - _NOTICE_S:
+            was_reported = True
             _LOGGER.info(
                 f"[rank {ctx.rank}] waiting for {name_ranks(absent)} to create the parameter server; for {left_s:.0f} s more"
             )

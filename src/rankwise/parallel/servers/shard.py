@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import io
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
 
@@ -58,7 +59,7 @@ class Gradient:
 @final
 @dataclass(slots=True)
 class Counts:
-    """What a shard has done: one number for each gradient that came.
+    """What a shard has done: one number for each gradient that arrived.
 
     Attributes:
         applied: Gradients that are in the parameters.
@@ -73,21 +74,39 @@ class Counts:
     expelled: list[int] = field(default_factory=list)
 
 
-class Held(Protocol):
-    """What a shard holds; called with the shard's lock."""
+class Held(ABC):
+    """What a shard holds, and the optimizer over it; called with the shard's lock."""
 
-    parameters: list[nn.Parameter]
-    optimizer: torch.optim.Optimizer | None
-    scheduler: Any
+    def __init__(self, parameters: list[nn.Parameter], make_optimizer: Any, rules: Rules) -> None:
+        self.parameters, self.rules = parameters, rules
+        self.optimizer: torch.optim.Optimizer | None = make_optimizer(parameters) if parameters else None
+        self.scheduler = rules.scheduler(self.optimizer) if rules.scheduler and self.optimizer else None
 
+    @abstractmethod
     def update(self, gradients: list[Gradient], total: float, version: int) -> None:
         """Make one step with the average of some gradients, whose weights sum up to ``total``."""
 
-    def release(self, gradient: Gradient) -> None:
-        """Take a gradient's buffer back."""
+    def release(self, gradient: Gradient) -> None:  # noqa: B027 - as a rule there is nothing to do
+        """Take back a gradient's buffer, if it can be used again."""
+
+    def list_values(self) -> list[Tensor]:
+        """Return the parameters' values, as ``torch.save`` takes them."""
+        return [one.detach() for one in self.parameters]
 
     def state(self) -> dict[str, Any]:
         """Return values and states, as ``torch.save`` takes them."""
+        states = self.optimizer.state_dict() if self.optimizer is not None else {}
+        schedule = self.scheduler.state_dict() if self.scheduler is not None else None
+        return {"optimizer": states, "scheduler": schedule, "values": self.list_values()}
+
+    def step(self) -> None:
+        """Update the parameters by the gradients that they have, and drop these."""
+        assert self.optimizer is not None  # noqa: S101 - there are parameters
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        for parameter in self.parameters:
+            parameter.grad = None
 
 
 @final
@@ -112,9 +131,7 @@ class Shard:
     def join(self, worker: int, incarnation: int = 1) -> int:
         """Count a worker in, and return the clock of the gradient that is expected of it next.
 
-        Args:
-            worker: Its rank.
-            incarnation: Which process of this rank it is, from 1; the same one may come back after its link, or the server, was lost.
+        Its incarnation is which process of this rank it is, from 1; the same one may come back after its link, or the server, was lost.
 
         Raises:
             CollectiveError: A later process of this rank has joined before.
@@ -166,7 +183,7 @@ class Shard:
     def read(self, at_least: int, take: Callable[[], Result]) -> tuple[int, Result]:
         """Wait until a version is there, and return it with what ``take`` returns of it.
 
-        Whoever is not there after ``timeout_s`` is left out, so that the others go on.
+        Whoever is not there after ``timeout_s`` is left out, so that the others continue.
         """
         with self.changed:
             end = SYSTEM_CLOCK.monotonic() + self.rules.timeout_s
@@ -219,7 +236,7 @@ class Shard:
     # ------------------------------------------------------------------- copies
 
     def state(self) -> dict[str, Any]:
-        """Return all that another process needs to go on from here, as ``torch.save`` takes it; the lock is held."""
+        """Return all that another process needs to continue from here, as ``torch.save`` takes it; the lock is held."""
         counts = self.counts
         return {
             **self.held.state(), "version": self.version, "last": dict(self._last), "incarnations": dict(self._incarnations),
@@ -231,7 +248,7 @@ class Shard:
         return pack({**self.held.state(), "version": self.version})
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from such a state, before anybody joins."""
+        """Continue from such a state, before anybody joins."""
         with torch.no_grad():
             for parameter, value in zip(self.held.parameters, state["values"], strict=True):
                 parameter.copy_(value)

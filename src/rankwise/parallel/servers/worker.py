@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, final
@@ -15,7 +16,7 @@ from torch import nn
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError, RankwiseError, RendezvousError, UsageError
 from rankwise.parallel.servers.embedding import find_tables
-from rankwise.parallel.servers.layout import gather_states
+from rankwise.parallel.servers.layout import Part, gather_states
 from rankwise.parallel.servers.link import (
     ADOPT,
     BYE,
@@ -31,7 +32,6 @@ from rankwise.parallel.servers.link import (
     Message,
 )
 from rankwise.parallel.servers.listener import RETURN_S, connect, mark_closed, wrapping_store_errors
-from rankwise.parallel.servers.worker_shard import Part, Position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,14 +39,35 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankwise.parallel.servers.compression import Compression
+    from rankwise.parallel.servers.embedding import TableFacts
     from rankwise.parallel.servers.layout import ShardLayout
     from rankwise.parallel.servers.rules import Rules
-    from rankwise.parallel.servers.table import TableFacts
 
-#: Beyond the time after which a server leaves others out: what it takes to tell.
+#: Beyond the time after which a server leaves others out: what its answer takes.
 _GRACE_S, _BYE_S = 30.0, 5.0
 #: So long a server may take until it listens, or may be frozen before it answers.
 _JOIN_S, _RETRY_S = 60.0, 0.05
+
+
+@final
+@dataclass(slots=True)
+class Position:
+    """Where a worker stands with one shard.
+
+    Attributes:
+        link: To its server.
+        clock: Of the next gradient.
+        version: What was pulled last.
+        last: The gradient that was pushed last: its body is as it was until the next one is made.
+        num_lost: How many gradients a server took with it when it died.
+    """
+
+    shard: int
+    link: Link
+    clock: int = 0
+    version: int = 0
+    last: Message | None = None
+    num_lost: int = 0
 
 
 @final
@@ -78,18 +99,19 @@ class Worker:
             self.incarnation = int(store.add(f"incarnations/worker/{rank}", 1))
         self._links: dict[int, Link] = {}
         self._positions, self._num_servers = dict[int, Position](), len(layouts)
+        self._shards = range(len(layouts) * (len(self._tables) + 1))
         lost: dict[int, RankwiseError] = {}
         for number in range(len(layouts)):
             try:
                 self._join(number, RETURN_S if returns else _JOIN_S)
             except (RendezvousError, LinkLostError) as error:
-                # Late is not dead: its shards must not stand twice. Another worker has lost it, or we fail.
+                # Late is not dead: its shards must not be held twice. Another worker has lost it, or we fail.
                 if not can_recover or not store.check([f"dead/{number}"]):
                     raise
                 lost[number] = error
         self._dead.update(lost)
         for number, why in lost.items():
-            if any(shard not in self._positions for shard in self._list_shards()):
+            if any(shard not in self._positions for shard in self._shards):
                 self._replace(number, why)
         for place, table in enumerate(self._tables):
             table.bind(partial(self._fetch, table.facts, place))
@@ -107,7 +129,7 @@ class Worker:
             try:
                 link.send(Message(HELLO, note=note), timeout_s=self._timeout_s)
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
-                for shard, clock in (answer.note or {})["clocks"].items():
+                for shard, clock in answer.note["clocks"].items():
                     at = self._positions.setdefault(int(shard), Position(int(shard), link, clock))
                     self._resume_shard(at, link, clock)
             except LinkLostError:  # it has died in between
@@ -122,12 +144,7 @@ class Worker:
         self._links[number] = link
 
     def _resume_shard(self, at: Position, link: Link, clock: int) -> None:
-        """Go on with a shard over another link.
-
-        Args:
-            at: Where we stand with it.
-            link: The link.
-            clock: Of the gradient that its server expects next: what we have pushed since has not come, or died with it.
+        """Continue with a shard over another link, whose server expects the gradient of ``clock`` next: later ones are lost.
 
         Raises:
             LinkLostError: This server has died too, and what is sent again with it; nothing is counted yet.
@@ -143,16 +160,13 @@ class Worker:
         if num_missing > 0:
             at.num_lost += num_missing - can_repeat
 
-    def _list_shards(self) -> range:
-        return range(self._num_servers * (len(self._tables) + 1))
-
     def _find_server(self, link: Link) -> int:
         return next(number for number, one in self._links.items() if one is link)
 
     def _check(self, answer: Message) -> Message:
         if answer.kind == REFUSED:
             raise CollectiveError(
-                (answer.note or {})["error"], rank=self._rank, hint="the server's output has the details"
+                answer.note["error"], rank=self._rank, hint="the server's output has the details"
             )
         return answer
 
@@ -185,14 +199,14 @@ class Worker:
                     wave.setdefault(at.link, (at, body))
             if not wave:
                 return [answers[at.shard] for at, _ in whom]
-            lost: dict[int, LinkLostError] = {}
             questions = {
                 link: Message(kind, at.shard, at.clock - self._rules.staleness, body=body)
                 for link, (at, body) in wave.items()
             }
-            answers |= {answer.shard: answer for answer in self._exchange(questions, place, lost)}
-            for server, why in lost.items():
-                self._replace(server, why)
+            received, lost = self._exchange(questions, place)
+            answers |= {answer.shard: answer for answer in received}
+            for link, why in lost.items():
+                self._replace(self._find_server(link), why)
 
     def _replace(self, server: int, error: RankwiseError) -> None:
         """Go on without a server that died: with the process that is started in its place, or the first one that takes over its shards.
@@ -211,9 +225,7 @@ class Worker:
             raise error
         link = self._links.get(server)
         orphans = [
-            one
-            for one in self._list_shards()
-            if one not in self._positions or self._positions[one].link is link
+            one for one in self._shards if one not in self._positions or self._positions[one].link is link
         ]
         # In this order: of replicas, the next server has them.
         others = [(server + step) % self._num_servers for step in range(1, self._num_servers)]
@@ -223,7 +235,7 @@ class Worker:
                 link.send(Message(ADOPT, note={"shards": orphans}), timeout_s=self._timeout_s)
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
                 for shard in orphans:
-                    clock = (answer.note or {})["clocks"][str(shard)]
+                    clock = answer.note["clocks"][str(shard)]
                     # Whoever waits for its answer holds it.
                     self._resume_shard(
                         self._positions.setdefault(shard, Position(shard, link, clock)), link, clock
@@ -302,7 +314,7 @@ class Worker:
             self._send_gradient(self._find_shard(table, server), weight, {}, body)
 
     def _send_gradient(self, at: Position, weight: float, note: dict[str, Any], body: Tensor) -> None:
-        at.last = Message(PUSH, at.shard, at.clock, float(weight), at.version, note or None, body)
+        at.last = Message(PUSH, at.shard, at.clock, float(weight), at.version, note, body)
         at.clock += 1
         try:
             at.link.send(at.last, timeout_s=self._timeout_s)
@@ -322,18 +334,18 @@ class Worker:
     def gather(self) -> torch.optim.Optimizer:
         """Fill the model, and return a plain optimizer with the servers' states."""
         layouts = [part.layout for part in self._parts]
-        packed = self._fetch_states([one.number for one in layouts])
+        # The answers come when all that we have pushed is in the states, or waits for others.
+        answers = self._ask(STATE, [(self._positions[one.number], None) for one in layouts])
+        packed = {one.shard: one.body for one in answers if one.body is not None}
         return gather_states(self._model, layouts, packed, self._rules.optimizer)
-
-    def _fetch_states(self, shards: Sequence[int]) -> dict[int, Tensor]:
-        """Return each shard's saved state, when all that we have pushed is in it or waits for others."""
-        answers = self._ask(STATE, [(self._positions[one], None) for one in shards])
-        return {one.shard: one.body for one in answers if one.body is not None}
 
     def fetch_stats(self) -> list[dict[str, Any]]:
         """Return each server's report."""
         links = [link for number, link in self._links.items() if number not in self._dead]
-        return [dict(one.note or {}) for one in self._exchange({link: Message(STATS) for link in links})]
+        answers, lost = self._exchange({link: Message(STATS) for link in links})
+        for error in lost.values():
+            raise error
+        return [dict(one.note) for one in answers]
 
     @property
     def num_lost(self) -> int:
@@ -341,13 +353,13 @@ class Worker:
         return sum(at.num_lost for at in self._positions.values())
 
     def _exchange(
-        self,
-        questions: Mapping[Link, Message],
-        place: Any = None,
-        lost: dict[int, LinkLostError] | None = None,
-    ) -> list[Message]:
-        """Ask, and take one answer over each link, also where another failed: else its answer would be taken for the next one's."""
-        answers: list[Message] = []
+        self, questions: Mapping[Link, Message], place: Any = None
+    ) -> tuple[list[Message], dict[Link, LinkLostError]]:
+        """Ask, and take one answer over each link, also where another failed: else its answer would be taken for the next one's.
+
+        Returns the answers, and the links to servers that are gone; any other error is raised when all links are read.
+        """
+        answers, lost = list[Message](), dict[Link, LinkLostError]()
         trouble: RankwiseError | None = None
         asked: list[Link] = []
         for is_answer, link in chain(((False, one) for one in questions), ((True, one) for one in asked)):
@@ -358,22 +370,17 @@ class Worker:
                     link.send(questions[link], timeout_s=self._timeout_s)
                     asked.append(link)
             except LinkLostError as error:
-                if lost is None:
-                    trouble = trouble or error
-                else:
-                    lost[self._find_server(link)] = error
+                lost[link] = error
             except RankwiseError as error:
                 trouble = trouble or error
         if trouble is not None:
             raise trouble
-        return answers
+        return answers, lost
 
     def close(self, *, has_ended: bool = True, is_stopped: bool = False) -> None:
-        """Let go of the servers.
+        """Close the links; with ``has_ended`` all servers learn that this worker has ended, else they have lost it.
 
-        Args:
-            has_ended: Tell them, those too that are not there just now, that this worker has ended; else they have lost it.
-            is_stopped: Whether it has ended because the job was told to stop: a server may hear of that later than this.
+        With ``is_stopped`` it has ended because the job was told to stop, which a server may learn later than this.
         """
         if self._links and has_ended:
             with suppress(RuntimeError):
