@@ -18,17 +18,10 @@ Blocks = Any
 def find_blocks(
     model: nn.Module, blocks: Blocks = "auto", *, rank: int | None = None
 ) -> dict[str, nn.Module]:
-    """Return the blocks of a model by name, in its order; none is inside another.
+    """Return the blocks of a model by name, in its order; none is inside another. For "auto" there are none if nothing is repeated.
 
-    Args:
-        model: The whole.
-        blocks: "auto": the children of containers (ModuleList, Sequential, ModuleDict) of which at least two are of one class, outermost
-            first; of a model of transformers the classes in ``_no_split_modules``. A class or several; a name pattern or several,
-            in which ``*`` is any part of a name up to the next dot and ``**`` any number of parts, ``"layers.*"``; or a number: each smallest module that has as many parameters.
-        rank: Ours, for errors.
-
-    Returns:
-        The blocks; none, for "auto", if nothing is repeated.
+    "auto" are the children of containers (ModuleList, Sequential, ModuleDict) of which at least two are of one class, outermost first; of a
+    model of transformers the classes in ``_no_split_modules``. For the rest see ``apply_fsdp``.
 
     Raises:
         UsageError: What was asked for is not there.
@@ -121,14 +114,10 @@ def _list_some(model: nn.Module) -> str:
 
 
 def find_units(model: nn.Module, blocks: Blocks = "auto") -> dict[str, nn.Module]:
-    """Return what a model can be cut between: its blocks, and what stands before, between and after them, by name, in its order.
+    """Return what a model can be cut between, by name, in its order; none is inside another.
 
-    Returns:
-        Modules, none inside another: each block, and each largest module that holds none. A Sequential without blocks is cut between
-        its children. A model without children is one unit, named "".
-
-    Raises:
-        UsageError: The blocks that were asked for are not there.
+    Each block, and before, between and after them each largest module that holds none. A Sequential without blocks is cut between its children.
+    A model without children is one unit, named "".
     """
     found = find_blocks(model, blocks)
 

@@ -1,31 +1,39 @@
 """What each unit of a model costs: its time, forward and backward, on a real batch, and the bytes that it holds in training.
 
-``cost_meter.py`` runs the units; here stands what belongs to which unit.
+One forward pass of the model runs without gradients, and each unit on its way is run with gradients, too, from copies of its inputs. So no
+more than one unit's activations are held at a time, and a model can be measured that can't be trained on one device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import time
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from rankwise.base.errors import ModelError
 from rankwise.parallel.blocks import Blocks, find_units
-from rankwise.parallel.cost_meter import Figures, count_units, time_units
 from rankwise.parallel.memory import Memory
 from rankwise.parallel.names import find_owner
 from rankwise.parallel.plan_measure import find_optimizer, measure_states
-from rankwise.parallel.plan_trace import call_model
+from rankwise.parallel.plan_trace import call_model, copy_as_fake, make_fake_batch
+from rankwise.parallel.trees import list_tensors, map_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import torch
-    from torch import Tensor
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rankwise.parallel.plan_measure import OptimizerFactory
+
+    #: Runs something; returns what that returns, and what it took.
+    Gauge = Callable[[Callable[[], Any]], tuple[Any, float]]
+    Call = Callable[[nn.Module, Any], Any]
 
 
 @final
@@ -72,16 +80,12 @@ def measure_costs(
 
     Args:
         model: Not wrapped; in training or evaluation, as it stands. On the meta device operations are counted, and not seconds.
-        batch: What the model is called with: a tensor, a sequence of arguments, or a mapping of them. None: only bytes are counted.
-        loss: From model and batch to the loss; None: the model is called with the batch. What the loss itself takes is not counted.
-        blocks: What is not cut: as for ``find_blocks``.
-        optimizer: Whose states are counted: a name such as "adamw" or "sgd", or what makes one of parameters. None: the model is
-            not trained, and has no gradients.
+        batch: As for ``place``; None: only bytes are counted.
+        loss: As for ``place``. What the loss itself takes is not counted.
+        blocks: What is not cut.
+        optimizer: As for ``place``.
         device: Where each unit is run, if elsewhere than it lies: one after the other, as copies.
         repeats: How often each is timed, after one run to warm up; the shortest counts.
-
-    Returns:
-        One for each unit; those that were not called stand where the model holds them.
 
     Raises:
         ModelError: The model can't be run with this batch, or without values if it is on the meta device.
@@ -122,12 +126,8 @@ def list_owned(model: nn.Module, units: Sequence[str]) -> dict[str, list[str]]:
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, one in tensors:
         unit, around = find_owner(name, places), name.rpartition(".")[0]
-        inside = (
-            [unit]
-            if unit is not None
-            else [one for one in units if f"{one}.".startswith(f"{around}.") or not around]
-        )
-        place = min((places[one] for one in inside), default=0)
+        inside = [one for one in units if f"{one}.".startswith(f"{around}.") or not around]
+        place = min((places[one] for one in inside), default=0) if unit is None else places[unit]
         first[id(one)] = min(place, first.get(id(one), place))
     for name, one in chain(model.named_parameters(), model.named_buffers()):
         owned[units[first[id(one)]]].append(name)
@@ -154,3 +154,191 @@ def _sum_up(name: str, held: dict[str, Tensor], states: dict[str, tuple[float, i
     )  # fmt: skip
     times = (found.forward, found.backward) if found else (0.0, 0.0)
     return UnitCost(name=name, tensors=tuple(held), forward=times[0], backward=times[1], memory=memory, outputs=found and found.outputs)  # fmt: skip
+
+
+# ------------------------------------------------------------------ measuring
+
+
+@final
+@dataclass(slots=True)
+class Figures:
+    """What was measured of one unit, over all its calls: seconds or operations, and bytes."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    activations: int = 0
+    outputs: int = 0
+
+
+def time_units(model: nn.Module, units: Sequence[str], batch: Any, call: Call, *, device: torch.device | None, repeats: int) -> dict[str, Figures]:  # fmt: skip
+    """Run a model once, and return the seconds that each unit takes, in the order of their first calls.
+
+    The shortest of ``repeats`` runs counts, after one to warm up; buffers and random generators are restored.
+    """
+    buffers = [(one, one.clone()) for one in model.buffers()]
+    devices = {one.device for one in (*model.parameters(), *model.buffers())} | (
+        {device} if device else set()
+    )
+    others = sorted((one for one in devices if one.type != "cpu"), key=str)
+
+    def gauge(work: Callable[[], Any]) -> tuple[Any, float]:
+        for one in others:
+            torch.accelerator.synchronize(one)
+        begin = time.perf_counter()
+        result = work()
+        for one in others:
+            torch.accelerator.synchronize(one)
+        return result, time.perf_counter() - begin
+
+    kind = others[0].type if others else "cuda"  # which generators there are besides the CPU's
+    with torch.random.fork_rng([one.index or 0 for one in others], device_type=kind):
+        try:
+            return _run(model, units, batch, call, _Meter(gauge, device=device, repeats=repeats))
+        finally:
+            with torch.no_grad():
+                for one, value in buffers:
+                    one.copy_(value)
+
+
+def count_units(model: nn.Module, units: Sequence[str], batch: Any, call: Call) -> dict[str, Figures]:
+    """Run a model once on fake tensors, and return the floating-point operations of each unit's matrix products."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
+    fake = copy_as_fake(model, mode, dtype)
+
+    def gauge(work: Callable[[], Any]) -> tuple[Any, float]:
+        with FlopCounterMode(display=False) as counter:
+            result = work()
+        return result, float(counter.get_total_flops())
+
+    with mode:
+        return _run(fake, units, make_fake_batch(batch, None, dtype), call, _Meter(gauge))
+
+
+def _run(model: nn.Module, units: Sequence[str], batch: Any, call: Call, meter: _Meter) -> dict[str, Figures]:
+    meter.given = {one.untyped_storage()._cdata for one in list_tensors(batch)}
+    with torch.no_grad(), ExitStack() as stack:
+        for name in units:
+            stack.enter_context(meter.watching(name, model.get_submodule(name)))
+        call(model, batch)
+    return meter.figures
+
+
+@final
+@dataclass(slots=True)
+class _Meter:
+    """Stands in the place of units' forwards.
+
+    Attributes:
+        gauge: Measures a piece of work.
+        device: Where units are run; None: where they lie.
+        repeats: How often after the first run, whose time then doesn't count; 0: the first run counts.
+        given: Storages of the batch: nobody asks for their gradients.
+        figures: Of each unit.
+        counted: Storages that are counted as a unit's activations, and may be the next one's inputs; held, so that addresses stay their own.
+    """
+
+    gauge: Gauge
+    device: torch.device | None = None
+    repeats: int = 0
+    given: set[int] = field(default_factory=set)
+    figures: dict[str, Figures] = field(default_factory=dict)
+    counted: dict[int, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def watching(self, name: str, unit: nn.Module) -> Iterator[None]:
+        """Measure each call of a unit."""
+        own = unit.__dict__.get("forward")
+
+        def restore() -> None:
+            unit.__dict__.pop("forward", None)
+            if own is not None:
+                unit.__dict__["forward"] = own
+
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            restore()
+            try:
+                return self.measure(name, unit, (args, kwargs))
+            finally:
+                unit.__dict__["forward"] = stand_in
+
+        unit.__dict__["forward"] = stand_in
+        try:
+            yield
+        finally:
+            restore()
+
+    def measure(self, name: str, unit: nn.Module, call: tuple[Any, Any]) -> Any:
+        """Run one call of a unit, and return what it returns, where the inputs are."""
+        homes = [one.device for one in list_tensors(call)]
+        twin = unit if self.device is None else copy.deepcopy(unit).to(self.device)
+        found = self.figures.setdefault(name, Figures())
+        saved: dict[int, Any] = {}
+
+        def pack(one: Tensor) -> Tensor:
+            storage = one.untyped_storage()
+            saved[storage._cdata] = storage
+            return one
+
+        saving = torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one)
+        result, origins, forward, backward = self._run(twin, call, saving)
+        own = {one.untyped_storage()._cdata for one in (*twin.parameters(), *twin.buffers())}
+        held = {key: one for key, one in saved.items() if key not in own}
+        found.activations += sum(one.nbytes() for key, one in held.items() if origins.get(key) not in self.counted)  # fmt: skip
+        found.outputs += sum(one.nbytes for one in list_tensors(result))
+        timed = [self._run(twin, call, nullcontext())[2:] for _ in range(self.repeats)] or [
+            (forward, backward)
+        ]
+        found.forward += min(one for one, _ in timed)
+        found.backward += min(one for _, one in timed)
+
+        def hand_on(one: Tensor) -> Tensor:
+            given = one.detach() if self.device is None or not homes else one.detach().to(homes[0])
+            if one.untyped_storage()._cdata in held:
+                self._hold(given)
+            return given
+
+        kept = {origin for key, origin in origins.items() if key in held}
+        for one in list_tensors(call):
+            if one.untyped_storage()._cdata in kept:
+                self._hold(one)
+        return map_tensors(result, hand_on)
+
+    def _hold(self, one: Tensor) -> None:
+        """Remember that a storage is counted."""
+        storage = one.untyped_storage()
+        self.counted[storage._cdata] = storage
+
+    def _run(
+        self, unit: nn.Module, call: tuple[Any, Any], saving: Any
+    ) -> tuple[Any, dict[int, int], float, float]:
+        """Run a unit on fresh copies of its inputs, and differentiate that, leaving ``grad`` alone.
+
+        Returns:
+            What the forward has returned; from the storage of each input's copy to that of the input; and what forward and backward took.
+        """
+        leaves: list[Tensor] = []
+        origins: dict[int, int] = {}
+
+        def renew(one: Tensor) -> Tensor:
+            storage = one.untyped_storage()._cdata
+            with torch.enable_grad():
+                twin = one.detach().to(self.device or one.device)
+                if one.is_floating_point() and storage not in self.given:
+                    twin = twin.requires_grad_()
+                    leaves.append(twin)
+                # Not the leaf itself: a unit may write into its input.
+                twin = twin.clone()
+            origins[twin.untyped_storage()._cdata] = storage
+            return twin
+
+        args, kwargs = map_tensors(call, renew)
+        with torch.enable_grad(), saving:
+            result, forward = self.gauge(lambda: unit.forward(*args, **kwargs))
+        outputs = [one for one in list_tensors(result) if one.requires_grad]
+        inputs = [*leaves, *(one for one in unit.parameters() if one.requires_grad)]
+        if not outputs or not inputs:
+            return result, origins, forward, 0.0
+        seeds = [torch.ones_like(one) for one in outputs]
+        _, backward = self.gauge(lambda: torch.autograd.grad(outputs, inputs, seeds, allow_unused=True))
+        return result, origins, forward, backward

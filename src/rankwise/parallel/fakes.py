@@ -31,14 +31,9 @@ def list_held(model: nn.Module) -> list[Tensor]:
 
 
 def make_fakes(model: nn.Module, mode: FakeTensorMode, memo: dict[int, Any], *, dtype: torch.dtype | None = None, device: Any = "cpu") -> None:  # fmt: skip
-    """Put a fake into a memo for each tensor of a model, of split layers for this rank's part: ``copy.deepcopy`` finds it there.
+    """Put a fake into a memo for each tensor of a model that is not in it, of split layers for this rank's part: ``copy.deepcopy`` finds it there.
 
-    Args:
-        model: On any device, the meta device too.
-        mode: Of the fakes.
-        memo: By ids; what is in it already stays.
-        dtype: Of floating-point tensors; None: their own.
-        device: Which the fakes say they are on.
+    ``dtype`` is that of floating-point tensors, None their own; ``device`` is where the fakes say they are.
     """
     held = list_held(model)
     with mode:

@@ -1,7 +1,7 @@
 """Cut a row of units into consecutive parts, one for each device, so that the slowest part is as fast as can be.
 
 This is the linear partition problem, solved exactly by dynamic programming over (part, where it ends). Numbers only: what a unit is,
-and what it costs, is told by ``costs.py``.
+and what it costs, is measured by ``costs.py``.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def balance(
         costs: Time of each unit, 0 or more, in any unit of measure; or a row of them for each part, where devices differ in speed.
         parts: How many parts.
         limits: Bytes that each part may hold.
-        sizes: Bytes that each unit holds; or a row of them for each part: under 1F1B the first of P stages keeps the activations of
-            P micro-batches, the last of one.
+        sizes: Bytes that each unit holds; or a row of them for each part.
         names: Of the parts, for errors; None: "part 0" and so on.
         may_be_empty: Whether a part may hold no unit, such as a slow device that is not needed.
         total: Let the sum over all parts be the least instead, for parts of different speed that work one after the other.

@@ -78,7 +78,7 @@ def placement_of(model: nn.Module) -> Placement | None:
 
 
 def attach(model: nn.Module, placement: Placement, outputs: str | torch.device) -> None:
-    """Let hooks bring each placed module's inputs to its device, and the model's outputs to where ``place`` was told; those of an earlier placement go."""
+    """Let hooks bring each placed module's inputs to its device, and the model's outputs to where ``place`` was asked to; those of an earlier placement are removed."""
     old = _find_hook(model)
     if old is not None:
         for handle in old.handles:
@@ -139,7 +139,7 @@ class _Moves:
             known = self.copies.get((id(one), device))
             if known is not None and known[1] == one._version:
                 return known[2]
-        # To the CPU a copy that is not waited for would be read before it has come.
+        # To the CPU a copy that is not waited for would be read before it is complete.
         copy = one.to(device, non_blocking=device.type != "cpu")
         if is_kept:
             self.copies[id(one), device] = one, one._version, copy

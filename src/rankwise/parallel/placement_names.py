@@ -23,11 +23,7 @@ _MOST_NAMED = 4
 
 
 def read_device(wanted: Device) -> torch.device:
-    """Return a device that is here, with its index if it is no CPU.
-
-    Args:
-        wanted: A number: that accelerator of this host; a name, or torch's own.
-    """
+    """Return a device that is here, with its index if it is no CPU; a number is that accelerator of this host."""
     accelerator = torch.accelerator.current_accelerator()
     try:
         if isinstance(wanted, int) and not isinstance(wanted, bool):
@@ -46,13 +42,7 @@ def read_device(wanted: Device) -> torch.device:
 
 
 def read_names(model: nn.Module, where: Mapping[str, Device]) -> dict[str, torch.device]:
-    """Return the device of each module, parameter or buffer that a pattern names; what lies in a named module is not listed.
-
-    Args:
-        model: The whole.
-        where: From patterns to devices. A pattern is a name, of a module or of a parameter or buffer itself; ``blocks.0-11`` are
-            twelve of them, ``*`` is any part of a name up to the next dot, and ``**`` any number of parts.
-    """
+    """Return the device of each module, parameter or buffer that a pattern of ``place`` names; what lies in a named module is not listed."""
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     names = dict.fromkeys([*dict(model.named_modules(remove_duplicate=False)), *dict(tensors)])
     found: dict[str, tuple[str, torch.device]] = {}

@@ -20,12 +20,12 @@ from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.blocks import find_blocks
 from rankwise.parallel.fakes import cast
 from rankwise.parallel.pipeline_layout import deal, find_layout
-from rankwise.parallel.plan_stages import Row
 from rankwise.parallel.plan_trace import trace_forward
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from rankwise.parallel.pipeline_layout import Deal
     from rankwise.parallel.plan_trace import Activations, ForwardTrace, Work
 
     OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -61,6 +61,27 @@ class Weight:
     tensor_dim: int | None
     states_itemsize: float
     states_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The blocks between which a model can be cut, as ``apply_pipeline`` finds them.
+
+    Attributes:
+        blocks: Their names.
+        deal: Gives each stage its parts, from the bounds of the stages.
+        replicated: What autograd keeps of one forward pass, by block; None without a batch. ``sharded``: the same under FSDP.
+    """
+
+    blocks: tuple[str, ...]
+    deal: Callable[[Sequence[int]], Deal]
+    replicated: Activations | None
+    sharded: Activations | None
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether each block was called once, so that it is known what each one keeps."""
+        return all(one is not None and len(one.blocks) == len(self.blocks) for one in (self.replicated, self.sharded))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +151,7 @@ def measure(model: nn.Module, *, precision: str, optimizer: str | OptimizerFacto
     activations = tuple(one and one.summarize() for one in (whole, sharded))
     return Facts(
         weights=tuple(weights), buffers=buffers, blocks=tuple(blocks), replicated=activations[0], sharded=activations[1],
-        row=_find_row(model, kept, computed, work, {tuple(blocks): activations}), tensor_degrees=_find_common_divisor(weights),
+        row=_find_row(model, kept, computed, work, {tuple(blocks): activations}), tensor_degrees=math.gcd(*(one.shape[one.tensor_dim] for one in weights if one.tensor_dim is not None)),
     )  # fmt: skip
 
 
@@ -165,10 +186,6 @@ def _find_row(
     )
 
 
-def _find_common_divisor(weights: Iterable[Weight]) -> int:
-    return math.gcd(*(one.shape[one.tensor_dim] for one in weights if one.tensor_dim is not None))
-
-
 def _find_owners(model: nn.Module, blocks: Mapping[str, nn.Module]) -> dict[str, int]:
     """Return the block of each parameter that lies in one only."""
     names = {id(one): name for name, one in model.named_parameters()}
@@ -201,17 +218,14 @@ def measure_states(
             ) from error
         try:
             optimizer.step()
-        except (
-            Exception
-        ) as error:  # Adafactor looks at values, which fakes have not, but after all states are made
+        except Exception as error:
+            # Adafactor looks at values, which fakes have not, but after all states are made.
             if any(fake not in optimizer.state for fake in fakes.values()):
                 raise UsageError(f"one step of {type(optimizer).__name__} can't be made without values: {type(error).__name__}: {error}", hint="give another optimizer with as many states, such as adamw") from error  # fmt: skip
     found = {}
     for name, fake in fakes.items():
         states = [one for one in optimizer.state.get(fake, {}).values() if isinstance(one, Tensor)]
         grown = sum(one.numel() * one.element_size() for one in states if one.dim())
-        found[name] = (
-            grown / max(1, fake.numel()),
-            sum(one.element_size() for one in states if not one.dim()),
-        )
+        fixed = sum(one.element_size() for one in states if not one.dim())
+        found[name] = grown / max(1, fake.numel()), fixed
     return found

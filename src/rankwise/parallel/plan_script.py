@@ -119,7 +119,7 @@ def _find(module: ModuleType, name: str) -> Any:
 
 
 def _run_theirs(call: Callable[[], Any], what: str, *, hint: str | None = None) -> Any:
-    """Call what the user has written; what it raises is shown whole, and told in one line."""
+    """Call what the user has written; what it raises is shown whole, and raised as one line."""
     try:
         return call()
     except SystemExit as leave:

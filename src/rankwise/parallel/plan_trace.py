@@ -58,12 +58,7 @@ class Activations:
     output: int = 0
 
     def saved(self, *, tensor: int = 1, checkpointing: bool = False) -> int:
-        """Return the bytes that are held when backward begins; with checkpoints, when it has the largest block anew.
-
-        Args:
-            tensor: Among how many ranks tensor parallelism splits.
-            checkpointing: Whether each block keeps its input only (Chen et al., arXiv:1604.06174).
-        """
+        """Return the bytes that are held when backward begins; with checkpoints (Chen et al., arXiv:1604.06174), when it has the largest block anew."""
         outside = self.outside + -(-self.outside_split // tensor)
         inside = [whole + -(-split // tensor) for whole, split in self.blocks]
         if not checkpointing:
@@ -74,7 +69,7 @@ class Activations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a rank does in a step, as ``plan`` was told."""
+    """What a rank does in a step, as given to ``plan``."""
 
     batch: Any
     loss: Callable[[nn.Module, Any], Any] | None
@@ -116,23 +111,19 @@ class ForwardTrace:
     first: list[nn.Linear] = field(default_factory=list)
     between: list[int] = field(default_factory=list)
 
-    def pack(self, one: Tensor) -> Tensor:
-        """Note what autograd saves; the hook of saved tensors."""
-        self.keep(one)
-        return one
-
-    def keep(self, one: Tensor) -> None:
-        """Note a storage, once, with where the forward pass is."""
+    def keep(self, one: Tensor) -> Tensor:
+        """Note the storage of a tensor that autograd saves, once, with where the forward pass is; return the tensor."""
         storage = one.untyped_storage()
         key = storage._cdata
         if key in self.own or key in self.saved:
-            return
+            return one
         is_between = self.pair_input is not None and key != self.pair_input
         if not self.inputs:
             self.before.add(key)
         self.saved[key] = _Saved(storage, storage.nbytes(), self.call, one.is_floating_point(), is_between)
         if is_between:
             self.between.append(key)
+        return one
 
     def enter_block(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a call of a block; a checkpoint would keep its inputs."""
@@ -155,7 +146,7 @@ class ForwardTrace:
         self.output = sum(one.nbytes for one in list_tensors(result))
 
     def enter_linear(self, layer: nn.Module, args: Any) -> None:
-        """Begin a pair, or go on with its first layers."""
+        """Begin a pair, or continue with its first layers."""
         if not isinstance(layer, nn.Linear) or not args or not (self.is_across or self.call is not None):
             return
         key = args[0].untyped_storage()._cdata
@@ -231,7 +222,7 @@ def _trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], dtype: torch.
     with mode:
         batch = make_fake_batch(work.batch, work.micro_batch, dtype)
     computing = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext()
-    saving = torch.autograd.graph.saved_tensors_hooks(trace.pack, lambda one: one)
+    saving = torch.autograd.graph.saved_tensors_hooks(trace.keep, lambda one: one)
     with following_forward("followed: leave the batch out"), mode, computing, saving:
         result = work.loss(fake, batch) if work.loss is not None else call_model(fake, batch)
     for one in list_tensors(result):

@@ -1,32 +1,30 @@
-"""How much memory a training needs on each rank, told before it runs, and which way to spread the model fits at the least cost.
+"""How much memory a training needs on each rank, computed before it runs, and which way to spread the model fits at the least cost.
 
     with torch.device("meta"):
         model = build_model()
     print(plan(model, num_ranks=8, memory="80GB", batch=tokens))
 
-Nothing is allocated: the model may lie on the meta device. ``plan_measure`` tells what the model holds, ``plan_compose`` what
+Nothing is allocated: the model may lie on the meta device. ``plan_measure`` finds what the model holds, ``plan_compose`` what
 of it each rank holds, for each composition of the axes replicate, shard and tensor, for pipelines of stages, and for one process with
-several devices (``plan_stages``); here one of them is chosen.
+several devices; here one of them is chosen.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.memory import parse_size, show_size
-from rankwise.parallel.plan_compose import compose
+from rankwise.parallel.plan_compose import Job, compose
 from rankwise.parallel.plan_measure import measure
-from rankwise.parallel.plan_stages import check_schedule
 from rankwise.parallel.plan_trace import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -138,16 +136,14 @@ def plan(  # noqa: PLR0913 - most calls give four
         UsageError: An invalid number or word; an optimizer that can't take these parameters.
         ModelError: The model has no parameters, or its forward pass can't be followed without values.
     """
-    for name, value in (
-        ("num_ranks", num_ranks),
-        ("ranks_per_node", ranks_per_node),
-        ("micro_batch", micro_batch),
-    ):
+    numbers = {"num_ranks": num_ranks, "ranks_per_node": ranks_per_node, "micro_batch": micro_batch, "microbatches": microbatches}  # fmt: skip
+    for name, value in numbers.items():
         if value is not None and value < 1:
             raise UsageError(f"{name}={value} is below 1")
+    if schedule not in {"1f1b", "gpipe"}:
+        raise UsageError(f"schedule={schedule!r} can't be planned", hint="'1f1b' or 'gpipe': the others keep no more than gpipe does")  # fmt: skip
     if precision is not None and precision not in PRECISIONS:
         raise UsageError(f"there is no precision {precision!r}; there are {', '.join(PRECISIONS)}")
-    check_schedule(schedule, microbatches)
     memory_bytes = None if memory is None else parse_size(memory)
     reserve_bytes = _choose_reserve(memory_bytes, reserve)
     work = Work(batch=batch, loss=loss, micro_batch=micro_batch)
@@ -156,10 +152,10 @@ def plan(  # noqa: PLR0913 - most calls give four
         for name in ([precision] if precision is not None else _choose_precisions(model))
     }
     limit = None if memory_bytes is None else memory_bytes - reserve_bytes
-    find = partial(compose, facts, ranks_per_node=ranks_per_node, limit=limit, schedule=schedule, microbatches=microbatches)  # fmt: skip
-    found = tuple(find(num_ranks=num_ranks))
+    job = Job(num_ranks=num_ranks, ranks_per_node=ranks_per_node, limit=limit, schedule=schedule, microbatches=microbatches)  # fmt: skip
+    found = tuple(compose(facts, job))
     proposal = next((one for one in found if one.fits), None)
-    needed = None if limit is None or proposal else _find_ranks_needed(find, num_ranks, ranks_per_node)
+    needed = None if limit is None or proposal else _find_ranks_needed(facts, job)
     first = next(iter(facts.values()))
     counts = [(math.prod(one.shape), one.is_trained) for one in first.weights]
     return Plan(
@@ -189,19 +185,19 @@ def _choose_precisions(model: nn.Module) -> Sequence[str]:
 # ----------------------------------------------------------------- what to take
 
 
-def _find_ranks_needed(compositions: Callable[..., Iterator[Composition]], num_ranks: int, ranks_per_node: int) -> tuple[int, Composition] | None:  # fmt: skip
+def _find_ranks_needed(facts: Mapping[str, Facts], job: Job) -> tuple[int, Composition] | None:
     """Return with how many ranks something fits in which none waits, and what: doubled until it does, then in whole nodes."""
 
     def find(number: int) -> Composition | None:
-        fitting = (one for one in compositions(num_ranks=number) if one.fits)
+        fitting = (one for one in compose(facts, replace(job, num_ranks=number)) if one.fits)
         return next((one for one in fitting if one.pipeline == one.devices == 1), None)
 
-    low, high = num_ranks, num_ranks * 2
+    low, high = job.num_ranks, job.num_ranks * 2
     while (found := find(high)) is None:
         low, high = high, high * 2
         if high > _MOST_RANKS:
             return None
-    step = ranks_per_node if high > ranks_per_node else 1
+    step = job.ranks_per_node if high > job.ranks_per_node else 1
     while high - low > step:
         middle = -(-(low + high) // 2 // step) * step
         if not low < middle < high:
@@ -232,7 +228,7 @@ def _explain(found: Sequence[Composition], proposal: Composition | None, num_ran
         return f"{text}, and nothing communicates less"
     text = f"nothing fits into {free}: the least, {least}, {least.precision}, needs {_say_need(least)}"
     if needed is not None:
-        return f"{text}; {_say_ranks(needed[0])} would do, with {needed[1]}, {needed[1].precision}"
+        return f"{text}; {needed[0]} ranks would do, with {needed[1]}, {needed[1].precision}"
     held = least.memory
     rest = (held.activations or 0) + held.communication
     return f"{text}; more ranks don't help, as {show_size(rest)} of it are activations and gathered parameters, which every rank holds: take a smaller micro-batch"
@@ -249,10 +245,6 @@ def _say_waiting(one: Composition) -> str:
 
 def _say_need(one: Composition) -> str:
     return show_size(one.memory.total) + (" and its activations" if one.memory.activations is None else "")
-
-
-def _say_ranks(number: int) -> str:
-    return "1 rank" if number == 1 else f"{number} ranks"
 
 
 def _note(facts: Facts, batch: Any) -> Iterator[str]:
