@@ -8,8 +8,15 @@ from itertools import pairwise
 import pytest
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.pipeline_profile import PipelineProfile
-from rankwise.parallel.pipeline_timeline import Span, Timeline, Work, find_bubble, find_length, replay
+from rankwise.parallel.pipeline_profile import (
+    PipelineProfile,
+    Span,
+    Timeline,
+    Work,
+    find_bubble,
+    find_length,
+    replay,
+)
 
 _COSTS: dict[Work, float] = {"forward": 1.0, "backward": 2.0, "input gradients": 1.0, "weight gradients": 1.0}
 

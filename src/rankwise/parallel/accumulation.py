@@ -92,7 +92,7 @@ def loss_scale(num_samples: float, *, ctx: RankContext | None = None) -> float:
     Collective: every rank, once for each step: one small exchange over the side channel, which waits for no GPU.
     """
     group = group_of(ctx or current())
-    # What is wrong is told like a number: an error here alone would leave the others waiting.
+    # What is wrong is sent like a number: an error here alone would leave the others waiting.
     own = _read_number(num_samples)
     answers = agree(group, "loss_scale", site=locate(), must={}, may=[own, repr(num_samples)[:60]])
     given = answers or [[own, repr(num_samples)[:60]]] * group.size

@@ -1,4 +1,4 @@
-"""A DistributedDataParallel that speaks of parameters by name, and notices when they are changed behind its back."""
+"""A DistributedDataParallel whose errors name parameters, and which notices when these are changed after the wrap."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def check_before_forward(ddp: DistributedDataParallel, watch: Watch) -> None:
 
 
 def _check_parameters(ddp: DistributedDataParallel, watch: Watch) -> None:
-    """Refuse to go on with parameters that DDP does not know: their gradients would stay on each rank, silently."""
+    """Refuse to continue with parameters that DDP does not know: their gradients would stay on each rank, silently."""
     watch.forwards_left = _FORWARDS_BETWEEN_CHECKS
     watch.seen_trained = [each.requires_grad for each in watch.listed]
     melted = [name for name, each, trained in watch.parameters if each.requires_grad and not trained]
@@ -173,7 +173,7 @@ def _quote_be(names: list[str]) -> str:
 
 
 def _check_unsynced(watch: Watch) -> None:
-    """Refuse to go on with gradients of an accumulation that was left early; a step that was dropped leaves none."""
+    """Refuse to continue with gradients of an accumulation that was left early; a step that was dropped leaves none."""
     number, watch.num_left_unsynced = watch.num_left_unsynced, 0
     if not any(each.grad is not None and bool(each.grad.any()) for each in watch.listed):
         return

@@ -38,23 +38,15 @@ def share_states(
 
     Collective: every rank.
     """
-    forms = {key: {name: _describe(value) for name, value in state.items()} for key, state in own.items()}
+    forms = {key: {name: to_meta(value) for name, value in state.items()} for key, state in own.items()}
     answers = control.exchange((forms, extra), what=what)
-    others = {
-        key: {name: _stand_in(form) for name, form in state.items()}
-        for held, _ in answers
-        for key, state in held.items()
-    }
+    others = {key: state for held, _ in answers for key, state in held.items()}
     return {**others, **own}, [added for _, added in answers]
 
 
-def _describe(value: Any) -> Any:
-    return {"shape": tuple(value.shape), "dtype": value.dtype} if isinstance(value, torch.Tensor) else value
-
-
-def _stand_in(form: Any) -> Any:
-    is_tensor = isinstance(form, dict) and form.keys() == {"shape", "dtype"}
-    return torch.empty(form["shape"], dtype=form["dtype"], device="meta") if is_tensor else form
+def to_meta(value: Any) -> Any:
+    """Return a tensor of the same shape and dtype without values, as of one that another rank has; what is no tensor stays."""
+    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, torch.Tensor) else value  # fmt: skip
 
 
 def add_up(tensor: Tensor) -> Tensor:
@@ -79,13 +71,7 @@ def group_by_layout(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the 2-norm of all elements of some tensors, each counted once, wherever they are.
-
-    Args:
-        tensors: Plain ones, equal on all ranks, and DTensors of any mesh.
-
-    Returns:
-        A plain scalar.
+    """Return the 2-norm, a plain scalar, of all elements of plain tensors, which are equal on all ranks, and of DTensors of any mesh.
 
     Collective: every rank of the meshes, if there are DTensors.
     """
@@ -113,16 +99,13 @@ def _find_norm(group: Sequence[Tensor]) -> Tensor:
     """Return the norm of tensors of one layout; not by DTensor's own, which warns of every second axis."""
     first = group[0]
     norm: Tensor = torch.nn.utils.get_total_norm(to_local(group))
-    axes = (
-        [dim for dim, one in enumerate(first.placements) if not one.is_replicate()]
-        if isinstance(first, DTensor)
-        else []
-    )
-    if not axes:
+    placements = first.placements if isinstance(first, DTensor) else ()
+    if all(one.is_replicate() for one in placements):
         return norm
     square = norm.square()
-    for dim in axes:
-        dist.all_reduce(square, group=first.device_mesh.get_group(dim))
+    for dim, one in enumerate(placements):
+        if not one.is_replicate():
+            dist.all_reduce(square, group=first.device_mesh.get_group(dim))
     return square.sqrt()
 
 

@@ -99,7 +99,7 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
         if stages and reshard_after_forward is None:
             # Micro-batches follow each other through a stage; and a backward in two halves (zero bubble) seeks the gathered weights.
             reshard_after_forward = False
-        found = _drop_tied(model, _find_held(model, blocks, ctx))
+        found = _choose_blocks(model, find_blocks(model, blocks, rank=ctx.rank))
         maker = Materialiser(model, ctx.device, init_weights, seed)
         options = {
             "blocks": sorted(found),
@@ -173,12 +173,6 @@ def _find_mesh(ctx: RankContext) -> DeviceMesh:
     return mesh.of("replicate", "shard") if degrees["replicate"] > 1 else mesh.of("shard")
 
 
-def _find_held(model: nn.Module, blocks: Blocks, ctx: RankContext) -> dict[str, nn.Module]:
-    """Return the blocks that have parameters: of a pipeline those of other stages have none here."""
-    found = find_blocks(model, blocks, rank=ctx.rank)
-    return {name: block for name, block in found.items() if next(block.parameters(), None) is not None}
-
-
 def list_copies(ctx: RankContext) -> list[int]:
     """Return the ranks that have the same stages of a pipeline."""
     mesh = ctx.mesh()
@@ -214,14 +208,15 @@ def _find_complaint(model: nn.Module, reshard_after_forward: bool | int | None) 
     return find_complaint(model, takes_meta=True, call="apply_fsdp")
 
 
-def _drop_tied(model: nn.Module, blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Leave out the blocks that share a parameter with what is outside: one that two gather would be two."""
+def _choose_blocks(model: nn.Module, blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Leave out the blocks that share a parameter with what is outside, as one that two gather would be two; and other stages', which have none."""
     owners: dict[int, set[str]] = {}
     for name, one in model.named_parameters(remove_duplicate=False):
         block = next((block for block in blocks if name.startswith(f"{block}.")), "")
         owners.setdefault(id(one), set()).add(block)
     tied = {block for held in owners.values() if len(held) > 1 for block in held}
-    return {name: block for name, block in blocks.items() if name not in tied}
+    held = {block for holders in owners.values() for block in holders}
+    return {name: block for name, block in blocks.items() if name in held - tied}
 
 
 def _prepare(

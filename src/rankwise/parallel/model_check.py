@@ -54,8 +54,8 @@ def check_same_model(
         model: The model that is about to be wrapped.
         settings: What else must be equal: the options of the wrap.
         ctx: The job.
-        wait_s: Seconds to wait for the slowest rank; None: 60, or the job's timeout if that is less.
-        complaint: What this rank has found wrong with its model already: all ranks hear of it.
+        wait_s: As for ``apply_ddp``.
+        complaint: What this rank has found wrong with its model already: all ranks raise it.
         call: Who asks.
         among: The ranks that must have the same; None: all.
 
@@ -108,11 +108,8 @@ def _describe_tensor(tensor: Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     grad = f", requires_grad={tensor.requires_grad}" if isinstance(tensor, nn.Parameter) else ""
     # Torch compares strides as well: a model in channels_last on some ranks only fails inside it.
-    strides = (
-        ""
-        if tensor.layout != torch.strided or tensor.is_contiguous()
-        else f", strides {tuple(tensor.stride())}"
-    )
+    is_plain = tensor.layout != torch.strided or tensor.is_contiguous()
+    strides = "" if is_plain else f", strides {tuple(tensor.stride())}"
     return f"shape {tuple(tensor.shape)}, {dtype}{grad}{strides}"
 
 
@@ -136,7 +133,7 @@ def _raise_difference(of_rank: Mapping[int, Mapping[str, Any]], call: str) -> No
         rank: {(kind, name): what for kind, name, what in one["tensors"]} for rank, one in of_rank.items()
     }
     names = list(dict.fromkeys(name for held in tensors.values() for name in held))
-    differing = [text for name in names if (text := _tell_difference(name, tensors))]
+    differing = [text for name in names if (text := _describe_difference(name, tensors))]
     if differing:
         more = f"; and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
         raise ModelError(
@@ -153,7 +150,7 @@ def _raise_difference(of_rank: Mapping[int, Mapping[str, Any]], call: str) -> No
     )
 
 
-def _tell_difference(
+def _describe_difference(
     key: tuple[str, str], tensors: Mapping[int, Mapping[tuple[str, str], str]]
 ) -> str | None:
     kind, name = key
@@ -185,11 +182,8 @@ def find_complaint(model: nn.Module, *, takes_meta: bool = False, call: str = "a
         return complaint
     if not any(parameter.requires_grad for parameter in model.parameters()):
         number = sum(1 for _ in model.parameters())
-        what = (
-            f"all {number} parameters are frozen (requires_grad=False)"
-            if number
-            else "the model has no parameters"
-        )
+        frozen = f"all {number} parameters are frozen (requires_grad=False)"
+        what = frozen if number else "the model has no parameters"
         return f"{what}, so there is nothing to average: use it without {call}, or unfreeze what is to be trained first"
     return _find_spread(model, call)
 

@@ -16,16 +16,14 @@ from rankwise.base.errors import UsageError
 from rankwise.parallel.dtensors import to_local
 from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
-from rankwise.parallel.pipeline_cut import find_balanced, find_calls_of
+from rankwise.parallel.pipeline_cut import cut_model
 from rankwise.parallel.pipeline_engine import Engine
-from rankwise.parallel.pipeline_layout import Deal, Layout, deal, find_layout, list_bounds, prune
+from rankwise.parallel.pipeline_layout import prune
 from rankwise.parallel.pipeline_module import StageModule
 from rankwise.parallel.pipeline_profile import PipelineProfile, Recorder
 from rankwise.parallel.pipeline_schedules import find_kind, find_misfit
-from rankwise.parallel.pipeline_shapes import Shapes
 from rankwise.parallel.pipeline_stage import Stage
-from rankwise.parallel.pipeline_strategy import Pipelined
-from rankwise.parallel.pipeline_ties import Ties
+from rankwise.parallel.pipeline_strategy import Pipelined, Ties
 from rankwise.parallel.strategy import move_tensors, share_values
 from rankwise.runtime.context import current
 from rankwise.runtime.mesh import DATA_AXES
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rankwise.parallel.blocks import Blocks
+    from rankwise.parallel.pipeline_layout import Deal
     from rankwise.runtime.context import RankContext
 
 _ENGINE = "_rankwise_engine"
@@ -239,7 +238,7 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
     misfit = find_misfit(kind, microbatches, num_ranks, per_rank)
     if misfit is not None:
         raise UsageError(f"{misfit[0]}", rank=ctx.rank, hint=misfit[1])
-    layout, shapes, dealt, bounds = _cut(model, ctx, num_stages, blocks=blocks, cut=cut, example=example, loss=loss)  # fmt: skip
+    layout, shapes, dealt, bounds = cut_model(model, ctx, num_stages, blocks=blocks, cut=cut, example=example, loss=loss)  # fmt: skip
     maker = Materialiser(model, ctx.device, init_weights, seed)
     check_same_model(
         model,
@@ -277,22 +276,6 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
         {_ENGINE: engine, "_rankwise_ties": ties, "_rankwise_loss": loss, "_rankwise_blocks": names}
     )
     return cast("Pipeline", model)
-
-
-def _cut(
-    model: nn.Module, ctx: RankContext, num_stages: int, *, blocks: Blocks, cut: Any, example: Any, loss: Any
-) -> tuple[Layout, Shapes, Deal, list[int]]:
-    """Find where the stages begin, and what each has."""
-    layout = find_layout(model, blocks, least=num_stages, rank=ctx.rank)
-    shapes = Shapes(model, layout, ctx.device)
-    calls = None
-    if example is not None:
-        calls = find_calls_of(model, shapes, example, loss, ctx)
-        layout = layout.follow(calls)
-    bounds = list_bounds(layout.blocks, num_stages, cut, rank=ctx.rank)
-    if cut is None and example is not None:
-        bounds = find_balanced(model, layout, num_stages, example, loss, ctx)
-    return layout, shapes, deal(model, layout, bounds, calls), bounds
 
 
 def _check(ctx: RankContext, num_ranks: int, microbatches: Any) -> None:

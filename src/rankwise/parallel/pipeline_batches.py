@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.model_check import hash_tensor
+from rankwise.parallel.pipeline_shapes import find_autocast
 from rankwise.parallel.trees import describe, list_tensors, put_tensors, take_tensors
 from rankwise.runtime.nested import flatten, unflatten
 
@@ -33,11 +34,9 @@ class Chunk:
 
 
 def split(batch: Any, number: int) -> list[Chunk]:
-    """Cut a batch along dim 0 into so many micro-batches, the first ones larger by a sample at most.
+    """Cut a batch along dim 0 into so many micro-batches, the first ones larger by a sample at most; some have none if the batch has fewer.
 
-    Args:
-        batch: Nested tensors; those of one element along dim 0, and all that is no tensor, are given to each.
-        number: Of micro-batches; some are of no samples if the batch has fewer.
+    What has one element along dim 0, and all that is no tensor, is given to each.
     """
     tree, tensors = take_tensors(batch)
     total = max((one.shape[0] for one in tensors if one.dim()), default=0)
@@ -94,8 +93,7 @@ class Stub:
         if self.call is not None:
             raise UsageError("the loss function calls the model twice", hint="a pipeline computes one forward for each micro-batch")  # fmt: skip
         self.call = (args, kwargs)
-        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        self.autocast = (kinds[0], torch.get_autocast_dtype(kinds[0])) if kinds else None
+        self.autocast = find_autocast()
         if self._is_asked:
             raise _CalledError
         return self._output

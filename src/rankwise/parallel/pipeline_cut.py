@@ -1,4 +1,4 @@
-"""Where the stages of a pipeline begin, so that the slowest is as fast as can be: by what each block was measured to take."""
+"""Where the stages of a pipeline begin; with an example, so that the slowest is as fast as can be, by what each block was measured to take."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from rankwise.parallel.costs import measure_costs
 from rankwise.parallel.names import find_owner
 from rankwise.parallel.partition import balance
 from rankwise.parallel.pipeline_batches import ask
+from rankwise.parallel.pipeline_layout import Deal, Layout, deal, find_layout, list_bounds
+from rankwise.parallel.pipeline_shapes import Shapes
 from rankwise.parallel.pipeline_trace import find_calls
 
 if TYPE_CHECKING:
@@ -16,50 +18,33 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from rankwise.parallel.pipeline_layout import Calls, Layout
-    from rankwise.parallel.pipeline_shapes import Shapes
+    from rankwise.parallel.blocks import Blocks
+    from rankwise.parallel.pipeline_layout import Calls
     from rankwise.runtime.context import RankContext
 
+    Loss = Callable[[Any, Any], Any] | None
 
-def find_balanced(
-    model: nn.Module,
-    layout: Layout,
-    num_stages: int,
-    example: Any,
-    loss: Callable[[Any, Any], Any] | None,
-    ctx: RankContext,
-) -> list[int]:
-    """Measure a model's blocks on rank 0; return with which block each stage begins, and at the end their number.
 
-    What stands around the blocks counts with the one before it.
+def cut_model(
+    model: nn.Module, ctx: RankContext, num_stages: int, *, blocks: Blocks, cut: Any, example: Any, loss: Loss
+) -> tuple[Layout, Shapes, Deal, list[int]]:
+    """Find where the stages begin, and what each has: by an example, of which rank 0 follows the forward and measures the blocks.
 
     Raises:
-        RankwiseError: The model can't be measured with it; the same on every rank.
+        UsageError: It can't be cut so, followed or measured; the same on every rank.
 
-    Collective: every rank.
+    Collective: every rank, if there is an example.
     """
-    return list(_ask_main(ctx, lambda: _measure(model, layout, num_stages, example, loss), "rank 0 measures the blocks"))  # fmt: skip
-
-
-def find_calls_of(
-    model: nn.Module, shapes: Shapes, example: Any, loss: Callable[[Any, Any], Any] | None, ctx: RankContext
-) -> Calls:
-    """Return what the forward of a model calls, in order: rank 0 follows it.
-
-    Raises:
-        UsageError: It can't be followed; the same on every rank.
-
-    Collective: every rank.
-    """
-
-    def follow() -> Calls:
-        if loss is None:
-            args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example) if isinstance(example, dict) else ((example,), {})  # fmt: skip
-        else:
-            (args, kwargs), _ = ask(model, example, loss)
-        return find_calls(shapes.trace(args, kwargs, training=True)[0])
-
-    return [(unit, list(names)) for unit, names in _ask_main(ctx, follow, "rank 0 follows the forward")]
+    layout = find_layout(model, blocks, least=num_stages, rank=ctx.rank)
+    shapes = Shapes(model, layout, ctx.device)
+    calls = None
+    if example is not None:
+        calls = _ask_main(ctx, lambda: _follow(model, shapes, example, loss), "rank 0 follows the forward")
+        layout = layout.follow(calls)
+    bounds = list_bounds(layout.blocks, num_stages, cut, rank=ctx.rank)
+    if cut is None and example is not None:
+        bounds = _ask_main(ctx, lambda: _measure(model, layout, num_stages, example, loss), "rank 0 measures the blocks")  # fmt: skip
+    return layout, shapes, deal(model, layout, bounds, calls), bounds
 
 
 def _ask_main(ctx: RankContext, work: Callable[[], Any], what: str) -> Any:
@@ -76,9 +61,18 @@ def _ask_main(ctx: RankContext, work: Callable[[], Any], what: str) -> Any:
     return details[0]
 
 
-def _measure(
-    model: nn.Module, layout: Layout, num_stages: int, example: Any, loss: Callable[[Any, Any], Any] | None
-) -> list[int]:
+def _follow(model: nn.Module, shapes: Shapes, example: Any, loss: Loss) -> Calls:
+    """Return what the forward of a model calls, in order."""
+    if loss is None:
+        args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example) if isinstance(example, dict) else ((example,), {})  # fmt: skip
+    else:
+        (args, kwargs), _ = ask(model, example, loss)
+    return find_calls(shapes.trace(args, kwargs, training=True)[0])
+
+
+def _measure(model: nn.Module, layout: Layout, num_stages: int, example: Any, loss: Loss) -> list[int]:
+    """Return with which block each stage begins, and at the end their number; what stands around the blocks counts with the one before it."""
+
     def take_loss(model: nn.Module, batch: Any) -> Any:
         assert loss is not None  # noqa: S101 - else this is not used
         value = loss(model, batch)

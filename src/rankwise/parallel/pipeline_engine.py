@@ -75,10 +75,7 @@ class Engine:
     def run(self, batch: Any, loss: Callable[[Any, Any], Any], factor: Callable[[Any], Any]) -> Any:
         """Compute the gradients of a batch: those of this rank's stages are added to what their parameters have.
 
-        Args:
-            batch: Nested tensors, whose dim 0 are the samples.
-            loss: Takes the model and a micro-batch; returns the mean over its samples, or a sum and its count, or a dict of these.
-            factor: Takes what it has returned; gives what the batch's loss is multiplied with.
+        Given what the loss function has returned, ``factor`` returns what the batch's loss is multiplied by.
 
         Returns:
             What the loss function would have returned for the whole batch, the same on all stages; without gradients.
@@ -102,7 +99,10 @@ class Engine:
                 self.recorder.extend()
             return weighed
 
-        schedule = self._find_schedule(len(chunks))
+        number = len(chunks)
+        if number not in self._schedules:
+            self._schedules[number] = build_schedule(self.kind, self.stages, number, _refuse)
+        schedule = self._schedules[number]
         schedule._loss_fn = compute
         self._begin(plans, calls, autocast, self.recorder)
         if self.recorder:
@@ -112,12 +112,6 @@ class Engine:
         run_schedule(schedule, chunks)
         schedule._loss_fn = _refuse
         return self._share(combine(returned, chunks) if self.has_last else None)
-
-    def _find_schedule(self, number: int) -> Any:
-        found = self._schedules.get(number)
-        if found is None:
-            found = self._schedules[number] = build_schedule(self.kind, self.stages, number, _refuse)
-        return found
 
     def _begin(
         self, plans: Sequence[Plan], calls: Sequence[Call], autocast: Any, recorder: Recorder | None

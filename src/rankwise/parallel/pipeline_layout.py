@@ -152,14 +152,10 @@ class Deal:
     names: Mapping[str, tuple[str, ...]]
 
 
-def deal(model: nn.Module, layout: Layout, bounds: Sequence[int], calls: Calls | None) -> Deal:  # noqa: C901 - one table after the other
-    """Give each stage its parts and parameters.
+def deal(model: nn.Module, layout: Layout, bounds: Sequence[int], calls: Calls | None) -> Deal:
+    """Give each stage its parts and parameters; ``bounds`` says with which block each begins.
 
-    Args:
-        model: The whole, before it is cut.
-        layout: Where it can be cut.
-        bounds: With which block each stage begins.
-        calls: What a forward calls; None: not known, and what a module around the parts holds itself goes to the first and the last stage.
+    Where it is not known what a forward calls, what a module around the parts holds itself goes to the first and the last stage.
     """
     last = len(bounds) - 2
     stage_of = {name: stage for stage, (begin, end) in enumerate(pairwise(bounds)) for name in layout.blocks[begin:end]}  # fmt: skip
@@ -167,36 +163,31 @@ def deal(model: nn.Module, layout: Layout, bounds: Sequence[int], calls: Calls |
     loose: dict[str, set[int]] = {}
     stage = 0
     for unit, names in calls or ():
-        stage = max(stage, stage_of.get(unit, stage)) if unit is not None else stage
         if unit is not None:
+            stage = max(stage, stage_of.get(unit, stage))
             homes.setdefault(unit, set()).add(stage)
         for name in names:
             loose.setdefault(name, set()).add(stage)
-    for name in layout.blocks:
-        homes.setdefault(name, {stage_of[name]})
-    for name, number in layout.around.items():
-        homes.setdefault(name, {stage_of[layout.blocks[max(number, 1) - 1]]})
-    ids: dict[int, set[int]] = {}
-    names_of = dict(model.named_parameters(remove_duplicate=False))
-    for name, one in names_of.items():
-        unit = find_owner(name, homes)
-        is_outside = unit is None
-        held = ids.setdefault(id(one), set())
-        if calls is None:
-            held |= {0, last} if is_outside else homes[unit or ""]
-        else:
-            held |= loose.get(name, set())
-            is_called = not is_outside and any(called == unit for called, _ in calls)
-            held |= homes[unit or ""] if is_called else set()
-    for name, one in names_of.items():  # what no call uses
-        if not ids[id(one)]:
+    beside = {name: layout.blocks[max(number, 1) - 1] for name, number in layout.around.items()}
+    for name in layout.units:
+        homes.setdefault(name, {stage_of[beside.get(name, name)]})
+    names_of: dict[int, list[str]] = {}
+    for name, one in model.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(one), []).append(name)
+    called = None if calls is None else {unit for unit, _ in calls if unit is not None}
+    holders: dict[str, tuple[int, ...]] = {}
+    for names in names_of.values():
+        held: set[int] = set()
+        for name in names:
             unit = find_owner(name, homes)
-            ids[id(one)] |= {0} if unit is None else homes[unit]
-    holders = {name: tuple(sorted(ids[id(one)])) for name, one in names_of.items()}
-    same: dict[int, list[str]] = {}
-    for name, one in names_of.items():
-        same.setdefault(id(one), []).append(name)
-    tied = {name: tuple(same[id(one)]) for name, one in names_of.items()}
+            held |= loose.get(name, set())
+            if called is None or unit in called:
+                held |= {0, last} if unit is None else homes[unit]
+        if not held:  # no call uses it
+            unit = find_owner(names[0], homes)
+            held = {0} if unit is None else homes[unit]
+        holders |= dict.fromkeys(names, tuple(sorted(held)))
+    tied = {name: tuple(names) for names in names_of.values() for name in names}
     return Deal(last + 1, {name: tuple(sorted(one)) for name, one in homes.items()}, holders, tied)
 
 

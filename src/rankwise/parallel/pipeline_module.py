@@ -23,10 +23,9 @@ from rankwise.parallel.trees import list_tensors, put_tensors, take_tensors
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from rankwise.parallel.pipeline_batches import Call
     from rankwise.parallel.pipeline_layout import Deal, Layout
     from rankwise.parallel.pipeline_plan import Plan, StagePlan
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _LeftError(BaseException):
@@ -110,7 +109,7 @@ class Turn:
                 tensor.copy_(self.live[one])
                 self.live[one] = tensor
             self._known[id(tensor)] = tensor
-        result = put_tensors(event.returned, [self.live.get(one, self.plan.stands[one]) for one in event.outputs])  # fmt: skip
+        result = put_tensors(event.returned, [self.live.get(one, self.plan.fakes[one]) for one in event.outputs])  # fmt: skip
         return iter(result) if event.function is not None and is_iterator(event.function) else result
 
     def keep(self, number: int, given: Any, result: Any) -> None:
@@ -230,11 +229,11 @@ class _Own(torch.autograd.Function):  # type: ignore[misc]
 class StageModule(nn.Module):  # type: ignore[misc]
     """One stage as a module: its parameters are the stage's, its forward takes what the stage before has sent."""
 
-    def __init__(self, model: nn.Module, stand: nn.Module, layout: Layout, deal: Deal, number: int) -> None:
+    def __init__(self, model: nn.Module, fake: nn.Module, layout: Layout, deal: Deal, number: int) -> None:
         super().__init__()
         self.is_first, self.is_last = number == 0, number == deal.num_stages - 1
         self.number, self.turn = number, Turn(number)
-        self.__dict__.update({"_model": model, "_stand": stand, "_names": deal.names})
+        self.__dict__.update({"_model": model, "_fakes": fake, "_names": deal.names})
         self._pairs: list[Any] = []
         self._owners: dict[str, nn.Module] = {}
         #: Parameters of parts that other stages call: registered, so that they are this stage's.
@@ -286,7 +285,7 @@ class StageModule(nn.Module):  # type: ignore[misc]
         for owner, name, number in own.attributes:
             if number is None and owner in self._owners:
                 continue
-            module = self._owners.get(owner) or self._stand.get_submodule(owner)
+            module = self._owners.get(owner) or self._fakes.get_submodule(owner)
             value = self.turn.live[number] if number is not None else self._find(f"{owner}.{name}".removeprefix("."))  # fmt: skip
             lent.append((module, name))
             module.__dict__[name] = value
@@ -325,22 +324,21 @@ class StageModule(nn.Module):  # type: ignore[misc]
         """Return a copy of the modules around the parts, which shares with the model all that this rank has."""
         number = self.number
         for name in layout.owners:
-            original, stand = model.get_submodule(name), self._stand.get_submodule(name)
+            original, fake = model.get_submodule(name), self._fakes.get_submodule(name)
             clone = original.__class__.__new__(original.__class__)
             clone.__dict__ = {**original.__dict__, "_modules": dict(original._modules)}
             held = {own: one for own, one in original._parameters.items() if one is None or number in deal.holders[f"{name}.{own}".removeprefix(".")]}  # fmt: skip
-            if len(held) < len(
-                original._parameters
-            ):  # else FSDP, which puts others in their place, does it for both
+            # Else FSDP, which puts others in their place, does it for both.
+            if len(held) < len(original._parameters):
                 clone.__dict__["_parameters"] = held
-            clone.__dict__.update((own, one) for own, one in stand._parameters.items() if own not in held)
+            clone.__dict__.update((own, one) for own, one in fake._parameters.items() if own not in held)
             self._owners[name] = clone
             self._pairs.append((clone, original))
             if name:
                 self._put(name, clone)
         for name in layout.units:
             is_own = self.number in deal.homes[name]
-            like = (model if is_own else self._stand).get_submodule(name)
+            like = (model if is_own else self._fakes).get_submodule(name)
             self._put(name, _make_part(name, self.turn, like, is_own=is_own))
             kept = model.get_submodule(name)
             names = [f"{name}.{one}" for one, _ in kept.named_parameters()] if isinstance(kept, Kept) else []

@@ -53,7 +53,7 @@ class Plan:
         stages: What each does.
         events: All calls of the forward.
         calls: For each part the numbers of its calls.
-        stands: For each tensor one without values.
+        fakes: For each tensor one without values.
         parameters: The names of parameters, by number.
         output: What the model returns, with slots; ``output_forms``: the forms of the tensors in it.
     """
@@ -61,7 +61,7 @@ class Plan:
     stages: tuple[StagePlan, ...]
     events: tuple[Event, ...]
     calls: Mapping[str, tuple[int, ...]]
-    stands: tuple[Tensor, ...]
+    fakes: tuple[Tensor, ...]
     parameters: Mapping[int, str]
     output: Any
     output_forms: tuple[Form, ...]
@@ -88,7 +88,7 @@ def make_plan(tape: Tape, deal: Deal, output: Any, outputs: tuple[Tensor, ...]) 
         stages=tuple(flow.plan(stage) for stage in range(deal.num_stages)),
         events=tuple(tape.events),
         calls={name: tuple(numbers) for name, numbers in calls.items()},
-        stands=tuple(one.tensor for one in tape.values),
+        fakes=tuple(one.tensor for one in tape.values),
         parameters={number: one.parameter for number, one in enumerate(tape.values) if one.parameter},
         output=output,
         output_forms=tuple(map(form_of, outputs)),

@@ -75,13 +75,8 @@ def find_kind(name: str, *, rank: int | None = None) -> Kind:
 
 
 def _simplify(name: str) -> str:
-    return (
-        name.lower()
-        .removeprefix("schedule")
-        .replace("_", "")
-        .replace("-", "")
-        .replace("zbvzerobubble", "zbv")
-    )
+    plain = name.lower().replace("_", "").replace("-", "").removeprefix("schedule")
+    return "zbv" if plain == "zbvzerobubble" else plain
 
 
 def find_misfit(

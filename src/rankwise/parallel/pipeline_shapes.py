@@ -55,7 +55,7 @@ class Shapes:
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any], deal: Deal, *, training: bool) -> Plan:
         """Return the plan of a micro-batch; the same on every rank that has inputs of the same shapes."""
-        key = repr((describe((args, kwargs)), training, _autocast(), self._dtype))
+        key = repr((describe((args, kwargs)), training, find_autocast(), self._dtype))
         plan = self._plans.get(key)
         if plan is None:
             while len(self._plans) >= _MOST_KEPT:
@@ -71,9 +71,9 @@ class Shapes:
         names = {id(one): name for name, one in self.model.named_parameters()}
         tape = Tape(names, set(map(id, list_held(self.model))))
         units = {name: self.model.get_submodule(name) for name in self._layout.units}
-        kind, dtype = _autocast() or ("cpu", torch.bfloat16)
+        kind, dtype = find_autocast() or ("cpu", torch.bfloat16)
         _log.disabled, was_disabled = True, _log.disabled  # what goes wrong is an error of ours
-        autocast = torch.autocast(kind, dtype, enabled=_autocast() is not None)
+        autocast = torch.autocast(kind, dtype, enabled=find_autocast() is not None)
         try:
             with following_forward("cut into stages"), self._mode, torch.enable_grad(), autocast:
                 fakes = [
@@ -92,7 +92,8 @@ class Shapes:
         return self._dtype if self._dtype is not None and dtype.is_floating_point else dtype
 
 
-def _autocast() -> tuple[str, torch.dtype] | None:
+def find_autocast() -> tuple[str, torch.dtype] | None:
+    """Return device and dtype of the autocast around the caller; None: there is none."""
     for kind in ("cpu", "cuda"):
         if torch.is_autocast_enabled(kind):
             return kind, torch.get_autocast_dtype(kind)
@@ -109,12 +110,9 @@ def _copy_as_fake(model: nn.Module, layout: Layout, mode: FakeTensorMode, device
         id(one): one.detach().to(device, copy=True) for one in constants if not one.is_meta
     }
     make_fakes(model, mode, memo, device=device)
-    hooks = (
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_forward_hooks_with_kwargs",
-        "_forward_pre_hooks_with_kwargs",
-    )
-    for one in (getattr(module, name) for module in model.modules() for name in hooks):
-        memo[id(one)] = type(one)()
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        for one in (
+            getattr(module, name + kind) for module in model.modules() for kind in ("", "_with_kwargs")
+        ):
+            memo[id(one)] = type(one)()
     return copy.deepcopy(model, memo)

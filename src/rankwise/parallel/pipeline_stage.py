@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
 from rankwise.base.errors import ModelError
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from rankwise.parallel.pipeline_batches import Call
     from rankwise.parallel.pipeline_module import StageModule
     from rankwise.parallel.pipeline_plan import Plan
     from rankwise.parallel.pipeline_profile import Recorder
@@ -36,7 +36,7 @@ class _Chunk:
 
     Attributes:
         received: What the stage before has sent, as leaves of the graph.
-        outputs: What goes on.
+        outputs: What the next stage receives.
         output_grads: Of each output; None: it has no gradient.
         input_grads: Of what was received.
         halved: What the weights' half of a backward needs.
@@ -67,7 +67,7 @@ class _Rooms:
 
 @final
 class Stage(PipelineStage):  # type: ignore[misc]
-    """A stage that is told the shapes of each micro-batch before a step."""
+    """A stage that is given the shapes of each micro-batch before a step."""
 
     def __init__(
         self, module: StageModule, index: int, num_stages: int, device: torch.device, group: dist.ProcessGroup
@@ -76,7 +76,7 @@ class Stage(PipelineStage):  # type: ignore[misc]
         known = torch.empty(1, device="meta")
         super().__init__(module, index, num_stages, device, input_args=known, output_args=known, group=group)
         self._plans: Sequence[Plan] = ()
-        self._calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = ()
+        self._calls: Sequence[Call] = ()
         self._chunks: list[_Chunk] = []
         self._ahead, self._back = _Rooms(device), _Rooms(device)
         #: All stages of this rank, by number: those beside each other hand their tensors over.
@@ -86,12 +86,11 @@ class Stage(PipelineStage):  # type: ignore[misc]
         #: Notes what a step takes, while it is profiled.
         self.recorder: Recorder | None = None
 
-    def prepare(self, plans: Sequence[Plan], calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    def prepare(self, plans: Sequence[Plan], calls: Sequence[Call]) -> None:
         """Take what the step at hand computes."""
         self._plans, self._calls, self.chunks = plans, calls, len(plans)
-        self.args_recv_info = dict.fromkeys(
-            range(len(plans)), ()
-        )  # newer schedules look for stages that aren't neighbours
+        # Newer schedules look for stages that aren't neighbours.
+        self.args_recv_info = dict.fromkeys(range(len(plans)), ())
         self.clear_runtime_states()
 
     def clear_runtime_states(self) -> None:
@@ -188,14 +187,9 @@ class Stage(PipelineStage):  # type: ignore[misc]
         module: StageModule = self.submod
         plan, chunk = self._plans[fwd_chunk_id], self._chunks[fwd_chunk_id]
         module.take(plan, self._calls[fwd_chunk_id])
-        if (
-            torch.is_grad_enabled()
-            and isinstance(module, FSDPModule)
-            and hasattr(module, "finalize_backward")
-        ):
-            module.set_manual_backward_finalization(
-                True
-            )  # since torch 2.15 a schedule finishes the backward of a sharded stage itself
+        # Since torch 2.15 a schedule finishes the backward of a sharded stage itself.
+        if torch.is_grad_enabled() and hasattr(module, "finalize_backward"):
+            module.set_manual_backward_finalization(True)
         start = self.recorder.mark() if self.recorder else None
         output = self.forward_maybe_with_nosync(*chunk.received)
         if self.recorder:

@@ -112,7 +112,7 @@ class Strategy:
         """
 
     def note_left(self, number: int) -> None:
-        """Hear that a step was left after so many micro-batches whose gradients were not exchanged."""
+        """Note that a step was left after so many micro-batches whose gradients were not exchanged."""
 
     def make_zero(self, outputs: Sequence[Tensor], device: torch.device) -> Tensor:
         """Return a zero that depends on a forward's outputs: for a micro-batch of no samples, whose backward the others wait for."""
@@ -185,16 +185,12 @@ def is_sharded(model: nn.Module) -> bool:
 def list_innermost(model: nn.Module) -> list[nn.Module]:
     """Return the modules that are gathered as one, with none inside that is gathered apart; none if FSDP2 has not sharded the model."""
     gathered = [one for one in model.modules() if isinstance(one, FSDPModule)]
-    return [
-        one
-        for one in gathered
-        if not any(isinstance(other, FSDPModule) for other in one.modules() if other is not one)
-    ]
+    return [one for one in gathered if sum(isinstance(other, FSDPModule) for other in one.modules()) == 1]
 
 
 @final
 class Sharded(Strategy):
-    """A model whose every forward is a collective; gradients come averaged, as shards."""
+    """A model whose every forward is a collective; gradients are averaged, as shards."""
 
     needs_equal_numbers, why_equal = True, "sharded parameters"
 
@@ -237,18 +233,17 @@ class Sharded(Strategy):
                 rank=None if self.ctx is None else self.ctx.rank,
                 hint="let `for micro in accumulate(...)` run to its end, on every rank",
             )
-        roots = [self.model] if isinstance(self.model, FSDPModule) else []
-        setters = [
-            one.set_requires_gradient_sync if self.model in _deferring else one.set_requires_all_reduce
-            for one in roots
-        ]
-        for one in setters:
-            one(False)  # noqa: FBT003 - torch's signature
+        self._set_exchange(False)  # noqa: FBT003 - as torch's
         try:
             yield
         finally:
-            for one in setters:
-                one(True)  # noqa: FBT003 - the same
+            self._set_exchange(True)  # noqa: FBT003 - the same
+
+    def _set_exchange(self, is_on: bool) -> None:  # noqa: FBT001 - as torch's
+        if isinstance(self.model, FSDPModule) and self.model in _deferring:
+            self.model.set_requires_gradient_sync(is_on)
+        elif isinstance(self.model, FSDPModule):
+            self.model.set_requires_all_reduce(is_on)
 
     def settle(self) -> None:
         """Add up what sequence parallelism leaves in parts.

@@ -66,12 +66,7 @@ def differs_by_rank(model: nn.Module) -> bool:
 
 
 def _check_coverage(model: nn.Module, ctx: RankContext | None) -> None:
-    """Refuse a model with DTensors of which some parameters would be trained by each rank, or each copy, on its own.
-
-    Args:
-        model: Sharded, or with split layers; looked at once.
-        ctx: The job; None: the one that ``init()`` joined; outside of one nothing is known.
-    """
+    """Refuse a model with DTensors of which some parameters would be trained by each rank, or each copy, on its own; looked at once."""
     ctx = ctx or find_current()
     if ctx is None or ctx.data_size == 1 or model in _checked:
         return

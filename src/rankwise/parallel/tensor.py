@@ -298,9 +298,8 @@ def _parallelize(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle) -> N
     # All ranks hold the same values by now: each cuts its own share, and nothing is sent.
     parallelize_module(module, mesh, style, src_data_rank=None)
     for name, parameter in module.named_parameters():
-        if (
-            parameter.is_floating_point()
-        ):  # what is frozen now may be trained later, and takes no hook as it is
+        # What is frozen now may be trained later, and takes no hook as it is.
+        if parameter.is_floating_point():
             parameter.requires_grad_().register_post_accumulate_grad_hook(_settle)
         parameter.requires_grad_(trained[name])  # SequenceParallel forgets it
 

@@ -23,7 +23,7 @@ from rankwise.parallel.tensor_conv1d import count_features, is_conv1d
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: What each word means is told in apply_tensor_parallel's docstring.
+#: What each word means is in apply_tensor_parallel's docstring.
 WORDS = (
     "colwise", "colwise_gather", "rowwise", "rowwise_split", "rowwise_embed", "sequence", "replicate", "replicate_sum",
 )  # fmt: skip
@@ -142,7 +142,7 @@ def read_style(style: object, pattern: str) -> tuple[str, ParallelStyle | None]:
 
 
 def resolve_plan(model: nn.Module, plan: Mapping[str, Any]) -> list[Split]:
-    """Find the modules that a plan speaks of.
+    """Find the modules that a plan names.
 
     Raises:
         UsageError: A pattern matches nothing, two give one module different styles, or a style is not known.

@@ -19,7 +19,7 @@ from rankwise.parallel.tensor_checks import is_projection
 from rankwise.parallel.tensor_plans import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -138,71 +138,55 @@ def install_sequence(layout: SequenceLayout, mesh: DeviceMesh) -> None:
     """Put the hooks in place that split and gather."""
     for blocks in layout.stacks:
         name, first = blocks[0]
-        first.register_forward_pre_hook(_make_input_hook(_make_splitter(name, mesh)), with_kwargs=True)
-        blocks[-1][1].register_forward_hook(_make_output_hook(mesh))
+        first.register_forward_pre_hook(_bind(_change_input, _bind(_split, name, mesh)), with_kwargs=True)
+        blocks[-1][1].register_forward_hook(_bind(_gather_output, mesh))
     for module in layout.gathered.values():
-        module.register_forward_pre_hook(_make_input_hook(_make_gatherer(mesh)), with_kwargs=True)
+        module.register_forward_pre_hook(_bind(_change_input, _bind(_gather, mesh)), with_kwargs=True)
 
 
-def _make_input_hook(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
-    def change_input(
-        module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if args and isinstance(args[0], Tensor):
-            return (change(args[0]), *args[1:]), dict(kwargs)
-        name = next((name for name in _INPUT_NAMES if isinstance(kwargs.get(name), Tensor)), None)
-        if name is None:
-            raise UsageError(
-                f"sequence_parallel=True: {type(module).__name__} was called without a tensor as its first argument, nor as {' or '.join(_INPUT_NAMES)}",
-                hint="pass the activations first",
-            )
-        return args, {**kwargs, name: change(kwargs[name])}
-
-    return change_input
+def _bind(function: Callable[..., Any], *bound: Any) -> Callable[..., Any]:
+    """Return a partial function that a copy of the model shares, as a mesh can't be copied."""
+    return lambda *given: function(*bound, *given)
 
 
-def _make_splitter(name: str, mesh: DeviceMesh) -> Callable[[Tensor], Tensor]:
-    degree = mesh.size()
-
-    def split(x: Tensor) -> Tensor:
-        if x.dim() != 3 or x.shape[SEQUENCE_DIM] % degree:
-            raise UsageError(
-                f"sequence_parallel=True: the input of {name!r} has the shape {tuple(x.shape)}; it must be (batch, sequence, features), with a sequence that {degree} ranks can share evenly",
-                hint="pad the sequence to a multiple of the number of ranks",
-            )
-        whole = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
-        part: Tensor = whole.redistribute(placements=[Shard(SEQUENCE_DIM)]).to_local()
-        return part
-
-    return split
-
-
-def _make_gatherer(mesh: DeviceMesh) -> Callable[[Tensor], Tensor]:
-    def gather(x_part: Tensor) -> Tensor:
-        part = (
-            x_part
-            if isinstance(x_part, DTensor)
-            else DTensor.from_local(x_part, mesh, [Shard(SEQUENCE_DIM)], run_check=False)
+def _change_input(change: Callable[[Tensor], Tensor], module: nn.Module, args: Any, kwargs: Any) -> Any:
+    if args and isinstance(args[0], Tensor):
+        return (change(args[0]), *args[1:]), kwargs
+    name = next((name for name in _INPUT_NAMES if isinstance(kwargs.get(name), Tensor)), None)
+    if name is None:
+        raise UsageError(
+            f"sequence_parallel=True: {type(module).__name__} was called without a tensor as its first argument, nor as {' or '.join(_INPUT_NAMES)}",
+            hint="pass the activations first",
         )
-        # Stays a DTensor: the gradients of all layers that read it are then summed and scattered once.
-        whole: Tensor = part.redistribute(placements=[Replicate()])
-        return whole
-
-    return gather
+    return args, {**kwargs, name: change(kwargs[name])}
 
 
-def _make_output_hook(mesh: DeviceMesh) -> Callable[..., Any]:
-    gather = _make_gatherer(mesh)
+def _split(name: str, mesh: DeviceMesh, x: Tensor) -> Tensor:
+    degree = mesh.size()
+    if x.dim() != 3 or x.shape[SEQUENCE_DIM] % degree:
+        raise UsageError(
+            f"sequence_parallel=True: the input of {name!r} has the shape {tuple(x.shape)}; it must be (batch, sequence, features), with a sequence that {degree} ranks can share evenly",
+            hint="pad the sequence to a multiple of the number of ranks",
+        )
+    whole = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+    part: Tensor = whole.redistribute(placements=[Shard(SEQUENCE_DIM)]).to_local()
+    return part
 
-    def gather_output(module: nn.Module, _: Any, output: Any) -> Any:
-        if isinstance(output, Tensor):
-            return (
-                gather(output).to_local().clone()
-            )  # no view: FSDP's hooks would be lost by an operator in place
-        if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
-            return type(output)([gather(output[0]).to_local().clone(), *output[1:]])
+
+def _gather(mesh: DeviceMesh, x: Tensor) -> Tensor:
+    if not isinstance(x, DTensor):
+        x = DTensor.from_local(x, mesh, [Shard(SEQUENCE_DIM)], run_check=False)
+    # Stays a DTensor: the gradients of all layers that read it are then summed and scattered once.
+    whole: Tensor = x.redistribute(placements=[Replicate()])
+    return whole
+
+
+def _gather_output(mesh: DeviceMesh, module: nn.Module, _: Any, output: Any) -> Any:
+    first = output[0] if isinstance(output, (tuple, list)) and output else output
+    if not isinstance(first, Tensor):
         raise UsageError(
             f"sequence_parallel=True: {type(module).__name__} returned a {type(output).__name__}; a block must return its activations, alone or first in a tuple"
         )
-
-    return gather_output
+    # No view: FSDP's hooks would be lost by an operator in place.
+    whole = _gather(mesh, first).to_local().clone()
+    return whole if first is output else type(output)([whole, *output[1:]])
