@@ -344,6 +344,20 @@ def run_parts() -> Any:
         one.copy_(strategy.reduce("MEAN", one))
     assert torch.allclose(model[1].running_mean, means.mean(0))
     assert model[1].num_batches_tracked == 2
+    central = tf.CentralStorageStrategy()
+    with central.scope():
+        layer = nn.Linear(3, 1).double()
+        central_optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+
+    def clipped_centrally(x: torch.Tensor) -> None:
+        tf.compute_average_loss(layer(x).square()[:, 0]).backward()
+        tf.aggregate_gradients(central_optimizer)
+        nn.utils.clip_grad_norm_(layer.parameters(), 0.01)
+        central_optimizer.step()
+
+    central.run(clipped_centrally, args=(torch.randn(4, 3, dtype=torch.float64) + central.replica_id,))
+    rankwise.check_replicas(layer)
+    assert bool(central_optimizer.state) == (central.replica_id == 0)
     errors = []
     for call in (
         lambda: tf.MirroredStrategy(["gpu:0"]), lambda: tf.OneDeviceStrategy("cpu"), tf.ParameterServerStrategy,
@@ -362,7 +376,7 @@ def run_parts() -> Any:
 
 
 def test_clipping_same_batches_and_a_trainer() -> None:
-    """Gradients can be clipped after they were added; equal batches are told once; statistics are averaged; devices and ranks are counted; fit() goes on from a scope."""
+    """Gradients can be clipped after they were added, also where one replica alone has the optimizer; equal batches are told once; statistics are averaged; devices and ranks are counted; fit() goes on from a scope."""
     (norm, told, errors, steps), (other, quiet, _, _) = run_ranks(run_parts, 2)
     assert norm == other > 0.01
     assert (len(told), quiet) == (1, [])

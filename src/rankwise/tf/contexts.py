@@ -27,11 +27,10 @@ class ReplicaContext:
         num_replicas_in_sync: How many there are.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
-        self.strategy = strategy
+    def __init__(self, strategy: Strategy, inputs: Any = ()) -> None:
+        self.strategy, self.inputs = strategy, inputs
         self.replica_id_in_sync_group = strategy.replica_id
         self.num_replicas_in_sync = strategy.num_replicas_in_sync
-        self.inputs: Any = ()
 
     @property
     def devices(self) -> list[torch.device]:
@@ -83,7 +82,7 @@ class ReplicaContext:
 
         Collective: every replica.
         """
-        with between_replicas(self.strategy):
+        with entering(self.strategy):
             return merge_fn(self.strategy, *args, **(kwargs or {}))
 
 
@@ -96,21 +95,15 @@ def find_frame() -> tuple[Strategy, ReplicaContext | None] | None:
     return _frame.get()
 
 
-@contextmanager
-def between_replicas(strategy: Strategy) -> Iterator[None]:
-    """Enter the cross-replica context."""
-    token = _frame.set((strategy, None))
-    try:
-        yield
-    finally:
-        _frame.reset(token)
+def find_replica() -> ReplicaContext | None:
+    """Return the context of the replica whose function this is; None outside of any."""
+    frame = _frame.get()
+    return None if frame is None else frame[1]
 
 
 @contextmanager
-def in_replica(strategy: Strategy, inputs: Any) -> Iterator[None]:
-    """Enter the context of a replica whose function is given some inputs."""
-    replica = ReplicaContext(strategy)
-    replica.inputs = inputs
+def entering(strategy: Strategy, replica: ReplicaContext | None = None) -> Iterator[None]:
+    """Enter the context of a replica; without one, the cross-replica context."""
     token = _frame.set((strategy, replica))
     try:
         yield
@@ -120,10 +113,10 @@ def in_replica(strategy: Strategy, inputs: Any) -> Iterator[None]:
 
 def check_between_replicas(what: str) -> None:
     """Refuse what can't be called in a replica's function."""
-    frame = find_frame()
-    if frame is not None and frame[1] is not None:
+    replica = find_replica()
+    if replica is not None:
         raise UsageError(
             f"strategy.{what}() inside of a function that strategy.run() has called",
-            rank=frame[0].rank,
+            rank=replica.strategy.rank,
             hint="call it outside; inside there are get_replica_context().all_reduce, all_gather and merge_call",
         )

@@ -190,10 +190,7 @@ class DistributedDataset:
 def split_dataset(
     dataset: Any, num_replicas: int, replica_id: int, options: InputOptions, device: torch.device
 ) -> DistributedDataset:
-    """Return what a replica has of the global batches of a data set.
-
-    Raises:
-        UsageError: It gives no batches, or is split already.
+    """Return what a replica has of the global batches of a data set; see ``Strategy.experimental_distribute_dataset``.
 
     Collective: every rank, if there are several replicas.
     """
@@ -336,7 +333,7 @@ class _Shares:
             dealt = islice(chain(((batch, 0) for batch in batches), repeat(([], 0))), self._own_size)
         for chosen, stand_in in dealt:
             rows.append(len(chosen))
-            # Of a part without samples one is read all the same: it tells the shapes.
+            # Of a part without samples one is read all the same: it has the shapes.
             yield chosen or [stand_in]
 
 

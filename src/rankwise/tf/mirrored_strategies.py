@@ -6,23 +6,18 @@ import warnings
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, final
-from weakref import WeakSet
 
 import torch
 
 from rankwise.base.errors import UsageError
-from rankwise.runtime.collectives import broadcast_
 from rankwise.runtime.context import find_current
 from rankwise.runtime.joining import init
-from rankwise.tf.mirroring import Noted, list_parameters
 from rankwise.tf.missing import NamedMembers
 from rankwise.tf.resolvers import find_resolver
 from rankwise.tf.strategy import Strategy, SumOfReplicas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch.optim import Optimizer
 
     from rankwise.runtime.context import RankContext
     from rankwise.tf.resolvers import ClusterResolver
@@ -60,24 +55,19 @@ def join(
 ) -> RankContext:
     """Return the job that this process has joined, or join it.
 
-    Args:
-        resolver: Tells rank and addresses; None: the environment does, TF_CONFIG among others.
-        jobs: The order of the resolver's jobs among ranks.
-        options: Of the exchange.
-        role: Of this rank, where ranks have no process group of all of them; None where they have.
+    Rank and addresses are the resolver's, whose jobs are in the given order among the ranks; without one the environment's, TF_CONFIG's among
+    others. A rank has a role where there is no process group of all ranks.
     """
     ctx = find_current()
     if ctx is not None:
         return ctx
     options = options or CommunicationOptions()
     backend = {"AUTO": None, "RING": "gloo", "NCCL": "nccl"}[options.implementation.value]
-    text = None if resolver is None else resolver.order(jobs)
-    if text is None:
-        return init(backend, timeout_s=options.timeout_seconds, role=role)
-    rank, addresses = text
-    return init(
-        backend, rank=rank, world_size=len(addresses), init_method=f"tcp://{addresses[0]}", timeout_s=options.timeout_seconds, role=role,
-    )  # fmt: skip
+    place: dict[str, Any] = {}
+    if resolver is not None and (order := resolver.order(jobs)) is not None:
+        rank, addresses = order
+        place = {"rank": rank, "world_size": len(addresses), "init_method": f"tcp://{addresses[0]}"}
+    return init(backend, timeout_s=options.timeout_seconds, role=role, **place)
 
 
 @final
@@ -129,8 +119,7 @@ class MirroredStrategy(Strategy):
                 f"MirroredStrategy has one replica, but this host {num_gpus} GPUs: rankwise run --nproc-per-node gpu train.py starts one for each",
                 stacklevel=2,
             )
-        updates = SumOfReplicas(ctx.world_size, ctx.rank)
-        Strategy.__init__(self, ctx, updates, num_replicas=ctx.world_size, resolver=_resolve(None, ctx))
+        _mirror(self, ctx)
 
 
 @final
@@ -154,8 +143,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
     ) -> None:
         ctx = join(cluster_resolver, ("chief", "worker"), communication_options)
-        updates, resolver = SumOfReplicas(ctx.world_size, ctx.rank), _resolve(cluster_resolver, ctx)
-        Strategy.__init__(self, ctx, updates, num_replicas=ctx.world_size, resolver=resolver)
+        _mirror(self, ctx, resolver=cluster_resolver)
 
 
 @final
@@ -179,39 +167,7 @@ class CentralStorageStrategy(Strategy):
     ) -> None:
         ctx = join(None, ())
         _check_one_host("CentralStorageStrategy", ctx)
-        updates = _StepOfFirst(ctx.world_size, ctx.rank)
-        Strategy.__init__(self, ctx, updates, num_replicas=ctx.world_size, resolver=_resolve(None, ctx))
-
-
-@final
-class _StepOfFirst:
-    """The first replica makes the step with the sum of all gradients; others, without gradients, make none and take its parameters."""
-
-    def __init__(self, num_replicas: int, rank: int) -> None:
-        self._sum, self._num_replicas, self._rank = SumOfReplicas(num_replicas, rank), num_replicas, rank
-        self._heard: WeakSet[Optimizer] = WeakSet()
-
-    def after_scope(self, noted: Noted) -> None:
-        self._sum.after_scope(noted)
-
-    def before_run(self) -> None:
-        """Nothing."""
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        if (
-            optimizer not in self._heard
-        ):  # made under the scope or not: without this the first replica would move alone
-            self._heard.add(optimizer)
-            optimizer.register_step_post_hook(self._send)
-        self._sum.before_step(optimizer)
-        if self._rank:
-            for one in list_parameters(optimizer):
-                one.grad = None
-
-    def _send(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - torch's signature
-        if self._num_replicas > 1:
-            values = [one.detach() for one in list_parameters(optimizer)]
-            broadcast_(values, name="the parameters after optimizer.step()")
+        _mirror(self, ctx, is_central=True)
 
 
 def _check_one_host(name: str, ctx: RankContext) -> None:
@@ -223,8 +179,13 @@ def _check_one_host(name: str, ctx: RankContext) -> None:
         )
 
 
-def _resolve(given: ClusterResolver | None, ctx: RankContext) -> ClusterResolver:
-    return find_resolver(given, rank=ctx.rank, world_size=ctx.world_size)
+def _mirror(
+    strategy: Strategy, ctx: RankContext, *, resolver: ClusterResolver | None = None, is_central: bool = False
+) -> None:
+    """Make a strategy of which each rank is a replica."""
+    found = find_resolver(resolver, rank=ctx.rank, world_size=ctx.world_size)
+    updates = SumOfReplicas(ctx.world_size, ctx.rank, is_central=is_central)
+    Strategy.__init__(strategy, ctx, updates, num_replicas=ctx.world_size, resolver=found)
 
 
 def _read_device(device: str | torch.device) -> torch.device:

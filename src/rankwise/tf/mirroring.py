@@ -22,7 +22,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from rankwise.base.errors import CollectiveError, RendezvousError, UsageError
 from rankwise.parallel.ddp import is_averaged
 from rankwise.runtime.collectives import all_reduce_, broadcast_
-from rankwise.tf.contexts import find_frame
+from rankwise.tf.contexts import find_replica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rankwise.runtime.context import RankContext
     from rankwise.tf.strategy import Strategy
 
-#: Ranks come when they have imported torch, perhaps beside many others.
+#: Ranks arrive when they have imported torch, perhaps beside many others.
 _ARRIVAL_S = 120.0
 #: Whose each parameter is, by its id.
 _owners: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Strategy]]] = {}
@@ -41,13 +41,7 @@ _is_listening: list[bool] = []
 
 @final
 class Noted:
-    """What was made under a scope.
-
-    Attributes:
-        tensors: Parameters and buffers by name, in the order in which they were made.
-        modules: Modules that hold them, and such that hold others.
-        optimizers: Optimizers.
-    """
+    """What was made under a scope: parameters and buffers by name, in their order; the modules around them, and optimizers."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -112,11 +106,7 @@ def _disown(key: int, gone: weakref.ref[Tensor]) -> None:
 
 
 def make_equal(noted: Noted, rank: int) -> None:
-    """Give all replicas the values of the first.
-
-    Raises:
-        UsageError: A parameter has no values yet.
-        CollectiveError: The ranks have made different ones.
+    """Give all replicas the values of the first; see ``Strategy.scope`` for what it raises.
 
     Collective: every rank.
     """
@@ -131,9 +121,7 @@ def make_untrained_equal(noted: Noted, ctx: RankContext) -> None:
     """Give all ranks rank 0's values of what is not trained, through the store: there is no process group.
 
     Raises:
-        UsageError: A parameter has no values yet.
-        CollectiveError: The ranks have made different ones.
-        RendezvousError: Rank 0 did not come.
+        RendezvousError: Rank 0 did not arrive; the rest as ``Strategy.scope``.
     """
     refuse_lazy(noted, ctx.rank)
     untrained = [one.detach() for one in noted.tensors.values() if not one.requires_grad]
@@ -202,8 +190,8 @@ def find_owner(tensor: Tensor) -> Strategy | None:
 def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature
     """See that somebody adds the gradients of what is about to move; reports call the wait for others by this function's name."""
     parameters = list_parameters(optimizer)
-    frame = find_frame()
-    running = frame[0] if frame is not None and frame[1] is not None else None
+    replica = find_replica()
+    running = None if replica is None else replica.strategy
     owners = {id(one): one for one in map(find_owner, parameters)}
     if running is None:
         owner = next((one for one in owners.values() if one is not None), None)

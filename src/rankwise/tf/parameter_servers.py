@@ -2,7 +2,7 @@
 
 In tf, workers wait for graphs that the coordinator sends. Here all ranks run the same script: on servers and workers the first
 ``schedule`` (or ``join``, ``done``, ``fetch``) of the coordinator does the rank's part until the coordinator has ended, then it ends
-the process. Scheduled functions are found by name, so they stand at the top level of the script.
+the process. Scheduled functions are found by name, so they must be at the top level of the script.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rankwise.runtime.context import current, find_current
 from rankwise.runtime.joining import find_role
 from rankwise.runtime.nested import flatten
 from rankwise.runtime.rank_identity import identify
-from rankwise.tf.contexts import between_replicas
+from rankwise.tf.contexts import entering
 from rankwise.tf.mirrored_strategies import join
 from rankwise.tf.mirroring import Noted, make_equal, make_untrained_equal
 from rankwise.tf.resolvers import find_resolver
-from rankwise.tf.strategy import Strategy
+from rankwise.tf.strategy import Strategy, Updates
 from rankwise.tf.values import map_leaves
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _find_role(resolver: ClusterResolver | None) -> str:
 
 
 @final
-class _Served:
+class _Served(Updates):
     """Gradients go to the servers, and parameters come from there."""
 
     def __init__(
@@ -241,7 +241,7 @@ class _Make:
     def __call__(self, *_: int) -> Any:
         made = self.function
         if not hasattr(made, "__iter__"):
-            with between_replicas(_strategies[0]):
+            with entering(_strategies[0]):
                 made = made()
         return iter(made) if self.is_iterator else made
 
@@ -388,5 +388,5 @@ def _release(ps: ParameterServer) -> None:
 def call_scheduled(function: Callable[..., Any], names: Sequence[str], *given: Any) -> Any:
     """Call what was scheduled, on a worker."""
     at = len(given) - len(names)
-    with between_replicas(_strategies[0]):
+    with entering(_strategies[0]):
         return function(*given[:at], **dict(zip(names, given[at:], strict=True)))

@@ -130,11 +130,9 @@ class ClusterResolver:
         """
         kind = self.task_type if task_type is None else task_type
         index = self.task_id if task_id is None else task_id
-        address = (
-            self._cluster.task_address(kind, index)
-            if kind is not None and index is not None
-            else self._master
-        )
+        address = self._master
+        if kind is not None and index is not None:
+            address = self._cluster.task_address(kind, index)
         return f"{rpc_layer}://{address}" if rpc_layer and address else address
 
     def order(self, jobs: Sequence[str]) -> tuple[int, list[str]] | None:

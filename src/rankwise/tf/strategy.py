@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from abc import ABC, abstractmethod
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from rankwise.base.errors import UsageError
+from rankwise.runtime.collectives import broadcast_
 from rankwise.runtime.context import find_current
 from rankwise.runtime.nested import flatten
-from rankwise.tf.contexts import (
-    ReplicaContext,
-    between_replicas,
-    check_between_replicas,
-    find_frame,
-    in_replica,
-)
+from rankwise.tf.contexts import ReplicaContext, check_between_replicas, entering, find_frame, find_replica
 from rankwise.tf.datasets import (
     DistributedDataset,
     InputContext,
@@ -44,26 +40,32 @@ if TYPE_CHECKING:
     from rankwise.tf.resolvers import ClusterResolver
 
 
-class Updates(Protocol):
+class Updates(ABC):
     """What a strategy does with gradients."""
 
+    @abstractmethod
     def after_scope(self, noted: Noted) -> None:
         """Take over what was made under the scope."""
 
-    def before_run(self) -> None:
+    def before_run(self) -> None:  # noqa: B027 - as a rule there is nothing to do
         """Bring the parameters up to date."""
 
+    @abstractmethod
     def before_step(self, optimizer: Optimizer) -> None:
         """Make the gradients those of all replicas."""
 
 
 @final
-class SumOfReplicas:
-    """Each replica has all parameters, and moves them by the sum of the gradients of all."""
+class SumOfReplicas(Updates):
+    """Each replica has all parameters, and updates them by the sum of the gradients of all.
 
-    def __init__(self, num_replicas: int, rank: int) -> None:
-        self._num_replicas, self._rank = num_replicas, rank
+    If it ``is_central``, the first makes the step; others, without gradients, make none and take its parameters.
+    """
+
+    def __init__(self, num_replicas: int, rank: int, *, is_central: bool = False) -> None:
+        self._num_replicas, self._rank, self._is_central = num_replicas, rank, is_central
         self._aggregated: WeakSet[Optimizer] = WeakSet()
+        self._hooked: WeakSet[Optimizer] = WeakSet()
         self._num_steps = 0
 
     def after_scope(self, noted: Noted) -> None:
@@ -71,16 +73,21 @@ class SumOfReplicas:
         if self._num_replicas > 1:
             make_equal(noted, self._rank)
 
-    def before_run(self) -> None:
-        """Nothing: they are."""
-
     def before_step(self, optimizer: Optimizer) -> None:
         """Add the gradients, unless ``aggregate`` has."""
+        if self._num_replicas == 1:
+            return
+        # Made under the scope or not: without this the first replica would update its parameters alone.
+        if self._is_central and optimizer not in self._hooked:
+            self._hooked.add(optimizer)
+            optimizer.register_step_post_hook(_send_parameters)
         if optimizer in self._aggregated:
             self._aggregated.discard(optimizer)
-        elif self._num_replicas > 1:
+        else:
             self._look_at_inputs()
             sum_gradients(list_parameters(optimizer))
+        for one in list_parameters(optimizer) if self._is_central and self._rank else ():
+            one.grad = None
 
     def aggregate(self, optimizer: Optimizer) -> None:
         """Add the gradients now."""
@@ -91,10 +98,10 @@ class SumOfReplicas:
     def _look_at_inputs(self) -> None:
         """Warn in the first step if all replicas have the same batch."""
         self._num_steps += 1
-        frame, ctx = find_frame(), find_current()
-        if self._num_steps > 1 or frame is None or frame[1] is None or ctx is None:
+        replica, ctx = find_replica(), find_current()
+        if self._num_steps > 1 or replica is None or ctx is None:
             return
-        batch = [one for _, one in flatten(frame[1].inputs) if isinstance(one, Tensor) and one.dim()]
+        batch = [one for _, one in flatten(replica.inputs) if isinstance(one, Tensor) and one.dim()]
         own = hashlib.sha256()
         for one in batch:
             own.update(repr(one.detach().reshape(-1)[:4096].tolist()).encode())
@@ -105,6 +112,12 @@ class SumOfReplicas:
                 "strategy.experimental_distribute_dataset(DataLoader(dataset, batch_size=GLOBAL_BATCH_SIZE))",
                 stacklevel=2,
             )
+
+
+def _send_parameters(optimizer: Optimizer, *_: Any) -> None:
+    broadcast_(
+        [one.detach() for one in list_parameters(optimizer)], name="the parameters after optimizer.step()"
+    )
 
 
 class Strategy:
@@ -166,7 +179,7 @@ class Strategy:
                 hint="one program has one strategy: leave the other scope first",
             )  # fmt: skip
         place = self.device if self.device.type != "cpu" else nullcontext()
-        with noting(self) as noted, between_replicas(self), place:
+        with noting(self) as noted, entering(self), place:
             yield
         self.updates.after_scope(noted)
 
@@ -199,7 +212,7 @@ class Strategy:
         is_new = self.num_replicas_in_sync > 1 and code not in self._seen
         self._seen.add(code)
         with (
-            in_replica(self, [args, dict(kwargs or {})]),
+            entering(self, ReplicaContext(self, [args, dict(kwargs or {})])),
             refusing_local_means(self.rank) if is_new else nullcontext(),
         ):
             return fn(*args, **(kwargs or {}))
@@ -361,14 +374,12 @@ def has_strategy() -> bool:
 
 def in_cross_replica_context() -> bool:
     """Return whether this is a strategy's scope, and no replica's function."""
-    frame = find_frame()
-    return frame is not None and frame[1] is None
+    return has_strategy() and find_replica() is None
 
 
 def get_replica_context() -> ReplicaContext | None:
     """Return this replica's context; None between the replicas, and outside of any strategy that of a single replica."""
-    frame = find_frame()
-    return ReplicaContext(get_strategy()) if frame is None else frame[1]
+    return find_replica() if has_strategy() else ReplicaContext(get_strategy())
 
 
 def aggregate_gradients(optimizer: Optimizer) -> None:
@@ -382,10 +393,10 @@ def aggregate_gradients(optimizer: Optimizer) -> None:
 
     Collective: every replica.
     """
-    frame = find_frame()
-    if frame is None or frame[1] is None or not isinstance(frame[0].updates, SumOfReplicas):
+    replica = find_replica()
+    if replica is None or not isinstance(replica.strategy.updates, SumOfReplicas):
         raise UsageError(
             "aggregate_gradients() outside of a function that strategy.run() has called, or with parameter servers",
             hint="call it between backward() and step(), under a mirrored strategy",
         )
-    frame[0].updates.aggregate(optimizer)
+    replica.strategy.updates.aggregate(optimizer)

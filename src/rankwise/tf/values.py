@@ -49,14 +49,7 @@ def _detach(leaf: Any) -> Any:
 
 
 def reduce_values(op: Any, value: Any, axis: int | None, num_replicas: int) -> Any:
-    """Reduce a value over the replicas, and before that over one dim of each.
-
-    Args:
-        op: SUM or MEAN.
-        value: Nested containers of tensors and numbers.
-        axis: The dim; its size may differ between replicas, and MEAN weighs each row alike. None: elementwise.
-        num_replicas: How many replicas there are.
-    """
+    """Reduce a value over the replicas, and before that over one dim of each, if there is an axis; see ``Strategy.reduce``."""
     op = read_op(op)
     word, value = op.value.lower(), map_leaves(value, _detach)
     if axis is None:
@@ -136,12 +129,7 @@ def _find_rows(node: Any) -> int | None:
 
 
 def cut_rows(node: Any, part: slice) -> Any:
-    """Return a batch with some of its rows; what has none stays whole.
-
-    Args:
-        node: Tensors, arrays, and lists of plain values, in nested dicts, lists and tuples.
-        part: Which rows.
-    """
+    """Return a batch of tensors, arrays, and lists of plain values with some of its rows; what has none stays whole."""
     if getattr(node, "shape", None) is not None:
         return node[part] if len(node.shape) else node
     if _is_column(node):

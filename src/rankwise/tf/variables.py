@@ -10,7 +10,7 @@ from torch import nn
 
 from rankwise.base.errors import UsageError
 from rankwise.runtime.collectives import broadcast
-from rankwise.tf.contexts import find_frame
+from rankwise.tf.contexts import find_replica
 from rankwise.tf.missing import NamedMembers
 from rankwise.tf.strategy import get_strategy
 from rankwise.tf.values import reduce_values
@@ -94,9 +94,9 @@ class Variable(nn.Module):  # type: ignore[misc]
         Collective: every replica, in a replica's function with ON_WRITE.
         """
         value = torch.as_tensor(value, dtype=self.value.dtype, device=self.value.device).detach()
-        if self._in_replica() and not self.is_on_read:
+        if find_replica() is not None and not self.is_on_read:
             value = self._aggregate(value, "assigned")
-        elif not self._in_replica() and self.is_on_read and self.aggregation is VariableAggregation.SUM:
+        elif find_replica() is None and self.is_on_read and self.aggregation is VariableAggregation.SUM:
             value = (
                 value / self._num_replicas
                 if value.is_floating_point()
@@ -130,9 +130,9 @@ class Variable(nn.Module):  # type: ignore[misc]
 
     def _add(self, delta: Any, sign: int) -> Variable:
         delta = sign * torch.as_tensor(delta, dtype=self.value.dtype, device=self.value.device).detach()
-        if self._in_replica() and not self.is_on_read:
+        if find_replica() is not None and not self.is_on_read:
             delta = self._aggregate(delta, "added to")
-        elif not self._in_replica() and self.is_on_read:
+        elif find_replica() is None and self.is_on_read:
             return self.assign(self.read_value() + delta)
         with torch.no_grad():
             self.value.add_(delta)
@@ -146,7 +146,7 @@ class Variable(nn.Module):  # type: ignore[misc]
 
         Collective: every replica, between the replicas with ON_READ.
         """
-        if self._in_replica() or not self.is_on_read:
+        if find_replica() is not None or not self.is_on_read:
             return self.value.clone()
         return self._aggregate(self.value, "read").clone()
 
@@ -161,10 +161,6 @@ class Variable(nn.Module):  # type: ignore[misc]
     @property
     def _num_replicas(self) -> int:
         return self._strategy.num_replicas_in_sync
-
-    def _in_replica(self) -> bool:
-        frame = find_frame()
-        return frame is not None and frame[1] is not None
 
     def _aggregate(self, value: Tensor, what: str) -> Tensor:
         if self._num_replicas == 1:
