@@ -226,7 +226,7 @@ SCHEDULE = """
     from torch import nn
     import rankwise
     from rankwise.parallel.servers.listener import connect
-    from rankwise.parallel.servers.link import HELLO, Message
+    from rankwise.parallel.servers.link import Kind, Message
 
     def square(number):
         if number == 2 and not Path("died").exists():
@@ -243,7 +243,7 @@ SCHEDULE = """
         ps.serve()
     elif ps.is_coordinator:
         strangers = [connect(ps._store, "coordinator", peer="us", rank=ctx.rank, timeout_s=5) for _ in range(2)]
-        strangers[0].send(Message(HELLO), timeout_s=5)
+        strangers[0].send(Message(Kind.HELLO), timeout_s=5)
         handles = [ps.schedule(square, (number,)) for number in range(4)]
         print([ps.fetch(one) for one in handles], [one.num_runs for one in handles], flush=True)
     else:

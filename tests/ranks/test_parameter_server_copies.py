@@ -14,7 +14,7 @@ from torch import nn
 import rankwise
 from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.layout import spread
-from rankwise.parallel.servers.link import ANSWER, BYE, HELLO, PUSH, REFUSED, STATS, Link, Message
+from rankwise.parallel.servers.link import Kind, Link, Message
 from rankwise.parallel.servers.listener import Listener, connect
 from rankwise.parallel.servers.recovery import Recovery
 from rankwise.parallel.servers.rules import Rules
@@ -82,21 +82,23 @@ def serve(server: Server, errors: list[Exception]) -> threading.Thread:
 
 def make_server(store: dist.Store, mode: str = "async", workers: Iterable[int] = (1,)) -> Server:
     return Server(
-        0, 0, {0: make_shard(0, workers, mode)}, layout_digest="same", compression=None, workers=workers, store=store,
+        0, {0: make_shard(0, workers, mode)}, layout_digest="same", compression=None, workers=workers, store=store,
         listener=Listener(store, "0", rank=0, host=""), timeout_s=BOUND_S,
     )  # fmt: skip
 
 
 def join(store: dist.Store, worker: int) -> Link:
     link = connect(store, "0", peer="server 0", rank=worker, timeout_s=BOUND_S)
-    link.send(Message(HELLO, note={"worker": worker, "incarnation": 1, "digest": "same"}), timeout_s=BOUND_S)
-    assert link.receive(timeout_s=BOUND_S).kind == HELLO
+    link.send(
+        Message(Kind.HELLO, note={"worker": worker, "incarnation": 1, "digest": "same"}), timeout_s=BOUND_S
+    )
+    assert link.receive(timeout_s=BOUND_S).kind == Kind.HELLO
     return link
 
 
 def push(link: Link) -> None:
     size = spread(nn.Linear(2, 1), 1)[0].size_bytes
-    link.send(Message(PUSH, body=torch.zeros(size, dtype=torch.uint8)), timeout_s=BOUND_S)
+    link.send(Message(Kind.PUSH, body=torch.zeros(size, dtype=torch.uint8)), timeout_s=BOUND_S)
 
 
 def test_a_copy_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +110,11 @@ def test_a_copy_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: py
     link = join(store, 1)
     monkeypatch.setattr("os.fsync", fill_up)
     push(link)
-    link.send(Message(STATS), timeout_s=BOUND_S)
+    link.send(Message(Kind.STATS), timeout_s=BOUND_S)
     answer = link.receive(timeout_s=BOUND_S)
     thread.join(BOUND_S)
     link.close()
-    assert answer.kind == REFUSED
+    assert answer.kind == Kind.REFUSED
     assert "the copy of shard 0 can't be written" in (answer.note or {})["error"]
     assert "update rule" not in (answer.note or {})["error"]
     assert isinstance(errors[0], rankwise.CheckpointError)
@@ -138,15 +140,15 @@ def test_an_update_that_fails_when_a_worker_leaves_ends_the_server(is_lost: bool
     thread = serve(server, errors)
     links = [join(store, worker) for worker in (1, 2)]
     push(links[0])
-    links[0].send(Message(STATS), timeout_s=BOUND_S)
-    assert links[0].receive(timeout_s=BOUND_S).kind == ANSWER
+    links[0].send(Message(Kind.STATS), timeout_s=BOUND_S)
+    assert links[0].receive(timeout_s=BOUND_S).kind == Kind.ANSWER
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
     server.shards[0].held.update = fail  # type: ignore[method-assign, assignment]
     if not is_lost:
-        links[1].send(Message(BYE), timeout_s=BOUND_S)
+        links[1].send(Message(Kind.BYE), timeout_s=BOUND_S)
     links[1].close()
     thread.join(BOUND_S)
     for link in links:
@@ -160,12 +162,12 @@ def test_whoever_greets_wrongly_is_sent_away() -> None:
     thread = serve(make_server(store), errors)
     for note in ({"worker": "x"}, {}):
         link = connect(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
-        link.send(Message(HELLO, note=note), timeout_s=BOUND_S)
+        link.send(Message(Kind.HELLO, note=note), timeout_s=BOUND_S)
         with pytest.raises(rankwise.CollectiveError, match="is gone"):
             link.receive(timeout_s=BOUND_S)
         link.close()
     link = join(store, 1)
-    link.send(Message(BYE), timeout_s=BOUND_S)
+    link.send(Message(Kind.BYE), timeout_s=BOUND_S)
     thread.join(BOUND_S)
     link.close()
     assert errors == []

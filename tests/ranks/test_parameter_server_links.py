@@ -16,7 +16,7 @@ from torch import nn
 import rankwise
 from rankwise.parallel.servers import listener as listener_module
 from rankwise.parallel.servers.layout import spread
-from rankwise.parallel.servers.link import ANSWER, HELLO, PULL, PUSH, Link, Message
+from rankwise.parallel.servers.link import Kind, Link, Message
 from rankwise.parallel.servers.listener import Listener, connect, find_host
 from rankwise.parallel.servers.rules import Rules
 from rankwise.parallel.servers.worker import Worker
@@ -42,12 +42,12 @@ def accept(listener: Listener) -> Link:
     link = None
     while link is None:
         link = listener.accept(BOUND_S)
-    assert link.receive(timeout_s=BOUND_S).kind == HELLO
+    assert link.receive(timeout_s=BOUND_S).kind == Kind.HELLO
     return link
 
 
 def send_clocks(link: Link) -> None:
-    link.send(Message(HELLO, note={"clocks": {"0": 0}}), timeout_s=BOUND_S)
+    link.send(Message(Kind.HELLO, note={"clocks": {"0": 0}}), timeout_s=BOUND_S)
 
 
 @contextmanager
@@ -80,8 +80,11 @@ def test_a_late_answer_is_not_taken_for_the_next_one() -> None:
     with pytest.raises(rankwise.CollectiveTimeoutError):
         link.receive(timeout_s=0.01)
     with pytest.raises(rankwise.CollectiveError, match="worker 1 is gone"):
-        peer.send(Message(ANSWER, number=1), timeout_s=BOUND_S)
-    for go_on in (lambda: link.receive(timeout_s=BOUND_S), lambda: link.send(Message(PULL), timeout_s=1.0)):
+        peer.send(Message(Kind.ANSWER, number=1), timeout_s=BOUND_S)
+    for go_on in (
+        lambda: link.receive(timeout_s=BOUND_S),
+        lambda: link.send(Message(Kind.PULL), timeout_s=1.0),
+    ):
         with pytest.raises(rankwise.CollectiveTimeoutError, match="the link to server 0 was closed"):
             go_on()
     peer.close()
@@ -106,10 +109,12 @@ def test_a_server_that_dies_while_a_gradient_is_sent_again() -> None:
         second.close()
         send_clocks(link)
         message = link.receive(timeout_s=BOUND_S)
-        assert message.kind == PUSH
+        assert message.kind == Kind.PUSH
         came.append(message.number)
-        assert link.receive(timeout_s=BOUND_S).kind == PULL
-        link.send(Message(ANSWER, body=torch.zeros(layout.size_bytes, dtype=torch.uint8)), timeout_s=BOUND_S)
+        assert link.receive(timeout_s=BOUND_S).kind == Kind.PULL
+        link.send(
+            Message(Kind.ANSWER, body=torch.zeros(layout.size_bytes, dtype=torch.uint8)), timeout_s=BOUND_S
+        )
         link.close()
 
     model = nn.Linear(2, 1)
@@ -141,8 +146,8 @@ def test_a_silent_stranger_holds_up_nobody() -> None:
             assert link is not None
             worker = Link(slow.dup(), peer="the server", rank=1)
             run_beside(lambda: slow.sendall(shown[20:])).join()
-            worker.send(Message(HELLO), timeout_s=BOUND_S)
-            assert link.receive(timeout_s=BOUND_S).kind == HELLO
+            worker.send(Message(Kind.HELLO), timeout_s=BOUND_S)
+            assert link.receive(timeout_s=BOUND_S).kind == Kind.HELLO
             assert worker.exchange(32, BOUND_S) == listener_module._make_proof(
                 "server", listener._address, listener._nonce, nonce
             )
@@ -160,7 +165,7 @@ def test_both_sides_prove_that_they_know_the_jobs_secret(host: str, monkeypatch:
         monkeypatch.setenv("RANKWISE_JOB_SECRET", "secret")
         link = listener.accept(BOUND_S)
         assert link is not None
-        stranger.send(Message(HELLO), timeout_s=BOUND_S)
+        stranger.send(Message(Kind.HELLO), timeout_s=BOUND_S)
         with pytest.raises(rankwise.CollectiveError, match="does not know the job's secret"):
             link.receive(timeout_s=BOUND_S)
         link.close()

@@ -13,6 +13,7 @@ from rankwise.parallel.names import matches
 
 #: What a caller may say: "auto", classes, name patterns, or how many parameters a block has at least.
 Blocks = Any
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 def find_blocks(
@@ -33,10 +34,9 @@ def find_blocks(
         what = f"no module below the model has {blocks:,} parameters"
     else:
         wanted = [blocks] if isinstance(blocks, (str, type)) else blocks
-        is_sane = (
+        if not (
             isinstance(wanted, Sequence) and wanted and all(isinstance(one, (str, type)) for one in wanted)
-        )
-        if not is_sane:
+        ):
             raise UsageError(
                 f"blocks={blocks!r}",
                 rank=rank,
@@ -47,15 +47,13 @@ def find_blocks(
             matching = _match(model, one)
             if not matching:
                 kind = f"of class {one.__name__}" if isinstance(one, type) else f"named like {one!r}"
-                raise UsageError(
-                    f"the model has no module {kind}", rank=rank, hint=f"it has {_list_some(model)}"
-                )
+                held = _list_some(model)
+                raise UsageError(f"the model has no module {kind}", rank=rank, hint=f"it has {held}")
             found |= matching
         return _outermost({name: found[name] for name, _ in model.named_modules() if name in found})
     if not found:
-        raise UsageError(
-            what, rank=rank, hint=f"it has {sum(one.numel() for one in model.parameters()):,} in all"
-        )
+        total = sum(one.numel() for one in model.parameters())
+        raise UsageError(what, rank=rank, hint=f"it has {total:,} in all")
     return found
 
 
@@ -73,7 +71,7 @@ def _find_repeated(model: nn.Module) -> dict[str, nn.Module]:
             return found
     found = {}
     for owner, module in model.named_modules():
-        if not isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
+        if not isinstance(module, _CONTAINERS):
             continue
         children = {
             f"{owner}.{name}".removeprefix("."): child
@@ -94,17 +92,13 @@ def _find_large(model: nn.Module, least: int) -> dict[str, nn.Module]:
         and sum(parameter.numel() for parameter in one.parameters()) >= least
         and type(one).forward is not nn.Module.forward
     }
-    return {
-        name: one for name, one in large.items() if not any(other.startswith(f"{name}.") for other in large)
-    }
+    return {name: large[name] for name in large if not any(one.startswith(f"{name}.") for one in large)}
 
 
 def _outermost(found: dict[str, nn.Module]) -> dict[str, nn.Module]:
     # A container has no forward of its own: what is in it is called.
     called = {name: one for name, one in found.items() if not isinstance(one, (nn.ModuleList, nn.ModuleDict))}
-    return {
-        name: one for name, one in called.items() if not any(name.startswith(f"{other}.") for other in called)
-    }
+    return {name: called[name] for name in called if not any(name.startswith(f"{one}.") for one in called)}
 
 
 def _list_some(model: nn.Module) -> str:
@@ -124,9 +118,7 @@ def find_units(model: nn.Module, blocks: Blocks = "auto") -> dict[str, nn.Module
     def walk(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         for name, child in module.named_children():
             path = prefix + name
-            is_open = isinstance(child, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and any(
-                child.children()
-            )
+            is_open = isinstance(child, _CONTAINERS) and any(child.children())
             if path not in found and (is_open or any(one.startswith(f"{path}.") for one in found)):
                 yield from walk(f"{path}.", child)
             else:

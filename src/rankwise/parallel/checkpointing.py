@@ -59,7 +59,7 @@ def apply_checkpointing(
     if mode == "selective":
         if context_fn is not None:
             raise UsageError(
-                "context_fn with mode='selective', which has one of its own", hint="leave one of the two out"
+                "context_fn with mode='selective', which has its own", hint="leave one of them out"
             )
         context_fn = partial(create_selective_checkpoint_contexts, _choose)
     found = find_blocks(model, blocks)

@@ -176,10 +176,8 @@ def time_units(model: nn.Module, units: Sequence[str], batch: Any, call: Call, *
     The shortest of ``repeats`` runs counts, after one to warm up; buffers and random generators are restored.
     """
     buffers = [(one, one.clone()) for one in model.buffers()]
-    devices = {one.device for one in (*model.parameters(), *model.buffers())} | (
-        {device} if device else set()
-    )
-    others = sorted((one for one in devices if one.type != "cpu"), key=str)
+    devices = {one.device for one in (*model.parameters(), *model.buffers())} | {device}
+    others = sorted((one for one in devices if one is not None and one.type != "cpu"), key=str)
 
     def gauge(work: Callable[[], Any]) -> tuple[Any, float]:
         for one in others:

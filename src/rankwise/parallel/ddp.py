@@ -90,7 +90,7 @@ def apply_ddp(
     check_comm_hook(comm_hook)
     if tuning.bucket_cap_mb is not None and not tuning.bucket_cap_mb > 0:
         raise UsageError(
-            f"bucket_cap_mb={tuning.bucket_cap_mb}: a bucket must have a size in MiB above 0", rank=ctx.rank
+            f"bucket_cap_mb={tuning.bucket_cap_mb}: a bucket has some MiB, above 0", rank=ctx.rank
         )
     options = {
         "static_graph": static_graph,
@@ -119,9 +119,8 @@ def apply_ddp(
     if sync_batchnorm:
         model = convert_sync_batchnorm(model, None if ctx.group is dist.group.WORLD else ctx.group)
     ddp = _wrap(model, ctx, tuning, find_unused_parameters=find_unused_parameters, static_graph=static_graph)
-    register_comm_hook(
-        ddp, comm_hook, group=ctx.group, on_nccl="nccl" in ctx.backend and ctx.device.type == "cuda"
-    )
+    on_nccl = "nccl" in ctx.backend and ctx.device.type == "cuda"
+    register_comm_hook(ddp, comm_hook, group=ctx.group, on_nccl=on_nccl)
     synced = any(isinstance(layer, (SyncBatchNorm, torch.nn.SyncBatchNorm)) for layer in model.modules())
     ddp.watch = Watch(ddp, rank=ctx.rank, has_synced_batchnorm=synced and ctx.world_size > 1)
     for one in ddp.parameters():

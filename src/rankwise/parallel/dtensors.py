@@ -56,9 +56,8 @@ def add_up(tensor: Tensor) -> Tensor:
     """
     if not isinstance(tensor, DTensor) or not any(one.is_partial() for one in tensor.placements):
         return tensor
-    return tensor.redistribute(
-        placements=[Replicate() if one.is_partial() else one for one in tensor.placements]
-    )
+    wanted = [Replicate() if one.is_partial() else one for one in tensor.placements]
+    return tensor.redistribute(placements=wanted)
 
 
 def group_by_layout(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -123,11 +122,9 @@ class ShardedScaler(torch.amp.GradScaler):  # type: ignore[misc]
         found_inf: Tensor,
         allow_fp16: bool,  # noqa: ARG002, FBT001 - torch's signature
     ) -> dict[torch.device, Tensor]:
-        held = [
-            one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None
-        ]
+        held = (one.grad for group in optimizer.param_groups for one in group["params"])
         found = found_inf.clone()
-        for gradients in group_by_layout(to_local(map(add_up, held))):
+        for gradients in group_by_layout(to_local(add_up(one) for one in held if one is not None)):
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inv_scale.to(found.device))
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
         return {found.device: found}

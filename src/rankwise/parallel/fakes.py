@@ -39,12 +39,10 @@ def make_fakes(model: nn.Module, mode: FakeTensorMode, memo: dict[int, Any], *, 
     with mode:
         for one, local in zip(held, to_local(held), strict=True):
             if id(one) not in memo:
-                fake = torch.empty_strided(
-                    local.shape, local.stride(), dtype=cast(one.dtype, dtype), device=device
-                )
-                memo[id(one)] = (
-                    nn.Parameter(fake, one.requires_grad) if isinstance(one, nn.Parameter) else fake
-                )
+                kind = cast(one.dtype, dtype)
+                fake = torch.empty_strided(local.shape, local.stride(), dtype=kind, device=device)
+                is_parameter = isinstance(one, nn.Parameter)
+                memo[id(one)] = nn.Parameter(fake, one.requires_grad) if is_parameter else fake
 
 
 @contextmanager

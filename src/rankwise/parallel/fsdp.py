@@ -29,7 +29,7 @@ from rankwise.runtime.context import current
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from rankwise.runtime.context import RankContext
@@ -143,10 +143,8 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
             _prepare(rest, maker, mesh, ctx)
             for root in stages or [model]:
                 fully_shard(root, reshard_after_forward=reshard_after_forward, **arguments)
-        for module in (
-            one for root in stages or [model] for one in root.modules() if ctx.device.type == "cpu"
-        ):
-            if isinstance(module, FSDPModule):
+        for module in (one for root in stages or [model] for one in root.modules()):
+            if isinstance(module, FSDPModule) and ctx.device.type == "cpu":
                 # Gloo in torch 2.8 takes the mean that is asked for, and returns the sum.
                 module.set_force_sum_reduction_for_comms(True)
         if stages:
@@ -225,15 +223,12 @@ def _prepare(
     """Give the modules of a block their values, the same on all ranks, on this rank's device: as short as can be."""
     modules = list(modules)
     maker.fill(modules)
-    held = (
-        one
-        for _, module in modules
-        for one in (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    )
-    tensors = {id(one): one for one in held}
-    move_tensors(tensors.values(), ctx.device)
+    tensors: dict[Tensor, None] = {}
+    for _, module in modules:
+        tensors |= dict.fromkeys((*module.parameters(recurse=False), *module.buffers(recurse=False)))
+    move_tensors(tensors, ctx.device)
     for dim in range(mesh.ndim):
-        share_values(to_local(tensors.values()), mesh.get_group(dim))
+        share_values(to_local(tensors), mesh.get_group(dim))
 
 
 def _check_batchnorm(ctx: RankContext) -> None:

@@ -67,11 +67,8 @@ def check_same_model(
     Collective: every rank of the job.
     """
     control, settings = ctx.control, {**settings, "device": ctx.device.type}
-    own = {
-        "complaint": complaint or "",
-        "settings": {name: str(one) for name, one in sorted(settings.items())},
-    }
-    text = json.dumps(own | {"tensors": list(_describe(model))})
+    shown = {name: str(one) for name, one in sorted(settings.items())}
+    text = json.dumps({"complaint": complaint or "", "settings": shown, "tensors": list(_describe(model))})
     try:
         answers = control.compare(
             text,
@@ -289,9 +286,7 @@ def check_replicas(
             hint="spread the model with apply_ddp or similar: it names them",
         )
     everything = dict.fromkeys(name for held in of_rank.values() for name in held)
-    names = [
-        name for name in everything if len({held[name] for held in of_rank.values() if name in held}) > 1
-    ]
+    names = [name for name in everything if len({one[name] for one in of_rank.values() if name in one}) > 1]
     if not names:
         return
     groups = _group_ranks({rank: held[names[0]] for rank, held in of_rank.items() if names[0] in held})

@@ -134,9 +134,7 @@ def _check_sizes(
     sizes: Rows | None, limits: Sequence[float], parts: int, num_units: int
 ) -> list[list[float]]:
     if sizes is None:
-        raise UsageError(
-            "limits were given without sizes", hint="balance(times, parts, limits, sizes=bytes_of_units)"
-        )
+        raise UsageError("limits without sizes", hint="balance(times, parts, limits, sizes=bytes_of_units)")
     rows = _make_rows(sizes, parts, "sizes")
     if len(limits) != parts or len(rows[0]) != num_units:
         raise UsageError(f"{len(limits)} limits for {parts} parts, and sizes of {len(rows[0])} units for the costs of {num_units}")  # fmt: skip

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from rankwise.parallel.pipeline_layout import Deal
     from rankwise.runtime.context import RankContext
 
-_ENGINE = "_rankwise_engine"
-
 
 class Pipeline(nn.Module):  # type: ignore[misc]
     """A model of which this rank has some stages; made by ``apply_pipeline``.
@@ -51,7 +49,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
     @property
     def engine(self) -> Engine:
         """The stages of this rank."""
-        return self.__dict__[_ENGINE]  # type: ignore[no-any-return]
+        return self.__dict__["_rankwise_engine"]  # type: ignore[no-any-return]
 
     @property
     def ties(self) -> Ties:
@@ -251,13 +249,11 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
         call="apply_pipeline",
     )
     column = mesh.of("pipeline")
-    own = [
-        number for number in range(num_stages) if kind.place(number, num_ranks) == mesh.position["pipeline"]
-    ]
-    ties = Ties(ctx, mesh, model, dealt, lambda stage: kind.place(stage, num_ranks))
-    _share_weights(
-        model, [mesh.of(axis).get_group() for axis in ("pipeline", *DATA_AXES) if mesh.degrees[axis] > 1], ctx
-    )
+    homes = [kind.place(number, num_ranks) for number in range(num_stages)]
+    own = [number for number, home in enumerate(homes) if home == mesh.position["pipeline"]]
+    ties = Ties(ctx, mesh, model, dealt, homes)
+    axes = [axis for axis in ("pipeline", *DATA_AXES) if mesh.degrees[axis] > 1]
+    _share_weights(model, [mesh.of(axis).get_group() for axis in axes], ctx)
     prune(model, layout, dealt, own)
     maker.fill(model.named_modules())
     move_tensors((*model.parameters(), *model.buffers()), ctx.device)
@@ -266,15 +262,11 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
     for one in modules:
         one.has_halves = kind.has_halves
     stages = [Stage(one, one.number, num_stages, ctx.device, group) for one in modules]
-    ranks = dist.get_process_group_ranks(group)
-    engine = Engine(
-        ctx, model, kind, stages, shapes, deal=dealt, microbatches=microbatches, group=group, column=ranks
-    )
+    engine = Engine(ctx, model, kind, stages, shapes, deal=dealt, microbatches=microbatches, group=group)
     model.__class__ = type(f"Pipelined{type(model).__name__}", (Pipeline, type(model)), {})
     names = [layout.blocks[begin:end] for begin, end in pairwise(bounds)]
-    model.__dict__.update(
-        {_ENGINE: engine, "_rankwise_ties": ties, "_rankwise_loss": loss, "_rankwise_blocks": names}
-    )
+    kept = {"engine": engine, "ties": ties, "loss": loss, "blocks": names}
+    model.__dict__.update({f"_rankwise_{name}": one for name, one in kept.items()})
     return cast("Pipeline", model)
 
 

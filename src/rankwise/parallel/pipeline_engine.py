@@ -45,12 +45,13 @@ _STEP = "a step of a pipeline (do all stages have the same batch?)"
 class Engine:
     """The stages of this rank, and how they are run."""
 
-    def __init__(  # noqa: PLR0913 - made in one place
+    def __init__(
         self, ctx: RankContext, model: nn.Module, kind: Kind, stages: Sequence[Stage], shapes: Shapes, *,
-        deal: Deal, microbatches: int, group: dist.ProcessGroup, column: Sequence[int],
+        deal: Deal, microbatches: int, group: dist.ProcessGroup,
     ) -> None:  # fmt: skip
         self.ctx, self.model, self.kind, self.stages, self.shapes = ctx, model, kind, stages, shapes
-        self.deal, self.microbatches, self.group, self.column = deal, microbatches, group, tuple(column)
+        self.deal, self.microbatches, self.group = deal, microbatches, group
+        self.column = tuple(dist.get_process_group_ranks(group))
         self.last = kind.place(stages[0].num_stages - 1, len(self.column))
         for stage in stages:
             stage.own = {one.stage_index: one for one in stages}

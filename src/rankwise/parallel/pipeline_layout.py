@@ -58,9 +58,7 @@ class Layout:
         order = list(dict.fromkeys(unit for unit, _ in calls if unit is not None))
         missing = next((one for one in self.blocks if one not in order), None)
         if missing is not None:
-            raise UsageError(
-                f"block {missing!r} is not called", hint="leave it out of blocks=, or out of the model"
-            )
+            raise UsageError(f"block {missing!r} is not called", hint="leave it out of blocks=, or the model")
         known = set(self.blocks)
         blocks = tuple(one for one in order if one in known)
         number = {unit: sum(one in known for one in order[:place]) for place, unit in enumerate(order)}

@@ -33,7 +33,7 @@ class Pipelined(Strategy):
 
     needs_equal_numbers, why_equal = True, "a pipeline"
     instead_of_loops = (
-        "loss = pipe.step(batch), with is_last=False for all but the last batch of a step; or a Trainer"
+        "pipe.step(batch), with is_last=False for all but the last batch of a step; or a Trainer"
     )
 
     def __init__(self, model: Any, ctx: RankContext | None) -> None:
@@ -74,9 +74,11 @@ class Pipelined(Strategy):
         # Where the mean is over this batch alone, its gradients are right as they are. Else they are those of sums, and what they are to be
         # divided by is known when the losses are.
         is_alone = is_last and not engine.counted and not self._axes
-        returned = engine.run(
-            batch, loss, lambda value: 1.0 if is_alone or has_count(value) else float(engine.num_samples)
-        )
+
+        def factor(value: Any) -> float:
+            return 1.0 if is_alone or has_count(value) else float(engine.num_samples)
+
+        returned = engine.run(batch, loss, factor)
         value = returned["loss"] if isinstance(returned, dict) else returned
         if is_alone and not has_count(returned):
             self._finish(1.0)
@@ -173,7 +175,7 @@ class Ties:
     """
 
     def __init__(
-        self, ctx: RankContext, mesh: Mesh, model: nn.Module, deal: Deal, place: Callable[[int], int],
+        self, ctx: RankContext, mesh: Mesh, model: nn.Module, deal: Deal, homes: Sequence[int],
     ) -> None:  # fmt: skip
         self._ctx = ctx
         #: For each name of a parameter the first one that the whole model has for it.
@@ -184,7 +186,7 @@ class Ties:
         self._position = mesh.position["pipeline"]
         columns = mesh.device_mesh.mesh.reshape(mesh.degrees["pipeline"], -1).T.tolist()
         for names in dict.fromkeys(deal.names.values()):
-            ranks = tuple(sorted({place(stage) for stage in deal.holders[names[0]]}))
+            ranks = tuple(sorted({homes[stage] for stage in deal.holders[names[0]]}))
             if len(ranks) > 1:
                 self._ties.append(Tie(names, ranks, _make_group(ctx, columns, ranks)))
 
@@ -221,9 +223,8 @@ class Ties:
         groups = [[names.get(id(one), "") for one in group["params"]] for group in optimizer.param_groups]
         flat = [name for group in groups for name in group]
         states = {flat[number]: state for number, state in own["state"].items()}
-        held, groups_of = share_states(
-            states, groups, self._ctx.control, what="taking apart the optimizer of a pipeline"
-        )
+        what = "taking apart the optimizer of a pipeline"
+        held, groups_of = share_states(states, groups, self._ctx.control, what=what)
         if len(set(map(len, groups_of))) > 1 or "" in flat:
             raise UsageError(
                 f"the optimizers of a pipeline's ranks have {list(map(len, groups_of))} groups of parameters, or parameters that are not the model's",

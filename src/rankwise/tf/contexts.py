@@ -27,8 +27,9 @@ class ReplicaContext:
         num_replicas_in_sync: How many there are.
     """
 
-    def __init__(self, strategy: Strategy, inputs: Any = ()) -> None:
-        self.strategy, self.inputs = strategy, inputs
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.inputs: Any = ()
         self.replica_id_in_sync_group = strategy.replica_id
         self.num_replicas_in_sync = strategy.num_replicas_in_sync
 

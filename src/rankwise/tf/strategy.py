@@ -211,10 +211,9 @@ class Strategy:
         code = getattr(fn, "__code__", fn)
         is_new = self.num_replicas_in_sync > 1 and code not in self._seen
         self._seen.add(code)
-        with (
-            entering(self, ReplicaContext(self, [args, dict(kwargs or {})])),
-            refusing_local_means(self.rank) if is_new else nullcontext(),
-        ):
+        replica = ReplicaContext(self)
+        replica.inputs = [args, dict(kwargs or {})]
+        with entering(self, replica), refusing_local_means(self.rank) if is_new else nullcontext():
             return fn(*args, **(kwargs or {}))
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:

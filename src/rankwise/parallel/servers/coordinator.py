@@ -31,7 +31,7 @@ from rankwise.base.errors import (
 from rankwise.base.log import get_logger
 from rankwise.base.rank_names import name_ranks
 from rankwise.parallel.servers.journal import describe_call
-from rankwise.parallel.servers.link import ANSWER, BYE, HELLO, PULL, REFUSED, Link, LinkLostError, Message
+from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
 from rankwise.parallel.servers.listener import RETURN_S, ClosedError, connect
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Coordinator:
             answer = link.receive(timeout_s=self._timeout_s) if hello.get("brings_answer") else None
             with self._changed:
                 # One that has raised runs again: its error may have been what ended the former coordinator.
-                if answer is not None and answer.kind == ANSWER and self._journal.is_resumed:
+                if answer is not None and answer.kind == Kind.ANSWER and self._journal.is_resumed:
                     self._answers[answer.number] = (worker, answer)
                 self._connected[worker] = link
                 self._lost.pop(worker, None)
@@ -182,7 +182,9 @@ class Coordinator:
         number = handle.number
         if (done := self._journal.find(number, handle._call)) is not None:
             worker, value = done
-            self._finish(handle, Message(ANSWER, number=number, body=_to_body(value)), worker, keeps=False)
+            self._finish(
+                handle, Message(Kind.ANSWER, number=number, body=_to_body(value)), worker, keeps=False
+            )
             return True
         worker, answer = self._answers.pop(number, (0, None))
         if answer is None or answer.note.get("call") != handle._call:
@@ -248,12 +250,12 @@ class Coordinator:
                     handle.num_runs += 1
                 note, body = {"call": handle._call}, _to_body(handle._payload)
                 link.send(
-                    Message(PULL, number=handle.number, note=note, body=body), timeout_s=self._timeout_s
+                    Message(Kind.PULL, number=handle.number, note=note, body=body), timeout_s=self._timeout_s
                 )
                 answer = link.receive(timeout_s=self._timeout_s)
                 self._finish(handle, answer, worker)
                 handle = None
-            link.send(Message(BYE), timeout_s=_BYE_S)
+            link.send(Message(Kind.BYE), timeout_s=_BYE_S)
         except RankwiseError as error:
             with self._changed:
                 if self._connected.get(worker) is link:  # else it has connected again already
@@ -265,7 +267,7 @@ class Coordinator:
 
     def _finish(self, handle: Handle, answer: Message, worker: int, *, keeps: bool = True) -> None:
         value, error, pickled = None, None, b""
-        if answer.kind == REFUSED:
+        if answer.kind == Kind.REFUSED:
             # The cause is in the first line: a report shows no more of it.
             error = RankFailedError(
                 f"scheduled function {handle.number} raised on rank {worker}: {answer.note.get('cause')}\n{answer.note.get('error')}",
@@ -331,12 +333,12 @@ def work(
             return num_called
         try:
             hello = {"worker": rank, "brings_answer": answer is not None}
-            link.send(Message(HELLO, note=hello), timeout_s=timeout_s)
+            link.send(Message(Kind.HELLO, note=hello), timeout_s=timeout_s)
             if answer is not None:
                 link.send(answer, timeout_s=timeout_s)
             while True:
                 message = link.receive(timeout_s=timeout_s)
-                if message.kind == BYE or message.body is None:
+                if message.kind == Kind.BYE or message.body is None:
                     return num_called
                 num_called += 1
                 answer = _call(message, own, index, num_workers)
@@ -359,8 +361,8 @@ def _call(message: Message, own: dict[int, Any], index: int, num_workers: int) -
             if isinstance(one, PerWorker) and one.number not in own:
                 own[one.number] = one.make(index, num_workers)
         value = function(*[own[one.number] if isinstance(one, PerWorker) else one for one in args])
-        return Message(ANSWER, number=message.number, note=note, body=_to_body(pickle.dumps(value)))
+        return Message(Kind.ANSWER, number=message.number, note=note, body=_to_body(pickle.dumps(value)))
     except Exception as error:  # noqa: BLE001 - the coordinator raises it
         note["cause"] = traceback.format_exception_only(error)[-1].partition("\n")[0]
         note["error"] = "".join(traceback.format_exception(error))
-        return Message(REFUSED, number=message.number, note=note)
+        return Message(Kind.REFUSED, number=message.number, note=note)

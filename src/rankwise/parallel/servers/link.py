@@ -13,6 +13,7 @@ import socket
 import struct
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakSet
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 _LOGGER = get_logger(__name__)
 
-#: Kinds of messages: what a worker asks for, and what the server answers.
-HELLO, PULL, ROWS, PUSH, STATE, STATS, ADOPT, BYE, ANSWER, REFUSED, REPLICA = range(11)
 #: Kind, shard, bytes of the note; number, version, weight, bytes of the body.
 _HEADER = struct.Struct("<iiqqqdq")
 #: Up to so many bytes one buffer for header, note and body costs less than two of them.
@@ -43,6 +42,22 @@ _NOTICE_S = 20.0
 
 class LinkLostError(CollectiveError):
     """The peer has ended, or the connection to it is broken."""
+
+
+class Kind(IntEnum):
+    """What a message asks for, or answers."""
+
+    HELLO = 0  # who connects, and the answer to it
+    PULL = 1  # a shard's values; a function to call
+    ROWS = 2  # some rows of a table
+    PUSH = 3  # a gradient, which has no answer
+    STATE = 4  # a shard with its optimizer's states
+    STATS = 5  # what a server has counted
+    ADOPT = 6  # shards of a server that has died
+    BYE = 7  # there is nothing more to do
+    ANSWER = 8
+    REFUSED = 9  # an error in place of an answer
+    REPLICA = 10  # a shard of the server before
 
 
 @final
@@ -60,7 +75,7 @@ class Message:
         body: Bytes, shape (N,), uint8; None if there are none.
     """
 
-    kind: int
+    kind: Kind
     shard: int = 0
     number: int = 0
     weight: float = 1.0
@@ -140,16 +155,14 @@ class Link:
             opening(self, timeout_s)
         self._receive_into(self._header, timeout_s, is_first=True)
         kind, shard, note_size, number, seen, weight, size = _HEADER.unpack(self._header)
-        note = {}
-        if note_size:
-            text = bytearray(note_size)
-            self._receive_into(memoryview(text), timeout_s)
-            try:
-                note = dict(json.loads(text))
-            except (TypeError, ValueError):
-                self.close()
-                raise self._make_lost_error("it sent an invalid message") from None
-        message = Message(kind, shard, number, weight, seen, note)
+        text = bytearray(note_size)
+        self._receive_into(memoryview(text), timeout_s)
+        try:
+            note = dict(json.loads(text)) if text else {}
+            message = Message(Kind(kind), shard, number, weight, seen, note)
+        except (TypeError, ValueError):
+            self.close()
+            raise self._make_lost_error("it sent an invalid message") from None
         if not size:
             return message
         body = place(message, size) if place is not None else None

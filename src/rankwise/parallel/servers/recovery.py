@@ -23,7 +23,7 @@ from rankwise.base.files import write_atomic
 from rankwise.base.host_memory import find_memory_folder
 from rankwise.base.log import get_logger
 from rankwise.base.roles import note_needed
-from rankwise.parallel.servers.link import ANSWER, HELLO, REPLICA, STATE, Link, Message
+from rankwise.parallel.servers.link import Kind, Link, Message
 from rankwise.parallel.servers.listener import RETURN_S, connect
 from rankwise.parallel.servers.shard import pack
 from rankwise.parallel.trees import list_tensors
@@ -246,7 +246,7 @@ class Replicas:
         try:
             with self._lock:
                 link = self._connect(RETURN_S)
-                link.send(Message(STATE, shard=number), timeout_s=_BOUND_S)
+                link.send(Message(Kind.STATE, shard=number), timeout_s=_BOUND_S)
                 body = link.receive(timeout_s=_BOUND_S).body
             if body is None:
                 raise CollectiveError(f"server {self._next} has no replica of shard {number}")
@@ -279,7 +279,7 @@ class Replicas:
         body = pack(shard.state())
         with self._lock, suppress(RendezvousError):
             try:
-                self._connect(0.0).send(Message(REPLICA, shard=number, body=body), timeout_s=_BOUND_S)
+                self._connect(0.0).send(Message(Kind.REPLICA, shard=number, body=body), timeout_s=_BOUND_S)
             except CollectiveError:
                 self._drop_link()
 
@@ -293,7 +293,7 @@ class Replicas:
             peer = f"server {self._next}"
             link = connect(self._store, str(self._next), peer=peer, rank=self._server, timeout_s=timeout_s)
             try:
-                link.send(Message(HELLO, note={"server": self._server}), timeout_s=_BOUND_S)
+                link.send(Message(Kind.HELLO, note={"server": self._server}), timeout_s=_BOUND_S)
                 link.receive(timeout_s=_BOUND_S)  # which proves that it is one of the job's
             except CollectiveError:
                 link.close()
@@ -311,13 +311,13 @@ class Replicas:
     def hold(self, link: Link) -> None:
         """Keep what another server sends, and give it back when it asks, until it closes the link."""
         with suppress(CollectiveError):
-            link.send(Message(HELLO), timeout_s=_BOUND_S)
+            link.send(Message(Kind.HELLO), timeout_s=_BOUND_S)
             while True:
                 message = link.receive(timeout_s=_FOREVER_S)
-                if message.kind == REPLICA and message.body is not None:
+                if message.kind == Kind.REPLICA and message.body is not None:
                     with self._lock:
                         self._held[message.shard] = message.body
-                elif message.kind == STATE:
+                elif message.kind == Kind.STATE:
                     with self._lock:
                         body = self._held.get(message.shard)
-                    link.send(Message(ANSWER, shard=message.shard, body=body), timeout_s=_BOUND_S)
+                    link.send(Message(Kind.ANSWER, shard=message.shard, body=body), timeout_s=_BOUND_S)

@@ -17,21 +17,7 @@ from rankwise.base.rank_names import name_ranks
 from rankwise.base.roles import note_needed
 from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.embedding import TableValues
-from rankwise.parallel.servers.link import (
-    ADOPT,
-    ANSWER,
-    BYE,
-    HELLO,
-    PULL,
-    PUSH,
-    REFUSED,
-    ROWS,
-    STATE,
-    STATS,
-    Link,
-    LinkLostError,
-    Message,
-)
+from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
 from rankwise.parallel.servers.listener import RETURN_S, wrapping_store_errors
 from rankwise.parallel.servers.recovery import Replicas
 from rankwise.parallel.servers.shard import Gradient
@@ -66,10 +52,10 @@ class Server:
     """
 
     def __init__(  # noqa: PLR0913 - what makes a server
-        self, number: int, rank: int, shards: Mapping[int, Shard], *, layout_digest: str, compression: Compression | None,
+        self, rank: int, shards: Mapping[int, Shard], *, layout_digest: str, compression: Compression | None,
         workers: Iterable[int], store: dist.Store, listener: Listener, timeout_s: float, returns: bool = False,
     ) -> None:  # fmt: skip
-        self.number, self.rank, self.shards = number, rank, dict(shards)
+        self.rank, self.shards = rank, dict(shards)
         self._digest, self._compression = layout_digest, compression
         self._store, self._listener, self._timeout_s = store, listener, timeout_s
         self._returns = returns
@@ -133,7 +119,7 @@ class Server:
                 return
             self._is_stopping = True
             self._awaited.clear()
-        _LOGGER.info(f"[rank {self.rank}] server {self.number} stops after its workers")
+        _LOGGER.info(f"[rank {self.rank}] server {self.rank} stops after its workers")
 
     def report(self) -> dict[str, Any]:
         """Return what the shards have counted, and who has ended or was lost."""
@@ -188,7 +174,7 @@ class Server:
                 if self._returns and not self._is_stopping:
                     self._awaited[worker] = SYSTEM_CLOCK.monotonic() + RETURN_S
                 with suppress(RuntimeError):  # so that it does not take this server for dead
-                    self._store.set(f"left/{self.number}/{worker}", why)
+                    self._store.set(f"left/{self.rank}/{worker}", why)
             for shard in self.shards.values():
                 shard.leave(worker)
 
@@ -221,7 +207,7 @@ class Server:
         try:
             if digest != self._digest:
                 raise CollectiveError(  # noqa: TRY301 - sent to the worker
-                    f"worker {worker} has another model than server {self.number} (layouts {digest} and {self._digest})"
+                    f"worker {worker} has another model than server {self.rank} (layouts {digest} and {self._digest})"
                 )
             with self._lock:
                 clocks = {
@@ -233,16 +219,16 @@ class Server:
                 if worker in self.ended:  # it failed after its end, and was started again
                     self.ended.remove(worker)
         except CollectiveError as error:
-            link.send(Message(REFUSED, note={"error": error.message}), timeout_s=self._timeout_s)
+            link.send(Message(Kind.REFUSED, note={"error": error.message}), timeout_s=self._timeout_s)
             raise
-        link.send(Message(HELLO, note={"clocks": clocks}), timeout_s=self._timeout_s)
+        link.send(Message(Kind.HELLO, note={"clocks": clocks}), timeout_s=self._timeout_s)
 
     def _answer_all(self, link: Link, worker: int, incarnation: int) -> bool:
         """Answer until the worker has ended; return whether the job is told to stop, which it may have learned earlier than this server."""
         refused: str | None = None
         while True:
             message = link.receive(timeout_s=self._timeout_s, place=self._find_place)
-            if message.kind == BYE:
+            if message.kind == Kind.BYE:
                 return bool(message.note.get("stopped"))
             try:
                 if self._fault is not None:
@@ -253,19 +239,19 @@ class Server:
             except CollectiveError as error:
                 refused, answer = error.message, None
             except Exception as error:  # noqa: BLE001 - sent to the worker, and raised in serve()
-                refused, answer = f"the update rule on server {self.number} raised {error!r}", None
+                refused, answer = f"the update rule on server {self.rank} raised {error!r}", None
                 if isinstance(error, RankwiseError):  # ours: a copy that can't be written
-                    refused = f"server {self.number} has failed: {error.message}"
+                    refused = f"server {self.rank} has failed: {error.message}"
                 self._fault = error
-            if refused is not None and message.kind != PUSH:
-                answer = Message(REFUSED, note={"error": refused})
+            if refused is not None and message.kind != Kind.PUSH:
+                answer = Message(Kind.REFUSED, note={"error": refused})
             if answer is not None:
                 link.send(answer, timeout_s=self._timeout_s)
 
     def _find_place(self, message: Message, size: int) -> Tensor | None:
         """Return the buffer for a gradient that has the shard's own layout; None for any other."""
         shard = self.shards.get(message.shard)
-        if message.kind != PUSH or shard is None or not isinstance(shard.held, DenseValues):
+        if message.kind != Kind.PUSH or shard is None or not isinstance(shard.held, DenseValues):
             return None
         if size != shard.held.layout.size_bytes or message.note.get("form"):
             return None
@@ -273,26 +259,26 @@ class Server:
             return shard.held.take_buffer()
 
     def _answer(self, message: Message, worker: int, incarnation: int) -> Message | None:
-        if message.kind == STATS:
-            return Message(ANSWER, note=self.report())
-        if message.kind == ADOPT:
+        if message.kind == Kind.STATS:
+            return Message(Kind.ANSWER, note=self.report())
+        if message.kind == Kind.ADOPT:
             return self._adopt(message.note["shards"], worker, incarnation)
         if (shard := self.shards.get(message.shard)) is None:
-            raise CollectiveError(f"server {self.number} does not hold shard {message.shard}")
+            raise CollectiveError(f"server {self.rank} does not hold shard {message.shard}")
         held = shard.held
-        if message.kind == STATE:
+        if message.kind == Kind.STATE:
             version, body = shard.read(message.number, shard.pack)
-        elif message.kind == ROWS and isinstance(held, TableValues):
+        elif message.kind == Kind.ROWS and isinstance(held, TableValues):
             places = (
                 torch.empty(0, dtype=torch.int64) if message.body is None else message.body.view(torch.int64)
             )
             version, body = shard.read(message.number, lambda: held.read(places))
-        elif message.kind == PULL and isinstance(held, DenseValues):
+        elif message.kind == Kind.PULL and isinstance(held, DenseValues):
             version, body = shard.read(message.number, held.read)
         else:
             shard.push(self._unpack(message, worker, incarnation, held))
             return None
-        return Message(ANSWER, shard=message.shard, number=version, body=body)
+        return Message(Kind.ANSWER, shard=message.shard, number=version, body=body)
 
     def _adopt(self, numbers: Sequence[int], worker: int, incarnation: int) -> Message:
         """Take over the shards of a server that died, unless another worker has asked for it before."""
@@ -306,7 +292,7 @@ class Server:
                         f"[rank {self.rank}] took over shard {number} at version {shard.version}: its server is gone"
                     )
             clocks = {str(number): self.shards[number].join(worker, incarnation) for number in numbers}
-            return Message(ANSWER, note={"clocks": clocks})
+            return Message(Kind.ANSWER, note={"clocks": clocks})
 
     def open(self, workers: Sequence[int]) -> None:
         """Continue from the copies of the process whose place we take, or of the run before that was stopped; then listen.
@@ -318,10 +304,10 @@ class Server:
         if self.recovery is None:
             note_needed()  # what it holds is in its memory
         with wrapping_store_errors(self.rank):
-            is_restarted = self._store.check([f"copied/{self.number}"])
+            is_restarted = self._store.check([f"copied/{self.rank}"])
             run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
         if self.recovery is None and is_restarted:
-            raise CollectiveError(f"server {self.number} has died, and what it held is lost", rank=self.rank,
+            raise CollectiveError(f"server {self.rank} has died, and what it held is lost", rank=self.rank,
                                   hint="start the whole job again, from a checkpoint")  # fmt: skip
         if self.recovery is not None:
             newest = max((shard.version for shard in self.shards.values()), default=0)
@@ -331,12 +317,12 @@ class Server:
                     continue
                 self.shards[number] = shard
                 _LOGGER.info(
-                    f"[rank {self.rank}] server {self.number} resumes shard {number} at version {shard.version}"
+                    f"[rank {self.rank}] server {self.rank} resumes shard {number} at version {shard.version}"
                 )
         for number, shard in self.shards.items():
             self.watch(number, shard)
         with wrapping_store_errors(self.rank):
-            self._store.set(f"copied/{self.number}", "1")
+            self._store.set(f"copied/{self.rank}", "1")
             self._listener.open()
 
     def watch(self, number: int, shard: Shard) -> None:

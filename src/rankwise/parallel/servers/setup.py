@@ -78,7 +78,7 @@ class Setup:
         workers = range(len(layouts), ctx.world_size)
         numbers = range(ctx.rank, len(layouts) * (len(self._tables) + 1), len(layouts))
         server = Server(
-            ctx.rank, ctx.rank, {number: make_shard(number, workers) for number in numbers}, layout_digest=self._digest,
+            ctx.rank, {number: make_shard(number, workers) for number in numbers}, layout_digest=self._digest,
             compression=self._compression, workers=workers, store=self.store, listener=self._make_listener(str(ctx.rank)),
             timeout_s=2 * rules.timeout_s, returns=ctx.returns,
         )  # fmt: skip

@@ -17,20 +17,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError, RankwiseError, RendezvousError, UsageError
 from rankwise.parallel.servers.embedding import find_tables
 from rankwise.parallel.servers.layout import Part, gather_states
-from rankwise.parallel.servers.link import (
-    ADOPT,
-    BYE,
-    HELLO,
-    PULL,
-    PUSH,
-    REFUSED,
-    ROWS,
-    STATE,
-    STATS,
-    Link,
-    LinkLostError,
-    Message,
-)
+from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
 from rankwise.parallel.servers.listener import RETURN_S, connect, mark_closed, wrapping_store_errors
 
 if TYPE_CHECKING:
@@ -127,7 +114,7 @@ class Worker:
                 self._store, str(number), peer=peer, rank=self._rank, timeout_s=left_s, may_return=self._returns or self._can_recover,
             )  # fmt: skip
             try:
-                link.send(Message(HELLO, note=note), timeout_s=self._timeout_s)
+                link.send(Message(Kind.HELLO, note=note), timeout_s=self._timeout_s)
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
                 for shard, clock in answer.note["clocks"].items():
                     at = self._positions.setdefault(int(shard), Position(int(shard), link, clock))
@@ -164,7 +151,7 @@ class Worker:
         return next(number for number, one in self._links.items() if one is link)
 
     def _check(self, answer: Message) -> Message:
-        if answer.kind == REFUSED:
+        if answer.kind == Kind.REFUSED:
             raise CollectiveError(
                 answer.note["error"], rank=self._rank, hint="the server's output has the details"
             )
@@ -176,7 +163,7 @@ class Worker:
         """Fill the model with the newest parameters that the mode allows; return the least version among the shards."""
         at = [self._positions[part.layout.number] for part in self._parts]
         answers = self._ask(
-            PULL, [(one, None) for one in at], lambda message, _: self._parts[message.shard].values
+            Kind.PULL, [(one, None) for one in at], lambda message, _: self._parts[message.shard].values
         )
         for part, answer in zip(self._parts, answers, strict=True):
             self._note(answer)
@@ -187,7 +174,7 @@ class Worker:
         return min(held, default=0)
 
     def _ask(
-        self, kind: int, whom: Sequence[tuple[Position, Tensor | None]], place: Any = None
+        self, kind: Kind, whom: Sequence[tuple[Position, Tensor | None]], place: Any = None
     ) -> list[Message]:
         """Ask some shards, then take the answers of all; where a server has died, ask whoever took over."""
         answers: dict[int, Message] = {}
@@ -232,7 +219,7 @@ class Worker:
         for successor in [number for number in others if number not in self._dead]:
             link = self._links[successor]
             try:
-                link.send(Message(ADOPT, note={"shards": orphans}), timeout_s=self._timeout_s)
+                link.send(Message(Kind.ADOPT, note={"shards": orphans}), timeout_s=self._timeout_s)
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
                 for shard in orphans:
                     clock = answer.note["clocks"][str(shard)]
@@ -261,7 +248,7 @@ class Worker:
         """Return some rows of a table from those servers that have them."""
         parts = [part for part in facts.deal_out(rows, self._num_servers) if len(part[2])]
         whom = [(self._find_shard(table, server), places.view(torch.uint8)) for server, _, places in parts]
-        answers = self._ask(ROWS, whom)
+        answers = self._ask(Kind.ROWS, whom)
         got: list[Tensor] = []
         for one in answers:
             self._note(one)
@@ -314,7 +301,7 @@ class Worker:
             self._send_gradient(self._find_shard(table, server), weight, {}, body)
 
     def _send_gradient(self, at: Position, weight: float, note: dict[str, Any], body: Tensor) -> None:
-        at.last = Message(PUSH, at.shard, at.clock, float(weight), at.version, note, body)
+        at.last = Message(Kind.PUSH, at.shard, at.clock, float(weight), at.version, note, body)
         at.clock += 1
         try:
             at.link.send(at.last, timeout_s=self._timeout_s)
@@ -335,14 +322,14 @@ class Worker:
         """Fill the model, and return a plain optimizer with the servers' states."""
         layouts = [part.layout for part in self._parts]
         # The answers come when all that we have pushed is in the states, or waits for others.
-        answers = self._ask(STATE, [(self._positions[one.number], None) for one in layouts])
+        answers = self._ask(Kind.STATE, [(self._positions[one.number], None) for one in layouts])
         packed = {one.shard: one.body for one in answers if one.body is not None}
         return gather_states(self._model, layouts, packed, self._rules.optimizer)
 
     def fetch_stats(self) -> list[dict[str, Any]]:
         """Return each server's report."""
         links = [link for number, link in self._links.items() if number not in self._dead]
-        answers, lost = self._exchange({link: Message(STATS) for link in links})
+        answers, lost = self._exchange({link: Message(Kind.STATS) for link in links})
         for error in lost.values():
             raise error
         return [dict(one.note) for one in answers]
@@ -388,6 +375,6 @@ class Worker:
         for link in self._links.values():
             with suppress(RankwiseError):
                 if has_ended:
-                    link.send(Message(BYE, note={"stopped": is_stopped}), timeout_s=_BYE_S)
+                    link.send(Message(Kind.BYE, note={"stopped": is_stopped}), timeout_s=_BYE_S)
             link.close()
         self._links.clear()
