@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, final
-from weakref import ref
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.checked_ddp import CheckedDDP, Watch
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rankwise.parallel.comm_hooks import CommHook
     from rankwise.runtime.context import RankContext
 
-#: Parameters of models that were wrapped, by their ids.
-_averaged: dict[int, ref[torch.Tensor]] = {}
+#: Parameters of models that were wrapped.
+_averaged = WeakTensorKeyDictionary()
 
 
 @final
@@ -124,14 +124,13 @@ def apply_ddp(
     synced = any(isinstance(layer, (SyncBatchNorm, torch.nn.SyncBatchNorm)) for layer in model.modules())
     ddp.watch = Watch(ddp, rank=ctx.rank, has_synced_batchnorm=synced and ctx.world_size > 1)
     for one in ddp.parameters():
-        _averaged[id(one)] = ref(one)
+        _averaged[one] = True
     return ddp
 
 
 def is_averaged(parameters: Iterable[torch.Tensor]) -> bool:
     """Whether ``apply_ddp`` averages the gradients of all of some parameters."""
-    found = ((one, _averaged.get(id(one))) for one in parameters)
-    return all(held is not None and held() is one for one, held in found)
+    return all(one in _averaged for one in parameters)
 
 
 def _check_mesh(ctx: RankContext) -> None:

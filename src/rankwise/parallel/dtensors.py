@@ -9,12 +9,13 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankwise.base.errors import UsageError
 
@@ -130,8 +131,8 @@ class ShardedScaler(torch.amp.GradScaler):  # type: ignore[misc]
         return {found.device: found}
 
 
-#: By their ids, parameters in whose place others stand in their model.
-_replaced: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+#: Parameters in whose place their model has others.
+_replaced = WeakTensorKeyDictionary()
 
 
 @contextmanager
@@ -141,7 +142,7 @@ def noting_replaced(model: nn.Module) -> Iterator[None]:
     before = list(model.parameters())
     yield
     kept = {id(one) for one in model.parameters()}
-    _replaced.update({id(one): one for one in before if id(one) not in kept})
+    _replaced.update({one: True for one in before if id(one) not in kept})
 
 
 #: Those that have been looked at before their first step.
@@ -161,7 +162,7 @@ def _choose_loop(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if optimizer in _seen:
         return
     held = [one for group in optimizer.param_groups for one in group["params"]]
-    stale = sum(_replaced.get(id(one)) is one for one in held)
+    stale = sum(one in _replaced for one in held)
     if stale:
         raise UsageError(
             f"the optimizer holds {stale} parameters that sharding or splitting the model has replaced: its steps would change nothing",

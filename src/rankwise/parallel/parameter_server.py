@@ -121,18 +121,15 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     num_servers = count_servers(ctx, servers, coordinator=coordinator)
     ctx._stop_without_agreement()
     first, name = num_servers + coordinator, f"servers/{ctx._count('servers')}"
-    bound = check_rules(mode, staleness, backup_workers, ctx.world_size - first, clip_norm)
+    workers = range(first, ctx.world_size)
     rules = Rules(
-        mode=mode, staleness=bound, backup_workers=backup_workers, optimizer=optimizer, table_optimizer=table_optimizer or optimizer, scheduler=scheduler,
+        mode=mode, staleness=staleness or 0, backup_workers=backup_workers, optimizer=optimizer, table_optimizer=table_optimizer or optimizer, scheduler=scheduler,
         clip_norm=clip_norm, timeout_s=ctx.timeout_s if timeout_s is None else timeout_s,
     )  # fmt: skip
-    recovers = recovery_folder is not None or replicate
-    _check(ctx, model, rules, coordinator=coordinator, save_every=save_every, recovers=recovers)
-    if replicate and (num_servers < 2 or recovery_folder is not None):
-        raise UsageError(
-            f"replicate=True with {num_servers} servers and recovery_folder={recovery_folder!r}", rank=ctx.rank,
-            hint="another server holds the replicas, so there must be two; and it replaces copies in a folder",
-        )  # fmt: skip
+    check_rules(
+        rules, staleness, num_servers=num_servers, num_workers=len(workers), coordinator=coordinator, has_tables=bool(find_tables(model)),
+        save_every=save_every, recovery_folder=recovery_folder, replicate=replicate, rank=ctx.rank,
+    )  # fmt: skip
     if recovery_folder is not None:
         recovery_folder = f"{recovery_folder}/{name}"
     elif ctx.returns and not replicate and (clip_norm is None or rules.is_async):
@@ -141,42 +138,12 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         ctx, model, rules, dist.PrefixStore(name, ctx.store), layouts=spread(model, num_servers, split_bytes=split_bytes),
         compression=None if compression is None else Compression(compression), recovery_folder=recovery_folder, replicate=replicate, save_every=save_every,
     )  # fmt: skip
-    workers = range(first, ctx.world_size)
     if ctx.rank < num_servers:
         server = setup.make_server(name_states(model, resume) if resume is not None else {}, num_updates)
         return ParameterServer(ctx, workers, num_servers, rules, setup.store, server=server)
     worker = setup.make_worker()
     head = setup.make_coordinator(workers) if coordinator and ctx.rank == num_servers else None
     return ParameterServer(ctx, workers, num_servers, rules, setup.store, worker=worker, coordinator=head)
-
-
-def _check(
-    ctx: RankContext, model: nn.Module, rules: Rules, *, coordinator: bool, save_every: int, recovers: bool
-) -> None:  # fmt: skip
-    """Refuse what makes no sense together."""
-    if coordinator and not rules.is_async:
-        raise UsageError(
-            f"coordinator=True with mode={rules.mode!r}", rank=ctx.rank, hint='scheduled functions reach workers unevenly: mode="async"'
-        )  # fmt: skip
-    if not rules.timeout_s > 0:
-        raise UsageError(
-            f"timeout_s={rules.timeout_s} is not a number of seconds above 0",
-            rank=ctx.rank,
-            hint="None: that of init()",
-        )
-    clips_together = rules.clip_norm is not None and not rules.is_async
-    if clips_together and find_tables(model):
-        raise UsageError(f"clip_norm={rules.clip_norm} with mode={rules.mode!r} and served embeddings: their servers do not know the norm of the whole gradient",
-                         rank=ctx.rank, hint='mode="async" clips on the workers; or leave out clip_norm')  # fmt: skip
-    if save_every < 1:
-        raise UsageError(
-            f"save_every={save_every} is not a number of updates",
-            rank=ctx.rank,
-            hint="1 or more: a copy after each so many",
-        )
-    if recovers and clips_together:
-        raise UsageError(f"recovery_folder or replicate with clip_norm={rules.clip_norm}, mode={rules.mode!r}", rank=ctx.rank,
-                         hint="what was taken over is some updates behind, and the norm of one update is not known then: leave out one of them")  # fmt: skip
 
 
 @final

@@ -199,15 +199,14 @@ def _plan(
     check_splits(model, splits, degree, axis, trusts_fused=plan is None and has_transformers_plan(model))
     heads = find_heads(model, splits, degree, axis)
     head = _find_head(model, splits) if loss_parallel else None
-    if sequence_parallel:
-        return _Work(splits=splits, heads=heads, sequence=plan_sequence(model, splits), head=head)
-    for split in splits:
-        if split.word == "sequence" and split.style is None:
-            raise UsageError(
-                f"the plan gives {split.name!r} the style 'sequence', but activations are not split along the sequence",
-                hint="sequence_parallel=True splits them",
-            )
-    return _Work(splits=splits, heads=heads, sequence=None, head=head)
+    named = next((split.name for split in splits if split.word == "sequence" and split.style is None), None)
+    if named is not None and not sequence_parallel:
+        raise UsageError(
+            f"the plan gives {named!r} the style 'sequence', but activations are not split along the sequence",
+            hint="sequence_parallel=True splits them",
+        )
+    sequence = plan_sequence(model, splits) if sequence_parallel else None
+    return _Work(splits=splits, heads=heads, sequence=sequence, head=head)
 
 
 def _find_head(model: nn.Module, splits: list[Split]) -> nn.Module:

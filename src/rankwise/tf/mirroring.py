@@ -10,7 +10,7 @@ import io
 import weakref
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules import module as hooks
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankwise.base.errors import CollectiveError, RendezvousError, UsageError
 from rankwise.parallel.ddp import is_averaged
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
 
 #: Ranks arrive when they have imported torch, perhaps beside many others.
 _ARRIVAL_S = 120.0
-#: Whose each parameter is, by its id.
-_owners: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Strategy]]] = {}
-_is_listening: list[bool] = []
+#: Whose each parameter is: a weak reference to the strategy.
+_owners = WeakTensorKeyDictionary()
 
 
 @final
@@ -85,24 +85,14 @@ def noting(strategy: Strategy) -> Iterator[Noted]:
         Optimizer.__init__ = start
         for handle in handles:
             handle.remove()
-    _own(noted, strategy)
+    for tensor in noted.tensors.values():
+        _owners[tensor] = weakref.ref(strategy)
 
 
+@cache
 def listen() -> None:
     """Have each ``optimizer.step()`` looked at, from the first strategy on: a script without any scope is the one that needs it most."""
-    if not _is_listening:
-        _is_listening.append(True)
-        register_optimizer_step_pre_hook(optimizer_step)
-
-
-def _own(noted: Noted, strategy: Strategy) -> None:
-    for tensor in noted.tensors.values():
-        _owners[id(tensor)] = (weakref.ref(tensor, partial(_disown, id(tensor))), weakref.ref(strategy))
-
-
-def _disown(key: int, gone: weakref.ref[Tensor]) -> None:
-    if key in _owners and _owners[key][0] is gone:
-        del _owners[key]
+    register_optimizer_step_pre_hook(optimizer_step)
 
 
 def make_equal(noted: Noted, rank: int) -> None:
@@ -183,8 +173,8 @@ def list_parameters(optimizer: Optimizer) -> list[Tensor]:
 
 def find_owner(tensor: Tensor) -> Strategy | None:
     """Return the strategy under whose scope a parameter was made."""
-    found = _owners.get(id(tensor))
-    return found[1]() if found is not None and found[0]() is tensor else None
+    found = _owners.get(tensor)
+    return None if found is None else found()
 
 
 def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature

@@ -48,6 +48,13 @@ class Piece:
         """Return its part of a parameter, or of what has the parameter's shape; a view if that is contiguous."""
         return value.reshape(-1)[self.start : self.stop].view(self.shape)
 
+    def put(self, whole: Tensor, part: Tensor) -> None:
+        """Write its part of a parameter, or of what has the parameter's shape."""
+        held = whole.contiguous()
+        self.take(held).copy_(part, non_blocking=True)
+        if held is not whole:  # channels_last, say
+            whole.copy_(held)
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -148,11 +155,7 @@ class Part:
         """Copy what was pulled into the model."""
         with torch.no_grad():
             for (parameter, piece), view in zip(self._pairs, self._value_views, strict=True):
-                held = parameter.data
-                whole = held.contiguous()
-                piece.take(whole).copy_(view, non_blocking=True)
-                if whole is not held:  # channels_last, say
-                    held.copy_(whole)
+                piece.put(parameter.data, view)
 
     def collect(self, factor: float) -> list[int]:
         """Copy the gradients into the buffer, times a factor; return the pieces that have none."""
@@ -194,7 +197,7 @@ def gather_states(
             states = loaded["optimizer"].get("state", {})
             for place, (piece, value) in enumerate(zip(layout.pieces, loaded["values"], strict=True)):
                 whole = parameters[piece.name]
-                _write(whole.data, value, piece.start)
+                piece.put(whole.data, value)
                 held = gathered.setdefault(piece.name, {})
                 for key, part in states.get(place, {}).items():
                     if not isinstance(part, torch.Tensor) or part.shape != value.shape or part.dim() == 0:
@@ -202,18 +205,11 @@ def gather_states(
                         continue
                     if key not in held:
                         held[key] = torch.zeros(whole.shape, dtype=part.dtype, device=whole.device)
-                    _write(held[key], part, piece.start)
+                    piece.put(held[key], part)
     for name, state in gathered.items():
         if state:
             optimizer.state[parameters[name]] = state
     return optimizer
-
-
-def _write(whole: Tensor, part: Tensor, start: int) -> None:
-    flat = whole.contiguous().view(-1)
-    flat[start : start + part.numel()] = part.reshape(-1).to(flat.device)
-    if not whole.is_contiguous():
-        whole.copy_(flat.view(whole.shape))
 
 
 def name_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Mapping[str, Any]]:

@@ -41,37 +41,36 @@ class Rules:
         return self.mode == "sync" and self.backup_workers == 0
 
 
-def check_rules(
-    mode: str, staleness: Any, backup_workers: int, num_workers: int, clip_norm: float | None
-) -> int:
-    """Refuse what makes no sense together; return the staleness."""
-    if mode not in MODES:
-        raise UsageError(
-            f"mode={mode!r} is not one of {', '.join(MODES)}", hint='mode="sync" equals one process'
-        )
-    if mode != "stale" and staleness is not None:
-        raise UsageError(
-            f"staleness={staleness} with mode={mode!r}", hint='pass mode="stale", or no staleness'
-        )
-    if mode == "stale" and (
-        staleness is None or isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0
-    ):
-        raise UsageError(
-            f"mode='stale' with staleness={staleness!r}",
-            hint="pass by how many updates a worker may be ahead: staleness=2; 0 equals sync",
-        )
-    if backup_workers and mode != "sync":
-        raise UsageError(
-            f"backup_workers={backup_workers} with mode={mode!r}",
-            hint='only mode="sync" waits for all workers',
-        )
-    if not 0 <= backup_workers < num_workers:
-        raise UsageError(
-            f"backup_workers={backup_workers} of {num_workers} workers",
-            hint="at least one worker must be waited for: 0 to workers - 1",
-        )
-    if clip_norm is not None and not clip_norm > 0:
-        raise UsageError(
-            f"clip_norm={clip_norm} is not a norm above 0", hint="None: gradients are not clipped"
-        )
-    return staleness or 0
+def check_rules(  # noqa: PLR0913 - what parameter_server was given
+    rules: Rules, staleness: Any, *, num_servers: int, num_workers: int, coordinator: bool, has_tables: bool, save_every: int,
+    recovery_folder: Any, replicate: bool, rank: int,
+) -> None:  # fmt: skip
+    """Refuse what makes no sense together; ``staleness`` is as it was given."""
+    mode, norm, backup = rules.mode, rules.clip_norm, rules.backup_workers
+    clips_together = norm is not None and not rules.is_async
+    is_lag = isinstance(staleness, int) and not isinstance(staleness, bool) and staleness >= 0
+    cases = (
+        (mode not in MODES, f"mode={mode!r} is not one of {', '.join(MODES)}", 'mode="sync" equals one process'),
+        (mode != "stale" and staleness is not None, f"staleness={staleness} with mode={mode!r}", 'pass mode="stale", or no staleness'),
+        (mode == "stale" and not is_lag, f"mode='stale' with staleness={staleness!r}",
+         "pass by how many updates a worker may be ahead: staleness=2; 0 equals sync"),
+        (backup and mode != "sync", f"backup_workers={backup} with mode={mode!r}", 'only mode="sync" waits for all workers'),
+        (not 0 <= backup < num_workers, f"backup_workers={backup} of {num_workers} workers",
+         "at least one worker must be waited for: 0 to workers - 1"),
+        (norm is not None and not norm > 0, f"clip_norm={norm} is not a norm above 0", "None: gradients are not clipped"),
+        (coordinator and not rules.is_async, f"coordinator=True with mode={mode!r}",
+         'scheduled functions reach workers unevenly: mode="async"'),
+        (not rules.timeout_s > 0, f"timeout_s={rules.timeout_s} is not a number of seconds above 0", "None: that of init()"),
+        (clips_together and has_tables,
+         f"clip_norm={norm} with mode={mode!r} and served embeddings: their servers do not know the norm of the whole gradient",
+         'mode="async" clips on the workers; or leave out clip_norm'),
+        (save_every < 1, f"save_every={save_every} is not a number of updates", "1 or more: a copy after each so many"),
+        (clips_together and (replicate or recovery_folder is not None), f"recovery_folder or replicate with clip_norm={norm}, mode={mode!r}",
+         "what was taken over is some updates behind, and the norm of one update is not known then: leave out one of them"),
+        (replicate and (num_servers < 2 or recovery_folder is not None),
+         f"replicate=True with {num_servers} servers and recovery_folder={recovery_folder!r}",
+         "another server holds the replicas, so there must be two; and it replaces copies in a folder"),
+    )  # fmt: skip
+    for is_wrong, what, hint in cases:
+        if is_wrong:
+            raise UsageError(what, rank=rank, hint=hint)
