@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import _get_current_function_mode
 
 from rankwise.base.errors import ModelError
 from rankwise.parallel.pipeline_layout import Kept
-from rankwise.parallel.pipeline_trace import is_getter, is_iterator, is_random
+from rankwise.parallel.pipeline_trace import Intercept, is_getter, is_iterator, is_random
 from rankwise.parallel.trees import list_tensors, put_tensors, take_tensors
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Turn:
         self._known: dict[int, Tensor] = {}
         self._counts: dict[str, int] = {}
         self._position = 0
-        self._mode = _Watch(self)
+        self._mode = Intercept(self.see)
         #: Arguments of the model, for the micro-batch at hand.
         self.inputs: Call = ((), {})
         #: What the model has returned, with slots for tensors.
@@ -145,15 +145,6 @@ class Turn:
     def _is_recorded(self, tensor: Tensor) -> bool:
         """Whether a tensor does not follow from the model's inputs and constants alone."""
         return isinstance(tensor, (FakeTensor, nn.Parameter)) or id(tensor) in self._known
-
-
-class _Watch(TorchFunctionMode):  # type: ignore[misc]
-    def __init__(self, turn: Turn) -> None:
-        super().__init__()
-        self._turn = turn
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._turn.see(func, args, kwargs or {})
 
 
 def _differ(what: str) -> ModelError:

@@ -21,7 +21,7 @@ from rankwise.base.errors import ModelError
 from rankwise.parallel.trees import list_tensors, take_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -132,7 +132,13 @@ class Tape:
         return self._numbers[id(tensor)]
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of torch that stands in the model's own code; return what it does."""
+        """Call a function of torch that the model's own code calls; return what it does."""
+        if self.depth:
+            return function(*args, **kwargs)
+        result = self._record(function, args, kwargs)
+        return iter(result) if is_iterator(function) else result
+
+    def _record(self, function: Any, args: Any, kwargs: Any) -> Any:
         given = list_tensors((args, kwargs))
         numbers, versions = tuple(map(self._find, given)), [one._version for one in given]
         if not is_random(function) and all(self.values[one].is_local for one in numbers):
@@ -192,20 +198,20 @@ class Tape:
 
             stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(leave).remove)
-        stack.enter_context(_Recorder(self))
+        stack.enter_context(Intercept(self.run))
         return stack
 
 
-class _Recorder(TorchFunctionMode):  # type: ignore[misc]
-    def __init__(self, tape: Tape) -> None:
+@final
+class Intercept(TorchFunctionMode):  # type: ignore[misc]
+    """Gives each function of torch that is called, with its arguments, to another, which runs it."""
+
+    def __init__(self, run: Callable[[Any, Any, Any], Any]) -> None:
         super().__init__()
-        self._tape = tape
+        self._run = run
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._tape.depth:
-            return func(*args, **(kwargs or {}))
-        result = self._tape.run(func, args, kwargs or {})
-        return iter(result) if is_iterator(func) else result
+        return self._run(func, args, kwargs or {})
 
 
 def is_iterator(function: Any) -> bool:

@@ -191,10 +191,9 @@ def _measure_free(model: nn.Module, device: torch.device) -> int | None:
     free = _read_host_memory() if device.type == "cpu" else _read_device_memory(device)
     if free is None:
         return None
-    held: dict[int, int] = {
-        id(one): one.nbytes for one in (*model.parameters(), *model.buffers()) if one.device == device
-    }
-    return int(free * (1 - _RESERVE_PART)) + sum(held.values())
+    tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    held: int = sum(one.nbytes for one in tensors.values() if one.device == device)
+    return int(free * (1 - _RESERVE_PART)) + held
 
 
 def _read_host_memory() -> int | None:
@@ -216,9 +215,8 @@ def _read_device_memory(device: torch.device) -> int | None:
     if not hasattr(module, "mem_get_info"):
         return None
     # What the allocator has taken and not given out is free for us, too.
-    return int(
-        module.mem_get_info(device)[0] + module.memory_reserved(device) - module.memory_allocated(device)
-    )
+    unused = module.memory_reserved(device) - module.memory_allocated(device)
+    return int(module.mem_get_info(device)[0] + unused)
 
 
 def _sum_needs(

@@ -142,9 +142,8 @@ def _place(held: Facts, row: Row, devices: int, *, checkpointing: bool) -> Compo
     for name, stages in row.deal(range(len(of_block) + 1)).holders.items():
         of_block[stages[0]] += sizes.get(name, 0)  # of a tied one, one name counts
     found = _make_parts(row, [*balance(of_block, devices), len(of_block)])
-    made = Composition(
-        name=f"one process, placed over {devices}", devices=devices, checkpointing=checkpointing
-    )
+    name = f"one process, placed over {devices}"
+    made = Composition(name=name, devices=devices, checkpointing=checkpointing)
     return replace(made, parts=tuple(_count_part(held, row, part, 1, made) for part in found))
 
 
@@ -201,9 +200,8 @@ def _count_part(held: Facts, row: Row, part: Part, num_in_flight: int, made: Com
     weights = [one for one in held.weights if one.name in part.weights]
     memory = _sum_up(held, weights, shard=made.shard, tensor=1)
     kept = row.sharded if made.shard > 1 else row.replicated
-    communication = (
-        _count_gathered(weights, 1) if made.shard > 1 else memory.gradients if made.replicate > 1 else 0
-    )
+    beside_copies = memory.gradients if made.replicate > 1 else 0
+    communication = _count_gathered(weights, 1) if made.shard > 1 else beside_copies
     if kept is None:
         return replace(memory, communication=communication)
     return replace(

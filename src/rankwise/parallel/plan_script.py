@@ -108,13 +108,10 @@ def _make_batch(module: ModuleType, name: str | None, inputs: Sequence[Sequence[
 def _find(module: ModuleType, name: str) -> Any:
     found = getattr(module, name, None)
     if not callable(found):
-        functions = [
-            key
-            for key, one in vars(module).items()
-            if inspect.isfunction(one) and one.__module__ == module.__name__
-        ]
-        own = f"its functions are {', '.join(functions)}" if functions else "it defines no function"
-        raise UsageError(f"{module.__name__} has no function {name!r}; {own}")
+        own = {key: one for key, one in vars(module).items() if inspect.isfunction(one)}
+        functions = [key for key, one in own.items() if one.__module__ == module.__name__]
+        known = f"its functions are {', '.join(functions)}" if functions else "it defines no function"
+        raise UsageError(f"{module.__name__} has no function {name!r}; {known}")
     return found
 
 
@@ -126,6 +123,5 @@ def _run_theirs(call: Callable[[], Any], what: str, *, hint: str | None = None) 
         raise UsageError(f"{what} ended the process with SystemExit({leave.code})", hint="put what trains, and reads arguments, under `if __name__ == \"__main__\":`") from leave  # fmt: skip
     except Exception as error:  # whatever the script raises
         traceback.print_exc()
-        raise UsageError(
-            f"{what} raised {type(error).__name__}: {str(error).partition(chr(10))[0]}", hint=hint
-        ) from error
+        first = str(error).partition("\n")[0]
+        raise UsageError(f"{what} raised {type(error).__name__}: {first}", hint=hint) from error

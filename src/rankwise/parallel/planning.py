@@ -177,9 +177,8 @@ def _choose_reserve(memory_bytes: int | None, reserve: str | int | None) -> int:
 def _choose_precisions(model: nn.Module) -> Sequence[str]:
     """Return those to look at: a model that is built in half precision has no fp32 weights to keep."""
     dtypes = {one.dtype for one in model.parameters() if one.is_floating_point()}
-    return (
-        ("bf16-params",) if dtypes and dtypes <= {torch.bfloat16, torch.float16} else ("bf16", "bf16-params")
-    )
+    is_half = bool(dtypes) and dtypes <= {torch.bfloat16, torch.float16}
+    return ("bf16-params",) if is_half else ("bf16", "bf16-params")
 
 
 # ----------------------------------------------------------------- what to take
@@ -211,13 +210,11 @@ def _explain(found: Sequence[Composition], proposal: Composition | None, num_ran
     least = min(found, key=lambda one: one.memory.total)
     if limit is None:
         return f"no memory was given to compare with: the least is {_say_need(least)} per rank, by {least}, {least.precision}"
-    free = f"the {show_size(limit)} that are free on " + (
-        f"each of {num_ranks} ranks" if num_ranks > 1 else "the GPU"
-    )
+    where = f"each of {num_ranks} ranks" if num_ranks > 1 else "the GPU"
+    free = f"the {show_size(limit)} that are free on {where}"
     if proposal is not None:
-        text = (
-            f"{proposal}, {proposal.precision}, needs {_say_need(proposal)} of {free}{_say_waiting(proposal)}"
-        )
+        need = f"{_say_need(proposal)} of {free}{_say_waiting(proposal)}"
+        text = f"{proposal}, {proposal.precision}, needs {need}"
         cheaper = [one for one in found[: found.index(proposal)] if one.precision == proposal.precision]
         if cheaper:
             best = min(cheaper, key=lambda one: one.memory.total)

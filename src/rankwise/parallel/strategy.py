@@ -338,9 +338,8 @@ def share_values(values: Iterable[Tensor], group: dist.ProcessGroup) -> None:
         return
     # As bytes: so it goes with every dtype, and those of different dtypes go together.
     whole = [one.contiguous() for one in tensors]
-    dist._broadcast_coalesced(
-        group, [one.reshape(-1).view(torch.uint8) for one in whole], _BROADCAST_BYTES, 0
-    )
+    flat = [one.reshape(-1).view(torch.uint8) for one in whole]
+    dist._broadcast_coalesced(group, flat, _BROADCAST_BYTES, 0)
     for one, shared in zip(tensors, whole, strict=True):
         if shared.data_ptr() != one.data_ptr():
             one.copy_(shared)

@@ -71,11 +71,8 @@ def _check_coverage(model: nn.Module, ctx: RankContext | None) -> None:
     if ctx is None or ctx.data_size == 1 or model in _checked:
         return
     shares = _list_shares(ctx)
-    alone = [
-        name
-        for name, one in model.named_parameters()
-        if one.requires_grad and len(_reach(one, shares)) < ctx.data_size
-    ]
+    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    alone = [name for name, one in trained if len(_reach(one, shares)) < ctx.data_size]
     if alone:
         raise UsageError(
             f"nothing averages the gradients of {quote(alone)} over the {ctx.data_size} shares of the batch: "

@@ -105,9 +105,8 @@ class SyncBatchNorm(_BatchNormBase):  # type: ignore[misc]
             wanted = " or ".join(f"{num}D" for num in self.num_dims) or "at least 2D"
             raise ValueError(f"expected {wanted} input (got {x_NC.dim()}D input)")
         if x_NC.size(1) != self.num_features:
-            raise ValueError(
-                f"expected {self.num_features} channels (got an input of shape {tuple(x_NC.shape)})"
-            )
+            shape = tuple(x_NC.shape)
+            raise ValueError(f"expected {self.num_features} channels (got an input of shape {shape})")
 
     def _find_group(self) -> dist.ProcessGroup | None:
         if not (dist.is_available() and dist.is_initialized()):
@@ -245,12 +244,9 @@ def _prefers_native(model: nn.Module, group: dist.ProcessGroup | None) -> bool:
 
 def find_foreign(model: nn.Module) -> str | None:
     """Say which BatchNorm layers are of classes that somebody derived, if any: converting would drop what they add."""
-    layers = [
-        (name, type(layer)) for name, layer in model.named_modules() if isinstance(layer, _BatchNormBase)
-    ]
-    foreign = [
-        f"{name!r} ({kind.__name__})" for name, kind in layers if kind not in {*_NUM_DIMS, SyncBatchNorm}
-    ]
+    known = {*_NUM_DIMS, SyncBatchNorm}
+    layers = [(name, type(one)) for name, one in model.named_modules() if isinstance(one, _BatchNormBase)]
+    foreign = [f"{name!r} ({kind.__name__})" for name, kind in layers if kind not in known]
     if not foreign:
         return None
     return (

@@ -234,9 +234,7 @@ def _check_random_state(model: nn.Module, mesh: DeviceMesh, axis: str, device: t
     own = torch.tensor([int.from_bytes(digest, "big")], device=device)
     of_ranks = [torch.empty_like(own) for _ in range(mesh.size())]
     dist.all_gather(of_ranks, own, group=mesh.get_group())
-    dropping = [
-        name for name, module in model.named_modules() if isinstance(module, _DROPOUT) and module.p > 0
-    ]
+    dropping = [name for name, one in model.named_modules() if isinstance(one, _DROPOUT) and one.p > 0]
     if dropping and len({int(state) for state in of_ranks}) > 1:
         raise UsageError(
             f"the model has dropout ({dropping[0]!r}), and the ranks on the axis {axis!r} would draw different random numbers: what they share would diverge",
@@ -263,9 +261,8 @@ def _split(model: nn.Module, work: _Work, mesh: DeviceMesh) -> None:
     for heads in work.heads:
         for name, number in heads.counts.items():
             setattr(heads.module, name, number // mesh.size())
-        heads.module.register_forward_hook(
-            partial(_explain_reshape, heads.name, mesh.size()), always_call=True
-        )
+        explain = partial(_explain_reshape, heads.name, mesh.size())
+        heads.module.register_forward_hook(explain, always_call=True)
     if layout is not None:
         install_sequence(layout, mesh)
 
@@ -279,9 +276,8 @@ def _build_style(split: Split, work: _Work) -> ParallelStyle | None:
         return ColwiseParallel(input_layouts=part if is_flat else Replicate())
     if word == "colwise_gather":
         is_head = split.module is work.head
-        return ColwiseParallel(
-            output_layouts=Shard(-1) if is_head else Replicate(), use_local_output=not is_head
-        )
+        layouts = Shard(-1) if is_head else Replicate()
+        return ColwiseParallel(output_layouts=layouts, use_local_output=not is_head)
     if word.startswith("rowwise"):
         is_inside = layout is not None and id(split.module) in layout.inside
         is_split = word == "rowwise" and not isinstance(split.module, nn.Embedding)

@@ -99,15 +99,11 @@ def _check_size(split: Split, degree: int, axis: str) -> None:
     if dim is None:
         return
     size = int(module.weight.shape[dim])
-    if isinstance(module, nn.Embedding):
-        what = ("num_embeddings", "embedding_dim")[dim]
-    elif is_conv1d(module):
-        what = ("nx", "nf")[dim]
-    else:
-        what = ("out_features", "in_features")[dim]
+    names = ("nx", "nf") if is_conv1d(module) else ("out_features", "in_features")
+    names = ("num_embeddings", "embedding_dim") if isinstance(module, nn.Embedding) else names
     if size % degree:
         raise UsageError(
-            f"module {split.name!r}: {what} {size} can't be divided by {degree}, the number of ranks on the axis {axis!r}",
+            f"module {split.name!r}: {names[dim]} {size} can't be divided by {degree}, the number of ranks on the axis {axis!r}",
             hint="pad the layer to a multiple, use another degree, or leave it out of the plan",
         )
 

@@ -244,9 +244,7 @@ def _read_transformers_plan(model: nn.Module) -> dict[str, str]:
         return {}
     # One configuration serves several models: what a plan names and this model lacks is no mistake, as in transformers.
     names = [name for name, _ in model.named_modules()] + [name for name, _ in model.named_parameters()]
-    return {
-        pattern: style for pattern, style in own.items() if any(matches(str(pattern), name) for name in names)
-    }
+    return {pattern: own[pattern] for pattern in own if any(matches(str(pattern), name) for name in names)}
 
 
 def _find_families(model: nn.Module) -> dict[str, str]:

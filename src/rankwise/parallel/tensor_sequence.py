@@ -90,10 +90,8 @@ def _find_container(model: nn.Module, name: str, splits: Sequence[Split]) -> str
 
 
 def _is_block(name: str, splits: Sequence[Split]) -> bool:
-    inside = {split.word for split in splits if split.name.startswith(f"{name}.")}
-    return any(word.startswith("colwise") for word in inside) and any(
-        word.startswith("rowwise") for word in inside
-    )
+    inside = {split.word.partition("_")[0] for split in splits if split.name.startswith(f"{name}.")}
+    return {"colwise", "rowwise"} <= inside
 
 
 def _list_blocks(model: nn.Module, container: str, splits: Sequence[Split]) -> list[tuple[str, nn.Module]]:
@@ -124,11 +122,9 @@ def _plan_block(name: str, block: nn.Module, splits: Sequence[Split], layout: Se
         if id(module) in planned or not any(True for _ in module.parameters(recurse=False)):
             continue
         if id(module) in whole or not type(module).__name__.endswith(_TOKEN_NORMS):
-            where = (
-                "that sees the whole sequence" if id(module) in whole else "that sees a part of the sequence"
-            )
+            part = "the whole" if id(module) in whole else "a part of the"
             raise UsageError(
-                f"sequence_parallel=True: {full!r} ({type(module).__name__}) has parameters, is not in the plan, and is in a place {where}",
+                f"sequence_parallel=True: {full!r} ({type(module).__name__}) has parameters, is not in the plan, and is in a place that sees {part} sequence",
                 hint="give it 'sequence' in the plan if it treats each token by itself, 'replicate' if it sees the whole sequence; or leave sequence_parallel out",
             )
         layout.norms.append(Split(name=full, module=module, word="sequence", style=None, pattern=full))

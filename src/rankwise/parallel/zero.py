@@ -39,9 +39,8 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):  # type: ignore[misc]
         Collective: every rank.
         """
         own = {self._param_to_index[one]: state for one, state in self.optim.state.items()}
-        state, _ = share_states(
-            own, None, self.ctx.control, what="taking apart an optimizer whose states are sharded"
-        )
+        what = "taking apart an optimizer whose states are sharded"
+        state, _ = share_states(own, None, self.ctx.control, what=what)
         groups = torch.optim.Optimizer.state_dict(self)["param_groups"]
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 

@@ -102,9 +102,8 @@ def make_equal(noted: Noted, rank: int) -> None:
     """
     refuse_lazy(noted, rank)
     if noted.tensors:
-        broadcast_(
-            {name: one.detach() for name, one in noted.tensors.items()}, name="what strategy.scope() has made"
-        )
+        made = {name: one.detach() for name, one in noted.tensors.items()}
+        broadcast_(made, name="what strategy.scope() has made")
 
 
 def make_untrained_equal(noted: Noted, ctx: RankContext) -> None:

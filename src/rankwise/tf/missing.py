@@ -92,21 +92,16 @@ def explain_method(strategy: Any, name: str) -> AttributeError:
     """Return the error for an attribute that tf's strategies may have, and ours have not."""
     kind, rank = type(strategy), vars(strategy).get("rank")
     if name in _METHODS_RENAMED:
-        return MissingNameError(
-            f"strategy.{name} is called {_METHODS_RENAMED[name]} here",
-            rank=rank,
-            hint=f"strategy.{_METHODS_RENAMED[name]}()",
-        )
+        now = _METHODS_RENAMED[name]
+        return MissingNameError(f"strategy.{name} is called {now} here", rank=rank, hint=f"strategy.{now}()")
     if name in _METHODS_LEFT_OUT:
-        return MissingNameError(
-            f"strategy.{name} has no meaning on torch", rank=rank, hint=_METHODS_LEFT_OUT[name]
-        )
+        hint = _METHODS_LEFT_OUT[name]
+        return MissingNameError(f"strategy.{name} has no meaning on torch", rank=rank, hint=hint)
     near = None if name.startswith("_") else _find_near(name, dir(kind))
     if near is None:
         return AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-    return MissingNameError(
-        f"{kind.__name__} has no {name}", rank=rank, hint=f"the nearest name here is strategy.{near}"
-    )
+    hint = f"the nearest name here is strategy.{near}"
+    return MissingNameError(f"{kind.__name__} has no {name}", rank=rank, hint=hint)
 
 
 class NamedMembers(EnumMeta):

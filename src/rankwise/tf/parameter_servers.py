@@ -95,9 +95,8 @@ class ParameterServerStrategy(Strategy):
             None if split.max_shards == 1 else split.min_shard_bytes,
             scheduler,
         )
-        Strategy.__init__(
-            self, ctx, self._updates, num_replicas=1, resolver=resolver, pipelines=(ctx.world_size, 0)
-        )
+        pipelines = ctx.world_size, 0
+        Strategy.__init__(self, ctx, self._updates, num_replicas=1, resolver=resolver, pipelines=pipelines)
         _strategies[:] = [self]
 
     @property
@@ -203,9 +202,8 @@ def _repeat(optimizer: Optimizer) -> Callable[[list[nn.Parameter]], torch.optim.
             hint="one group: servers hold parts of the parameters, without their names",
         )  # fmt: skip
     kind, known = type(optimizer), inspect.signature(type(optimizer).__init__).parameters
-    options = {
-        name: value for name, value in optimizer.param_groups[0].items() if name in known and name != "params"
-    }
+    group = optimizer.param_groups[0].items()
+    options = {name: value for name, value in group if name in known and name != "params"}
     return lambda parameters: kind(parameters, **options)
 
 
@@ -348,9 +346,7 @@ class ClusterCoordinator:
         """
         ps = self._coordinate()
         if any(isinstance(leaf, RemoteValue) for _, leaf in flatten(val)):
-            return map_leaves(
-                val, lambda leaf: ps.fetch(leaf._handle) if isinstance(leaf, RemoteValue) else leaf
-            )
+            return map_leaves(val, lambda one: ps.fetch(one._handle) if isinstance(one, RemoteValue) else one)
         return val
 
     def create_per_worker_dataset(self, dataset_or_dataset_fn: Any) -> PerWorkerDataset:

@@ -59,9 +59,8 @@ class ClusterSpec:
             UsageError: There is no such job.
         """
         if job_name not in self._jobs:
-            raise UsageError(
-                f"no job {job_name!r} in this cluster", hint=f"its jobs are {', '.join(self._jobs) or 'none'}"
-            )
+            known = ", ".join(self._jobs) or "none"
+            raise UsageError(f"no job {job_name!r} in this cluster", hint=f"its jobs are {known}")
         return list(self._jobs[job_name])
 
     def task_address(self, job_name: str, task_index: int) -> str:

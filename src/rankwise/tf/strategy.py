@@ -115,9 +115,8 @@ class SumOfReplicas(Updates):
 
 
 def _send_parameters(optimizer: Optimizer, *_: Any) -> None:
-    broadcast_(
-        [one.detach() for one in list_parameters(optimizer)], name="the parameters after optimizer.step()"
-    )
+    values = [one.detach() for one in list_parameters(optimizer)]
+    broadcast_(values, name="the parameters after optimizer.step()")
 
 
 class Strategy:
@@ -287,9 +286,8 @@ class Strategy:
                 f"experimental_distribute_dataset() of a {type(self).__name__}, whose workers have no global batch", rank=self.rank,
                 hint="coordinator.create_per_worker_dataset(function)",
             )  # fmt: skip
-        return split_dataset(
-            dataset, self.num_replicas_in_sync, self.replica_id, options or InputOptions(), self.device
-        )
+        chosen = options or InputOptions()
+        return split_dataset(dataset, self.num_replicas_in_sync, self.replica_id, chosen, self.device)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None

@@ -99,9 +99,7 @@ def all_gather_values(value: Any, axis: int, num_replicas: int) -> Any:
 def _check_axis(leaf: Any, axis: int, what: str) -> Tensor:
     if not isinstance(leaf, Tensor) or not -leaf.dim() <= axis < leaf.dim():
         shown = f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else repr(leaf)[:60]
-        hint = (
-            "reduce elementwise with axis=None" if what == "reduce" else "give it a dim first: x.unsqueeze(0)"
-        )
+        hint = "reduce elementwise with axis=None" if what == "reduce" else "x.unsqueeze(0) gives it a dim"
         raise UsageError(f"{what}(..., axis={axis}) of {shown}, which has no such dim", hint=hint)
     return leaf
 

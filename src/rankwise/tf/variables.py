@@ -97,11 +97,8 @@ class Variable(nn.Module):  # type: ignore[misc]
         if find_replica() is not None and not self.is_on_read:
             value = self._aggregate(value, "assigned")
         elif find_replica() is None and self.is_on_read and self.aggregation is VariableAggregation.SUM:
-            value = (
-                value / self._num_replicas
-                if value.is_floating_point()
-                else value * (self._strategy.replica_id == 0)
-            )
+            is_first = self._strategy.replica_id == 0
+            value = value / self._num_replicas if value.is_floating_point() else value * is_first
         with torch.no_grad():
             self.value.copy_(value)
         return self

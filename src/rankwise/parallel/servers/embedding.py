@@ -49,9 +49,7 @@ class TableFacts:
         """Refuse what makes no sense."""
         for name, value in (("num_rows", self.num_rows), ("size", self.size)):
             if value < 1:
-                raise UsageError(
-                    f"{name}={value} of a served embedding", hint="it needs one row and one number at least"
-                )
+                raise UsageError(f"{name}={value} of a served embedding", hint="1 or more of both")
         if self.sharding not in SHARDINGS:
             raise UsageError(f"sharding={self.sharding!r} is not one of {', '.join(SHARDINGS)}")
 
@@ -116,9 +114,8 @@ class TableValues(Held):
         # A worker sends each row once, in ascending order.
         is_sorted = len(gradients) == 1
         indices, rows = (places[0], values[0]) if is_sorted else (torch.cat(places), torch.cat(values))
-        grad = torch.sparse_coo_tensor(
-            indices[None], rows, self.weight.shape, check_invariants=False, is_coalesced=is_sorted
-        )
+        shape, options = self.weight.shape, {"check_invariants": False, "is_coalesced": is_sorted}
+        grad = torch.sparse_coo_tensor(indices[None], rows, shape, **options)
         self.weight.grad = grad if is_sorted else grad.coalesce()
         self.step()
 

@@ -75,10 +75,8 @@ class ShardLayout:
 
     def view(self, buffer: Tensor) -> list[Tensor]:
         """Return each piece as a view of the buffer, in its own shape and dtype."""
-        return [
-            buffer[one.offset : one.offset + one.size_bytes].view(one.dtype).view(one.shape)
-            for one in self.pieces
-        ]
+        parts = [buffer[one.offset : one.offset + one.size_bytes] for one in self.pieces]
+        return [part.view(one.dtype).view(one.shape) for part, one in zip(parts, self.pieces, strict=True)]
 
     def view_segments(self, buffer: Tensor) -> list[Tensor]:
         """Return the part of each dtype as a flat view of the buffer."""

@@ -131,13 +131,11 @@ class Recovery:
                     self._write(folder / f"shard-{number}.pt", shard.state(), number)
                 facts = {"digest": self._digest, "version": shard.version}
                 write_atomic(folder / f"shard-{number}.json", json.dumps(facts))
-                _LOGGER.info(
-                    f"shard {number} is saved at version {shard.version}: the next run resumes from {folder}"
-                )
+                at = f"shard {number} is saved at version {shard.version}"
+                _LOGGER.info(f"{at}: the next run resumes from {folder}")
         except OSError as error:
-            raise CheckpointError(
-                f"{folder} can't be written: {error.strerror}", hint=_NO_SPACE_HINT
-            ) from error
+            what = f"{folder} can't be written: {error.strerror}"
+            raise CheckpointError(what, hint=_NO_SPACE_HINT) from error
         if all(self._read_facts(folder, number) for number in range(self._num_shards)):
             for former in self._folder.glob(f"{_STOPPED}*"):
                 if former != folder:
@@ -222,7 +220,7 @@ class Replicas:
     saves_first = False  # the next server may not be serving yet
 
     def __init__(
-        self, server: int, num_servers: int, store: dist.Store, *, save_every: int, make_shard: Callable[[int, Iterable[int]], Shard]
+        self, server: int, num_servers: int, store: dist.Store, save_every: int, make_shard: Callable[[int, Iterable[int]], Shard]
     ) -> None:  # fmt: skip
         self._server, self._next, self._store = server, (server + 1) % num_servers, store
         self.save_every, self._make_shard = save_every, make_shard

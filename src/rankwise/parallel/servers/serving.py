@@ -87,9 +87,8 @@ class Server:
         try:
             while self._fault is None and not self._is_done():
                 if (link := self._listener.accept(_POLL_S)) is not None:
-                    threading.Thread(
-                        target=self._attend, args=(link,), name="rankwise-worker-link", daemon=True
-                    ).start()
+                    name = "rankwise-worker-link"
+                    threading.Thread(target=self._attend, args=(link,), name=name, daemon=True).start()
                 if not self._is_stopping and should_stop():
                     self._begin_stop()
                 if self._awaited and SYSTEM_CLOCK.monotonic() >= check_s:
@@ -137,11 +136,8 @@ class Server:
     def _is_done(self) -> bool:
         """Whether no worker is connected and none will connect; one that all shards have expelled is not waited for."""
         with self._lock:
-            active = [
-                one
-                for one in self._connected
-                if not self.shards or any(shard.has(one) for shard in list(self.shards.values()))
-            ]
+            shards = list(self.shards.values())
+            active = [one for one in self._connected if not shards or any(shard.has(one) for shard in shards)]
             return not self._awaited and not active
 
     @wrapping_store_errors()
@@ -210,9 +206,7 @@ class Server:
                     f"worker {worker} has another model than server {self.rank} (layouts {digest} and {self._digest})"
                 )
             with self._lock:
-                clocks = {
-                    str(number): shard.join(worker, incarnation) for number, shard in self.shards.items()
-                }
+                clocks = {str(one): shard.join(worker, incarnation) for one, shard in self.shards.items()}
                 self._connected[worker] = link
                 self._awaited.pop(worker, None)
                 self.lost.pop(worker, None)
@@ -269,10 +263,8 @@ class Server:
         if message.kind == Kind.STATE:
             version, body = shard.read(message.number, shard.pack)
         elif message.kind == Kind.ROWS and isinstance(held, TableValues):
-            places = (
-                torch.empty(0, dtype=torch.int64) if message.body is None else message.body.view(torch.int64)
-            )
-            version, body = shard.read(message.number, lambda: held.read(places))
+            wanted = torch.empty(0, dtype=torch.uint8) if message.body is None else message.body
+            version, body = shard.read(message.number, lambda: held.read(wanted.view(torch.int64)))
         elif message.kind == Kind.PULL and isinstance(held, DenseValues):
             version, body = shard.read(message.number, held.read)
         else:
@@ -288,9 +280,8 @@ class Server:
                     shard = self.recovery.load(number, self._connected)
                     self.watch(number, shard)
                     self.shards[number] = shard
-                    _LOGGER.info(
-                        f"[rank {self.rank}] took over shard {number} at version {shard.version}: its server is gone"
-                    )
+                    what = f"shard {number} at version {shard.version}"
+                    _LOGGER.info(f"[rank {self.rank}] took over {what}: its server is gone")
             clocks = {str(number): self.shards[number].join(worker, incarnation) for number in numbers}
             return Message(Kind.ANSWER, note={"clocks": clocks})
 
@@ -316,9 +307,8 @@ class Server:
                 if (shard := self.recovery.take_up(number, workers)) is None:
                     continue
                 self.shards[number] = shard
-                _LOGGER.info(
-                    f"[rank {self.rank}] server {self.rank} resumes shard {number} at version {shard.version}"
-                )
+                what = f"shard {number} at version {shard.version}"
+                _LOGGER.info(f"[rank {self.rank}] server {self.rank} resumes {what}")
         for number, shard in self.shards.items():
             self.watch(number, shard)
         with wrapping_store_errors(self.rank):

@@ -84,9 +84,7 @@ class Setup:
         )  # fmt: skip
         server.resume(states, num_updates)
         if self._replicate:
-            server.recovery = Replicas(
-                ctx.rank, len(layouts), self.store, save_every=self._save_every, make_shard=make_shard
-            )
+            server.recovery = Replicas(ctx.rank, len(layouts), self.store, self._save_every, make_shard)
         elif self._recovery_folder is not None:
             num_shards = len(layouts) * (len(self._tables) + 1)
             server.recovery = Recovery(self._recovery_folder, self._save_every, make_shard, num_shards)

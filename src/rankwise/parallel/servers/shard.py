@@ -174,9 +174,8 @@ class Shard:
     def missing(self) -> list[int]:
         """The workers whose gradients the next version waits for."""
         have = self._waiting.get(self.version, {})
-        return sorted(
-            one for one, since in self._members.items() if since <= self.version and one not in have
-        )
+        expected = (one for one, since in self._members.items() if since <= self.version)
+        return sorted(one for one in expected if one not in have)
 
     # ------------------------------------------------------------- pull and push
 
@@ -259,10 +258,9 @@ class Shard:
         self.begin(state["version"])
         self._incarnations = state["incarnations"]
         # What waited for others is lost, and is asked for again.
-        waits = not self.rules.is_async
-        self._last = {
-            one: min(last, self.version - 1) if waits else last for one, last in state["last"].items()
-        }
+        self._last = dict(state["last"])
+        if not self.rules.is_async:
+            self._last = {one: min(last, self.version - 1) for one, last in self._last.items()}
         applied, dropped, staleness, expelled = state["counts"]
         self.counts = Counts(applied, dropped, Counter(staleness), expelled)
 

@@ -152,9 +152,7 @@ class Worker:
 
     def _check(self, answer: Message) -> Message:
         if answer.kind == Kind.REFUSED:
-            raise CollectiveError(
-                answer.note["error"], rank=self._rank, hint="the server's output has the details"
-            )
+            raise CollectiveError(answer.note["error"], rank=self._rank, hint="see the server's output")
         return answer
 
     # -------------------------------------------------------------------- steps
@@ -162,9 +160,8 @@ class Worker:
     def pull(self) -> int:
         """Fill the model with the newest parameters that the mode allows; return the least version among the shards."""
         at = [self._positions[part.layout.number] for part in self._parts]
-        answers = self._ask(
-            Kind.PULL, [(one, None) for one in at], lambda message, _: self._parts[message.shard].values
-        )
+        whom = [(one, None) for one in at]
+        answers = self._ask(Kind.PULL, whom, lambda message, _: self._parts[message.shard].values)
         for part, answer in zip(self._parts, answers, strict=True):
             self._note(answer)
             part.write_back()
@@ -211,9 +208,8 @@ class Worker:
         if not self._can_recover or self._store.check([f"left/{server}/{self._rank}"]):
             raise error
         link = self._links.get(server)
-        orphans = [
-            one for one in self._shards if one not in self._positions or self._positions[one].link is link
-        ]
+        at = self._positions
+        orphans = [one for one in self._shards if one not in at or at[one].link is link]
         # In this order: of replicas, the next server has them.
         others = [(server + step) % self._num_servers for step in range(1, self._num_servers)]
         for successor in [number for number in others if number not in self._dead]:
@@ -224,9 +220,7 @@ class Worker:
                 for shard in orphans:
                     clock = answer.note["clocks"][str(shard)]
                     # Whoever waits for its answer holds it.
-                    self._resume_shard(
-                        self._positions.setdefault(shard, Position(shard, link, clock)), link, clock
-                    )
+                    self._resume_shard(at.setdefault(shard, Position(shard, link, clock)), link, clock)
             except LinkLostError:
                 self._dead.add(successor)  # its own shards are missed at the next call
                 continue
