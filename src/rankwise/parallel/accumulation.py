@@ -19,7 +19,7 @@ from rankwise.base.errors import UsageError
 from rankwise.base.rank_names import name_ranks
 from rankwise.parallel.strategy import deal
 from rankwise.parallel.strategy_lookup import strategy_of
-from rankwise.runtime.context import current
+from rankwise.runtime.context import RankContext, current
 from rankwise.runtime.groups import group_of
 from rankwise.runtime.signature import agree, locate
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from rankwise.runtime.context import RankContext
 
 Micro = TypeVar("Micro")
 

@@ -7,6 +7,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from rankwise.base.errors import UsageError
@@ -15,7 +16,6 @@ from rankwise.parallel.blocks import Blocks, find_blocks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
 
 _aten = torch.ops.aten
 #: What takes longest to compute again: products of matrices, attention, and what was sent (torchtitan keeps the same).

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.dtensors import scale_to
@@ -14,8 +14,6 @@ from rankwise.parallel.strategy import Strategy
 from rankwise.parallel.strategy_lookup import find_strategy
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rankwise.runtime.context import RankContext
 
 

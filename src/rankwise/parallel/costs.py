@@ -22,14 +22,12 @@ from rankwise.base.errors import ModelError
 from rankwise.parallel.blocks import Blocks, find_units
 from rankwise.parallel.memory import Memory
 from rankwise.parallel.names import find_owner
-from rankwise.parallel.plan_measure import find_optimizer, measure_states
+from rankwise.parallel.plan_measure import OptimizerFactory, find_optimizer, measure_states
 from rankwise.parallel.plan_trace import call_model, copy_as_fake, make_fake_batch
 from rankwise.parallel.trees import list_tensors, map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from rankwise.parallel.plan_measure import OptimizerFactory
 
     #: Runs something; returns what that returns, and what it took.
     Gauge = Callable[[Callable[[], Any]], tuple[Any, float]]

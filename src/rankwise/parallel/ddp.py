@@ -8,26 +8,23 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.checked_ddp import CheckedDDP, Watch
-from rankwise.parallel.comm_hooks import check_comm_hook, register_comm_hook
+from rankwise.parallel.comm_hooks import CommHook, check_comm_hook, register_comm_hook
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.names import quote
 from rankwise.parallel.placement_hooks import placement_of
 from rankwise.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, find_foreign, list_native
-from rankwise.runtime.context import current
+from rankwise.runtime.context import RankContext, current
 from rankwise.runtime.mesh import DATA_AXES, show_degrees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch import nn
-
-    from rankwise.parallel.comm_hooks import CommHook
-    from rankwise.runtime.context import RankContext
 
 #: Parameters of models that were wrapped.
 _averaged = WeakTensorKeyDictionary()

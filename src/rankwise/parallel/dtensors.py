@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -21,8 +22,6 @@ from rankwise.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from torch import Tensor, nn
 
     from rankwise.runtime.control import Control
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -24,15 +25,13 @@ from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.strategy import defer_reduction, move_tensors, share_values
 from rankwise.parallel.sync_batchnorm import convert_sync_batchnorm, find_foreign
-from rankwise.runtime.context import current
+from rankwise.runtime.context import RankContext, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from rankwise.runtime.context import RankContext
 
 _LOGGER = get_logger(__name__)
 

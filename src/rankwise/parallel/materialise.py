@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankwise.base.errors import ModelError
 from rankwise.parallel.names import quote
@@ -14,8 +14,6 @@ from rankwise.runtime.rng import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from torch import Tensor
 
 
 @final

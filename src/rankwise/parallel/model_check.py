@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
@@ -18,15 +18,12 @@ from rankwise.base.memory import view_memory
 from rankwise.base.rank_names import name_ranks
 from rankwise.parallel.names import quote
 from rankwise.parallel.placement_hooks import placement_of
-from rankwise.runtime.context import current
+from rankwise.runtime.context import RankContext, current
 from rankwise.runtime.signature import locate, show_site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torch import Tensor
-
-    from rankwise.runtime.context import RankContext
 
 #: A rank that does not wrap its model is named after this time, where collectives may take half an hour.
 _WAIT_S = 60.0

@@ -32,7 +32,7 @@ from rankwise.parallel.servers.embedding import find_tables
 from rankwise.parallel.servers.layout import SPLIT_BYTES, name_states, spread
 from rankwise.parallel.servers.rules import Rules, check_rules
 from rankwise.parallel.servers.setup import Setup, count_servers
-from rankwise.runtime.context import current
+from rankwise.runtime.context import RankContext, current
 from rankwise.runtime.stopping import NOTICES, is_caught_by_native_code, read_signals
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from rankwise.parallel.servers.serving import Server
     from rankwise.parallel.servers.worker import Worker
-    from rankwise.runtime.context import RankContext
 
 
 def parameter_server(  # noqa: PLR0913 - most calls give few

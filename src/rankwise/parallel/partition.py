@@ -7,7 +7,7 @@ and what it costs, is measured by ``costs.py``.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf, isfinite
 from typing import TYPE_CHECKING
@@ -16,8 +16,6 @@ from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.memory import show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     #: One number for each unit; or, where parts differ, one such row for each part.
     Rows = Sequence[float] | Sequence[Sequence[float]]
 

@@ -18,22 +18,20 @@ from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
 from rankwise.parallel.pipeline_cut import cut_model
 from rankwise.parallel.pipeline_engine import Engine
-from rankwise.parallel.pipeline_layout import prune
+from rankwise.parallel.pipeline_layout import Deal, prune
 from rankwise.parallel.pipeline_module import StageModule
 from rankwise.parallel.pipeline_profile import PipelineProfile, Recorder
 from rankwise.parallel.pipeline_schedules import find_kind, find_misfit
 from rankwise.parallel.pipeline_stage import Stage
 from rankwise.parallel.pipeline_strategy import Pipelined, Ties
 from rankwise.parallel.strategy import move_tensors, share_values
-from rankwise.runtime.context import current
+from rankwise.runtime.context import RankContext, current
 from rankwise.runtime.mesh import DATA_AXES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rankwise.parallel.blocks import Blocks
-    from rankwise.parallel.pipeline_layout import Deal
-    from rankwise.runtime.context import RankContext
 
 
 class Pipeline(nn.Module):  # type: ignore[misc]

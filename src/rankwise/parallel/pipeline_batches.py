@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.model_check import hash_tensor
-from rankwise.parallel.pipeline_shapes import find_autocast
+from rankwise.parallel.pipeline_plan import find_autocast
 from rankwise.parallel.trees import describe, list_tensors, put_tensors, take_tensors
 from rankwise.runtime.nested import flatten, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import nn
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

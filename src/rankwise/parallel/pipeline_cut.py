@@ -9,8 +9,8 @@ from rankwise.parallel.costs import measure_costs
 from rankwise.parallel.names import find_owner
 from rankwise.parallel.partition import balance
 from rankwise.parallel.pipeline_batches import ask
-from rankwise.parallel.pipeline_layout import Deal, Layout, deal, find_layout, list_bounds
-from rankwise.parallel.pipeline_shapes import Shapes
+from rankwise.parallel.pipeline_layout import Calls, Deal, Layout, deal, find_layout, list_bounds
+from rankwise.parallel.pipeline_plan import Shapes
 from rankwise.parallel.pipeline_trace import find_calls
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rankwise.parallel.blocks import Blocks
-    from rankwise.parallel.pipeline_layout import Calls
     from rankwise.runtime.context import RankContext
 
     Loss = Callable[[Any, Any], Any] | None

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankwise.base.errors import CollectiveError, UsageError
 from rankwise.parallel.pipeline_batches import (
+    Call,
+    Chunk,
     Stub,
     ask,
     combine,
@@ -27,13 +29,9 @@ from rankwise.parallel.trees import list_tensors, put_tensors, take_tensors
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import nn
-
-    from rankwise.parallel.pipeline_batches import Call, Chunk
     from rankwise.parallel.pipeline_layout import Deal
-    from rankwise.parallel.pipeline_plan import Plan
+    from rankwise.parallel.pipeline_plan import Plan, Shapes
     from rankwise.parallel.pipeline_profile import Recorder
-    from rankwise.parallel.pipeline_shapes import Shapes
     from rankwise.parallel.pipeline_stage import Stage
     from rankwise.runtime.context import RankContext
 

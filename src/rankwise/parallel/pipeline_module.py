@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import _get_current_function_mode
 
 from rankwise.base.errors import ModelError
-from rankwise.parallel.pipeline_layout import Kept
+from rankwise.parallel.pipeline_layout import Deal, Kept, Layout
 from rankwise.parallel.pipeline_trace import Intercept, is_getter, is_iterator, is_random
 from rankwise.parallel.trees import list_tensors, put_tensors, take_tensors
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.parallel.pipeline_batches import Call
-    from rankwise.parallel.pipeline_layout import Deal, Layout
     from rankwise.parallel.pipeline_plan import Plan, StagePlan
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, final
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,6 @@ import torch.distributed as dist
 from rankwise.base.errors import UsageError
 from rankwise.base.files import write_atomic
 from rankwise.parallel.partition import balance
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 #: The last steps are kept: a profile around a whole training must not grow.
 _MOST_STEPS = 100

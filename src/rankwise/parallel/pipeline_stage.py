@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from rankwise.base.errors import ModelError
-from rankwise.parallel.trees import form_of
+from rankwise.parallel.trees import Form, form_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from torch import Tensor
 
     from rankwise.parallel.pipeline_batches import Call
     from rankwise.parallel.pipeline_module import StageModule
     from rankwise.parallel.pipeline_plan import Plan
     from rankwise.parallel.pipeline_profile import Recorder
-    from rankwise.parallel.trees import Form
 
 
 @final

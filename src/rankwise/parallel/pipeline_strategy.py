@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.fsdp import FSDPModule
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.dtensors import add_up, group_by_layout, share_states, to_local, to_meta, total_norm
 from rankwise.parallel.pipeline_batches import has_count
-from rankwise.parallel.strategy import Strategy, deal, share_values
+from rankwise.parallel.strategy import StepLoss, Strategy, deal, share_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from torch import Tensor, nn
-
     from rankwise.parallel.pipeline_layout import Deal
-    from rankwise.parallel.strategy import StepLoss
     from rankwise.runtime.context import RankContext
     from rankwise.runtime.mesh import Mesh
 

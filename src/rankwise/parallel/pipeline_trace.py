@@ -13,7 +13,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
@@ -22,8 +22,6 @@ from rankwise.parallel.trees import list_tensors, take_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from torch import nn
 
 
 @final

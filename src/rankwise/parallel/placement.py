@@ -5,13 +5,13 @@ The devices work one after the other on one batch; to let them work at once, cut
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.costs import UnitCost, measure_costs
@@ -24,10 +24,6 @@ from rankwise.parallel.placement_names import Device, find_device, read_device, 
 from rankwise.runtime.context import find_current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
-
     from rankwise.parallel.blocks import Blocks
     from rankwise.parallel.plan_measure import OptimizerFactory
 

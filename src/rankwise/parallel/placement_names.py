@@ -7,6 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.names import find_owner, list_owners, matches, quote
@@ -14,7 +15,6 @@ from rankwise.parallel.names import find_owner, list_owners, matches, quote
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor, nn
 
 #: What a caller may say: a number of an accelerator, "cpu", "cuda:1", or torch.device.
 Device = Any

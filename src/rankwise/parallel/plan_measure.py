@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +19,11 @@ from torch.nn.parameter import is_lazy
 
 from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.blocks import find_blocks
-from rankwise.parallel.fakes import cast
-from rankwise.parallel.pipeline_layout import deal, find_layout
-from rankwise.parallel.plan_trace import trace_forward
+from rankwise.parallel.pipeline_layout import Deal, deal, find_layout
+from rankwise.parallel.plan_trace import Activations, ForwardTrace, Work, trace_forward
+from rankwise.parallel.trees import cast
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from rankwise.parallel.pipeline_layout import Deal
-    from rankwise.parallel.plan_trace import Activations, ForwardTrace, Work
-
-    OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 #: What has another name, or needs a setting; any other is a class of torch.optim.
 _OPTIMIZERS: dict[str, OptimizerFactory] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3),

@@ -11,23 +11,17 @@ matrix of scores, on the CPU the one that does not, as on a GPU. Fake "cuda" ten
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rankwise.base.errors import ModelError, UsageError
-from rankwise.parallel.fakes import cast, following_forward, make_fakes
-from rankwise.parallel.trees import list_tensors, map_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
+from rankwise.parallel.trees import cast, following_forward, list_tensors, make_fakes, map_tensors
 
 
 @final

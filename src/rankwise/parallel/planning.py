@@ -16,20 +16,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from torch import nn
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.memory import parse_size, show_size
-from rankwise.parallel.plan_compose import Job, compose
-from rankwise.parallel.plan_measure import measure
+from rankwise.parallel.plan_compose import Composition, Job, compose
+from rankwise.parallel.plan_measure import Facts, OptimizerFactory, measure
 from rankwise.parallel.plan_trace import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from torch import nn
-
-    from rankwise.parallel.plan_compose import Composition
-    from rankwise.parallel.plan_measure import Facts, OptimizerFactory
 
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16-params")
 #: What a process holds beside tensors: the CUDA context, NCCL's buffers, the workspaces of cuBLAS: about 1 GiB. And of what

@@ -5,31 +5,27 @@ Pipelines have theirs in ``pipeline_strategy.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import CollectiveError, UsageError
 from rankwise.parallel.checked_ddp import CheckedDDP
 from rankwise.parallel.dtensors import add_up, total_norm
-from rankwise.runtime.context import current, find_current
+from rankwise.runtime.context import RankContext, current, find_current
 from rankwise.runtime.signature import locate, show_site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor, nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from rankwise.runtime.context import RankContext
 
 Micro = TypeVar("Micro")
 _BROADCAST_BYTES = 250 << 20  # torch's

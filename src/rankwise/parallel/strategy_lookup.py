@@ -12,13 +12,12 @@ from rankwise.base.errors import UsageError
 from rankwise.parallel.names import quote
 from rankwise.parallel.placement_hooks import placement_of
 from rankwise.parallel.strategy import Replicated, Sharded, Strategy, is_sharded
-from rankwise.runtime.context import find_current
+from rankwise.runtime.context import RankContext, find_current
 from rankwise.runtime.mesh import AXES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from rankwise.runtime.context import RankContext
 
 #: Models whose parameters were found to be in somebody's care.
 _checked: WeakSet[nn.Module] = WeakSet()

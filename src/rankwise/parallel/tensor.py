@@ -35,14 +35,13 @@ from rankwise.parallel.tensor_plans import (
     resolve_plan,
 )
 from rankwise.parallel.tensor_sequence import SEQUENCE_DIM, SequenceLayout, install_sequence, plan_sequence
-from rankwise.runtime.context import current
+from rankwise.runtime.context import RankContext, current
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from rankwise.runtime.context import RankContext
 
 __all__ = ["apply_tensor_parallel", "loss_parallel"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from torch import nn
 from torch.distributed.tensor.parallel import (
@@ -19,9 +19,6 @@ from torch.distributed.tensor.parallel import (
 from rankwise.base.errors import UsageError
 from rankwise.parallel.names import matches
 from rankwise.parallel.tensor_conv1d import count_features, is_conv1d
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 #: What each word means is in apply_tensor_parallel's docstring.
 WORDS = (

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.dtensors import share_states
-from rankwise.runtime.context import current
+from rankwise.runtime.context import RankContext, current
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of torch.jit.script
@@ -19,8 +19,6 @@ with warnings.catch_warnings():
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-    from rankwise.runtime.context import RankContext
 
 
 @final

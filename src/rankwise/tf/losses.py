@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rankwise.base.errors import UsageError
@@ -13,8 +14,6 @@ from rankwise.tf.contexts import find_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch import Tensor
 
 
 def compute_average_loss(

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from rankwise.base.errors import UsageError
-from rankwise.runtime.context import find_current
+from rankwise.runtime.context import RankContext, find_current
 from rankwise.runtime.joining import init
 from rankwise.tf.missing import NamedMembers
-from rankwise.tf.resolvers import find_resolver
+from rankwise.tf.resolvers import ClusterResolver, find_resolver
 from rankwise.tf.strategy import Strategy, SumOfReplicas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rankwise.runtime.context import RankContext
-    from rankwise.tf.resolvers import ClusterResolver
 
 
 class CommunicationImplementation(Enum, metaclass=NamedMembers):

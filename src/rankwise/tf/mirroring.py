@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
@@ -27,8 +27,6 @@ from rankwise.tf.contexts import find_replica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
 
     from rankwise.runtime.context import RankContext
     from rankwise.tf.strategy import Strategy

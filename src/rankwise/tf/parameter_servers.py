@@ -18,8 +18,8 @@ from torch import nn
 
 from rankwise.base.environ import get
 from rankwise.base.errors import UsageError
-from rankwise.parallel.parameter_server import parameter_server
-from rankwise.parallel.servers.coordinator import PerWorker
+from rankwise.parallel.parameter_server import ParameterServer, parameter_server
+from rankwise.parallel.servers.coordinator import Handle, PerWorker
 from rankwise.parallel.servers.layout import SPLIT_BYTES
 from rankwise.parallel.servers.setup import check_num_ranks
 from rankwise.runtime.context import current, find_current
@@ -29,7 +29,7 @@ from rankwise.runtime.rank_identity import identify
 from rankwise.tf.contexts import entering
 from rankwise.tf.mirrored_strategies import join
 from rankwise.tf.mirroring import Noted, make_equal, make_untrained_equal
-from rankwise.tf.resolvers import find_resolver
+from rankwise.tf.resolvers import ClusterResolver, find_resolver
 from rankwise.tf.strategy import Strategy, Updates
 from rankwise.tf.values import map_leaves
 
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
-    from rankwise.parallel.parameter_server import ParameterServer
-    from rankwise.parallel.servers.coordinator import Handle
-    from rankwise.tf.resolvers import ClusterResolver
 
 #: The strategy of this process, for functions that come from the coordinator.
 _strategies: list[ParameterServerStrategy] = []

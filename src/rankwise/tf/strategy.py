@@ -6,7 +6,7 @@ import hashlib
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 from weakref import WeakSet
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankwise.base.errors import UsageError
 from rankwise.runtime.collectives import broadcast_
-from rankwise.runtime.context import find_current
+from rankwise.runtime.context import RankContext, find_current
 from rankwise.runtime.nested import flatten
 from rankwise.tf.contexts import ReplicaContext, check_between_replicas, entering, find_frame, find_replica
 from rankwise.tf.datasets import (
@@ -32,11 +32,9 @@ from rankwise.tf.values import gather_values, reduce_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import NoReturn
 
     from torch.optim import Optimizer
 
-    from rankwise.runtime.context import RankContext
     from rankwise.tf.resolvers import ClusterResolver
 
 

@@ -5,9 +5,9 @@ A value that differs between replicas (tf's ``PerReplica``) is an ordinary value
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from rankwise.base.errors import DataError, UsageError
 from rankwise.runtime.collectives import all_gather, all_gather_with_grad, all_reduce, all_reduce_with_grad
 from rankwise.runtime.nested import flatten, unflatten
 from rankwise.tf.missing import NamedMembers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class ReduceOp(Enum, metaclass=NamedMembers):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankwise.base.errors import UsageError
 from rankwise.runtime.collectives import broadcast
@@ -14,9 +14,6 @@ from rankwise.tf.contexts import find_replica
 from rankwise.tf.missing import NamedMembers
 from rankwise.tf.strategy import get_strategy
 from rankwise.tf.values import reduce_values
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class VariableSynchronization(Enum, metaclass=NamedMembers):

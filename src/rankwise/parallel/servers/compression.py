@@ -9,13 +9,12 @@ import math
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from torch import Tensor
 
 from rankwise.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from torch import Tensor
 
     from rankwise.parallel.servers.layout import ShardLayout
 

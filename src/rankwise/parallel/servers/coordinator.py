@@ -30,17 +30,15 @@ from rankwise.base.errors import (
 )
 from rankwise.base.log import get_logger
 from rankwise.base.rank_names import name_ranks
-from rankwise.parallel.servers.journal import describe_call
+from rankwise.parallel.servers.journal import Journal, describe_call
 from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
-from rankwise.parallel.servers.listener import RETURN_S, ClosedError, connect
+from rankwise.parallel.servers.listener import RETURN_S, ClosedError, Listener, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch.distributed as dist
 
-    from rankwise.parallel.servers.journal import Journal
-    from rankwise.parallel.servers.listener import Listener
 
 _LOGGER = get_logger(__name__)
 

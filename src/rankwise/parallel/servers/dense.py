@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError
 from rankwise.parallel.servers.listener import wrapping_store_errors
-from rankwise.parallel.servers.shard import Held
+from rankwise.parallel.servers.shard import Gradient, Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from rankwise.parallel.servers.layout import ShardLayout
     from rankwise.parallel.servers.rules import Rules
-    from rankwise.parallel.servers.shard import Gradient
 
 
 @final

@@ -11,19 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.servers.shard import Held
+from rankwise.parallel.servers.shard import Gradient, Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from rankwise.parallel.servers.rules import Rules
-    from rankwise.parallel.servers.shard import Gradient
 
 SHARDINGS = ("hash", "range")
 #: Rows are drawn by blocks, each from a seed of its own: the same table for any number of servers.

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from torch import Tensor, nn
 
 from rankwise.base.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch import Tensor, nn
 
 #: Each piece begins at such a multiple of bytes, as tensors of their own do: kernels read 64 bytes at once.
 _ALIGNMENT_BYTES = 64

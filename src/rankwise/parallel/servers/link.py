@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError
 from rankwise.base.log import get_logger
@@ -26,7 +27,6 @@ from rankwise.base.memory import view_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import Tensor
 
 _LOGGER = get_logger(__name__)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from torch import Tensor
 
 from rankwise.base.errors import CheckpointError, CollectiveError, RankwiseError, RendezvousError, UsageError
 from rankwise.base.files import write_atomic
@@ -25,16 +26,14 @@ from rankwise.base.log import get_logger
 from rankwise.base.roles import note_needed
 from rankwise.parallel.servers.link import Kind, Link, Message
 from rankwise.parallel.servers.listener import RETURN_S, connect
-from rankwise.parallel.servers.shard import pack
+from rankwise.parallel.servers.shard import Shard, pack
 from rankwise.parallel.trees import list_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     import torch.distributed as dist
-    from torch import Tensor
 
-    from rankwise.parallel.servers.shard import Shard
 
 _LOGGER = get_logger(__name__)
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from torch import Tensor
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, RankwiseError
@@ -18,20 +19,16 @@ from rankwise.base.roles import note_needed
 from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.embedding import TableValues
 from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
-from rankwise.parallel.servers.listener import RETURN_S, wrapping_store_errors
-from rankwise.parallel.servers.recovery import Replicas
-from rankwise.parallel.servers.shard import Gradient
+from rankwise.parallel.servers.listener import RETURN_S, Listener, wrapping_store_errors
+from rankwise.parallel.servers.recovery import Recovery, Replicas
+from rankwise.parallel.servers.shard import Gradient, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch.distributed as dist
-    from torch import Tensor
 
     from rankwise.parallel.servers.compression import Compression
-    from rankwise.parallel.servers.listener import Listener
-    from rankwise.parallel.servers.recovery import Recovery
-    from rankwise.parallel.servers.shard import Shard
 
 _LOGGER = get_logger(__name__)
 

@@ -16,7 +16,7 @@ from rankwise.parallel.servers.coordinator import COORDINATOR, Coordinator
 from rankwise.parallel.servers.dense import DenseValues, NormExchange
 from rankwise.parallel.servers.embedding import TableValues, find_tables
 from rankwise.parallel.servers.journal import Journal
-from rankwise.parallel.servers.layout import digest
+from rankwise.parallel.servers.layout import ShardLayout, digest
 from rankwise.parallel.servers.listener import ClosedError, Listener, find_host, wrapping_store_errors
 from rankwise.parallel.servers.recovery import Recovery, Replicas
 from rankwise.parallel.servers.serving import Server
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rankwise.parallel.servers.compression import Compression
-    from rankwise.parallel.servers.layout import ShardLayout
     from rankwise.parallel.servers.rules import Rules
     from rankwise.runtime.context import RankContext
 

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
+from torch import Tensor, nn
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from torch import Tensor, nn
 
     from rankwise.parallel.servers.rules import Rules
 

@@ -11,23 +11,19 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError, RankwiseError, RendezvousError, UsageError
-from rankwise.parallel.servers.embedding import find_tables
-from rankwise.parallel.servers.layout import Part, gather_states
+from rankwise.parallel.servers.embedding import TableFacts, find_tables
+from rankwise.parallel.servers.layout import Part, ShardLayout, gather_states
 from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
 from rankwise.parallel.servers.listener import RETURN_S, connect, mark_closed, wrapping_store_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Tensor
-
     from rankwise.parallel.servers.compression import Compression
-    from rankwise.parallel.servers.embedding import TableFacts
-    from rankwise.parallel.servers.layout import ShardLayout
     from rankwise.parallel.servers.rules import Rules
 
 #: Beyond the time after which a server leaves others out: what its answer takes.
