@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint import registry
 from rankwise.lint.piece import Piece
-from rankwise.lint.script import Script
+from rankwise.lint.program import Project
+from rankwise.lint.study import study
 
 if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
     from rankwise.lint.rule import Rule
+    from rankwise.lint.script import Script
 
 
 def rule_of(rule_id: str) -> Rule[Any]:
@@ -22,8 +23,7 @@ def rule_of(rule_id: str) -> Rule[Any]:
 
 def script_of(code: str, **piece: Any) -> Script:
     """A text as rules see it."""
-    code = textwrap.dedent(code)
-    return Script(piece=Piece(path="train.py", language="python", code=code, **piece), tree=ast.parse(code))
+    return study(Piece(path="train.py", language="python", code=textwrap.dedent(code), **piece), Project())
 
 
 def found(rule_id: str, code: str, **piece: Any) -> list[Finding]:

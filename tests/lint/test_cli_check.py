@@ -31,6 +31,19 @@ def _check(*words: str) -> int:
     return main(["check", *words])
 
 
+_STARTS_RANKS = """\
+import torch.multiprocessing as mp
+
+
+def work(rank):
+    print(rank)
+
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=4)
+"""
+
+
 def test_clean_found_and_wrong(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0 where nothing is found, 1 with a finding, 2 for a path that is not there, which is named."""
     (folder / "ok.py").write_text("import torch\n")
@@ -138,6 +151,16 @@ def test_a_command_and_its_script(folder: Path, capsys: pytest.CaptureFixture[st
     assert _check("--select", "RW901", "--", "torchrun", "-m", "train") == 1
     assert _check("--select", "RW901", "--", "torchrun", "gone.py") == 2
     assert "gone.py" in capsys.readouterr().err
+
+
+def test_a_launcher_below_a_launcher(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that starts its own ranks is an error where the command starts several of it, and only there."""
+    pytest.importorskip("tree_sitter_bash")
+    (folder / "own.py").write_text(_STARTS_RANKS)
+    assert _check("--select", "RW220", "--", "torchrun", "--nproc-per-node=4", "own.py") == 1
+    assert "the command starts 4 processes of it" in capsys.readouterr().out
+    assert _check("--select", "RW220", "--", "torchrun", "own.py") == 0
+    assert _check("--select", "RW220", "--", "python", "own.py") == 0
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ BAD = {
             model = torch.nn.Linear(20, out_features=1)
             return [1], model
         data, model = load()
-        Trainer(model, data)
+        Trainer(model, data).batch(1, 2)
     """,
     ("RW806", "module class"): """
         import torch.nn as nn

@@ -144,7 +144,6 @@ BAD = {
     ),
     "empty": ("ds = TensorDataset(torch.zeros(10, 4))\nDataLoader(ds, 16, sampler=DistributedSampler(ds), drop_last=True)\n", "RW513:w"),
     "few": ("DistributedSampler([1, 2, 3], drop_last=True)\n", "RW513:w"),
-    "length": (SAMPLED.replace("(ds)", "(ds, shuffle=False)") + "for x in dl:\n    if x.size(-1) > 512:\n        continue\n    STEP\n", "RW520:e"),
     # folders and downloads
     "download": ("torchvision.datasets.CIFAR10('d', download=True)\n", "RW515:e"),
     "wget": ("os.system('wget https://x.y/z.tgz')\n", "RW515:w"),

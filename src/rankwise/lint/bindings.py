@@ -23,7 +23,7 @@ _WORDS = (
     r"|set_epoch|IterableDataset|random_split|manual_seed|\w*seed_(everything|all)|set_seed|spawn|set_device|map_location"
     r"|[Aa]ccelerator|[Ff]abric|DataParallel|no_sync|SyncBatchNorm|convert_sync_batchnorm|full_tensor|summon_full_params"
     r"|device_ids|sync_dist|save_checkpoint|save_(16bit|fp16)_model|\w*global_zero\w*|\w*process_zero|torchmetrics|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES"
-    r"|getsockname|LightningModule|Trainer|TrainingArguments|init_distributed|SummaryWriter|wandb"
+    r"|getsockname|LightningModule|Trainer|TrainingArguments|cross_entropy|CrossEntropyLoss|init_distributed|SummaryWriter|wandb"
     r"|rankwise|\w*(Mirrored|CentralStorage)Strategy|replica_id|num_replicas_in_sync|(training|validation|test)_step|on_(train|validation|test|fit|step|epoch)_\w+"
 )
 _WORD = re.compile(_WORDS)

@@ -24,6 +24,7 @@ class Piece:
         indents: Characters cut from the front of a line of ``code`` (numbered from 1), where any were: a list's
             indent or a prompt in a Markdown page, the mark of a shell line in a notebook.
         is_fragment: Whether names may be missing: a page's fence or a cell continues others.
+        num_ranks: How many processes of it the command that is checked starts on a node.
     """
 
     path: str
@@ -32,6 +33,7 @@ class Piece:
     cells: tuple[tuple[int, int], ...] = ()
     indents: dict[int, int] = field(default_factory=dict)
     is_fragment: bool = False
+    num_ranks: int = 1
 
     @cached_property
     def lines(self) -> list[str]:

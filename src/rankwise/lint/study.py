@@ -163,7 +163,8 @@ def _class_entry(module: Module, node: ast.ClassDef, left: list[Any]) -> Callabl
         value = run.scopes[module].find(node.name)
         if value is None or not isinstance(value.thing, UserClass):
             return
-        made = instantiate(run, value.thing, (), {}, node, module)
+        args, kwargs = run.memo.get(("given", node), ((), {}))
+        made = instantiate(run, value.thing, args, kwargs, node, module)
         if not isinstance(made.thing, Instance):
             return
         # Nobody knows which methods have run before this one: what they set may be set already. Who the rank is stays.

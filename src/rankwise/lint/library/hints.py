@@ -14,6 +14,7 @@ RANKS = {
     **dict.fromkeys(("world_size", "num_processes", "worldsize", "nprocs", "n_procs", "ddp_world_size", "num_replicas",
                      "n_ranks", "num_ranks"), "world_size"),
     **dict.fromkeys(("node_rank", "group_rank", "machine_rank"), "node_rank"),
+    **dict.fromkeys(("local_world_size", "local_size"), "local_world_size"),
 }  # fmt: skip
 #: Environment variables by what they hold.
 ENVIRON = {"RANK": "rank", "SLURM_PROCID": "rank", "OMPI_COMM_WORLD_RANK": "rank", "PMI_RANK": "rank", "PMIX_RANK": "rank",

@@ -35,6 +35,15 @@ PASS_ON = frozenset(
         ),
     }
 )
+TENSOR = "torch.Tensor"
+#: Functions that make a tensor of the values they are given, on the CPU unless they get a device.
+OF_VALUES = frozenset(f"torch.{name}" for name in ("tensor", "as_tensor", "from_numpy", "Tensor", "FloatTensor", "LongTensor", "IntTensor",
+                                                   "DoubleTensor", "HalfTensor", "BoolTensor", "ByteTensor"))  # fmt: skip
+FACTORIES = OF_VALUES | {
+    f"torch.{name}" for name in ("zeros", "ones", "empty", "full", "arange", "eye", "linspace")
+}
+#: Those that draw its values.
+DRAWN = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "normal", "randperm", "bernoulli"))
 #: Methods that give their object back.
 RETURNS_SELF = frozenset({"to", "cuda", "cpu", "float", "half", "bfloat16", "double", "train", "eval", "requires_grad_",
                           "to_empty", "share_memory", "share_memory_", "contiguous", "parse_args", "xpu", "npu", "type", "apply",

@@ -100,7 +100,7 @@ def attribute(run: Run, owner: Value, name: str, node: ast.AST | None) -> Value:
         return (
             Value(owner.spread, owner.origin, thing=Method(owner, name))
             if owner.is_known
-            else Value(thing=Method(ANY, name))
+            else Value(thing=Method(owner if name == "shape" else ANY, name))
         )
     path = f"{owner.path}.{name}" if owner.path else name
     if owner.origin <= {"data", "agreed", "scattered"} and not owner.via:
@@ -143,14 +143,18 @@ def _of_object(run: Run, owner: Value, thing: Object, name: str, _node: Any) -> 
     position = _ARGUMENTS.get(thing.kind, {}).get(name)
     if position is not None and thing.call is not None:
         return thing.call.arg(position, name) or ANY
-    if (
-        thing.kind.endswith(("Namespace", "ArgumentParser.parse_args", "ArgumentParser"))
-        or thing.kind == "namespace"
-    ):
-        hinted = guess(run, f"args.{name}")
-        if hinted.origin:
-            return hinted
+    option = _option(run, thing, name)
+    if option is not None:
+        return option
     return Value(owner.spread, owner.origin, thing=Method(owner, name), path=name, via=owner.via)
+
+
+def _option(run: Run, thing: Object, name: str) -> Value | None:
+    """``args.name`` of a command line: the rank if it is called so, else what was declared."""
+    if not thing.kind.endswith(("Namespace", "ArgumentParser", "namespace")):
+        return None
+    hinted = guess(run, f"args.{name}")
+    return hinted if hinted.origin else thing.attrs.get(f"--{name}")
 
 
 def _part_of(owner: Value, thing: Object, name: str) -> Value | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rankwise.lint.model.calls import Guard
 from rankwise.lint.model.history import Arm, Exit, Fork
+from rankwise.lint.model.notes import note_test
 from rankwise.lint.model.values import Spread, Value, joined, mixed
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def asks_who(value: Value) -> bool:
 def run_if(run: Run, scope: Scope, node: ast.If) -> Exit | None:
     """Run one arm, or both."""
     value = run.evaluate(run, scope, node.test)
+    note_test(run, scope, node.test, value)
     truth = value.truth()
     if truth is None:
         return _both(run, scope, node, value)
@@ -108,7 +110,12 @@ def finish_fork(run: Run, scope: Scope, fork: Fork, num_returns: int) -> None:
     ways = [arm for arm in fork.arms if arm.exit is None or arm.exit.kind not in {"raise", "exit"}]
     # An exception outside of all loops, where things are set up, mostly strikes all ranks.
     is_weak = fork.kind == "except" and not run.loops
-    if fork.value.spread and not is_weak and len(ways) > 1 and len(scope.returns) > num_returns:
+    if (
+        (fork.value.spread or fork.value.origin)
+        and not is_weak
+        and len(ways) > 1
+        and len(scope.returns) > num_returns
+    ):
         scope.tint = fork.value if scope.tint is None else joined(scope.tint, fork.value)
 
 

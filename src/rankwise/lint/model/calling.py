@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankwise.lint.library.makers import PASS_ON
 from rankwise.lint.model.calls import Call
 from rankwise.lint.model.functions import call_function, compared
 from rankwise.lint.model.library_calls import call_library, call_method, call_named, call_object, fill
@@ -67,14 +69,24 @@ def call(
     made = Call(name="", node=node, module=module, args=args, kwargs=kwargs, has_star=has_star)
     if isinstance(thing, Library):
         made.name = thing.name
-        return call_library(run, made, scope)
-    if isinstance(thing, Method):
+        value = call_library(run, made, scope)
+    elif isinstance(thing, Method):
         made.name, made.receiver = thing.name, thing.receiver
-        return call_method(run, made, scope, func)
-    if isinstance(thing, Object):
+        value = call_method(run, made, scope, func)
+    elif isinstance(thing, Object):
         made.receiver = func
-        return call_object(run, made, thing, scope)
-    return call_named(run, made, func, scope)
+        value = call_object(run, made, thing, scope)
+    else:
+        value = call_named(run, made, func, scope)
+    return _given_by(made, value)
+
+
+def _given_by(made: Call, value: Value) -> Value:
+    """What a call has given, which remembers it; what was only passed on remembers who gave it first."""
+    if not made.name or made.name in PASS_ON:
+        return value
+    made.result = replace(value, made=made)
+    return made.result
 
 
 def _pass_on_fills(run: Run, function: Function, node: ast.AST, scope: Scope | None, skipped: int) -> None:
@@ -113,9 +125,10 @@ def _instantiate(
     run: Run, cls: UserClass, args: tuple[Value, ...], kwargs: dict[str, Value], node: ast.AST, module: Module
 ) -> Value:
     instance = Instance(cls)
+    if run.is_program and not run.dry:
+        run.memo["given", cls.node] = args, kwargs
     made = Call(name=f"user.{cls.node.name}", node=node, module=module, args=args, kwargs=kwargs)
-    value = Value(thing=instance)
-    made.result = value
+    value = made.result = Value(thing=instance, made=made)
     instance.call = run.record(made)
     init = cls.find("__init__")
     if init is not None and isinstance(init.thing, Function):
@@ -128,8 +141,11 @@ def _instantiate(
     ]
     for name, one in (*zip(fields, args, strict=False), *kwargs.items()):
         instance.attrs[name] = one
+    after = cls.find("__post_init__")
+    if after is not None and isinstance(after.thing, Function):
+        call_function(run, after.thing, (value,), {}, node, module)
     spread = mixed((*args, *kwargs.values()))
-    return Value(spread.spread if spread.spread is Spread.LOCAL else Spread.EQUAL, thing=instance)
+    return replace(value, spread=spread.spread if spread.spread is Spread.LOCAL else Spread.EQUAL)
 
 
 def _call_instance(
@@ -161,12 +177,12 @@ def _call_instance(
                     value.origin | {"data"},
                     thing=result.thing if isinstance(result.thing, Items) else None,
                     via=value.via,
+                    made=result.made or made,
                 )
                 run.record(made)
                 if is_parallel(func):
-                    made.result = forward(run, made, thing)
-                else:
-                    synced_forward(run, made, thing)
+                    return _given_by(made, forward(run, made, thing))
+                synced_forward(run, made, thing)
                 return made.result
             return result
     value = mixed((*args, *kwargs.values()))
@@ -174,6 +190,6 @@ def _call_instance(
         made = Call(
             name="torch.nn.Module.__call__", node=node, module=module, args=args, kwargs=kwargs, receiver=func
         )
-        made.result = value
         run.record(made)
+        return _given_by(made, value)
     return value

@@ -110,6 +110,12 @@ class Call:
         arms = arms_of(self.tests)
         return any((key, not arm) in arms for key, arm in arms_of(other.tests))
 
+    def beside(self, one: Value, other: Value, test: Value | None) -> Call:
+        """The choice between what this call and another one gave."""
+        return Call(
+            name="either", node=self.node, module=self.module, args=(one, other), receiver=test or ANY
+        )
+
     @property
     def is_guarded(self) -> bool:
         """Whether only some ranks make it."""
@@ -119,6 +125,14 @@ class Call:
 def arms_of(tests: Tests) -> frozenset[tuple[str | int, bool]]:
     """Which arms enclose a place: of the setting that a test asks for, or of the test itself."""
     return frozenset((value.path or id(node), arm) for node, value, arm in tests)
+
+
+def whole_of(value: Value) -> Call | None:
+    """The call that gave what a value is, or is a part of: that of ``checkpoint`` for ``checkpoint["model"]``."""
+    made = value.made
+    while made is not None and made.name == "operator.Subscript":
+        made = made.args[0].made
+    return made
 
 
 def is_of_one_device(maker: Call) -> bool:

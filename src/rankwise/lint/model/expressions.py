@@ -10,21 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.model.attributes import attribute, guess
 from rankwise.lint.model.branches import asks_who
-from rankwise.lint.model.calls import Guard
+from rankwise.lint.model.calls import Call, Guard
 from rankwise.lint.model.defining import function_of
 from rankwise.lint.model.history import Arm, Fork, Loop
 from rankwise.lint.model.looping import element_of
-from rankwise.lint.model.notes import note_comparison, note_read, note_unbound, note_use
-from rankwise.lint.model.operators import BINARY, compare, compute
+from rankwise.lint.model.notes import (
+    is_by_count,
+    is_by_ranks,
+    is_counted,
+    note_comparison,
+    note_quotient,
+    note_read,
+    note_test,
+    note_unbound,
+    note_use,
+)
+from rankwise.lint.model.operators import BINARY, compare, compute, of_all
 from rankwise.lint.model.run import Scope
 from rankwise.lint.model.values import (
     ANY,
     LITERAL_NONE,
+    NUMBER,
     UNKNOWN,
     Items,
     Library,
+    Method,
     Object,
     Value,
+    is_number,
     joined,
     known,
     mixed,
@@ -117,8 +130,18 @@ def _binary(run: Run, scope: Scope, node: ast.BinOp) -> Value:
         parts = [one.thing for one in (left, right) if isinstance(one.thing, Items)]
         kind = "numbers" if any(one.kind == "numbers" for one in parts) else "set"
         return replace(mixed((left, right)), thing=Items([mixed((left, right))], kind=kind, is_whole=False))
+    listed = left if isinstance(left.thing, Items) else right
+    if isinstance(listed.thing, Items) and isinstance(node.op, ast.Mult):
+        value = replace(
+            listed, thing=Items(list(listed.thing.values), kind=listed.thing.kind, is_whole=False)
+        )
+        return of_all(run, scope.module, node, (left, right), value)
     doing = BINARY.get(type(node.op))
-    return compute(doing, left, right) if doing is not None else mixed((left, right))
+    value = compute(doing, left, right) if doing is not None else mixed((left, right))
+    note_quotient(run, scope, node, left, right)
+    if isinstance(node.op, ast.Div) and is_counted(left) and is_by_count(right) and not is_by_ranks(right):
+        value = replace(value, origin=value.origin | {"ratio"})
+    return of_all(run, scope.module, node, (left, right), value)
 
 
 def _unary(run: Run, scope: Scope, node: ast.UnaryOp) -> Value:
@@ -129,7 +152,8 @@ def _unary(run: Run, scope: Scope, node: ast.UnaryOp) -> Value:
         const = UNKNOWN if truth is None else not truth
     elif value.is_known and isinstance(value.const, (int, float)):
         const = -value.const if isinstance(node.op, ast.USub) else value.const
-    return Value(spread=value.spread, origin=value.origin, const=const, via=value.via)
+    result = Value(value.spread, value.origin, const, via=value.via)
+    return of_all(run, scope.module, node, (value,), result)
 
 
 def _compare(run: Run, scope: Scope, node: ast.Compare) -> Value:
@@ -140,7 +164,10 @@ def _compare(run: Run, scope: Scope, node: ast.Compare) -> Value:
         note_comparison(run, scope, node, left, right)
         if isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
             note_use(run, scope, node, left, right)
-        results.append(compare(op, left, right))
+        made = Call(
+            name="operator.Compare", node=node, module=scope.module, args=(left, right), contexts=run.contexts
+        )
+        results.append(replace(compare(op, left, right), made=made))
         left = right
     if len(results) == 1:
         return results[0]
@@ -193,6 +220,7 @@ def truth_is_final(value: Value, *, is_and: bool) -> bool:
 
 def _conditional(run: Run, scope: Scope, node: ast.IfExp) -> Value:
     test = evaluate(run, scope, node.test)
+    note_test(run, scope, node.test, test)
     truth = test.truth()
     if truth is not None:
         taken = node.body if truth else node.orelse
@@ -256,6 +284,10 @@ def _subscript(run: Run, scope: Scope, node: ast.Subscript) -> Value:
     part = _part(thing, key)
     if part is not None:
         return part
+    if isinstance(thing, Method) and thing.name == "shape" and type(key.const) is int:
+        # How long the samples of a batch are differs, how many they are does not.
+        of = thing.receiver if key.const else ANY
+        return Value(of.spread, of.origin, thing=NUMBER)
     if isinstance(node.slice, ast.Slice) and asks_who(key):
         # `files[rank::world_size]`: a share of this rank's, perhaps longer than others'.
         return Value(key.spread, mixed((owner, key)).origin | {"share"}, path=owner.path)
@@ -270,7 +302,9 @@ def _subscript(run: Run, scope: Scope, node: ast.Subscript) -> Value:
     hinted = guess(run, f"{owner.path}.{key.const}") if isinstance(key.const, str) and thing is None else None
     if hinted is not None and hinted.origin:
         return hinted
-    return Value(value.spread, value.origin, path=f"{owner.path}[]" if owner.path else "", via=value.via)
+    path = f"{owner.path}[]" if owner.path else ""
+    part = Value(value.spread, value.origin, path=path, via=value.via)
+    return of_all(run, scope.module, node, (owner, key), part)
 
 
 def _part(thing: Any, key: Value) -> Value | None:
@@ -297,9 +331,9 @@ def _part(thing: Any, key: Value) -> Value | None:
 def _text(run: Run, scope: Scope, node: ast.JoinedStr) -> Value:
     values = [evaluate(run, scope, part) for part in node.values]
     value = mixed(values)
-    if all(one.is_known for one in values):
-        return Value(value.spread, value.origin, "".join(str(one.const) for one in values))
-    return Value(value.spread, value.origin)
+    is_known = all(one.is_known for one in values)
+    text = "".join(str(one.const) for one in values) if is_known else UNKNOWN
+    return of_all(run, scope.module, node, tuple(values), Value(value.spread, value.origin, text))
 
 
 def _formatted(run: Run, scope: Scope, node: ast.FormattedValue) -> Value:
@@ -309,6 +343,7 @@ def _formatted(run: Run, scope: Scope, node: ast.FormattedValue) -> Value:
         value.spread,
         value.origin,
         str(value.const) if value.is_known and node.format_spec is None else UNKNOWN,
+        made=value.made,
     )
 
 
@@ -351,20 +386,20 @@ def _comprehension(
             for test in generator.ifs:
                 _keep_test(run, inner, test, sources, asked)
         parts: Sequence[ast.expr] = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
-        element = ANY
+        element, values = ANY, [ANY]
         if all(guard.outcome for _, guard in asked):
             with run.within("guards", *(guard for _, guard in asked)):
-                element = mixed([evaluate(run, inner, part) for part in parts])
-    if items and not run.dry:
-        over = replace(mixed(sources), thing=sources[0].thing) if len(sources) == 1 else mixed(sources)
-        run.items.append(Loop(node, scope.module, over, items, None, run.guards))
+                values = [evaluate(run, inner, part) for part in parts]
+                element, only = mixed(values), values[0] if len(values) == 1 else ANY
+                element = replace(
+                    element, made=only.made, thing=only.thing if isinstance(only.thing, Method) else None
+                )
+    over = replace(mixed(sources), thing=sources[0].thing) if len(sources) == 1 else mixed(sources)
+    run.keep_loop(Loop(node, scope.module, over, items, None, run.guards))
     # How long it is depends on its sources and tests; what is in it, on the element.
     length = mixed([*sources, *(value for value, _ in asked)])
-    is_number = isinstance(node, ast.SetComp) and getattr(getattr(node.elt, "func", None), "id", "") in {
-        "int",
-        "len",
-    }
-    kind = "numbers" if is_number else "set" if isinstance(node, ast.SetComp) else "list"
+    is_set = isinstance(node, ast.SetComp)
+    kind = "numbers" if is_set and all(map(is_number, values)) else "set" if is_set else "list"
     if isinstance(node, ast.DictComp):
         return mixed((element, length))
     return Value(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,9 @@ def call_function(
         # `get_rank()` that asks first whether there is a group: its name tells what the branches leave open.
         value = _named(run, function) or value
     if key is not None and run.num_ops == num_ops:
-        # The values stay with the result, so that no other object gets the id of one of them.
-        run.barren[key] = (tuple(scope.names.values()), value)
+        # The values stay with the result, so that no other object gets the id of one of them; who made it may be
+        # another one the next time.
+        run.barren[key] = (tuple(scope.names.values()), replace(value, made=None))
     return value
 
 

@@ -101,10 +101,14 @@ Item = Op | Fork | Loop | Inline | Exit
 
 @dataclass(slots=True)
 class History:
-    """All that one rank did from one entry of the program on; ``is_cut`` if there was too much of it to see all."""
+    """All that one rank did from one entry of the program on; ``is_cut`` if there was too much of it to see all.
+
+    ``loops`` are all loops, each with those around it; among the items are only those in which something is done together.
+    """
 
     rank: int
     entry: str
     is_cut: bool = False
     items: list[Item] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    loops: list[tuple[tuple[ast.AST, ...], Loop]] = field(default_factory=list)

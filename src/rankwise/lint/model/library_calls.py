@@ -97,13 +97,14 @@ def _fill(run: Run, call: Call, fills: tuple[int, str, str], scope: Scope) -> No
             via=old.via,
         )
     )
+    new = replace(new, made=call)
     if old.is_known and old.const is None:
         new = replace(
             old, origin=old.origin.union(left_on_others(run, call))
         )  # the list that only the destination passes
     if isinstance(old.thing, Items) and is_equal:
         # Whoever else holds the list sees it filled, too.
-        old.thing.values[:] = [Value(origin=AGREED) for _ in old.thing.values]
+        old.thing.values[:] = [Value(origin=AGREED, made=call) for _ in old.thing.values]
     if isinstance(node, ast.Name) and scope.function is not None and is_equal:
         run.memo.setdefault(("fills", scope.function.node), {})[node.id] = new
     fill(run, scope, node, new)
@@ -145,7 +146,8 @@ def _by_table(run: Run, call: Call) -> Value:
     if name in MADE_KINDS or name in WRAPPERS or last[:1].isupper() or _makes_model(name):
         return _made(run, call)
     if name.startswith("torch.nn.functional."):
-        return Value(given.spread, given.origin, via=given.via)
+        is_mean = last.endswith(("loss", "cross_entropy"))
+        return Value(given.spread, given.origin | {"mean"} if is_mean else given.origin, via=given.via)
     return _hinted(run, call, given) or given
 
 
@@ -264,7 +266,8 @@ def _of_items(run: Run, call: Call, method: str, given: Value) -> Value:
             _set_key(run, items, name, value)
         return Value(const=None)
     if method in {"append", "add", "extend", "insert", "update", "appendleft"}:
-        items.is_whole = False
+        # One by one, where no loop and no test leaves open how often, they are known.
+        items.is_whole = items.is_whole and method == "append" and not (run.loops or run.tests)
         items.values.extend(run.colour(value) for value in call.args)
         if items.keys is not None:
             items.keys.extend([ANY] * len(call.args))
@@ -352,9 +355,9 @@ def call_object(run: Run, call: Call, thing: Object, scope: Scope | None) -> Val
 def _plain_call(call: Call, thing: Object) -> Value:
     given = mixed((*call.args, *call.kwargs.values()))
     is_model = thing.kind.startswith(("torch.nn.", "torchvision.", "timm.", "transformers.")) and given.origin
-    return Value(
-        given.spread, given.origin | {"data"} if is_model and given.spread else given.origin, via=given.via
-    )
+    origin = given.origin | {"data"} if is_model and given.spread else given.origin
+    is_mean = thing.kind.startswith("torch.nn.") and thing.kind.endswith("Loss")
+    return Value(given.spread, origin | {"mean"} if is_mean else origin, via=given.via)
 
 
 def call_named(run: Run, call: Call, func: Value, scope: Scope | None) -> Value:

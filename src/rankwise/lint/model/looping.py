@@ -11,6 +11,7 @@ from rankwise.lint.model.calls import Guard
 from rankwise.lint.model.history import Exit, Loop
 from rankwise.lint.model.values import (
     ANY,
+    NUMBER,
     Bound,
     Function,
     Instance,
@@ -130,8 +131,7 @@ def _loop(
     run.guards = guards
     scope.names = merged([base, scope.names], ANY)
     final = test() if test is not None else value or ANY
-    if items and not run.dry:
-        run.items.append(Loop(node, scope.module, final, items, turns, guards))
+    run.keep_loop(Loop(node, scope.module, final, items, turns, guards))
     return left
 
 
@@ -170,8 +170,7 @@ def _unroll(run: Run, scope: Scope, node: ast.For, value: Value, each: list[Valu
         for part in each:
             run.bind(run, scope, node.target, part)
             run.execute(run, scope, node.body)
-    if items and not run.dry:
-        run.items.append(Loop(node, scope.module, value, items, None, run.guards))
+    run.keep_loop(Loop(node, scope.module, value, items, None, run.guards))
     return run.execute(run, scope, node.orelse)
 
 
@@ -214,7 +213,8 @@ def element_of(value: Value) -> Value:
         return mixed((value,))
     if thing.kind in {"enumerate", "reversed"}:
         inner = element_of(thing.attrs["of"])
-        return Value(thing=Items([ANY, inner], kind="tuple")) if thing.kind == "enumerate" else inner
+        index = Value(thing=NUMBER)
+        return Value(thing=Items([index, inner], kind="tuple")) if thing.kind == "enumerate" else inner
     if thing.kind == "zip":
         return Value(thing=Items([element_of(one) for one in thing.attrs["of"].thing.values], kind="tuple"))
     if thing.kind == LOADER or thing.kind.endswith(("DataLoader", "Loader")):
@@ -225,5 +225,5 @@ def element_of(value: Value) -> Value:
         return Value(thing=Items([ANY, one], kind="tuple")) if is_named else one
     if thing.kind == "range":
         bounds = mixed(thing.attrs["bounds"].thing.values)
-        return Value(spread=bounds.spread, origin=bounds.origin)
+        return Value(bounds.spread, bounds.origin, thing=NUMBER, made=thing.call)
     return mixed((value,))

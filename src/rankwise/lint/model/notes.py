@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import DDP
-from rankwise.lint.model.values import LITERAL_NONE, Instance, Items, Object
+from rankwise.lint.model.values import LITERAL_NONE, Instance, Items, Number, Object, Spread
 
 if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call, Tests
@@ -25,6 +25,15 @@ class TextComparison:
     module: Module
     text: Value
     number: Value
+
+
+@dataclass(frozen=True, slots=True)
+class TextTest:
+    """A test of a rank that is still text: ``"0"`` counts as true; ``negated`` where `not` stands before it."""
+
+    node: ast.expr
+    module: Module
+    negated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,47 @@ class NoneRead:
 
     node: ast.Attribute
     module: Module
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """A division by the length of something, by a count, or by the number of ranks."""
+
+    node: ast.AST
+    module: Module
+    left: Value
+    right: Value
+    history: History
+
+
+def is_by_ranks(right: Value) -> bool:
+    """Whether a divisor is the number of ranks."""
+    return "world_size" in right.origin
+
+
+def is_by_count(right: Value) -> bool:
+    """Whether a divisor is how much this rank has seen: what a loop has counted, or the length of what it goes over."""
+    name = right.made.name if right.made is not None else ""
+    if name == "builtins.len":
+        return right.made is not None and not any(one.spread for one in right.made.args)
+    return (
+        name in {"", "operator.Add", "either"}
+        and isinstance(right.thing, Number)
+        and "time" not in right.origin
+    )
+
+
+def is_counted(left: Value) -> bool:
+    """Whether a dividend has been added up, or is of this rank's data."""
+    return left.spread is Spread.LOCAL or (
+        left.made is not None and left.made.name in {"operator.Add", "either"}
+    )
+
+
+def note_quotient(run: Run, scope: Scope, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> None:
+    """Keep such a division."""
+    if isinstance(node.op, ast.Div) and not run.dry and (is_by_ranks(right) or is_by_count(right)):
+        run.notes.append(Quotient(node, scope.module, left, right, run.history))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +198,20 @@ def note_comparison(run: Run, scope: Scope, node: ast.Compare, left: Value, righ
         is_text = isinstance(text.const, str) and text.origin and text.const.isdigit()
         if is_text and isinstance(number.const, (int, float)):
             run.notes.append(TextComparison(node, scope.module, text, number))
+
+
+def note_test(run: Run, scope: Scope, node: ast.expr, value: Value) -> None:
+    """Keep a test of a rank that is still text, once the process group exists and the launcher's variables are surely set."""
+    made = value.made
+    asked = made.args[0] if made is not None and made.name == "operator.Not" else value
+    if (
+        run.initialized
+        and isinstance(asked.const, str)
+        and asked.const.isdigit()
+        and asked.spread
+        and not run.dry
+    ):
+        run.notes.append(TextTest(node, scope.module, asked is not value))
 
 
 #: Where collectives that give their result to one rank take its number.

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ast
 import operator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.model.branches import asks_who
+from rankwise.lint.model.calls import Call
 from rankwise.lint.model.looping import plain_list
-from rankwise.lint.model.values import ANY, Library, Role, Value, mixed
+from rankwise.lint.model.values import ANY, NUMBER, Items, Library, Method, Role, Value, is_number, mixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rankwise.lint.model.run import Run
+    from rankwise.lint.program import Module
 
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -49,6 +54,18 @@ def compute(doing: Callable[[Any, Any], Any], left: Value, right: Value) -> Valu
     except Exception:  # noqa: BLE001 - whatever the user's constants raise, the result is not known
         return value
     return Value(spread=value.spread, origin=value.origin, const=const, via=value.via)
+
+
+def of_all(run: Run, module: Module, node: ast.AST, values: tuple[Value, ...], value: Value) -> Value:
+    """The result of an operator on some values, which remembers them; that of numbers is a number."""
+    if not value.is_known and value.thing is None and all(map(is_number, values)):
+        value = replace(value, thing=NUMBER)
+    if all(one.made is None and not isinstance(one.thing, Method) for one in values) and not isinstance(
+        value.thing, Items
+    ):
+        return value
+    name = f"operator.{type(getattr(node, 'op', node)).__name__}"
+    return replace(value, made=Call(name=name, node=node, module=module, args=values, contexts=run.contexts))
 
 
 def _is_big(const: Any) -> bool:

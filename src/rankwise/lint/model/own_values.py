@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from rankwise.lint.library.makers import DRAWN, FACTORIES, OF_VALUES, TENSOR
 from rankwise.lint.model.values import (
     ANY,
+    NUMBER,
+    UNKNOWN,
     Object,
     Spread,
     Value,
@@ -13,17 +17,30 @@ from rankwise.lint.model.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.run import Run
 
 
-def _local(origin: str, spread: Spread = Spread.LOCAL) -> Callable[[Run, Call], Value]:
+def _local(origin: str, thing: object = None) -> Callable[[Run, Call], Value]:
     def differ(_run: Run, call: Call) -> Value:
-        return Value(spread, call.given.origin | {origin})
+        return Value(Spread.LOCAL, call.given.origin | {origin}, thing=thing)
 
     return differ
+
+
+#: What of a format tells more than the day.
+_FINE = re.compile(r"%[-_]?[HIMSfTXcsp]")
+
+
+def clock_text(_run: Run, call: Call, _kinds: Sequence[str] = ()) -> Value | None:
+    """`now.strftime("%Y-%m-%d")` and `time.strftime(...)`: the day is the same for all ranks, the second is not."""
+    if "time" not in call.receiver.origin and call.name != "time.strftime":
+        return None
+    form = call.args[0].const if call.args else UNKNOWN
+    is_day = isinstance(form, str) and not _FINE.search(form)
+    return ANY if is_day else Value(Spread.LOCAL, call.given.origin | {"time"})
 
 
 def _same_file(_run: Run, call: Call) -> Value:
@@ -46,7 +63,7 @@ def _random(library: str) -> Callable[[Run, Call], Value]:
     def draw(run: Run, call: Call) -> Value:
         generator = call.arg(None, "generator")
         seed = generator if generator is not None else run.seeds.get(library)
-        thing = Object("torch.Tensor", call) if library == "torch" else None
+        thing = Object(TENSOR, call) if library == "torch" else None
         if seed is None:
             # torch differs as well, but data made up on the spot stand for data read from a file.
             is_own = library != "torch" and run.is_program and "all" not in run.seeds
@@ -69,10 +86,9 @@ def _seeded(_run: Run, call: Call) -> Value:
 
 
 def _tensor(_run: Run, call: Call) -> Value:
-    """A tensor made of a number differs as the number does; its place does not matter."""
-    first = call.args[0] if call.args else ANY
-    inner = mixed((first,))
-    return Value(inner.spread, inner.origin, thing=Object("torch.Tensor", call))
+    """A tensor made of a number differs as the number does; its place does not matter, nor does its size."""
+    inner = mixed(call.args[:1]) if call.name in OF_VALUES else ANY
+    return Value(inner.spread, inner.origin, thing=Object(TENSOR, call))
 
 
 def _loaded(_run: Run, call: Call) -> Value:
@@ -80,12 +96,8 @@ def _loaded(_run: Run, call: Call) -> Value:
     file = call.args[0] if call.args else call.arg(None, "f") or call.arg(None, "filename") or ANY
     inner = mixed((file,))
     if inner.spread is Spread.RANK:  # each rank has a file of its own
-        return Value(Spread.LOCAL, inner.origin | {"data"})
-    return Value(inner.spread, inner.origin)
-
-
-def _made_tensor(_run: Run, call: Call) -> Value:
-    return Value(thing=Object("torch.Tensor", call))
+        return Value(Spread.LOCAL, inner.origin | {"data", "loaded"})
+    return Value(inner.spread, inner.origin | {"loaded"})
 
 
 def _load_dataset(_run: Run, call: Call) -> Value:
@@ -101,16 +113,8 @@ OWN: dict[str, Callable[[Run, Call], Value | None]] = {
     "datasets.load.load_dataset": _load_dataset,
     "builtins.input": _local("input"),
     **dict.fromkeys(("torch.load", "torch.jit.load", "safetensors.torch.load_file"), _loaded),
-    "torch.tensor": _tensor,
-    "torch.as_tensor": _tensor,
-    "torch.FloatTensor": _tensor,
-    "torch.IntTensor": _tensor,
-    "torch.LongTensor": _tensor,
-    **dict.fromkeys(
-        ("torch.zeros", "torch.ones", "torch.empty", "torch.full", "torch.arange", "torch.eye"),
-        _made_tensor,
-    ),
-    **dict.fromkeys(("torch.rand", "torch.randn", "torch.randint", "torch.normal", "torch.randperm", "torch.bernoulli"), _random("torch")),
+    **dict.fromkeys(FACTORIES, _tensor),
+    **dict.fromkeys(DRAWN, _random("torch")),
     **dict.fromkeys(("random.random", "random.randint", "random.uniform", "random.choice", "random.gauss", "random.randrange"), _random("random")),
     **dict.fromkeys(("numpy.random.rand", "numpy.random.randn", "numpy.random.randint", "numpy.random.random", "numpy.random.uniform"), _random("numpy")),
     **dict.fromkeys(("torch.manual_seed", "torch.cuda.manual_seed", "torch.random.manual_seed"), _seed("torch")),
@@ -121,9 +125,13 @@ OWN: dict[str, Callable[[Run, Call], Value | None]] = {
     "torch.Generator": _generator,
     **dict.fromkeys(("torch.device",), _seeded),
     **dict.fromkeys(
-        ("time.time", "time.monotonic", "time.perf_counter", "time.process_time", "datetime.datetime.now", "datetime.datetime.utcnow",
-         "datetime.datetime.today", "time.strftime", "time.ctime", "datetime.date.today", "time.time_ns", "timeit.default_timer"),
+        ("datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "time.ctime"),
         _local("time"),
+    ),
+    "time.strftime": clock_text,
+    **dict.fromkeys(
+        ("time.time", "time.monotonic", "time.perf_counter", "time.process_time", "time.time_ns", "timeit.default_timer"),
+        _local("time", NUMBER),
     ),
     **dict.fromkeys(("uuid.uuid4", "uuid.uuid1", "secrets.token_hex", "tempfile.mkdtemp", "os.getpid", "os.urandom"), _local("own")),
     **dict.fromkeys(("tempfile.gettempdir", "socket.gethostname", "platform.node", "os.uname", "socket.gethostbyname"), _local("host")),

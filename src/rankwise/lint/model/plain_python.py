@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.lint.model.attributes import Super
 from rankwise.lint.model.values import (
     ANY,
+    NUMBER,
     UNKNOWN,
     Instance,
     Items,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from rankwise.lint.model.run import Run
 
 _LARGE = 10_000
+#: What a list, tuple, set or dict either is or is not.
+_DISPLAYS = frozenset({"builtins.list", "builtins.tuple", "builtins.set", "builtins.dict", "torch.Tensor"})
 
 
 def _number(kind: Callable[[Any], Any]) -> Callable[[Run, Call], Value]:
@@ -35,13 +38,14 @@ def _number(kind: Callable[[Any], Any]) -> Callable[[Run, Call], Value]:
         value = call.args[0] if call.args else known(kind())  # type: ignore[call-arg]
         if value.is_known and isinstance(value.const, (int, float, str, bool)):
             try:
-                thing = value.thing if isinstance(value.thing, Role) else None
-                return Value(value.spread, value.origin, kind(value.const), thing)
+                role = value.thing if isinstance(value.thing, Role) else None
+                return Value(value.spread, value.origin, kind(value.const), role)
             except (ValueError, OverflowError):
                 pass
         truth = value.truth() if kind is bool else None
+        thing = None if kind is str or truth is not None else NUMBER
         return Value(
-            value.spread, value.origin, UNKNOWN if truth is None else truth, path=value.path, via=value.via
+            value.spread, value.origin, UNKNOWN if truth is None else truth, thing, value.path, value.via
         )
 
     return convert
@@ -49,14 +53,16 @@ def _number(kind: Callable[[Any], Any]) -> Callable[[Run, Call], Value]:
 
 def _len(_run: Run, call: Call) -> Value:
     value = call.args[0] if call.args else ANY
+    if "__prepared__" in getattr(value.thing, "attrs", {}):
+        return Value(origin=frozenset({"prepared"}), thing=NUMBER)
     if isinstance(value.thing, Items) and value.thing.is_whole:
         return Value(const=len(value.thing.values), spread=value.spread, origin=value.origin)
     if value.is_known and isinstance(value.const, (str, tuple, list, range)):
         return Value(value.spread, value.origin, len(value.const))
     # How much a batch or a list holds is the same everywhere, unless it is a share of this rank's.
     if "share" in value.origin or "files" in value.origin:
-        return Value(value.spread, value.origin)
-    return Value(origin=value.origin & {"data"})
+        return Value(value.spread, value.origin, thing=NUMBER)
+    return Value(origin=value.origin & {"data"}, thing=NUMBER)
 
 
 def _range(_run: Run, call: Call) -> Value:
@@ -98,6 +104,8 @@ def _isinstance(_run: Run, call: Call) -> Value:
         thing, kind = call.args[0].thing, call.args[1].thing
         if isinstance(thing, Object) and isinstance(kind, Library):
             return Value(const=True) if thing.kind == kind.name else ANY
+        if isinstance(thing, Items) and isinstance(kind, Library) and kind.name in _DISPLAYS:
+            return Value(const=kind.name == f"builtins.{thing.kind}")
     return ANY
 
 

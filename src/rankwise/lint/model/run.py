@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rankwise.lint.library.acts import Act
     from rankwise.lint.model.calls import Call, Guard, Site
-    from rankwise.lint.model.history import Exit
+    from rankwise.lint.model.history import Exit, Loop
     from rankwise.lint.program import Module, Project
 
 
@@ -224,6 +224,13 @@ class Run:
             else:
                 table[key] = old
         return ends
+
+    def keep_loop(self, loop: Loop) -> None:
+        """Add a loop to the history."""
+        if not self.dry:
+            self.history.loops.append((self.loops, loop))
+            if loop.items:
+                self.items.append(loop)
 
     @contextmanager
     def within(self, attribute: str, *more: Any) -> Iterator[None]:

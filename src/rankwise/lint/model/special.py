@@ -187,6 +187,14 @@ def _sync_batchnorm(_run: Run, call: Call) -> Value:
     return value
 
 
+def _field(run: Run, call: Call) -> Value:
+    """The default of a dataclass's field."""
+    factory = call.arg(None, "default_factory")
+    if factory is None:
+        return call.arg(None, "default") or ANY
+    return run.call(run, factory, (), {}, call.node, scope=run.memo["top"])
+
+
 def _signal(run: Run, call: Call) -> Value:
     """A handler runs on the rank that gets the signal, at a moment of its own."""
     handler = call.arg(1, "handler")
@@ -233,4 +241,5 @@ SPECIAL: dict[str, Callable[[Run, Call], Value | None]] = {
     "accelerate.launchers.notebook_launcher": _launch,
     "accelerate.debug_launcher": _launch,
     "signal.signal": _signal,
+    "dataclasses.field": _field,
 }

@@ -6,13 +6,15 @@ import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankwise.lint.library.makers import TENSOR
 from rankwise.lint.model.branches import run_if, run_match, run_try
 from rankwise.lint.model.calls import Call
 from rankwise.lint.model.defining import define_class, define_function, import_from, import_names
 from rankwise.lint.model.history import Exit
 from rankwise.lint.model.looping import run_for, run_while
-from rankwise.lint.model.notes import note_use
-from rankwise.lint.model.values import NONE, Items, Library, Object, Value, known, mixed
+from rankwise.lint.model.notes import note_quotient, note_use
+from rankwise.lint.model.operators import of_all
+from rankwise.lint.model.values import NONE, Instance, Items, Library, Object, Value, known, mixed
 from rankwise.lint.model.withs import run_with
 
 if TYPE_CHECKING:
@@ -72,9 +74,12 @@ def _augmented(run: Run, scope: Scope, node: ast.AugAssign) -> None:
     target = ast.copy_location(_as_load(node.target), node.target)
     old, new = run.evaluate(run, scope, target), run.evaluate(run, scope, node.value)
     note_use(run, scope, node, old, new)
-    value = mixed((old, new))
+    note_quotient(run, scope, node, old, new)
+    value = of_all(run, scope.module, node, (old, new), mixed((old, new)))
     if isinstance(old.thing, Items):
         old.thing.is_whole = False
+        value = replace(value, thing=old.thing)
+    elif isinstance(old.thing, Object) and old.thing.kind == TENSOR:
         value = replace(value, thing=old.thing)
     run.bind(run, scope, node.target, value)
 
@@ -233,6 +238,10 @@ def _record_setting(run: Run, scope: Scope, node: ast.AST, owner: Value, key: Va
         name = owner.thing.kind
     elif isinstance(node, ast.Attribute) and node.attr.startswith("should_"):
         name = "?"
+    elif (isinstance(owner.thing, Instance) or "module" in owner.origin) and isinstance(
+        value.thing, (Object, Instance)
+    ):
+        name = "user"
     else:
         return
     ending = "__setattr__" if isinstance(node, ast.Attribute) else "__setitem__"

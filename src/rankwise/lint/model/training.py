@@ -10,7 +10,20 @@ from rankwise.lint.library.acts import Act
 from rankwise.lint.library.makers import BUFFERED, WRAPPERS
 from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, LOADER
 from rankwise.lint.model.calls import is_alone
-from rankwise.lint.model.values import ANY, Function, Instance, Items, Method, Object, Spread, Value, mixed
+from rankwise.lint.model.own_values import clock_text
+from rankwise.lint.model.values import (
+    ANY,
+    NOTHING,
+    NUMBER,
+    Function,
+    Instance,
+    Items,
+    Method,
+    Object,
+    Spread,
+    Value,
+    mixed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -328,11 +341,23 @@ def _detach(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
     return Value(value.spread, value.origin, path=value.path)
 
 
+def _mean(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
+    """Of a batch: what is summed over the ranks is a sum of means then."""
+    value = mixed((call.receiver,))
+    return Value(value.spread, value.origin | {"mean"}, via=value.via)
+
+
 def _item(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
     value = call.receiver
-    if not value.spread:
-        return None
-    return Value(value.spread, value.origin | {"item"})
+    return Value(value.spread, value.origin | ({"item"} if value.spread else NOTHING), thing=NUMBER)
+
+
+def _numel(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
+    return Value(call.receiver.spread, call.receiver.origin, thing=NUMBER)
+
+
+def _size(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
+    return _numel(_run, call, _kinds) if call.args else None
 
 
 def _parameters(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
@@ -353,10 +378,36 @@ def _of_dataset(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     return Value(max(call.receiver.spread, given.spread), given.origin, thing=call.receiver.thing)
 
 
+def option_name(call: Call) -> str:
+    """What `add_argument` calls the value of its option; empty if that is not known."""
+    flags = [one.const for one in call.args if isinstance(one.const, str)]
+    dest = call.arg(None, "dest")
+    if dest is not None or not flags:
+        return str(dest.const) if dest is not None and dest.is_known else ""
+    return next((one for one in flags if one.startswith("--")), flags[0]).lstrip("-").replace("-", "_")
+
+
+def _add_option(_run: Run, call: Call, kinds: list[str]) -> Value | None:
+    """An option that is not given holds its default; who reads it can ask for the call that declared it."""
+    attrs = getattr(call.receiver.thing, "attrs", {})
+    if kinds and kinds[0].endswith("ArgumentParser") and (name := option_name(call)):
+        default = call.kwargs.get("default", ANY)
+        attrs[f"--{name}"] = Value(default.spread, default.origin, path=f"args.{name}", made=call)
+    return None
+
+
+def _same_parser(_run: Run, call: Call, kinds: list[str]) -> Value | None:
+    return call.receiver if kinds and kinds[0].endswith("ArgumentParser") else None
+
+
 _OF_DATASET = ("shuffle", "map", "filter", "with_format", "set_format", "shard", "select", "take", "skip", "rename_column",
                "remove_columns", "with_transform", "select_columns", "flatten_indices", "cast_column")  # fmt: skip
 METHODS: dict[str, Callable[[Run, Call, list[str]], Value | None]] = {
     **dict.fromkeys(_OF_DATASET, _of_dataset),
+    "add_argument": _add_option,
+    "add_argument_group": _same_parser,
+    "add_mutually_exclusive_group": _same_parser,
+    "strftime": clock_text,
     "eval": _switch,
     "train": _switch,
     "backward": _backward_method,
@@ -384,6 +435,10 @@ METHODS: dict[str, Callable[[Run, Call, list[str]], Value | None]] = {
     "getsockname": _own_port,
     "detach": _detach,
     "item": _item,
+    "numel": _numel,
+    "size": _size,
+    "nelement": _numel,
+    "mean": _mean,
     "parameters": _parameters,
     "named_parameters": _parameters,
 }

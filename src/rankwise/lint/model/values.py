@@ -47,6 +47,8 @@ class Value:
         thing: What it is, where that is more than a constant: a `Library` name, an `Object`, a `Function`, ...
         path: How the user wrote what is not known, ``args.local_rank``.
         via: Wrapped models that it was computed with; a backward pass from it goes through them.
+        made: The call that gave it, of a library or a model; an operator is one, too (``operator.Add``), and so is the choice
+            between two that a test makes (``either``).
     """
 
     spread: Spread = Spread.EQUAL
@@ -55,6 +57,7 @@ class Value:
     thing: Any = None
     path: str = ""
     via: tuple[Object, ...] = ()
+    made: Call | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_known(self) -> bool:
@@ -91,6 +94,14 @@ class Role:
     """
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number of Python's, of which no more is known: a length, a clock, what `item` gives."""
+
+
+NUMBER = Number()
 
 
 @dataclass(eq=False, slots=True)
@@ -222,6 +233,11 @@ NONE = Value(const=None)
 LITERAL_NONE = Value(const=None, path="None")
 
 
+def is_number(value: Value) -> bool:
+    """Whether it is a plain number, known or not; a bool is one, too."""
+    return isinstance(value.const, (int, float)) or isinstance(value.thing, (Number, Role))
+
+
 def mixed(values: Iterable[Value], _depth: int = 0) -> Value:
     """What is computed from these, if nothing more is known: it differs as they do."""
     spread, origin = Spread.EQUAL, NOTHING
@@ -246,9 +262,16 @@ def joined(one: Value, other: Value, test: Value | None = None) -> Value:
     """What a name holds behind a branch that is not decided: one or the other."""
     if one is other:
         return one
-    pair = _joined_parts(one, other, test)
-    if pair is not None:
-        return pair
+    value = _joined_parts(one, other, test) or _joined(one, other, test)
+    if one.made is other.made:
+        return replace(value, made=one.made) if one.made is not None else value
+    # `start = 0`, and a number that was loaded in one arm: the rules are about the latter.
+    first = one.made if other.is_known else other.made if one.is_known else None
+    made = first or (one.made or other.made).beside(one, other, test)  # type: ignore[union-attr]
+    return replace(value, made=made)
+
+
+def _joined(one: Value, other: Value, test: Value | None) -> Value:
     same = one.const is other.const or (one.is_known and other.is_known and _same(one.const, other.const))
     if same and one.thing is other.thing:
         const, thing = one.const, one.thing
@@ -258,6 +281,8 @@ def joined(one: Value, other: Value, test: Value | None = None) -> Value:
         thing = one.thing if one.thing is not None else other.thing
         if one.thing is not None and other.thing is not None and one.thing is not other.thing:
             thing = one.thing if isinstance(one.thing, (Object, Instance)) else other.thing
+        if thing is None or thing is NUMBER:
+            thing = NUMBER if is_number(one) and is_number(other) else None
     if test is None or not test.spread:
         agreed = next((each for each in (one, other) if _is_agreed(each)), None)
         if agreed is not None:

@@ -96,6 +96,8 @@ def _name(run: Run, scope: Scope, node: ast.expr, value: Value) -> str:
     """What stands in `Call.contexts`: the canonical name of what was called, and a word for what rules ask for."""
     func = node.func if isinstance(node, ast.Call) else node
     last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    if func is node and value.made is not None:  # `ctx = model.no_sync()`, `with ctx:`
+        last = value.made.name.rpartition(".")[2]
     if last in {"join", "Join", "join_uneven_inputs"}:
         return "join"
     if not last and isinstance(value.thing, Library):

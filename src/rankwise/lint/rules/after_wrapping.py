@@ -10,9 +10,10 @@ from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import Instance, Method, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import backends
-from rankwise.lint.topics.job_view import node_in, parents_of, statement_of, text_of
-from rankwise.lint.topics.tensor_text import is_behind, is_in, key_of, last_value, mention
-from rankwise.lint.topics.wrapping import OFF, refers_to, trains_later, wraps
+from rankwise.lint.topics.job_view import node_in, statement_of, text_of
+from rankwise.lint.topics.tensor_text import is_in, mention
+from rankwise.lint.topics.tensors import OFF, place_given
+from rankwise.lint.topics.wrapping import trains_later, wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,104 +24,71 @@ if TYPE_CHECKING:
     from rankwise.lint.topics.wrapping import Wrap
 
 _ADDERS = frozenset({"add_module", "register_module", "register_parameter", "append", "insert", "extend"})
-_HEAVY = ("Linear", "Conv", "Embedding", "LSTM", "GRU", "Norm", "Attention", "Transformer", "Parameter", "Sequential", "ModuleList", "RNN",
-          "Bilinear")  # fmt: skip
 
 
 @rule("RW404", "error", "D8", "a wrapped model gets new parameters")
 def parameters_added_after_wrapping(script: Script) -> Iterator[Found]:
-    reported: set[int] = set()
+    reported: set[ast.AST] = set()
     for wrap in wraps(script):
-        for node in (*_set_by_call(script, wrap), *_set_by_statement(script, wrap)):
-            if id(node) in reported:
+        for call in wrap.calls_after():
+            if (
+                call.module is not script.module
+                or call.node in reported
+                or not _adds(wrap, call)
+                or wrap.is_wrapped_again(call.index)
+            ):
                 continue
-            reported.add(id(node))
-            name = next(iter(sorted(wrap.names)), "the model")
+            reported.add(call.node)
+            node = statement_of(script.tree, call.node) if call.name.endswith(".__setattr__") else call.node
             yield Found(
-                node,
-                f"`{text_of(node)}` adds parameters after `{name}` was wrapped, which knows only the earlier ones: these differ between ranks",
+                node or call.node,
+                f"`{text_of(node)}` adds parameters after `{_name(wrap)}` was wrapped, which knows only the earlier ones: these differ between ranks",
                 "build the complete model first, then wrap it",
                 also=mention(script, "wrapped here", wrap.call.node),
             )
 
 
-def _set_by_call(script: Script, wrap: Wrap) -> Iterator[ast.AST]:
-    for call in wrap.calls_after():
-        is_new = call.module is script.module and _adds(script, wrap, call)
-        if is_new and not wrap.is_wrapped_again(call.index):
-            yield call.node
+def _name(wrap: Wrap) -> str:
+    return min(wrap.names, default="the model")
 
 
-def _adds(script: Script, wrap: Wrap, call: Call) -> bool:
+def _adds(wrap: Wrap, call: Call) -> bool:
     """Whether a call gives the wrapped model a new part."""
+    word = call.name.rpartition(".")[2]
+    if not call.args or not _is_module(call.args[-1]):
+        return False
     if call.name == "builtins.setattr":
-        is_there = len(call.args) > 2 and wrap.holds(call.args[0])
-        return is_there and _is_heavy(call.args[2], script, call.arg_node(2))
-    if call.name.endswith(".__setattr__"):
-        is_there = isinstance(call.node, ast.Attribute) and wrap.holds(call.receiver)
-        return is_there and _is_heavy(call.args[1], script, None)
-    return (
-        call.name.rpartition(".")[2] in _ADDERS
-        and isinstance(call.node, ast.Call)
-        and bool(call.args)
-        and _is_on_model(call, wrap)
-        and _is_heavy(call.args[-1], script, None)
-    )
-
-
-def _is_on_model(call: Call, wrap: Wrap) -> bool:
-    return wrap.holds(call.receiver) or refers_to(call.node.func, wrap)  # type: ignore[attr-defined]
-
-
-def _set_by_statement(script: Script, wrap: Wrap) -> Iterator[ast.AST]:
-    if not wrap.names or not is_in(script.tree, wrap.call.node):
-        return
-    made_later = [call for call in wrap.calls_after() if call.module is script.module]
-    executed, modules = {id(call.node) for call in made_later}, _made_modules(made_later)
-    for node in parents_of(script.tree):
-        if not isinstance(node, ast.Assign) or not isinstance(
-            node.targets[0], (ast.Attribute, ast.Subscript)
-        ):
-            continue
-        target, value = node.targets[0], node.value
-        words = ast.unparse(target).replace("[", ".[").split(".")
-        if (
-            "module" not in words[:-1]
-            or words[-1] in {"data", "grad", "requires_grad", "module"}
-            or not refers_to(target, wrap)
-        ):
-            continue
-        made = last_value(script.tree, value, node)
-        is_later = id(made) in executed or is_behind(node, wrap.call.node)
-        if (
-            is_later
-            and isinstance(made, ast.Call)
-            and (_says_heavy(made) or id(made) in modules)
-            and not wrap.is_wrapped_again(wrap.call.index + 1)
-        ):
-            yield node
-
-
-def _made_modules(calls: list[Call]) -> set[int]:
-    return {id(call.node) for call in calls if _is_module(call.result)}
-
-
-def _is_heavy(value: Value, script: Script, node: ast.AST | None) -> bool:
-    if _is_module(value):
-        return True
-    return isinstance(node, ast.Call) and _says_heavy(node) and script is not None
+        return wrap.holds(call.args[0])
+    owner = call.receiver
+    # Of what is inside of the wrapper, where that is not known.
+    is_inside = "module" in owner.origin or wrap.holds(_module_of(owner))
+    return is_inside and word in _ADDERS | {"__setattr__", "__setitem__"}
 
 
 def _is_module(value: Value) -> bool:
+    """Whether it has parameters, or may have: a layer, a parameter, a module of the user's."""
     thing = value.thing
     if isinstance(thing, Object):
-        return thing.kind.startswith("torch.nn.") and any(word in thing.kind for word in _HEAVY)
+        return thing.kind.startswith("torch.nn.") and not thing.kind.endswith(_LIGHT)
     return isinstance(thing, Instance) and any("Module" in name for name in thing.cls.library_bases())
 
 
-def _says_heavy(node: ast.Call) -> bool:
-    words = key_of(node.func).split(".")
-    return words[0] in {"torch", "nn"} and any(word in words[-1] for word in _HEAVY)
+#: Layers without parameters.
+_LIGHT = (
+    "ReLU",
+    "GELU",
+    "Tanh",
+    "Sigmoid",
+    "Softmax",
+    "Dropout",
+    "Flatten",
+    "Identity",
+    "Loss",
+    "Pool1d",
+    "Pool2d",
+    "Pool3d",
+    "SiLU",
+)
 
 
 class _Change(NamedTuple):
@@ -141,7 +109,7 @@ def frozen_after_wrapping(script: Script) -> Iterator[Found]:
         node, value, is_whole = changes[0]
         if is_whole:
             continue
-        name = next(iter(sorted(wrap.names)), "the model")
+        name = _name(wrap)
         verb = "frozen or unfrozen" if value is None else "unfrozen" if value else "frozen"
         what = (
             "is still waited for: the second step fails"
@@ -197,13 +165,12 @@ def moved_after_wrapping(script: Script) -> Iterator[Found]:
             if (
                 not _is_move(call, wrap)
                 or not is_in(script.tree, call.node)
-                or _is_copy(script.tree, call)
                 or wrap.is_wrapped_again(call.index)
             ):
                 continue
             if not trains_later(wrap, call) or (_comes_home(call) and _was_moved(wrap)):
                 continue
-            name = next(iter(sorted(wrap.names)), "the model")
+            name = _name(wrap)
             yield Found(
                 call.node,
                 f"`{text_of(call.node)}` moves the model after it was wrapped; DDP keeps the old parameters, and gradients are no longer averaged",
@@ -224,20 +191,7 @@ def _is_move(call: Call, wrap: Wrap) -> bool:
     thing = call.receiver.thing
     if thing is None or (thing is not wrap.wrapper and thing is not wrap.inner.thing):
         return False
-    if word == "to":
-        place = call.node.args[0] if call.node.args else None
-        is_type = isinstance(place, ast.Attribute) and text_of(place).startswith("torch.")
-        return (
-            bool(call.node.args or "device" in call.kwargs)
-            and not is_type
-            and "memory_format" not in call.kwargs
-        )
-    return True
-
-
-def _is_copy(tree: ast.Module, call: Call) -> bool:
-    owner = last_value(tree, call.node.func.value, call.node)  # type: ignore[attr-defined]
-    return any(word in ast.unparse(owner) for word in ("copy", "clone", "state_dict"))
+    return word != "to" or (place_given(call) is not None and "memory_format" not in call.kwargs)
 
 
 def _comes_home(call: Call) -> bool:

@@ -14,6 +14,7 @@ from rankwise.lint.topics.job_view import (
     INIT,
     above,
     called_names,
+    function_of,
     is_hidden,
     is_sequence,
     line_of,
@@ -28,15 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.model.calls import Call
-    from rankwise.lint.program import Module
     from rankwise.lint.script import Entry, Script
 
 _ASKS = "torch.distributed.is_initialized"
 #: Functions that return the answer.
 _DEEPEST = 3
-_ONLY_TALK = frozenset(
-    {"print", "info", "warning", "debug", "log", "write", "setLevel", "basicConfig", "join", "format"}
-)
+_ONLY_TALK = frozenset({"print", "info", "warning", "debug", "log", "write", "setLevel", "basicConfig", "join", "format"})  # fmt: skip
 
 
 @rule("RW205", "error", "I25", "the rank is read before the process group exists")
@@ -44,22 +42,12 @@ def rank_asked_before_init(script: Script) -> Iterator[Found]:
     seen: set[ast.AST] = set()
     for entry in script.entries:
         calls = entry.histories[0].calls
-        inits = [call for call in calls if starts_group(call)]
-        for call in calls:
-            if call.name != _ASKS or "before_init" not in call.result.origin:
-                continue
-            later = next(
-                (
-                    one
-                    for one in inits
-                    if one.index > call.index and _same_process(one, call) and is_sequence(entry, one, call)
-                ),
-                None,
-            )
-            if later is None or not _stands_for_rank(call, later):
-                continue
-            at = _use(script, call)
-            if at is not None and at not in seen:
+        early = [call for call in calls if call.name == _ASKS and "before_init" in call.result.origin]
+        for call in early:
+            inits = (one for one in calls[call.index :] if starts_group(one) and _same_process(one, call))
+            later = next((one for one in inits if is_sequence(entry, one, call)), None)
+            at = _use(script, call) if later is not None and _stands_for_rank(call, later) else None
+            if later is not None and at is not None and at not in seen:
                 seen.add(at)
                 yield _tell(script, at, later)
 
@@ -69,61 +57,30 @@ def _same_process(init: Call, call: Call) -> bool:
 
 
 def _stands_for_rank(call: Call, init: Call) -> bool:
-    """Whether the test chooses between the rank and a substitute for it."""
-    frames = [(call.module, call.node), *((site.module, site.node) for site in call.stack[::-1])]
-    for module, node in frames[:_DEEPEST]:
-        answer = _is_stand_in(module, node, call, init)
-        if answer is not None:
-            return answer
+    """Whether the test, or the function around it that gives the answer on, chooses between the rank and a substitute for it."""
+    frames = [(call.module, call.node, call.stack)]
+    frames += [(site.module, site.node, call.stack[:depth]) for depth, site in enumerate(call.stack)][::-1]
+    for module, node, stack in frames[:_DEEPEST]:
+        for one in above(module.tree, node):
+            is_test = isinstance(one, (ast.IfExp, ast.BoolOp)) or (
+                isinstance(one, ast.If) and node in set(ast.walk(one.test))
+            )
+            is_function = isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
+            names = called_names(one) if is_test or is_function else set[str]()
+            if "get_rank" in names:
+                makes = any("init" in name and "initialized" not in name for name in names)
+                return not makes and not (is_function and stack and init.stack[: len(stack)] == stack)
+            if is_function:
+                break
     return False
-
-
-def _is_stand_in(module: Module, asked: ast.AST, call: Call, init: Call) -> bool | None:
-    """The same for one function; None if it only returns the answer to its caller: `is_dist()`."""
-    for node in above(module.tree, asked):
-        if isinstance(node, (ast.IfExp, ast.BoolOp)) and "get_rank" in called_names(node):
-            return True
-        if (
-            isinstance(node, ast.If)
-            and asked in set(ast.walk(node.test))
-            and "get_rank" in called_names(node)
-            and not _inits(node)
-        ):
-            return True
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            if _only_answers(node):
-                return None
-            is_inside = bool(call.stack) and init.stack[: len(call.stack)] == call.stack
-            return _returns(node) and "get_rank" in called_names(node) and not is_inside and not _inits(node)
-    return False
-
-
-def _only_answers(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function only returns True, False, or the requested value."""
-    return called_names(function) <= {"is_initialized", "is_available"} and _returns(function)
-
-
-def _inits(node: ast.AST) -> bool:
-    return any("init" in name and "initialized" not in name for name in called_names(node))
-
-
-def _returns(node: ast.AST) -> bool:
-    return any(isinstance(one, ast.Return) and one.value is not None for one in ast.walk(node))
 
 
 def _use(script: Script, call: Call) -> ast.AST | None:
     """The place in this file where the answer is used, past all functions that only return it."""
     node, module = call.node, call.module
     for site in call.stack[::-1]:
-        function = next(
-            (
-                one
-                for one in above(module.tree, node)
-                if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
-            ),
-            None,
-        )
-        if function is None or not _returns(function):
+        around = function_of(module.tree, node)
+        if not any(isinstance(one, ast.Return) and one.value is not None for one in ast.walk(around)):
             break
         node, module = site.node, site.module
     return node if module is script.module else None
@@ -148,14 +105,6 @@ def _tell(script: Script, at: ast.AST, init: Call) -> Found:
 _COLLECTIVES = {name for name, act in ACTS.items() if act.signature} | {f"torch.distributed.{name}" for name in ("new_group", "get_rank", "get_world_size")}  # fmt: skip
 #: Packages whose objects make the group when they are made, or when they train.
 _FRAMEWORKS = frozenset({"transformers", "accelerate", "rankwise"})
-_ASKS_FOR_GROUP = (
-    "is_initialized",
-    "is_available",
-    "is_dist",
-    "world_size",
-    "distributed",
-    "is_torchelastic",
-)
 
 
 @rule("RW212", "error", "I15", "something needs the process group before it exists")
@@ -176,15 +125,15 @@ def _entry(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
         yield from _never(script, entry)
         return
     first = inits[0]
-    if first.name != INIT or _may_have_group(calls[: first.index]):
+    if first.name != INIT or any(map(is_hidden, calls[: first.index])):
         return
     for call in calls:
         what = _needs_group(call)
         if (
             what is None
             or not is_sequence(entry, call, first)
-            or _is_guarded(call, first)
-            or ("spawned" in call.contexts) != ("spawned" in first.contexts)
+            or _is_tested(calls, call)
+            or not _same_process(call, first)
         ):
             continue
         if call.index < first.index and not _in_own_loop(call, first):
@@ -192,7 +141,7 @@ def _entry(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
                 call,
                 f"{what} needs the process group, which is created only later, on line {line_of(first)}: it raises ValueError",
             )
-        elif call.index > first.index and len(inits) == 1 and _is_optional(call, first) and entry.is_program:
+        elif call.index > first.index and len(inits) == 1 and _is_optional(first) and entry.is_program:
             test = text_of(first.tests[-1][0])
             yield (
                 call,
@@ -212,7 +161,7 @@ def _never(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
         return
     for call in calls:
         what = _needs_group(call)
-        if what is not None and not call.tests and not call.guards and not _is_guarded(call, call):
+        if what is not None and not _is_tested(calls, call):
             yield (
                 call,
                 f"{what} needs the process group, and this program never creates one: it raises ValueError",
@@ -248,40 +197,27 @@ def _needs_group(call: Call) -> str | None:
     return None
 
 
-def _may_have_group(calls: list[Call]) -> bool:
-    """Whether an unknown function may have created the group before."""
-    return any(
-        call.name.startswith("?")
-        and any(word in call.name.lower() for word in ("init", "setup", "dist", "launch"))
-        for call in calls
+def _is_tested(calls: list[Call], call: Call) -> bool:
+    """Whether a test encloses it, an exception is taken care of, or its function has asked for the group before."""
+    if call.tests or call.guards or is_caught(call.module.tree, call.node):
+        return True
+    around = set(
+        ast.walk(
+            getattr(call.function, "node", None) or statement_of(call.module.tree, call.node) or call.node
+        )
     )
-
-
-def _is_guarded(call: Call, init: Call) -> bool:
-    """Whether the code around it, or a function of its own, tests for a group."""
-    tests = [*(node for node, _, _ in call.tests), *(guard.node for guard in call.guards)]
-    tests += [one for one in above(call.module.tree, call.node) if isinstance(one, (ast.IfExp, ast.BoolOp))]
-    is_apart = bool(call.stack) and call.stack[-1].node not in {site.node for site in init.stack}
-    function = getattr(call.function, "node", None) if is_apart else None
-    for one in ast.walk(function) if function is not None else ():
-        if isinstance(one, (ast.If, ast.IfExp, ast.Assert, ast.BoolOp)):
-            tests.append(getattr(one, "test", one))
-    text = " ".join(map(ast.unparse, tests))
-    return (
-        any(word in text for word in _ASKS_FOR_GROUP)
-        or "except" in call.contexts
-        or is_caught(call.module.tree, call.node)
-    )
+    asked = (one for one in calls[: call.index] if one.name == _ASKS)
+    return any(not around.isdisjoint({one.node, *(site.node for site in one.stack)}) for one in asked)
 
 
 def _in_own_loop(call: Call, init: Call) -> bool:
     return bool(call.loops) and bool(init.loops) and call.loops[0] is init.loops[0]
 
 
-def _is_optional(call: Call, init: Call) -> bool:
-    """Whether the group is created under a test, and no test encloses the call."""
-    if not init.tests or init.tests[-1][2] is not True or call.tests or call.guards:
-        return False
-    word = ast.unparse(init.tests[-1][0])
-    is_option = isinstance(init.tests[-1][0], (ast.Name, ast.Attribute))
-    return is_option and not any(word in ast.unparse(site.node) for site in call.stack)
+def _is_optional(init: Call) -> bool:
+    """Whether the group is created only where an option of this name is on."""
+    return (
+        bool(init.tests)
+        and init.tests[-1][2] is True
+        and isinstance(init.tests[-1][0], (ast.Name, ast.Attribute))
+    )

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Found
 from rankwise.lint.library.acts import ACTS
 from rankwise.lint.model.notes import NoneRead, NoneUse
-from rankwise.lint.model.values import Items, Object
+from rankwise.lint.model.values import Items, Object, is_number
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import FILLED, collectives, filled_node, word_of
 from rankwise.lint.topics.job_view import once, places, text_of
-from rankwise.lint.topics.tensor_places import is_number
-from rankwise.lint.topics.tensor_text import bindings, key_of, last_value
 from rankwise.lint.topics.turns import is_caught
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
 
 #: Parameters that a call may leave out.
@@ -35,17 +34,15 @@ def arguments_do_not_fit(script: Script) -> Iterator[Found]:
     for place in once(places(script, *(name for name, act in ACTS.items() if act.signature))):
         call = place.last
         names = ACTS[call.name].signature
-        for fault in (
-            _faults(script, call, names) if isinstance(call.node, ast.Call) and not call.has_star else ()
-        ):
-            told = f"{word_of(call)}({', '.join(name for name in names if name[:6] != 'group_')})"
+        for fault in _faults(call, names) if isinstance(call.node, ast.Call) and not call.has_star else ():
+            takes = f"{word_of(call)}({', '.join(name for name in names if name[:6] != 'group_')})"
             yield Found(
-                fault[0], f"{fault[1]}: every rank fails here", fault[2] or f"its parameters are {told}"
+                fault[0], f"{fault[1]}: every rank fails here", fault[2] or f"its parameters are {takes}"
             )
             break
 
 
-def _faults(script: Script, call: Call, names: tuple[str, ...]) -> Iterator[tuple[ast.AST, str, str]]:
+def _faults(call: Call, names: tuple[str, ...]) -> Iterator[tuple[ast.AST, str, str]]:
     """Where arguments do not fit, why, and what to do beyond the look at the parameters."""
     word, num_given = word_of(call), len(getattr(call.node, "args", ()))
     if num_given > len(names) or not call.kwargs.keys() <= set(names):
@@ -80,9 +77,7 @@ def _faults(script: Script, call: Call, names: tuple[str, ...]) -> Iterator[tupl
             isinstance(value.thing, Items) and value.thing.kind != "dict",
             kind == "torch.Tensor",
         )
-        if name in _TENSORS and (
-            _is_no_tensor(script.tree, node) or (is_list and value.thing.is_whole and value.thing.values)
-        ):
+        if name in _TENSORS and _is_no_tensor(value):
             yield node, f"{word} takes a tensor, and `{shown}` is not one", f"pass a tensor that you keep: `value = torch.tensor({shown}, device=...)`, and read `value.item()` afterwards"  # fmt: skip
         elif (name in _LISTS and (is_tensor or isinstance(value.const, (int, str)))) or (
             name in {"src", "dst"} and (is_tensor or is_list or isinstance(value.const, str))
@@ -94,16 +89,10 @@ def _faults(script: Script, call: Call, names: tuple[str, ...]) -> Iterator[tupl
             )
 
 
-def _is_no_tensor(tree: ast.Module, node: ast.AST) -> bool:
-    if isinstance(node, ast.Constant):
-        return node.value is not None
-    if isinstance(node, (ast.List, ast.Tuple, ast.ListComp, ast.Dict, ast.JoinedStr)) or is_number(
-        tree, node, node
-    ):
-        return True
-    value = last_value(tree, node, node)
-    is_plain = isinstance(value, (ast.List, ast.Tuple, ast.ListComp, ast.Dict))
-    return value is not node and is_plain and len(bindings(tree, key_of(node), node)) == 1
+def _is_no_tensor(value: Value) -> bool:
+    """Whether it is surely a number, a text, or a list that was just written down."""
+    is_display = isinstance(value.thing, Items) and (value.thing.is_whole or value.thing.keys is not None)
+    return is_number(value) or isinstance(value.const, str) or is_display
 
 
 #: Functions that fail with a None, or show it.
@@ -131,7 +120,7 @@ def result_of_collective_is_none(script: Script) -> Iterator[Found]:
                 f"`{name}` returns None{f' and its result is in `{filled}`' if filled else ''}, but `{text_of(use.node)}` uses the None",
                 f"call `{text_of(made)}` on a line of its own{f' and continue with `{filled}`' if filled else ''}",
             )
-    told: set[str] = set()
+    owners: set[str] = set()
     for note in script.notes:
         if (
             isinstance(note, NoneRead)
@@ -140,9 +129,9 @@ def result_of_collective_is_none(script: Script) -> Iterator[Found]:
         ):
             owner = text_of(note.node.value)
             message = f"`{owner}` is None here: `{text_of(note.node)}` raises AttributeError on every rank"
-            if owner not in told:
+            if owner not in owners:
                 yield Found(note.node, message, f"give `{owner}` its value first")
-            told.add(owner)
+            owners.add(owner)
 
 
 def _uses(script: Script) -> Iterator[NoneUse]:
@@ -162,7 +151,7 @@ def gather_list_of_one_tensor(script: Script) -> Iterator[Found]:
         value = call.arg(*FILLED[word])
         if node is None or value is None:
             continue
-        thing, made = value.thing, last_value(script.tree, node, call.node)
+        thing = value.thing
         # Ranks that do not receive may give an empty list to gather.
         if (
             word != "gather"
@@ -181,39 +170,22 @@ def gather_list_of_one_tensor(script: Script) -> Iterator[Found]:
                 f"`{text_of(node)}` is empty, but {word} needs a list with one entry for each rank: every rank fails",
                 f"fill it first: `{new}`",
             )
-        elif (
-            word != "all_gather_object"
-            and (one := _repeated(made)) is not None
-            and not _is_filled(script.tree, node)
-        ):
-            message = f"`{text_of(made)}` is one tensor repeated: after {word} every entry is the last rank's"
+        elif word != "all_gather_object" and (one := _repeated(value)) is not None:
+            text = text_of(one)
             yield Found(
-                node, message, f"create a tensor for each rank: `[{text_of(one)} for _ in range(world_size)]`"
+                node,
+                f"`{text_of(node)}` is one tensor repeated, `{text}`: after {word} every entry is the last rank's",
+                f"create a tensor for each rank: `[{text} for _ in range(world_size)]`",
             )
 
 
-def _repeated(made: ast.AST) -> ast.expr | None:
-    """``x`` of ``[x] * n`` and ``n * [x]``."""
-    sides = (made.left, made.right) if isinstance(made, ast.BinOp) and isinstance(made.op, ast.Mult) else ()
-    is_once = any(isinstance(one, ast.Constant) and one.value == 1 for one in sides)
-    return next(
-        (
-            one.elts[0]
-            for one in sides
-            if isinstance(one, ast.List)
-            and len(one.elts) == 1
-            and isinstance(one.elts[0], ast.Call)
-            and not is_once
-        ),
-        None,
+def _repeated(value: Value) -> ast.AST | None:
+    """``torch.zeros(1)`` of ``[torch.zeros(1)] * n``, whose entries nothing has replaced since."""
+    made, parts = value.made, value.thing.values if isinstance(value.thing, Items) else []
+    is_repeated = (
+        made is not None
+        and made.name == "operator.Mult"
+        and len(parts) == 1
+        and all(one.const != 1 for one in made.args)
     )
-
-
-def _is_filled(tree: ast.Module, node: ast.AST) -> bool:
-    """Whether the entries of a list are replaced one by one."""
-    return any(
-        isinstance(one, ast.Subscript)
-        and isinstance(one.ctx, ast.Store)
-        and key_of(one.value) == key_of(node)
-        for one in ast.walk(tree)
-    )
+    return parts[0].made.node if is_repeated and parts[0].made is not None else None

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
+from rankwise.lint.library.acts import ACTS
 from rankwise.lint.library.names import DDP
-from rankwise.lint.model.values import Instance, Object
+from rankwise.lint.model.library_calls import kinds_of
+from rankwise.lint.model.values import Instance, Items, Object
 from rankwise.lint.paths.words import told_place
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import FILLED, OBJECTS, backends, collectives, has_group, word_of
-from rankwise.lint.topics.job_view import INIT, backend_of, function_of, once, places, text_of
-from rankwise.lint.topics.tensor_places import is_on_cpu
-from rankwise.lint.topics.tensor_text import last_value
+from rankwise.lint.topics.job_view import INIT, backend_of, function_of, is_hidden, once, places, text_of
+from rankwise.lint.topics.tensors import is_cpu, is_on_cpu, place_given
 from rankwise.lint.topics.wrapping import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
-
-#: Words of a script that has to do with GPUs.
-_GPU = re.compile(r"cuda|gpu|device_id|accelerat|prepare|local_rank|xpu", re.IGNORECASE)
 
 
 @rule("RW213", "error", "I17", "the backend is NCCL in a script that works on the CPU")
@@ -49,31 +47,39 @@ def nccl_without_gpu(script: Script) -> Iterator[Found]:
 
 def _on_cpu(script: Script) -> str:
     """How it shows that all work is done on the CPU; empty if it does not."""
-    code, calls = ast.unparse(script.tree), script.all_calls
-    # ``model.to(rank)``: a number names a GPU.
-    moved = [call.args[0] for call in calls if call.name.endswith(".to") and call.args]
-    if _GPU.search(code) or any(
-        isinstance(one.const, int) or "rank" in one.path or one.spread for one in moved
-    ):
+    calls = script.all_calls
+    given = [place for call in calls if (place := place_given(call)) is not None]
+    named = {str(place.const).partition(":")[0] for place in given if isinstance(place.const, str)}
+    if any(map(_may_use_gpu, calls)):
         return ""
-    named = {
-        str(call.args[0].const).partition(":")[0] for call in script.calls_of("torch.device") if call.args
-    }
-    named |= {
-        "cpu"
-        for one in ast.walk(script.tree)
-        if isinstance(one, ast.Assign) and _says_cpu(one.value) and isinstance(one.value, ast.Constant)
-    }
     if named:
         return f'all work is done on "{min(named)}"' if named <= {"cpu", "mps"} else ""
-    if ".to(" in code or "device" in code or len({call.module for call in calls}) > 1:
-        return ""
     models = [
         call
         for call in script.calls_of(DDP)
-        if isinstance(getattr(call.arg(0, "module"), "thing", None), (Instance, Object))
+        if call.args and isinstance(call.args[0].thing, (Instance, Object))
     ]
     return f"`{text_of(models[0].arg_node(0, 'module'))}` is never moved to a GPU" if models else ""
+
+
+def _may_use_gpu(call: Call) -> bool:
+    """Whether a call is of CUDA's, gets a device that is not known, or is of what may choose one."""
+    place = place_given(call)
+    is_known = (
+        place is None
+        or isinstance(place.const, str)
+        or (place.made is not None and place.made.name == "torch.device")
+    )
+    is_framework = call.name.startswith(
+        ("torch.cuda.", "torch.accelerator.", "accelerate.", "lightning.", "deepspeed.", "transformers.")
+    )
+    return (
+        not is_known
+        or is_framework
+        or is_hidden(call)
+        or "device_ids" in call.kwargs
+        or call.name.endswith(".cuda")
+    )
 
 
 def _fallback(script: Script) -> int | None:
@@ -118,13 +124,12 @@ def cpu_tensor_on_nccl(script: Script) -> Iterator[Found]:
     found: dict[tuple[int, str], list[Call]] = {}
     for one_place in collectives(script, *(set(FILLED) - OBJECTS), "send", "isend"):
         call = one_place.last
-        if has_group(call) or {"device"} & set(call.contexts):
-            continue
-        node = next((one for one in _tensors(call) if is_on_cpu(script.tree, one, call.node)), None)
-        if node is None:
-            continue
-        key = (id(function_of(script.tree, call.node)), text_of(node))
-        found.setdefault(key, []).append(call)
+        act = ACTS[call.name]
+        at = [one[:2] for one in (act.takes, act.fills) if one is not None]
+        lying = [one for one in at if (value := call.arg(*one)) is not None and is_on_cpu(value)]
+        if lying and not has_group(call) and "device" not in call.contexts:
+            key = (id(function_of(script.tree, call.node)), text_of(call.arg_node(*lying[0])))
+            found.setdefault(key, []).append(call)
     for (_, shown), (call, *others) in found.items():
         yield Found(
             call.node,
@@ -134,38 +139,18 @@ def cpu_tensor_on_nccl(script: Script) -> Iterator[Found]:
         )
 
 
-def _tensors(call: Call) -> list[ast.AST]:
-    names = (
-        "tensor",
-        "input_tensor",
-        "input",
-        "output_tensor",
-        "output",
-        "tensor_list",
-        "gather_list",
-        "scatter_list",
-    )
-    given = [call.arg_node(None, name) for name in names]
-    return [
-        one
-        for one in (*getattr(call.node, "args", ())[:2], *given)
-        if one is not None and not isinstance(one, ast.Constant)
-    ]
-
-
 @rule("RW411", "error", "D27", "device_ids are passed for a model on the CPU")
 def device_ids_of_cpu_model(script: Script) -> Iterator[Found]:
     for call in script.calls_of(DDP):
-        ids, node = call.arg(1, "device_ids"), call.arg_node(1, "device_ids")
+        ids, model = call.arg(1, "device_ids"), call.arg(0, "module")
         if (
             ids is None
-            or node is None
-            or (ids.is_known and ids.const is None)
-            or not isinstance(last_value(script.tree, node, call.node), ast.List)
+            or not isinstance(ids.thing, Items)
+            or model is None
+            or not _stays_on_cpu(script, call, model)
         ):
             continue
-        if not (_is_cpu_text(script, call) or _stays_on_cpu(script, call)):
-            continue
+        node = call.arg_node(1, "device_ids") or call.node
         yield Found(
             node,
             f"device_ids={text_of(node)} is for a model on a GPU, but this one is on the CPU: DistributedDataParallel fails with a ValueError",
@@ -173,61 +158,22 @@ def device_ids_of_cpu_model(script: Script) -> Iterator[Found]:
         )
 
 
-def _is_cpu_text(script: Script, call: Call) -> bool:
-    """`DDP(net.cpu(), ...)`, `DDP(net.to("cpu"), ...)`, or `net = Net().cpu()` just before."""
-    node = call.arg_node(0, "module")
-    value = last_value(script.tree, node, call.node) if node is not None else None
-    method = value.func.attr if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) else ""
-    return method == "cpu" or (
-        method == "to"
-        and isinstance(value, ast.Call)
-        and bool(value.args)
-        and _names_cpu(script, value.args[0], call)
-    )
-
-
-def _names_cpu(script: Script, node: ast.AST, call: Call) -> bool:
-    where = last_value(script.tree, node, call.node)
-    stores = [
-        one.id
-        for one in ast.walk(script.tree)
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-    ]
-    where = where.args[0] if isinstance(where, ast.Call) and where.args else where
-    return (
-        isinstance(where, ast.Constant) and where.value == "cpu" and stores.count(getattr(node, "id", "")) < 2
-    )
-
-
 #: Calls that put a model, or all that is made from now on, elsewhere.
-_MOVES = frozenset({"to", "cuda", "to_empty", "set_default_device", "set_default_tensor_type"})
+_MOVES = frozenset({"to", "cuda", "cpu", "to_empty", "set_default_device", "set_default_tensor_type"})
 
 
-def _stays_on_cpu(script: Script, call: Call) -> bool:
-    """Whether the model is created in the file, nothing is ever moved, and GPUs are never mentioned."""
-    model = call.arg(0, "module")
-    thing = model.thing if model is not None else None
-    kinds = (
-        {thing.kind}
-        if isinstance(thing, Object) and thing.call is not None and "device" not in thing.call.kwargs
-        else set[str]()
-    )
-    kinds |= thing.cls.library_bases() if isinstance(thing, Instance) else set()
-    if model is None or "device" in call.contexts or not any(one.startswith("torch.nn.") for one in kinds):
+def _stays_on_cpu(script: Script, call: Call, model: Value) -> bool:
+    """Whether the model is created in the file, and is moved to the CPU, or nowhere."""
+    made = getattr(model.thing, "call", None)
+    is_module = any(one.startswith("torch.nn.") for one in kinds_of(model))
+    if made is None or not is_module or "device" in {*made.kwargs, *call.contexts}:
         return False
     parts = {id(one) for one in parts_of(model)}
     moves = [one for one in script.all_calls if one.name.rpartition(".")[2] in _MOVES]
     mine = [one for one in moves if id(one.receiver.thing) in parts]
     if mine:
-        return all(_goes_to_cpu(one) for one in mine)
+        return all(one.name.endswith(".cpu") or any(map(is_cpu, one.args)) for one in mine)
     may_be = any(
-        one.name.startswith("torch.set_default")
-        or (one.receiver.thing is None and one.args and one.name.startswith("?"))
-        for one in moves
+        one.name.startswith("torch.set_default") or (one.receiver.thing is None and one.args) for one in moves
     )
     return not may_be and bool(backends(script)) and backends(script) <= {"gloo", "nccl"}
-
-
-def _goes_to_cpu(call: Call) -> bool:
-    return any(value.const == "cpu" or (isinstance(value.thing, Object) and value.thing.call is not None and any(
-        one.const == "cpu" for one in value.thing.call.args)) for value in call.args)  # fmt: skip

@@ -45,7 +45,7 @@ def global_rank_as_device(script: Script) -> Iterator[Found]:
         if id(place.entry) in on_one_node:
             continue
         for value, node in _devices(place.last):
-            fault = fault_of(script, place, value, node)
+            fault = fault_of(place, value)
             key = (id(place.last.function), text_of(node))
             if fault is not None and key not in seen:
                 seen.add(key)

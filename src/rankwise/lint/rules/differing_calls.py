@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.library.acts import ACTS
+from rankwise.lint.library.makers import RETURNS_SELF
 from rankwise.lint.model.history import Fork, Loop
 from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import D, collectives, has_group, word_of
 from rankwise.lint.topics.job_view import ops, text_of
-from rankwise.lint.topics.tensor_text import last_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from rankwise.lint.model.calls import Call
     from rankwise.lint.model.history import Item
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
@@ -83,9 +83,7 @@ _GIVEN = {word: takes for word in ("all_reduce", "all_gather", "broadcast", "red
 _SIZED = frozenset(
     {"torch.zeros", "torch.ones", "torch.empty", "torch.rand", "torch.randn", "torch.full", "torch.arange"}
 )
-#: Methods that keep the length.
-_KEEPS = frozenset({"contiguous", "float", "detach", "clone", "to", "cuda", "cpu", "half", "double"})
-_ASK = frozenset({"torch.isfinite", "torch.isnan", "torch.where", "torch.nonzero"})
+_ASK = frozenset({"operator.Compare", "torch.isfinite", "torch.isnan", "torch.where", "torch.nonzero"})
 
 
 @rule("RW317", "error", "C5", "ranks pass tensors of different shapes to one collective")
@@ -118,28 +116,24 @@ def _selected(script: Script) -> Iterator[Found]:
             message = f"`{text_of(node)}` is every rank's share of something: the shares differ in length if it can't be divided evenly, and {word_of(call)} aborts, hangs or returns garbage"
             yield Found(node, message, _FIX, severity="warning")
             continue
-        made = last_value(script.tree, node, call.node)
-        while (
-            isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr in _KEEPS
-        ):
-            made = last_value(script.tree, made.func.value, made)
-        if _picks(script.tree, made):
+        picked = _picked(value)
+        if picked is not None:
             yield Found(
                 node,
-                f"`{text_of(made)}` selects from each rank's own data, so `{text_of(node)}` has a different length on each rank: {word_of(call)} aborts, hangs or returns garbage",
+                f"`{text_of(picked.node)}` selects from each rank's own data, so `{text_of(node)}` has a different length on each rank: {word_of(call)} aborts, hangs or returns garbage",
                 _FIX,
             )
 
 
-def _picks(tree: ast.Module, node: ast.AST) -> bool:
-    """Whether the resulting length depends on the values."""
-    if isinstance(node, ast.Subscript):
-        index = last_value(tree, node.slice, node)
-        return isinstance(index, ast.Compare) or (isinstance(index, ast.Call) and text_of(index.func) in _ASK)
-    if isinstance(node, ast.Call):
-        word = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        return word in {"nonzero", "masked_select", "unique", "argwhere"}
-    return False
+def _picked(value: Value) -> Call | None:
+    """The call or index whose result is as long as the values decide, if the value is that."""
+    made = value.made
+    while made is not None and made.name.rpartition(".")[2] in RETURNS_SELF | {"detach", "clone"}:
+        made = made.receiver.made
+    if made is None or made.name.rpartition(".")[2] in {"nonzero", "masked_select", "unique", "argwhere"}:
+        return made
+    index = made.args[1].made if made.name == "operator.Subscript" else None
+    return made if index is not None and index.name in _ASK else None
 
 
 def _shape(value: Value | None) -> tuple[int, ...] | None:

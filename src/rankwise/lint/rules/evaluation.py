@@ -7,11 +7,13 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
-from rankwise.lint.library.names import ACCELERATOR, SAMPLER
+from rankwise.lint.library.acts import ACTS
+from rankwise.lint.library.names import ACCELERATOR
+from rankwise.lint.model.notes import Quotient
 from rankwise.lint.model.values import Items, Object, Spread
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.data_flow import SAMPLER_AT, is_prepared, passes, sampler_of, shown
-from rankwise.lint.topics.job_view import above, function_of, is_distributed, node_in, once, places, text_of
+from rankwise.lint.topics.job_view import is_distributed, is_hidden, node_in, once, places, text_of
 from rankwise.lint.topics.lengths import length_of
 
 if TYPE_CHECKING:
@@ -129,16 +131,8 @@ def _is_table(call: Call, name: str) -> bool:
 _GATHER = "gather keeps the samples that pad the last batch, so they count twice"
 _FIX = "give each rank range(rank, len(dataset), world_size) by Subset, and reduce sums and counts; or drop the repeated samples by their index"
 _TELLS = frozenset({"print", "log", "add_scalar", "info", "log_metric", "log_metrics", "log_dict", "write", "set_postfix", "add_scalars"})  # fmt: skip
-_METRIC = re.compile(
-    r"loss|acc|metric|score|error|auc|recall|precision|perplexity|ppl|bleu|f1|iou|\bmap\b|psnr", re.IGNORECASE
-)
-_JUDGED = re.compile(r"val|test|eval|acc|score|auc|recall|f1|iou|bleu", re.IGNORECASE)
-#: `ACC_STEPS` is no accuracy.
-_CONSTANTS = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
+#: What a line says that tells whose number it is.
 _LOCAL = re.compile(r"local|rank|this process|own|shard", re.IGNORECASE)
-#: Functions that may combine the numbers of all ranks.
-_TOGETHER = re.compile(r"reduce|gather|sync|aggregat|average|across|collect|broadcast", re.IGNORECASE)
-_WORLD = re.compile(r"world|replicas|nprocs|num_processes|size", re.IGNORECASE)
 
 
 @rule("RW611", "hint", "M1", "rank 0's own loss or accuracy is reported as that of all ranks")
@@ -147,23 +141,18 @@ def one_ranks_number_as_all(script: Script) -> Iterator[Found]:
     seen: set[int] = set()
     for place in once(places(script)):
         call = place.calls[0]
-        if (
-            call.name.rpartition(".")[2] not in _TELLS
-            or place.ranks != {0}
-            or id(call.function) in seen
-            or not is_distributed(place.entry)
-        ):
+        is_told = (
+            call.name.rpartition(".")[2] in _TELLS and place.ranks == {0} and is_distributed(place.entry)
+        )
+        if not is_told or id(call.function) in seen or _LOCAL.search(ast.unparse(call.node)):
             continue
-        text = ast.unparse(call.node)
-        if not _METRIC.search(text) or _LOCAL.search(text) or call.name.startswith("torch.distributed"):
-            continue
-        if any(_is_own(value) for value in _told(call)) and not _is_computed_here(script, call):
+        own = [value for value in _told(call) if _is_own(value)]
+        if own:
             seen.add(id(call.function))
-            is_judged = _JUDGED.search(_CONSTANTS.sub("", text)) is not None
-            what = "validation number" if is_judged else "loss"
+            is_judged = any("ratio" in value.origin for value in own)
             yield Found(
                 call.node,
-                f"`{text_of(call.node)}` reports the {what} of rank 0's share of the data as that of all ranks",
+                f"`{text_of(call.node)}` reports the {'average' if is_judged else 'loss'} of rank 0's share of the data as that of all ranks",
                 "all_reduce sums and counts over the ranks first, or say in the output that it is rank 0's",
                 severity="warning" if is_judged else "hint",
             )
@@ -171,56 +160,40 @@ def one_ranks_number_as_all(script: Script) -> Iterator[Found]:
 
 def _divided_by_all(script: Script) -> Iterator[Found]:
     """Counts of one rank's share that are divided by the number of all samples, and reduced nowhere."""
-    seen: set[int] = set()
+    shared: set[int] = set()
     for one in passes(script):
         sampler = sampler_of(one.loader)
-        if one.trains or one.module is not script.module or id(one.loop) in seen or _is_put_together(one):
+        data = sampler.call.arg(0, "dataset") if sampler is not None and sampler.call is not None else None
+        if data is not None and data.thing is not None and not one.trains and not _is_put_together(one):
+            shared.add(id(data.thing))
+    seen: set[ast.AST] = set()
+    for note in script.notes:
+        measured = note.right.made.args if isinstance(note, Quotient) and note.right.made is not None else ()
+        if (
+            not measured
+            or note.module is not script.module
+            or note.node in seen
+            or id(measured[0].thing) not in shared
+        ):
             continue
-        seen.add(id(one.loop))
-        made = sampler.call if sampler is not None else None
-        if made is None or made.name != SAMPLER:
-            continue
-        for node in _divisions(script.tree, one, made):
+        if note.left.spread is Spread.LOCAL and "item" in note.left.origin:
+            seen.add(note.node)
             yield Found(
-                node,
-                f"`{text_of(node)}` divides this rank's count by the number of all samples: on W ranks it"
+                note.node,
+                f"`{text_of(note.node)}` divides this rank's count by the number of all samples: on W ranks it"
                 " is about 1/W of the true number",
-                f"all_reduce `{text_of(node.left)}` over the ranks first, or divide by the number of samples that this rank saw",
+                f"all_reduce `{text_of(note.node.left)}` over the ranks first, or divide by the number of samples that this rank saw",
                 severity="warning",
             )
 
 
 def _is_put_together(one: Pass) -> bool:
+    """Whether anything after the loop is done together, or may be."""
     first = one.inside[0].index if one.inside else 0
     return any(
-        call.index >= first and _TOGETHER.search(call.name.rpartition(".")[2]) for call in one.history.calls
+        call.name in _SUMS | _OBJECTS or call.name in ACTS or is_hidden(call)
+        for call in one.history.calls[first:]
     )
-
-
-def _divisions(tree: ast.Module, one: Pass, made: Call) -> Iterator[ast.BinOp]:
-    """``correct / len(data)`` after a loop that counts ``correct``."""
-    around, end = function_of(tree, one.loop), getattr(one.loop, "end_lineno", 0)
-    loader = one.loader.call
-    data = {text_of(made.arg_node(0, "dataset")), f"{shown(one)}.dataset", f"{shown(one)}.sampler.dataset"}
-    if loader is not None:
-        data.add(text_of(loader.arg_node(0, "dataset")))
-    numbers = {f"len({name})" for name in data if name}
-    numbers |= {
-        text_of(part.targets[0])
-        for part in ast.walk(around)
-        if isinstance(part, ast.Assign) and text_of(part.value) in numbers
-    }
-    counted = {text_of(part.target) for part in ast.walk(one.loop) if isinstance(part, ast.AugAssign)}
-    for node in ast.walk(around):
-        if (
-            isinstance(node, ast.BinOp)
-            and isinstance(node.op, ast.Div)
-            and node.lineno > end
-            and text_of(node.right) in numbers
-            and not _WORLD.search(text_of(node.left))
-            and any(text_of(part) in counted for part in ast.walk(node.left))
-        ):
-            yield node
 
 
 def _told(call: Call) -> Iterator[Value]:
@@ -230,28 +203,7 @@ def _told(call: Call) -> Iterator[Value]:
             yield from value.thing.values
 
 
-def _is_computed_here(script: Script, call: Call) -> bool:
-    """Whether rank 0 alone has computed the number, over whatever data it chose."""
-    blocks = [
-        one
-        for one in above(script.tree, call.node)
-        if isinstance(one, ast.If) and any(one.test is guard.node for guard in call.guards)
-    ]
-    made = {
-        name.id
-        for block in blocks
-        for one in ast.walk(block)
-        if isinstance(one, ast.Assign)
-        for target in one.targets
-        for name in ast.walk(target)
-        if isinstance(name, ast.Name)
-    }
-    reported = {name.id for name in ast.walk(call.node) if isinstance(name, ast.Name)}
-    functions = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.FunctionDef)}
-    return bool(made & reported) or bool(reported & functions)
-
-
 def _is_own(value: Value) -> bool:
-    return (
-        value.spread is Spread.LOCAL and bool({"item", "data"} & value.origin) and "time" not in value.origin
-    )
+    """Whether it is a number of this rank's data; what rank 0 alone has computed, over whatever it chose, is none."""
+    is_number = bool({"item", "mean", "ratio"} & value.origin) and value.spread is Spread.LOCAL
+    return is_number and value.origin.isdisjoint({"time", "rank", "local_rank"})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.model.calls import arms_of
+from rankwise.lint.model.values import is_number
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import (
     DESTROY,
@@ -20,14 +21,14 @@ from rankwise.lint.topics.job_view import (
     places,
     text_of,
 )
-from rankwise.lint.topics.option_text import option_of, sources
+from rankwise.lint.topics.options import option_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
     from rankwise.lint.script import Entry, Script
-    from rankwise.lint.topics.job_view import Place
 
 _STORE = "torch.distributed.FileStore"
 _REMOVES = frozenset(
@@ -47,8 +48,8 @@ def fixed_init_file(script: Script) -> Iterator[Found]:
         return
     for place in once(places(script, INIT, _STORE)):
         call = place.last
-        node = call.arg_node(0, "file_name") if call.name == _STORE else call.arg_node(1, "init_method")
-        path, is_default = _path_of(script, call, node)
+        at = (0, "file_name") if call.name == _STORE else (1, "init_method")
+        node, (path, is_default) = call.arg_node(*at), _path_of(call.arg(*at))
         if path is None or node is None or (call.name == INIT and not path.startswith("file:")):
             continue
         what = "is the default, so all runs share one file" if is_default else "is the same file for each run"
@@ -61,20 +62,15 @@ def fixed_init_file(script: Script) -> Iterator[Found]:
         )
 
 
-def _path_of(script: Script, call: Call, node: ast.AST | None) -> tuple[str | None, bool]:
-    value = call.arg(0, "file_name") if call.name == _STORE else call.arg(1, "init_method")
-    if value is None:
-        return None, False
-    if isinstance(value.const, str):
-        return value.const, False
-    option = option_of(script, node)
-    if (
-        option is not None
-        and isinstance(option.default, ast.Constant)
-        and isinstance(option.default.value, str)
-    ):
-        return option.default.value, True
-    return None, False
+def _path_of(value: Value | None) -> tuple[str | None, bool]:
+    """The path, and whether it is only an option's default."""
+    option = option_of(value)
+    path = option.arg(None, "default") if option is not None else value
+    return (
+        (path.const, option is not None)
+        if path is not None and isinstance(path.const, str)
+        else (None, False)
+    )
 
 
 _MAKES = frozenset({INIT, "accelerate.Accelerator", "lightning.fabric.Fabric"})
@@ -176,8 +172,8 @@ def timeout_not_timedelta(script: Script) -> Iterator[Found]:
     for place in once(places(script, *_POSITIONS)):
         call = place.last
         position = _POSITIONS[call.name]
-        node = call.arg_node(position, "timeout")
-        if node is not None and _is_number(script, call, position, node):
+        node, value = call.arg_node(position, "timeout"), call.arg(position, "timeout")
+        if node is not None and value is not None and _is_number(value):
             text = text_of(node)
             yield Found(
                 node,
@@ -186,17 +182,15 @@ def timeout_not_timedelta(script: Script) -> Iterator[Found]:
             )
 
 
-def _is_number(script: Script, call: Call, position: int | None, node: ast.AST) -> bool:
-    value = call.arg(position, "timeout")
-    if isinstance(node, ast.Attribute) and "timedelta(" in call.module.text:
-        return False  # converted on its way, perhaps
-    if value is not None and value.is_known:
-        return isinstance(value.const, (int, float)) and not isinstance(value.const, bool)
-    option = option_of(script, node)
-    if option is None:
-        return False
-    given = {keyword.arg: keyword.value for keyword in option.node.keywords}
-    return getattr(given.get("type"), "id", "") in {"int", "float"}
+def _is_number(value: Value) -> bool:
+    """Whether it is a number, or an option that is read as one and not converted since."""
+    option = option_of(value)
+    type_ = option.arg(None, "type") if option is not None else None
+    is_read_as_one = type_ is not None and getattr(type_.thing, "name", "") in {
+        "builtins.int",
+        "builtins.float",
+    }
+    return is_read_as_one or (is_number(value) and not isinstance(value.const, bool))
 
 
 _UNITS = {"days": 86400.0, "seconds": 1.0, "microseconds": 1e-6, "milliseconds": 1e-3, "minutes": 60.0, "hours": 3600.0, "weeks": 604800.0}  # fmt: skip
@@ -210,7 +204,7 @@ def odd_timeout(script: Script) -> Iterator[Found]:
         call = place.last
         position = 2 if call.name == INIT else None
         value, node = call.arg(position, "timeout"), call.arg_node(position, "timeout")
-        seconds = _seconds(place, node) if value is not None else None
+        seconds = _seconds(value.made) if value is not None and value.made is not None else None
         if seconds is None or node is None:
             continue
         if 0 < seconds < _SHORT_S:
@@ -221,11 +215,9 @@ def odd_timeout(script: Script) -> Iterator[Found]:
             yield Found(node, message, "allow as long as the slowest step may take", severity="hint")
 
 
-def _seconds(place: Place, node: ast.AST | None) -> float | None:
+def _seconds(call: Call) -> float | None:
     """The length of a timedelta that the script creates for a timeout."""
-    made = {call.node: call for call in place.entry.histories[-1].calls if call.name == "datetime.timedelta"}
-    call = next((made[one] for one in sources(place.last.module.tree, node) if one in made), None)
-    if call is None or call.has_star:
+    if call.name != "datetime.timedelta" or call.has_star:
         return None
     given = dict(zip(_UNITS, call.args, strict=False)) | call.kwargs
     if not given or not all(

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.library.names import DDP
+from rankwise.lint.model.calls import whole_of
 from rankwise.lint.model.values import Instance, Items, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.device_index import fault_of
 from rankwise.lint.topics.job_view import is_distributed, line_of, node_in, once, places, places_of, text_of
-from rankwise.lint.topics.option_text import parts_of_sources
 from rankwise.lint.topics.saved_files import is_model_file, reads
-from rankwise.lint.topics.tensor_text import last_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
-    from rankwise.lint.script import Entry, Script
+    from rankwise.lint.script import Script
     from rankwise.lint.topics.saved_files import FileUse
 
 
@@ -38,7 +37,7 @@ def load_without_map_location(script: Script) -> Iterator[Found]:
         if (
             not _uses_gpus(use)
             or not (is_distributed(use.place.entry) or script.has_init)
-            or not is_model_file(script, use)
+            or not is_model_file(use)
         ):
             continue
         yield Found(
@@ -62,7 +61,7 @@ def map_location_from_rank(script: Script) -> Iterator[Found]:
         if value is None or node is None:
             continue
         for one in value.thing.values if isinstance(value.thing, Items) else [value]:
-            fault = fault_of(script, place, one, node)
+            fault = fault_of(place, one)
             if fault is not None:
                 yield Found(
                     node,
@@ -73,36 +72,43 @@ def map_location_from_rank(script: Script) -> Iterator[Found]:
                 break
 
 
-_STRIPS = frozenset(
-    {"removeprefix", "replace", "consume_prefix_in_state_dict_if_present", "lstrip", "startswith", "sub"}
-)
-
-
 @rule("RW607", "error", "K4", "weights of the wrapped model are loaded into the bare one, or vice versa")
 def module_prefix(script: Script) -> Iterator[Found]:
     for entry in script.entries:
-        yield from _entry(script, entry)
+        found = [place.calls[0] for place in once(places_of(entry))]
+        for call in found:
+            given, form, at = call.arg(0, "state_dict"), _form(call.receiver), node_in(script, call)
+            made = whole_of(given) if given is not None and call.name.endswith(".load_state_dict") else None
+            if (
+                made is None
+                or form is None
+                or at is None
+                or any(_may_change(made, one) for one in found if one.index < call.index)
+            ):
+                continue
+            saves = [made]
+            if made.name == "torch.load":
+                saves = [
+                    one
+                    for save in found
+                    if save.name == "torch.save" and _same_file(save, made)
+                    for one in _states(save)
+                ]
+            forms = {_form(one.receiver): one for one in saves if one.name.endswith(".state_dict")}
+            if len(forms) == 1 and not {form, None} & forms.keys():
+                yield _tell(call, at, next(iter(forms.values())), form)
 
 
-def _entry(script: Script, entry: Entry) -> Iterator[Found]:
-    found = [place.calls[0] for place in once(places_of(entry))]
-    saved = [
-        (call, form) for call in found if call.name == "torch.save" and (form := _saved_form(call, found))
-    ]
-    for call in found:
-        if not call.name.endswith(".load_state_dict") or _strips(call):
-            continue
-        form, read, at = _form(call.receiver), _read_by(call, found), node_in(script, call)
-        if form is None or at is None:
-            continue
-        direct = _given_directly(call, found)
-        if direct is not None and _form(direct.receiver) not in {None, form}:
-            yield _tell(call, at, direct, form)
-        if read is None:
-            continue
-        forms = {other: save for save, other in saved if _same_file(save, read)}
-        if len(forms) == 1 and form not in forms:
-            yield _tell(call, at, next(iter(forms.values())), form)
+def _may_change(made: Call, other: Call) -> bool:
+    """Whether a call gets what another one gave, and may take off the prefix of its keys."""
+    return not other.name.endswith(".load_state_dict") and any(value.made is made for value in other.args)
+
+
+def _states(save: Call) -> Iterator[Call]:
+    """Calls of `state_dict` whose results are saved, by themselves or in a table."""
+    value = save.arg(0, "obj")
+    parts = value.thing.values if value is not None and isinstance(value.thing, Items) else [value]
+    yield from (one.made for one in parts if one is not None and one.made is not None)
 
 
 def _tell(call: Call, at: ast.AST, save: Call, form: str) -> Found:
@@ -133,52 +139,6 @@ def _form(value: Value) -> str | None:
     ):
         return "bare"
     return None
-
-
-def _saved_form(call: Call, found: list[Call]) -> str | None:
-    """Whether the state of a wrapped or a bare model is saved; None if that is not certain."""
-    parts = {
-        part
-        for part in parts_of_sources(call.module.tree, call.arg_node(0, "obj"))
-        if isinstance(part, ast.Call)
-    }
-    forms = {
-        _form(one.receiver) for one in found if one.name.endswith(".state_dict") and one.node in parts
-    } - {None}
-    unknown = [
-        one
-        for one in found
-        if one.name.startswith("?.") and one.name.endswith(".state_dict") and one.node in parts
-    ]
-    if _STRIPS & {getattr(part.func, "attr", "") for part in parts}:
-        return None
-    return next(iter(forms)) if len(forms) == 1 and not unknown else None
-
-
-def _read_by(call: Call, found: list[Call]) -> Call | None:
-    parts = set(parts_of_sources(call.module.tree, call.arg_node(0, "state_dict")))
-    return next(
-        (one for one in found if one.name == "torch.load" and one.node in parts and one.index < call.index),
-        None,
-    )
-
-
-def _given_directly(call: Call, found: list[Call]) -> Call | None:
-    """The call of state_dict that is the argument itself."""
-    given = call.arg_node(0, "state_dict")
-    node = last_value(call.module.tree, given, call.node) if given is not None else None
-    return next((one for one in found if one.node is node and one.name.endswith(".state_dict")), None)
-
-
-def _strips(call: Call) -> bool:
-    parts = list(parts_of_sources(call.module.tree, call.arg_node(0, "state_dict")))
-    texts = {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
-    names = {
-        getattr(part.func, "attr", getattr(part.func, "id", ""))
-        for part in parts
-        if isinstance(part, ast.Call)
-    }
-    return bool(_STRIPS & names) or "module." in texts or "consume_prefix" in call.module.text
 
 
 def _same_file(save: Call, read: Call) -> bool:

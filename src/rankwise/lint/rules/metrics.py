@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.model.values import Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import (
-    above,
-    called_names,
     differs,
     function_of,
     is_distributed,
@@ -21,9 +18,9 @@ from rankwise.lint.topics.job_view import (
     starts_group,
     text_of,
 )
-from rankwise.lint.topics.option_text import sources
 from rankwise.lint.topics.saved_files import is_chosen
-from rankwise.lint.topics.summing import divides, is_sum
+from rankwise.lint.topics.summing import by_ranks, divides, is_sum
+from rankwise.lint.topics.tensor_text import nodes_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,143 +31,41 @@ if TYPE_CHECKING:
 
 _REDUCES = ("torch.distributed.all_reduce", "torch.distributed.reduce", "accelerate.Accelerator.reduce", "accelerate.Accelerator.gather",
             "lightning.fabric.Fabric.all_reduce")  # fmt: skip
-_COUNTS = re.compile(
-    r"(self\.)?(n|total|count|cnt|seen|num_(samples|tokens|examples|batches)|n_samples)", re.IGNORECASE
-)
-_WORLD = ("world", "num_replicas", "num_processes", "n_gpu", "size()")
 
 
 @rule("RW612", "warning", "M2", "means of ranks with different numbers of samples are averaged")
 def mean_of_means(script: Script) -> Iterator[Found]:
     for place in once(places(script, *_REDUCES)):
-        call = place.last
-        node = call.arg_node(0, "tensor")
-        function = function_of(script.tree, call.node)
-        if node is None or "Items" in ast.unparse(node):
-            continue
-        # A metric's class counts in one method and divides in another.
-        around = next(
-            (one for one in above(script.tree, function) if isinstance(one, ast.ClassDef)), function
-        )
-        ratio = next((one for one in _parts_in(script, node, function) if _is_ratio(one, around)), None)
-        if ratio is None:
-            continue
-        if _is_averaged(script, call, function):
+        value, node = place.last.arg(0, "tensor"), place.last.arg_node(0, "tensor")
+        if value is not None and "ratio" in value.origin and _is_averaged(script, place.last):
             yield Found(
-                call.node,
-                f"`{text_of(ratio)}` is a mean over this rank's samples: averaged over ranks it is wrong if the sample counts differ",
+                place.last.node,
+                f"`{text_of(node)}` is a mean over this rank's samples: averaged over ranks it is wrong if the sample counts differ",
                 "reduce the sum and the count, then divide",
             )
 
 
-def _parts_in(script: Script, node: ast.AST, function: ast.AST) -> Iterator[ast.AST]:
-    """What the reduced value was computed from, in the same function."""
-    inside = set(ast.walk(function))
-    for one in sources(script.tree, node):
-        if one in inside:
-            yield from ast.walk(one)
-
-
-def _is_ratio(node: ast.AST, function: ast.AST) -> bool:
-    """A division by what is counted in a loop, or the mean of a list that a loop has filled."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        text = ast.unparse(node.right)
-        if any(word in text.lower() for word in _WORLD):
-            return False
-        return (
-            _is_counted(node.right, function)
-            or _COUNTS.fullmatch(text) is not None
-            or ("len(" in text and "loader" in text.lower())
-        )
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "mean"
-        and node.args == []
-    ):
-        inner = node.func.value
-        return (
-            isinstance(inner, ast.Call)
-            and getattr(inner.func, "attr", "") in {"stack", "cat", "tensor"}
-            and _is_filled(inner, function)
-        )
-    return False
-
-
-def _is_counted(node: ast.expr, around: ast.AST) -> bool:
-    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {
-        one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)
-    }
-    counted = {
-        getattr(one.target, "id", getattr(one.target, "attr", ""))
-        for one in ast.walk(around)
-        if isinstance(one, ast.AugAssign)
-    }
-    return bool(names & counted)
-
-
-def _is_filled(node: ast.Call, function: ast.AST) -> bool:
-    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-    return any(
-        isinstance(one, ast.Call)
-        and isinstance(one.func, ast.Attribute)
-        and one.func.attr == "append"
-        and getattr(one.func.value, "id", "") in names
-        for one in ast.walk(function)
-    )
-
-
-def _is_averaged(script: Script, call: Call, function: ast.AST) -> bool:
+def _is_averaged(script: Script, call: Call) -> bool:
     """Whether the sum over ranks becomes a mean: by the operation, or by a division by the number of ranks."""
-    text = ast.unparse(call.node)
-    if "AVG" in text or "mean" in text or call.name.endswith(".gather"):
-        return True
-    divisors = [
-        one.right for one in ast.walk(function) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div)
-    ]
-    divisors += [
-        one.value
-        for one in ast.walk(function)
-        if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Div)
-    ]
-    texts = [ast.unparse(part).lower() for one in divisors for part in sources(script.tree, one)]
-    return any(word in one for one in texts for word in _WORLD) or "div_" in called_names(function)
+    if not call.name.startswith("torch.distributed."):
+        how = call.arg(1, "reduction")
+        return how.const == "mean" if how is not None else not call.name.endswith("Accelerator.reduce")
+    inside = set(nodes_in(function_of(script.tree, call.node)))
+    return not is_sum(call) or not inside.isdisjoint(by_ranks(script))
 
 
-_MEAN = re.compile(r"(^|_)(avg|mean|average|averaged)(_|$)|reduce_mean|mean_reduce|average_", re.IGNORECASE)
-_LOSS = re.compile(r"loss|acc(uracy)?($|_)|error_rate|ppl", re.IGNORECASE)
-_SUM = re.compile(r"sum|total|count|num|n_|correct|tokens|numel|grad|param", re.IGNORECASE)
-
-
-@rule("RW613", "warning", "M3", "a loss is summed over the ranks and never divided")
+@rule("RW613", "warning", "M3", "a mean is summed over the ranks and never divided")
 def sum_told_as_mean(script: Script) -> Iterator[Found]:
     for place in once(places(script, "torch.distributed.all_reduce", "torch.distributed.reduce")):
-        call = place.last
-        node = call.arg_node(0, "tensor")
-        if not isinstance(node, (ast.Name, ast.Attribute)) or not is_sum(call):
+        value, node = place.last.arg(0, "tensor"), place.last.arg_node(0, "tensor")
+        if value is None or value.origin.isdisjoint({"mean", "ratio"}) or not is_sum(place.last):
             continue
-        function = function_of(script.tree, call.node)
-        name = text_of(node).rpartition(".")[2]
-        reported = _told_as(name, function)
-        if reported is None or divides(script, function):
-            continue
-        yield Found(
-            call.node,
-            f"`{name}` is summed over all ranks and never divided by their number, but it is {reported}",
-            f"divide afterwards: {text_of(node)} /= dist.get_world_size()",
-        )
-
-
-def _told_as(name: str, function: ast.AST) -> str | None:
-    """By which word it says that it is a mean."""
-    function_name = getattr(function, "name", "")
-    if _MEAN.search(function_name) and not _SUM.search(function_name):
-        return f"what {function_name}() returns"
-    if _MEAN.search(name):
-        return "called a mean"
-    if _LOSS.search(name) and not _SUM.search(name):
-        return "reported as the loss or accuracy of one"
-    return None
+        if not divides(script, function_of(script.tree, place.last.node)):
+            yield Found(
+                place.last.node,
+                f"`{text_of(node)}` is a mean of this rank's, summed over all ranks and never divided by their number",
+                f"divide afterwards: {text_of(node)} /= dist.get_world_size()",
+            )
 
 
 _RUNS = {"wandb.init": "opens its own run in W&B", "mlflow.start_run": "starts its own run in MLflow",

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 @rule("RW803", "error", "", "the body reads `kwargs`, but the signature has another name", needs_ranks=False, fixable=True)  # fmt: skip
 def star_parameter_misspelt(script: Script) -> Iterator[Found]:
     scopes = scopes_of(script.tree)
-    told: set[ast.AST] = set()
+    marked: set[ast.AST] = set()
     for name, scope in undefined(scopes):
         param = meant_star_parameter(name.id, scope)
         if (
             param is None
-            or param in told
+            or param in marked
             or may_make_names(script, scopes)
             or not is_certain(script, scopes, name)
         ):
             continue
-        told.add(param)
+        marked.add(param)
         span = span_of(param, script.lines)
         span = Span(span.line, span.col, span.line, span.col + len(param.arg))
         is_read = any(n.id == param.arg for n, _ in scopes.loads)
@@ -62,16 +62,16 @@ def name_of_another_function(script: Script) -> Iterator[Found]:
         )
     if not names or script.piece.is_fragment or may_make_names(script, scopes):
         return
-    told: set[tuple[str, ast.AST]] = set()
+    marked: set[tuple[str, ast.AST]] = set()
     for name, scope in names:
         key = (name.id, function_of(scope) or script.tree)
         if (
-            key in told
+            key in marked
             or not is_certain(script, scopes, name)
             or meant_star_parameter(name.id, scope) is not None
         ):
             continue
-        told.add(key)
+        marked.add(key)
         where, fix = _where(scopes, name, scope)
         yield Found(name, f"`{name.id}` is not defined here: {where}", fix)
 

@@ -6,13 +6,11 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
-from rankwise.lint.library.hints import ENVIRON
-from rankwise.lint.model.notes import TextComparison
+from rankwise.lint.model.notes import TextComparison, TextTest
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import (
     INIT,
     SPAWN,
-    STARTS,
     is_hidden,
     is_spawned,
     node_in,
@@ -22,7 +20,7 @@ from rankwise.lint.topics.job_view import (
     settings,
     text_of,
 )
-from rankwise.lint.topics.option_text import options
+from rankwise.lint.topics.options import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +28,7 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
     from rankwise.lint.topics.job_view import Place
-    from rankwise.lint.topics.option_text import Option
-
-_READS = frozenset({"os.environ.__getitem__", "os.environ.get", "os.getenv"})
+    from rankwise.lint.topics.options import Option
 
 
 @rule("RW204", "error", "I26", "a rank from the environment is a string but is compared with a number")
@@ -42,9 +38,11 @@ def rank_compared_as_text(script: Script) -> Iterator[Found]:
         if isinstance(note, TextComparison) and note.module is script.module and note.node not in seen:
             seen.add(note.node)
             yield _tell_comparison(note.node, text_is_left=not _is_number(note.node.left))
-    if "environ" not in script.piece.code and "getenv" not in script.piece.code:
-        return
-    yield from _conditions(script)
+        elif isinstance(note, TextTest) and note.module is script.module and note.node not in seen:
+            seen.add(note.node)
+            text = text_of(note.node.operand if isinstance(note.node, ast.UnaryOp) else note.node)
+            message = f'`{text}` is a string, and "0" counts as true: `{text_of(note.node)}` is {"false" if note.negated else "true"} on every rank'
+            yield Found(note.node, message, f"compare int({text}) with 0")
 
 
 def _is_number(node: ast.expr) -> bool:
@@ -61,43 +59,6 @@ def _tell_comparison(node: ast.Compare, *, text_is_left: bool) -> Found:
     else:
         message = f'`{shown}` is a string such as "0": `{text_of(node)}` is true on every rank'
     return Found(node, message, f"compare int({shown})")
-
-
-def _reads_rank(node: ast.AST) -> bool:
-    if isinstance(node, ast.Subscript):
-        key = node.slice
-        return (
-            "environ" in ast.unparse(node.value)
-            and isinstance(key, ast.Constant)
-            and ENVIRON.get(str(key.value)) is not None
-        )
-    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-        name = ast.unparse(node.func)
-        return name.endswith(("environ.get", "getenv")) and ENVIRON.get(str(node.args[0].value)) is not None
-    return False
-
-
-def _conditions(script: Script) -> Iterator[Found]:
-    """``if not os.environ.get("LOCAL_RANK"):`` where the variable is surely set: after init."""
-    started: dict[ast.AST, bool] = {}
-    for entry in script.entries:
-        calls = entry.histories[0].calls
-        first = next((call.index for call in calls if call.name in STARTS), None)
-        for call in calls:
-            if call.name in _READS and call.module is script.module:
-                started[call.node] = first is not None and call.index > first
-    for node in ast.walk(script.tree):
-        if not isinstance(node, (ast.If, ast.IfExp)):
-            continue
-        test = (
-            node.test.operand
-            if isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
-            else node.test
-        )
-        if started.get(test) and _reads_rank(test) and "SIZE" not in ast.unparse(test):
-            word = "false" if test is not node.test else "true"
-            message = f'`{text_of(test)}` is a string, and "0" counts as true: `{text_of(node.test)}` is {word} on every rank'
-            yield Found(node.test, message, f"compare int({text_of(test)}) with 0")
 
 
 @rule("RW210", "error", "I12 I14 I10", "world size, rank and number of processes contradict each other")
@@ -286,11 +247,13 @@ def local_rank_from_command_line(script: Script) -> Iterator[Found]:
     has_environment = "LOCAL_RANK" in _strings(script.tree) or any(
         "LOCAL_RANK" in one.module.text for one in script.all_calls
     )
-    for option in options(script.tree):
+    for option in options(script):
         if {flag.lstrip("-").replace("-", "_") for flag in option.flags} & {"local_rank"}:
             reported = _tell(script, option, has_environment=has_environment)
             if reported is not None:
-                yield Found(option.node, reported[0], _FIX, severity="error" if reported[1] else "warning")
+                yield Found(
+                    option.call.node, reported[0], _FIX, severity="error" if reported[1] else "warning"
+                )
     if not has_environment:
         yield from _scans(script)
         yield from _decorated(script)
@@ -315,18 +278,18 @@ def _tell(script: Script, option: Option, *, has_environment: bool) -> tuple[str
     is_used = any(
         isinstance(node, ast.Attribute) and node.attr == option.dest for node in ast.walk(script.tree)
     )
-    if has_environment or not is_used or not _is_constant(option.default):
+    default = option.default
+    if (
+        has_environment
+        or not is_used
+        or (default is not None and not (default.is_known and not default.origin))
+    ):
         return None
-    shown = ast.unparse(option.default) if option.default is not None else "None"
+    shown = repr(default.const) if default is not None else "None"
     # With None as the default the script can see that it was not given.
     tests = [one.test for one in ast.walk(script.tree) if isinstance(one, (ast.If, ast.IfExp, ast.Assert))]
     is_sure = shown != "None" or not any(option.dest in ast.unparse(test) for test in tests)
     return f"torchrun does not pass {flag}: args.{option.dest} stays {shown} in all processes", is_sure
-
-
-def _is_constant(node: ast.expr | None) -> bool:
-    node = node.operand if isinstance(node, ast.UnaryOp) else node
-    return node is None or isinstance(node, ast.Constant)
 
 
 def _scans(script: Script) -> Iterator[Found]:
@@ -335,7 +298,8 @@ def _scans(script: Script) -> Iterator[Found]:
         return
     for node in ast.walk(script.tree):
         text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-        if text.rstrip("= ") in {"--local_rank", "--local-rank"} and not _is_option(script, node):
+        declared = [one for option in options(script) for one in ast.walk(option.call.node)]
+        if text.rstrip("= ") in {"--local_rank", "--local-rank"} and node not in declared:
             message = "torchrun does not pass --local_rank on the command line: this is never set"
             yield Found(node, message, _FIX)
             return
@@ -343,19 +307,8 @@ def _scans(script: Script) -> Iterator[Found]:
 
 def _decorated(script: Script) -> Iterator[Found]:
     """``@click.option("--local_rank", default=0)``."""
-    for node in ast.walk(script.tree):
-        if not (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "option"
-        ):
-            continue
-        flags = {
-            one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
-        }
-        flag = next((one for one in sorted(flags) if one in {"--local_rank", "--local-rank"}), None)
-        if flag is not None and not any(keyword.arg == "envvar" for keyword in node.keywords):
+    for call in script.calls_of("click.option"):
+        flag = next((one.const for one in call.args if one.const in ("--local_rank", "--local-rank")), None)
+        if flag is not None and "envvar" not in call.kwargs:
             message = f"torchrun does not pass {flag}: it keeps its default in all processes"
-            yield Found(node, message, _FIX)
-
-
-def _is_option(script: Script, node: ast.AST) -> bool:
-    return any(node in option.node.args for option in options(script.tree))
+            yield Found(call.node, message, _FIX)

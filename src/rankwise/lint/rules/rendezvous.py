@@ -20,7 +20,7 @@ from rankwise.lint.topics.job_view import (
     statement_of,
     text_of,
 )
-from rankwise.lint.topics.option_text import options
+from rankwise.lint.topics.options import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -266,9 +266,9 @@ def _addresses(script: Script) -> Iterator[tuple[Place, Value, ast.AST]]:
 
 def _several(script: Script) -> tuple[str, bool, Call | None] | None:
     """How it is known that there may be several nodes, whether there are, and the call that asks."""
-    for option in options(script.tree):
+    for option in options(script):
         if option.dest in _NODES:
-            default = getattr(option.default, "value", None)
+            default = option.default.const if option.default is not None else None
             is_more = isinstance(default, int) and default > 1
             return (
                 f"{option.flags[-1]} {'is ' + str(default) if is_more else 'may be more than 1'}",

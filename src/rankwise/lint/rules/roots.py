@@ -23,7 +23,6 @@ from rankwise.lint.topics.collective_calls import (
     word_of,
 )
 from rankwise.lint.topics.job_view import is_distributed, is_parameter, parents_of, places_of, text_of
-from rankwise.lint.topics.tensor_text import bindings, key_of, last_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +93,7 @@ def list_on_other_ranks(script: Script) -> Iterator[Found]:
         others = [call for call in place.calls if call.rank != root]
         if not others and place.num_ranks == 1:
             others = [place.last]
-        if place.is_once_a_node or not others or not all(_gives_list(script.tree, call) for call in others):
+        if place.is_once_a_node or not others or not all(map(_gives_list, others)):
             continue
         node = others[0].arg_node(*_LISTS[word])
         what = "destination" if word != "scatter" else "source"
@@ -105,36 +104,25 @@ def list_on_other_ranks(script: Script) -> Iterator[Found]:
         )
 
 
-def _gives_list(tree: ast.Module, call: Call) -> bool:
-    position, name = _LISTS[word_of(call)]
-    value, node = call.arg(position, name), call.arg_node(position, name)
-    if value is None or node is None or (value.is_known and not value.const):
+def _gives_list(call: Call) -> bool:
+    value = call.arg(*_LISTS[word_of(call)])
+    if value is None:
         return False
     if isinstance(value.thing, Items):
         return value.thing.kind == "list" and (bool(value.thing.values) or not value.thing.is_whole)
-    if value.origin & {"rank", "local_rank"} and not isinstance(node, (ast.List, ast.ListComp)):
-        return False
-    if isinstance(node, (ast.List, ast.ListComp, ast.BinOp)):
-        return True
-    found = bindings(tree, key_of(node), node) if key_of(node) else []
-    return bool(found) and all(_is_list(one) for _, one in found)
-
-
-def _is_list(value: ast.expr | None) -> bool:
-    if isinstance(value, ast.Call):
-        return key_of(value.func) in {"list", "torch.chunk", "torch.split", "torch.unbind"} or (
-            isinstance(value.func, ast.Attribute) and value.func.attr in {"chunk", "split", "unbind"}
-        )
-    return isinstance(value, (ast.List, ast.ListComp)) or (
-        isinstance(value, ast.BinOp) and isinstance(value.left, ast.List)
-    )
+    return value.made is not None and value.made.name.rpartition(".")[2] in {
+        "chunk",
+        "split",
+        "unbind",
+        "tensor_split",
+    }
 
 
 @rule("RW310", "error", "C20", "ranks call broadcast_object_list with lists of different lengths")
 def object_lists_differ_in_length(script: Script) -> Iterator[Found]:
     for place in collectives(script, "broadcast_object_list"):
         node = place.last.arg_node(0, "object_list")
-        lengths = {call.rank: _length(script.tree, call, node) for call in place.calls}
+        lengths = {call.rank: _length(call.arg(0, "object_list")) for call in place.calls}
         known = {rank: one for rank, one in lengths.items() if one}
         if len(known) < 2 or len(set(known.values())) < 2 or len(known) != len(lengths):
             continue
@@ -146,37 +134,12 @@ def object_lists_differ_in_length(script: Script) -> Iterator[Found]:
         )
 
 
-def _length(tree: ast.Module, call: Call, node: ast.AST | None) -> str:
-    value = call.arg(0, "object_list")
+def _length(value: Value | None) -> str:
     thing = value.thing if value is not None else None
-    if isinstance(thing, Items) and thing.keys is None:
-        if thing.is_whole or (node is not None and _only_appends(tree, node)):
-            return f"{len(thing.values)} objects"
-        return ""
-    if value is not None and value.origin & {"files"} and value.thing is None:
-        return "one object for each file"
-    return ""
-
-
-def _only_appends(tree: ast.Module, node: ast.AST) -> bool:
-    """Whether a list grows by `append`, outside of loops, and in no other way."""
-    key = key_of(node)
-    grown = [
-        one
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and key_of(one.func.value) == key
-    ]
-    in_loops = {
-        id(inner)
-        for one in ast.walk(tree)
-        if isinstance(one, (ast.For, ast.While))
-        for inner in ast.walk(one)
-    }
-    assigned = bindings(tree, key, node) if key else []
+    if isinstance(thing, Items):
+        return f"{len(thing.values)} objects" if thing.keys is None and thing.is_whole else ""
     return (
-        bool(grown)
-        and all(getattr(one.func, "attr", "") == "append" and id(one) not in in_loops for one in grown)
-        and all(isinstance(value, ast.List) for _, value in assigned)
+        "one object for each file" if value is not None and thing is None and "files" in value.origin else ""
     )
 
 
@@ -223,7 +186,7 @@ def source_outside_of_group(script: Script) -> Iterator[Found]:
         if members and isinstance(value.const, int) and value.const not in members and not value.spread:
             fix = f"use `{name}={members[0]}`, or `group_{name}=0`"
             what = f"its members are {', '.join(str(one) for one in members[:8])}"
-        elif _is_group_rank(script.tree, node) and not (members and members[0] == 0):
+        elif _is_group_rank(value) and not (members and members[0] == 0):
             fix, what = (
                 f"use `group_{name}={shown}`, or `dist.get_global_rank(group, {shown})`",
                 "it is a rank within the group",
@@ -237,29 +200,15 @@ def source_outside_of_group(script: Script) -> Iterator[Found]:
         )
 
 
-def _is_group_rank(tree: ast.Module, node: ast.AST) -> bool:
+def _is_group_rank(value: Value) -> bool:
     """Whether it is `get_rank(group)`, or runs over `range(get_world_size(group))`."""
-    value = last_value(tree, node, node)
-    if isinstance(value, ast.Call) and _of_group(value, "get_rank"):
-        return True
-    key = key_of(node)
-    for statement, _ in bindings(tree, key, node)[-1:] if key else []:
-        if (
-            isinstance(statement, ast.For)
-            and isinstance(statement.iter, ast.Call)
-            and key_of(statement.iter.func) == "range"
-        ):
-            if len(statement.iter.args) != 1:
-                return False
-            size = last_value(tree, statement.iter.args[0], statement)
-            return isinstance(size, ast.Call) and _of_group(size, "get_world_size")
-    return False
-
-
-def _of_group(call: ast.Call, word: str) -> bool:
-    given = [*call.args[:1], *(one.value for one in call.keywords if one.arg == "group")]
-    return (
-        key_of(call.func).rpartition(".")[2] == word
-        and bool(given)
-        and not (isinstance(given[0], ast.Constant))
+    made = value.made
+    size = (
+        made.args[0].made
+        if made is not None and made.name == "builtins.range" and len(made.args) == 1
+        else None
     )
+    is_of_group = (
+        size is not None and size.name == D + "get_world_size" and "world_size" not in size.result.origin
+    )
+    return "group_rank" in value.origin or is_of_group

@@ -2,104 +2,50 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.model.values import Spread
 from rankwise.lint.paths.words import written
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import line_of, once, places, text_of
-from rankwise.lint.topics.option_text import sources
+from rankwise.lint.topics.job_view import once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
 
-_STEPS = frozenset({"num_training_steps", "T_max", "total_steps", "total_iters", "max_steps"})
-_POSITIONS = {"CosineAnnealingLR": 1, "OneCycleLR": 2, "LinearLR": 3, "PolynomialLR": 1, "get_linear_schedule_with_warmup": 2,
-              "get_cosine_schedule_with_warmup": 2, "get_polynomial_decay_schedule_with_warmup": 2, "get_scheduler": 3}  # fmt: skip
-_AWARE = ("num_processes", "world_size", "split_batches", "step_scheduler_with_optimizer", "num_update_steps")
+#: Where schedules take how many steps they are planned for.
+_STEPS = {"CosineAnnealingLR": (1, "T_max"), "OneCycleLR": (2, "total_steps"), "LinearLR": (3, "total_iters"), "PolynomialLR": (1, "total_iters"),
+          **dict.fromkeys(("get_linear_schedule_with_warmup", "get_cosine_schedule_with_warmup", "get_polynomial_decay_schedule_with_warmup"), (2, "num_training_steps")),
+          "get_scheduler": (3, "num_training_steps")}  # fmt: skip
+_PREPARES = ("accelerate.Accelerator.prepare", "accelerate.Accelerator.prepare_scheduler")
 
 
 @rule("RW615", "warning", "M7", "a prepared scheduler was planned for the steps of one process")
 def prepared_scheduler_runs_ahead(script: Script) -> Iterator[Found]:
-    if "prepare" not in script.piece.code or any(word in script.piece.code for word in _AWARE):
+    makers = [call for call in script.all_calls if call.name == "accelerate.Accelerator"]
+    if any({"split_batches", "step_scheduler_with_optimizer"} & call.kwargs.keys() for call in makers):
         return
-    prepared = [
-        place.last
-        for place in once(
-            places(script, "accelerate.Accelerator.prepare", "accelerate.Accelerator.prepare_scheduler")
-        )
-    ]
+    prepared = {
+        value.made.node
+        for call in script.all_calls
+        if call.name in _PREPARES
+        for value in call.args
+        if value.made is not None
+    }
     for place in once(places(script)):
-        call = place.last
-        steps = _steps_of(call)
-        if steps is None or not _is_prepared(script, call, prepared):
+        at = _STEPS.get(place.last.name.rpartition(".")[2].lstrip("?"))
+        steps = place.last.arg(*at) if at is not None else None
+        if at is None or steps is None or place.last.node not in prepared:
             continue
-        before = [one for one in prepared if one.index < call.index]
-        measured = _measures(script, steps, before)
-        counted = _is_loop_bound(script, steps)
-        if measured or counted:
-            what = "the steps of one process" if measured else "optimizer steps"
+        if "prepared" in steps.origin and "world_size" not in steps.origin:
+            text = text_of(place.last.arg_node(*at))
             yield Found(
-                steps if isinstance(steps, ast.expr) else call.node,
-                f"`{text_of(steps)}` counts {what}, but a prepared scheduler makes num_processes steps at each step(): it ends early",
-                f"pass {text_of(steps)} * accelerator.num_processes",
+                place.last.arg_node(*at) or place.last.node,
+                f"`{text}` counts the steps of one process, but a prepared scheduler makes num_processes steps at each step(): it ends early",
+                f"pass {text} * accelerator.num_processes",
             )
-
-
-def _steps_of(call: Call) -> ast.AST | None:
-    last = call.name.rpartition(".")[2].lstrip("?")
-    if last not in _POSITIONS:
-        return None
-    return next(
-        (node for name in _STEPS if (node := call.arg_node(None, name)) is not None),
-        call.arg_node(_POSITIONS[last]),
-    )
-
-
-def _is_prepared(script: Script, call: Call, prepared: list[Call]) -> bool:
-    names = [
-        target.id
-        for node in ast.walk(script.tree)
-        if isinstance(node, ast.Assign) and node.value is call.node
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    ]
-    return any(
-        arg is call.node or (isinstance(arg, ast.Name) and arg.id in names)
-        for one in prepared
-        if one.index > call.index
-        for arg in getattr(one.node, "args", ())
-    )
-
-
-def _measures(script: Script, steps: ast.AST, before: list[Call]) -> bool:
-    """Whether it is the length of a loader that was prepared by then."""
-    lines = [line_of(one) for one in before]
-    names = {arg.id for one in before for arg in getattr(one.node, "args", ()) if isinstance(arg, ast.Name)}
-    measured = [
-        part
-        for source in sources(script.tree, steps)
-        for part in ast.walk(source)
-        if isinstance(part, ast.Call) and getattr(part.func, "id", "") == "len" and part.args
-    ]
-    return bool(lines) and any(
-        getattr(part.args[0], "id", "") in names and part.lineno > min(lines) for part in measured
-    )
-
-
-def _is_loop_bound(script: Script, steps: ast.AST) -> bool:
-    """Whether the training loop ends at that number."""
-    text = ast.unparse(steps)
-    if "len(" in text or isinstance(steps, ast.Constant):
-        return False
-    return any(
-        isinstance(node, ast.While) and text in ast.unparse(node.test) for node in ast.walk(script.tree)
-    )
 
 
 _STEP = "torch.optim.lr_scheduler.ReduceLROnPlateau.step"

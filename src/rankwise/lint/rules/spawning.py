@@ -21,6 +21,7 @@ from rankwise.lint.topics.turns import is_caught
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
     from rankwise.lint.topics.scopes import FunctionNode
 
@@ -125,6 +126,43 @@ def _called(scopes: Scopes, spawn: Spawn, target: ast.expr) -> tuple[str, str]:
         f"`{function.name}(...)` is called here, in the parent; `{spawn.word}` gets its return value, None",
         f"pass `{function.name}` without parentheses, and its arguments as `args=(...)`",
     )
+
+
+@rule("RW220", "error", "I24", "a script of which a launcher starts each rank starts ranks itself")
+def ranks_start_ranks(script: Script) -> Iterator[Found]:
+    for entry in script.entries[:1]:
+        calls = [call for call in entry.histories[0].calls if "spawned" not in call.contexts]
+        for call in calls:
+            number, read = (
+                call.arg(2, "nprocs"),
+                [one for one in calls[: call.index] if _reads_local_rank(one)],
+            )
+            is_sure = (
+                call.name in _SPAWNS and not (call.tests or call.guards) and call.module is script.module
+            )
+            if (
+                not is_sure
+                or (number is not None and number.const == 1)
+                or not (read or script.piece.num_ranks > 1)
+            ):
+                continue
+            how = (
+                f"the command starts {script.piece.num_ranks} processes of it"
+                if script.piece.num_ranks > 1
+                else "only a launcher sets the LOCAL_RANK that it reads"
+            )
+            yield Found(
+                call.node,
+                f"each rank starts ranks of its own here, although {how}: they take each other's ports and GPUs",
+                "call the function itself, with int(os.environ['LOCAL_RANK']), or start the script with plain python",
+            )
+
+
+_SPAWNS = frozenset({"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"})
+
+
+def _reads_local_rank(call: Call) -> bool:
+    return call.name == "os.environ.__getitem__" and call.args[0].const == "LOCAL_RANK"
 
 
 # Calls whose result is surely no tuple.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
@@ -194,73 +193,3 @@ def _strided(subset: Value) -> int | None:
         return None
     length = bounds.values[1].const if bounds.values[1].is_known else length_of(thing.call.arg(0, "dataset"))
     return length if isinstance(length, int) and length < _FEW else None
-
-
-@rule("RW520", "error", "X10 D15", "a rank skips a step because of its batch's shape")
-def batch_skipped_by_shape(script: Script) -> Iterator[Found]:
-    seen: set[int] = set()
-    for one in passes(script):
-        if (
-            not one.syncs
-            or one.module is not script.module
-            or id(one.loop) in seen
-            or any("join" in call.contexts for call in one.inside)
-        ):
-            continue
-        seen.add(id(one.loop))
-        for test in _skips(one):
-            message = f"a rank whose batch has `{text_of(test)}` skips this step, and the others wait for it in the backward pass"
-            yield Found(
-                test,
-                message,
-                "truncate or filter the samples before the sampler sees them, or let all ranks agree: all_reduce the test with MAX",
-            )
-
-
-def _skips(one: Pass) -> Iterator[ast.AST]:
-    target, body = getattr(one.loop, "target", None), getattr(one.loop, "body", [])
-    if target is None:
-        return
-    names = {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
-    for number, statement in enumerate(body):
-        if not isinstance(statement, ast.If) or not isinstance(statement.body[-1], ast.Continue):
-            continue
-        later = any("backward" in text for rest in body[number + 1 :] for text in _called(rest))
-        if later and any(_is_length(part, names) for part in ast.walk(statement.test)):
-            yield statement.test
-
-
-def _called(node: ast.AST) -> Iterator[str]:
-    for part in ast.walk(node):
-        if isinstance(part, ast.Call) and isinstance(part.func, (ast.Attribute, ast.Name)):
-            yield part.func.attr if isinstance(part.func, ast.Attribute) else part.func.id
-
-
-def _is_length(node: ast.AST, names: set[str]) -> bool:
-    """`x.shape[1]` or `x.size(1)` of the batch: any dimension but the first."""
-    if (
-        isinstance(node, ast.Subscript)
-        and isinstance(node.value, ast.Attribute)
-        and node.value.attr == "shape"
-    ):
-        return _is_inner(node.slice) and _starts_with(node.value.value, names)
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "size"
-        and node.args
-    ):
-        return _is_inner(node.args[0]) and _starts_with(node.func.value, names)
-    return False
-
-
-def _is_inner(index: ast.AST) -> bool:
-    if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub):
-        return True
-    return isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value > 0
-
-
-def _starts_with(node: ast.AST, names: set[str]) -> bool:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return isinstance(node, ast.Name) and node.id in names

@@ -5,14 +5,20 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found, span_of
+from rankwise.lint.finding import Found
+from rankwise.lint.library.makers import WRAPPERS
+from rankwise.lint.model.values import Function, Instance, Object
+from rankwise.lint.paths.words import told_place
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.origins import Origins
+from rankwise.lint.topics.job_view import line_of, once, places
 from rankwise.lint.topics.scopes import FunctionNode, Scopes, is_function, scopes_of
+from rankwise.lint.topics.tensor_text import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import UserClass, Value
     from rankwise.lint.script import Script
 
 
@@ -116,86 +122,66 @@ def _is_called_often(scopes: Scopes, function: FunctionNode, depth: int) -> bool
     return False
 
 
-_OUTPUTS_AT = {"torch.nn.Linear": 1, "torch.nn.LazyLinear": 0, "torch.nn.Bilinear": 2}
+#: Where layers take the number of their outputs.
+_OUTPUTS = {"torch.nn.Linear": (1, "out_features"), "torch.nn.LazyLinear": (0, "out_features"), "torch.nn.Bilinear": (2, "out_features")}  # fmt: skip
 
 
 @rule("RW806", "error", "", "cross-entropy of a model with one output is always 0", needs_ranks=False)
 def cross_entropy_of_one_output(script: Script) -> Iterator[Found]:
-    code = script.piece.code
-    if ("CrossEntropyLoss" not in code and "cross_entropy" not in code) or "Linear" not in code:
-        return
-    scopes = scopes_of(script.tree)
-    origins = Origins(scopes)
-    for call in scopes.all(ast.Call):
-        predicted = _predicted(call)
-        if predicted is None or not _is_cross_entropy(scopes, origins, call):
-            continue
-        layer = _one_output_layer(origins, predicted, scopes)
-        if layer is not None:
+    for place in once(
+        places(script, "torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss.__call__")
+    ):
+        predicted = place.last.arg(0, "input")
+        layer = (
+            _last_layer(predicted.made.receiver)
+            if predicted is not None and predicted.made is not None
+            else None
+        )
+        outputs = layer.arg(*_OUTPUTS[layer.name]) if layer is not None and layer.name in _OUTPUTS else None
+        if layer is not None and outputs is not None and type(outputs.const) is int and outputs.const == 1:
             yield Found(
-                call,
-                f"the loss is always 0: cross-entropy of a model whose last layer, line {layer.lineno}, has one output",
+                place.last.node,
+                f"the loss is always 0: cross-entropy of a model whose last layer, line {line_of(layer)}, has one output",
                 "for regression use nn.MSELoss, for yes or no nn.BCEWithLogitsLoss, for classes one output for each",
-                also=[("the last layer", script.piece.path, span_of(layer, script.lines))],
+                also=[told_place("the last layer", layer.node, layer.module)],
             )
 
 
-def _predicted(call: ast.Call) -> ast.expr | None:
-    if call.args:
-        return call.args[0]
-    return next((k.value for k in call.keywords if k.arg == "input"), None)
-
-
-def _is_cross_entropy(scopes: Scopes, origins: Origins, call: ast.Call) -> bool:
-    if not isinstance(call.func, (ast.Name, ast.Attribute, ast.Call)) or not (call.args or call.keywords):
-        return False
-    word = scopes.dotted(_unnamed(scopes, call.func))
-    if word:
-        return word == "torch.nn.functional.cross_entropy"
-    if isinstance(call.func, ast.Attribute) and not isinstance(call.func.value, ast.Name):
-        return False
-    made = origins.of(call.func)
-    return bool(made) and all(_is_loss_class(scopes, m) for m in made or ())
-
-
-def _unnamed(scopes: Scopes, node: ast.expr) -> ast.expr:
-    """A function of torch behind a name that was given to it."""
-    value = scopes.value(node.id, scopes.scope(node)) if isinstance(node, ast.Name) else None
-    return value if isinstance(value, ast.Attribute) else node
-
-
-def _is_loss_class(scopes: Scopes, call: ast.Call) -> bool:
-    word = scopes.dotted(call.func)
-    return word in ("torch.nn.CrossEntropyLoss", "torch.nn.modules.loss.CrossEntropyLoss")
-
-
-def _one_output_layer(origins: Origins, predicted: ast.expr, scopes: Scopes) -> ast.Call | None:
-    """The layer with one output whose result is passed to the loss unchanged."""
-    outputs = origins.of(predicted)
-    if not outputs or any(isinstance(o.func, ast.Call) for o in outputs):
+def _last_layer(model: Value, depth: int = 0) -> Call | None:
+    """The call that made the layer whose result a model returns; None where that is not certain."""
+    thing = model.thing
+    if not isinstance(thing, (Instance, Object)) or thing.call is None or depth > 8:
         return None
-    layers: list[ast.Call] = []
-    for output in outputs:
-        made = (
-            None
-            if scopes.dotted(output.func) or scopes.called_class(output.func)
-            else origins.of(output.func)
-        )
-        if not made:
-            return None
-        for model in made:
-            layer = origins.last_layer(model)
-            if layer is None or not _has_one_output(scopes, layer):
-                return None
-            layers.append(layer)
-    return layers[0]
+    if model.made is None or model.made.name == "either":
+        return None
+    inner: Value | None = None
+    if isinstance(thing, Instance):
+        inner = thing.attrs.get(_called_last(thing.cls))
+    elif thing.kind in WRAPPERS or thing.kind == "torch.nn.Sequential":
+        inner = thing.call.args[0 if thing.kind in WRAPPERS else -1] if thing.call.args else None
+    else:
+        return thing.call
+    return _last_layer(inner, depth + 1) if inner is not None else None
 
 
-def _has_one_output(scopes: Scopes, layer: ast.Call) -> bool:
-    position = _OUTPUTS_AT.get(scopes.dotted(layer.func))
-    if position is None:
-        return False
-    given = next((k.value for k in layer.keywords if k.arg == "out_features"), None)
-    if given is None and position < len(layer.args):
-        given = layer.args[position]
-    return isinstance(given, ast.Constant) and given.value == 1 and given.value is not True
+def _called_last(cls: UserClass) -> str:
+    """The attribute whose result a `forward` without branches returns: ``return self.head(x)``, also through a name."""
+    forward = cls.find("forward")
+    function = forward.thing if forward is not None else None
+    body = (
+        function.node.body
+        if isinstance(function, Function) and not isinstance(function.node, ast.Lambda)
+        else []
+    )
+    returned = body[-1].value if body and isinstance(body[-1], ast.Return) else None
+    if isinstance(returned, ast.Name):
+        stored = [
+            one.value for one in body if isinstance(one, ast.Assign) and key_of(one.targets[0]) == returned.id
+        ]
+        returned = stored[-1] if stored else None
+    has_branches = any(isinstance(one, (ast.If, ast.For, ast.While, ast.Try)) for one in body)
+    return (
+        key_of(returned.func).removeprefix("self.")
+        if isinstance(returned, ast.Call) and not has_branches
+        else ""
+    )

@@ -6,11 +6,14 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
+from rankwise.lint.library.acts import ACTS
 from rankwise.lint.library.names import LOADER
-from rankwise.lint.model.values import Bound, Function, Instance
+from rankwise.lint.model.values import ANY, Bound, Function, Instance
 from rankwise.lint.rule import rule
+from rankwise.lint.topics.collective_calls import word_of
 from rankwise.lint.topics.data_flow import given
-from rankwise.lint.topics.job_view import called_names, is_distributed, node_in, once, places, text_of
+from rankwise.lint.topics.job_view import is_distributed, node_in, once, places, text_of
+from rankwise.lint.topics.saved_files import is_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,59 +105,42 @@ def _reads_cuda(cls: UserClass, getter: ast.AST) -> bool:
     return False
 
 
-_SAVES = frozenset({"save", "save_checkpoint", "save_state", "save_pretrained", "save_snapshot", "checkpoint", "save_model", "dump"})  # fmt: skip
-_MEETS = frozenset({"barrier", "all_reduce", "all_gather", "broadcast", "wait_for_everyone", "all_gather_object", "broadcast_object_list",
-                    "destroy_process_group", "save_state"})  # fmt: skip
-_LEAVES = frozenset({"exit", "_exit", "quit"})
+_EXITS = frozenset({"sys.exit", "os._exit", "os.abort", "builtins.exit", "builtins.quit"})
 
 
 @rule("RW610", "warning", "K9 R7", "a signal handler saves or waits for other ranks")
 def work_in_signal_handler(script: Script) -> Iterator[Found]:
     for place in once(places(script, "signal.signal")):
-        if not is_distributed(place.entry):
-            continue
-        handler = _handler(place)
-        if handler is not None:
-            yield from _judge(script, place, handler)
-        elif _is_term(place) and ast.unparse(place.last.arg_node(1, "handler") or place.last.node).endswith(
-            "SIG_IGN"
-        ):
-            message = "SIGTERM is ignored: on preemption the scheduler kills the job after its grace period, and nothing is saved"
-            yield Found(place.last.node, message, _FIX, severity="warning", failure_class="R7")
+        if is_distributed(place.entry):
+            yield from _handled(place)
 
 
-def _handler(place: Place) -> ast.AST | None:
-    value = place.last.arg(1, "handler")
-    thing = value.thing if value is not None else None
-    function = thing.function if isinstance(thing, Bound) else thing
-    return function.node if isinstance(function, Function) else None
-
-
-def _judge(script: Script, place: Place, handler: ast.AST) -> Iterator[Found]:
-    names = _with_helpers(script, handler)
-    meets = sorted(_MEETS & names)
-    if meets and meets != ["destroy_process_group"]:
-        message = f"the handler calls {meets[0]} in the middle of a step: other ranks are elsewhere and do not call it"
-        yield Found(place.last.node, message, _FIX, severity="error")
-    elif saves := sorted(_SAVES & names):
-        message = f"the handler calls {saves[0]} in the middle of a step: it may save a partial update"
-        yield Found(place.last.node, message, _FIX)
-    elif _is_term(place) and _LEAVES & names:
+def _handled(place: Place) -> Iterator[Found]:
+    made = place.last
+    number, handler = (
+        getattr(value.thing, "name", "")
+        for value in (made.arg(0, "signalnum") or ANY, made.arg(1, "handler") or ANY)
+    )
+    inside = [
+        call
+        for history in place.entry.histories
+        for call in history.calls
+        if any(site.node is made.node for site in call.stack)
+    ]
+    met = next((call for call in inside if call.name in ACTS and ACTS[call.name].family), None)
+    saved = next((call for call in inside if is_write(call)), None)
+    if met is not None:
+        message = f"the handler calls {word_of(met)} in the middle of a step: other ranks are elsewhere and do not call it"
+        yield Found(made.node, message, _FIX, severity="error")
+    elif saved is not None:
+        message = f"the handler calls {word_of(saved)} in the middle of a step: it may save a partial update"
+        yield Found(made.node, message, _FIX)
+    elif number == "signal.SIGTERM" and any(call.name in _EXITS for call in inside):
         message = "the SIGTERM handler exits at once: all work since the last checkpoint is lost"
-        yield Found(place.last.node, message, _FIX, failure_class="R7")
-
-
-def _with_helpers(script: Script, handler: ast.AST) -> set[str]:
-    """All that the handler calls, directly or through functions of this file."""
-    names = called_names(handler)
-    for node in ast.walk(script.tree):
-        if isinstance(node, ast.FunctionDef) and node.name in names:
-            names |= called_names(node)
-    return names
-
-
-def _is_term(place: Place) -> bool:
-    return "SIGTERM" in ast.unparse(place.last.arg_node(0, "signalnum") or place.last.node)
+        yield Found(made.node, message, _FIX, failure_class="R7")
+    elif number == "signal.SIGTERM" and handler == "signal.SIG_IGN":
+        message = "SIGTERM is ignored: on preemption the scheduler kills the job after its grace period, and nothing is saved"
+        yield Found(made.node, message, _FIX, failure_class="R7")
 
 
 _FIX = "only set a flag in the handler; at the end of a step let all ranks agree on it, save, and exit"

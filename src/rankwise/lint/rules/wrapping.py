@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found, span_of
+from rankwise.lint.library.acts import ACTS
+from rankwise.lint.library.makers import WRAPPERS
 from rankwise.lint.library.names import ACCELERATOR, DDP
 from rankwise.lint.model.calls import arms_of
 from rankwise.lint.model.notes import WrapperRead
-from rankwise.lint.model.values import Instance, Object
+from rankwise.lint.model.values import Instance, Method, Object
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import D
 from rankwise.lint.topics.job_view import INIT, above
-from rankwise.lint.topics.tensor_text import backward_of, is_in, key_of, mention, nodes_in
-from rankwise.lint.topics.wrapping import OFF, wraps
+from rankwise.lint.topics.tensor_text import is_in, key_of, mention, nodes_in
+from rankwise.lint.topics.tensors import OFF, backward_passes, sources_of
+from rankwise.lint.topics.wrapping import wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
     from rankwise.lint.topics.wrapping import Wrap
 
-#: Words of anything that may keep ranks in sync.
-_OTHERS = re.compile(
-    r"DataParallel|\bDDP\b|fully_shard|FSDP|deepspeed|accelerat(e|or)\b|horovod|hvd\.|\brpc\b|[Pp]ipeline|PipelineStage|parallelize_module|DTensor"
-    r"|distribute_(tensor|module)|fairscale|colossalai|ModelAverager|average_(param|grad)|sync\w*_(grad|param|model)|reduce_grad|allreduce_\w*"
-    r"|lightning|Fabric|register_(post_accumulate_grad_)?hook|Reducer|torchtitan|megatron|replicate\(|zero_optim|localsgd|gossip|federated|\bray\b",
-    re.IGNORECASE,
-)
-_SHARING = frozenset(D + word for word in ("all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor",
-                                           "all_reduce_coalesced", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv", "gather",
-                                           "batch_isend_irecv", "scatter"))  # fmt: skip
 #: What such a name's call is, is a forward pass of a model.
 _MODELS = ("torch.nn.", "torchvision.models.", "timm.", "transformers.Auto")
-_ON_NUMBERS = re.compile(
-    r"loss|acc|correct|total|count|metric|num|sum|mean|stat|score|hits|time|flag|stop", re.IGNORECASE
-)
+#: Calls that only compute with a model, or make its optimizer.
+_PLAIN = ("torch.nn.", "torchvision.", "timm.", "torch.optim.", "torch.amp.", "builtins.", "user.", "copy.", "torch.save", "torch.compile", "parameters.", "parameter.")  # fmt: skip
 
 
 @rule("RW401", "error", "D7", "a program with several processes trains a model that is never wrapped")
@@ -51,10 +42,8 @@ def model_never_wrapped(script: Script) -> Iterator[Found]:
         init = next((call for call in calls if call.name == INIT), None)
         if init is None or init.module is not script.module or _is_alone(init) or _is_shared(calls):
             continue
-        if any(_OTHERS.search(_without_imports(module.text)) for module in {call.module for call in calls}):
-            continue
         back = _backward(calls, init)
-        if back is None or not is_in(script.tree, back.node):
+        if back is None or not is_in(script.tree, back.node) or _is_handed_on(calls):
             continue
         yield Found(
             back.node,
@@ -115,26 +104,45 @@ def _learns(model: object, calls: list[Call]) -> bool:
     )
 
 
-def _without_imports(text: str) -> str:
-    """Unused imports do not keep ranks in sync."""
-    return "\n".join(
-        line for line in text.split("\n") if not line.lstrip().startswith(("import ", "from ", "#"))
-    )
-
-
 def _is_alone(init: Call) -> bool:
     size = init.arg(None, "world_size")
     return size is not None and size.const == 1
 
 
 def _is_shared(calls: list[Call]) -> bool:
-    """Whether something other than a metric is communicated while training."""
-    for call in calls:
-        if call.name in _SHARING:
-            text = ast.unparse(call.arg_node(0, "tensor", "tensor_list", "output_tensor") or call.node)
-            if not _ON_NUMBERS.search(text) or "grad" in text:
-                return True
-    return False
+    """Whether something is communicated that is, or may be, a gradient or a parameter: of a metric it is known that it is none."""
+    given = (
+        call.args[0]
+        for call in calls
+        if call.name in ACTS and ACTS[call.name].family in {"collective", "point"} and call.args
+    )
+    return any(_may_be_gradient(one) for value in given for one in sources_of(value, cuts=False))
+
+
+def _may_be_gradient(value: Value) -> bool:
+    thing = value.thing
+    is_unknown = thing is None and value.made is None and bool(value.path)
+    is_gradient = isinstance(thing, Method) and thing.name == "grad"
+    return is_unknown or is_gradient or getattr(thing, "kind", "") in {"parameter", "parameters"}
+
+
+def _is_handed_on(calls: list[Call]) -> bool:
+    """Whether a model or its optimizer is given to what may keep the ranks in step, or a hook is set."""
+    things = {
+        id(call.result.thing)
+        for call in calls
+        if call.name.startswith((*_MODELS, "torch.optim.")) and call.result.thing is not None
+    }
+    things |= {id(call.receiver.thing) for call in calls if call.name == "torch.nn.Module.__call__"}
+    return any(
+        call.name in WRAPPERS
+        or call.name.endswith("hook")
+        or (
+            not call.name.startswith(_PLAIN)
+            and any(id(value.thing) in things for value in (*call.args, *call.kwargs.values()))
+        )
+        for call in calls
+    )
 
 
 def _backward(calls: list[Call], init: Call) -> Call | None:
@@ -166,27 +174,16 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Found]:
         after = list(wrap.calls_after())
         if any(_is_forward(call, wrap) for call in after) or any("grad" in _argument(call) for call in after):
             continue
-        inner = next((call for call in after if _is_past(call, wrap)), None)
+        past = {id(call): call for call in after if _is_past(call, wrap)}
+        losses = (loss for _, loss in backward_passes(after) if not loss.via)
+        inner = next(
+            (past[id(one.made)] for loss in losses for one in sources_of(loss) if id(one.made) in past), None
+        )
         if inner is None:
             continue
-        back = next(
-            (
-                one
-                for one in after
-                if one.name.endswith("backward") and one.index > inner.index and not _via(one)
-            ),
-            None,
-        )
-        node = next(
-            (
-                one
-                for one in (*(site.node for site in reversed(inner.stack)), inner.node)
-                if _names_module(one) and is_in(script.tree, one)
-            ),
-            None,
-        )
-        node = node or (inner.node if is_in(script.tree, inner.node) else None)
-        if back is None or node is None or backward_of(inner.module, inner.node, "", inner.stack) is None:
+        sites = (*(site.node for site in reversed(inner.stack) if _names_module(site.node)), inner.node)
+        node = next((one for one in sites if is_in(script.tree, one)), None)
+        if node is None:
             continue
         name = next(iter(sorted(wrap.names)), "the wrapped model")
         yield Found(
@@ -218,10 +215,6 @@ def _is_forward(call: Call, wrap: Wrap) -> bool:
         call.name.startswith("?")
         or not call.name.startswith(("torch.", "builtins.", "user.", "accelerate", "copy"))
     ) and any(value.thing is wrap.wrapper for value in (*call.args, *call.kwargs.values()))
-
-
-def _via(call: Call) -> bool:
-    return bool(call.receiver.via) or any(value.via for value in call.args)
 
 
 def _argument(call: Call) -> str:

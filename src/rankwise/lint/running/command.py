@@ -33,9 +33,14 @@ def check_command(argv: Sequence[str], settings: Settings) -> Outcome:
     missing, shell = list[str](), study_shell(piece)
     if not (found or failures or shell.launches):
         return Outcome(notes=("no launcher in this command: nothing was checked",), num_files=1)
+    num_ranks = {
+        launch.script.text: launch.num_per_node or 1
+        for launch in shell.launches
+        if launch.script and launch.is_elastic
+    }
     for path in dict.fromkeys(find_scripts(shell)):
         if Path(path).is_file():
-            results.append(checker.check(path))
+            results.append(checker.check(path, num_ranks.get(path, 1)))
         else:
             missing.append(f"{path}: the command starts it, and there is no such file")
     return summarize(results, settings, missing, named=[result.path for result in results])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,17 +52,22 @@ class Checker:
     def __post_init__(self) -> None:
         self._project = Project(roots=self.roots)
 
-    def check(self, path: str) -> Result:
-        """Read a file and find the mistakes in it."""
+    def check(self, path: str, num_ranks: int = 1) -> Result:
+        """Read a file and find the mistakes in it.
+
+        Args:
+            path: The file.
+            num_ranks: How many processes of it a command starts.
+        """
         try:
             data = Path(path).read_bytes()
         except OSError as error:
             return Result(
                 path=path, kept=Kept(findings=()), failures=(f"{path}: it can't be read: {error.strerror}",)
             )
-        return self.check_data(path, data)
+        return self.check_data(path, data, num_ranks)
 
-    def check_data(self, path: str, data: bytes) -> Result:
+    def check_data(self, path: str, data: bytes, num_ranks: int = 1) -> Result:
         """Find the mistakes in a file whose content was read already."""
         reading = read_file(path, data)
         findings, failures, missing = list[Finding](), list[str](), ""
@@ -71,7 +76,7 @@ class Checker:
         self._project.read = set()
         for piece in reading.pieces:
             try:
-                findings += self.check_piece(piece, failures)
+                findings += self.check_piece(replace(piece, num_ranks=num_ranks), failures)
             except RankwiseError as error:
                 missing = str(error)
         kept = Kept(findings=tuple(sort_findings(findings)), note=reading.note, num_lines=reading.num_lines)

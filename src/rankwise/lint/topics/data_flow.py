@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.makers import PASS_ON
@@ -13,10 +12,10 @@ from rankwise.lint.library.names import ACCELERATOR, DDP, FABRIC, LOADER, SAMPLE
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
 from rankwise.lint.model.values import Instance, Items, Object, Value
 from rankwise.lint.topics.in_ranks import WHO
-from rankwise.lint.topics.job_view import parents_of, text_of
+from rankwise.lint.topics.job_view import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from rankwise.lint.model.calls import Call, Guard
     from rankwise.lint.model.history import History, Item
@@ -30,7 +29,6 @@ AT = {"dataset": 0, "batch_size": 1, "shuffle": 2, "sampler": 3, "batch_sampler"
 #: Where a DistributedSampler takes what.
 SAMPLER_AT = {"dataset": 0, "num_replicas": 1, "rank": 2, "shuffle": 3, "seed": 4, "drop_last": 5}
 _HARMLESS = ("builtins.", "tqdm.", "torch.optim.", "user.", "rich.", "logging.")
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,38 +92,19 @@ def _passes(entry: Entry, history: History) -> Iterator[Pass]:
         for loop in call.loops:
             inside[loop].append(call)
     seen: set[tuple[int, int]] = set()
-    for loader, loop, module, around, guards, items in (
-        *_walked(history.items),
-        *_from_calls(history.calls),
-        *_by_name(history.calls, inside),
-    ):
-        key = (id(loader), id(loop))
-        if key in seen:
-            continue
-        seen.add(key)
-        heads = getattr(loop, "generators", [])
-        over = heads[0].iter if heads else getattr(loop, "iter", loop)
-        yield Pass(loader=loader, loop=loop, over=over, module=module, around=around, entry=entry, history=history,
-                   inside=tuple(inside.get(loop, ())), syncs=_syncs(items), guards=guards, takes_share=_takes_share(items))  # fmt: skip
+    for around, turns in history.loops:
+        for loader in loaders_in(turns.value):
+            if (id(loader), id(turns.node)) not in seen:
+                seen.add((id(loader), id(turns.node)))
+                yield Pass(loader=loader, loop=turns.node, over=_over(turns.node), module=turns.module, around=around, entry=entry,
+                           history=history, inside=tuple(inside.get(turns.node, ())), syncs=_syncs(turns.items), guards=turns.guards,
+                           takes_share=_takes_share(turns.items))  # fmt: skip
 
 
-_Found = tuple[Object, ast.AST, "Module", tuple[ast.AST, ...], "tuple[Guard, ...]", "Sequence[Item]"]
-
-
-def _walked(items: Iterable[Item], around: tuple[ast.AST, ...] = (), depth: int = 0) -> Iterator[_Found]:
-    """Loops in which something is done together."""
-    if depth > 60:
-        return
-    for item in items:
-        if isinstance(item, Loop):
-            for loader in loaders_in(item.value):
-                yield loader, item.node, item.module, around, item.guards, item.items
-            yield from _walked(item.items, (*around, item.node), depth + 1)
-        elif isinstance(item, Inline):
-            yield from _walked(item.items, around, depth + 1)
-        elif isinstance(item, Fork):
-            for arm in item.arms:
-                yield from _walked(arm.items, around, depth + 1)
+def _over(loop: ast.AST) -> ast.AST:
+    generators = getattr(loop, "generators", None)
+    over: ast.AST = generators[0].iter if generators else getattr(loop, "iter", loop)
+    return over
 
 
 def _syncs(items: Iterable[Item], depth: int = 0) -> bool:
@@ -150,95 +129,6 @@ def _takes_share(items: Iterable[Item]) -> bool:
     """`if i % world_size != rank: continue`."""
     return any(isinstance(item, Fork) and item.value.origin & WHO and any(arm.exit is not None and arm.exit.kind == "continue" for arm in item.arms)
                for item in items)  # fmt: skip
-
-
-def _from_calls(calls: Iterable[Call]) -> Iterator[_Found]:
-    """Loops whose iterable has a call in it: `enumerate(loader)`, `DataLoader(...)`."""
-    for call in calls:
-        loaders = [*loaders_in(call.result), *(one for arg in call.args for one in loaders_in(arg))]
-        loop = _iterables(call.module.tree).get(id(call.node)) if loaders else None
-        if loop is not None:
-            around = tuple(one for one in call.loops if one is not loop)
-            for loader in loaders:
-                yield loader, loop, call.module, around, call.guards, ()
-
-
-def _by_name(calls: list[Call], inside: dict[ast.AST, list[Call]]) -> Iterator[_Found]:
-    """Plain loops in which nothing is done together: the loader is the one that was given that name."""
-    made = [
-        (call, call.result.thing)
-        for call in calls
-        if call.name == LOADER and isinstance(call.result.thing, Object)
-    ]
-    for loop, its in inside.items():
-        over = getattr(loop, "iter", None)
-        if not isinstance(over, (ast.Name, ast.Attribute)):
-            continue
-        first = its[0]
-        around = first.loops[: first.loops.index(loop)]
-        for call, loader in made:
-            target = _target(call)
-            if target is not None and call.index < first.index and ast.dump(_load(target)) == ast.dump(over):
-                yield loader, loop, call.module, around, first.guards, ()
-    yield from _comprehensions(calls, made)
-
-
-def _comprehensions(calls: list[Call], made: list[tuple[Call, Object]]) -> Iterator[_Found]:
-    """`[f(batch) for batch in loader]`, where something is called at each turn."""
-    for call, loader in made:
-        target = _target(call)
-        shown = ast.dump(_load(target)) if target is not None else ""
-        for node in _named_comprehensions(call.module.tree):
-            if shown and ast.dump(node.generators[0].iter) == shown:
-                parts = {id(part) for part in ast.walk(node)}
-                first = next((one for one in calls[call.index :] if id(one.node) in parts), None)
-                if first is not None:
-                    yield loader, node, call.module, first.loops, first.guards, ()
-
-
-@lru_cache(maxsize=16)
-def _named_comprehensions(
-    tree: ast.AST,
-) -> list[ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp]:
-    return [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, _COMPREHENSIONS)
-        and isinstance(node.generators[0].iter, (ast.Name, ast.Attribute))
-    ]
-
-
-def _target(call: Call) -> ast.AST | None:
-    above = parents_of(call.module.tree).get(call.node)
-    if isinstance(above, ast.Assign) and len(above.targets) == 1:
-        return above.targets[0]
-    return None
-
-
-def _load(node: ast.AST) -> ast.AST:
-    if isinstance(node, ast.Name):
-        return ast.Name(id=node.id, ctx=ast.Load())
-    if isinstance(node, ast.Attribute):
-        return ast.Attribute(value=node.value, attr=node.attr, ctx=ast.Load())
-    return node
-
-
-@lru_cache(maxsize=256)
-def _iterables(tree: ast.AST) -> dict[int, ast.AST]:
-    """For each part of what stands behind an ``in``: its loop."""
-    found: dict[int, ast.AST] = {}
-    for node in ast.walk(tree):
-        heads = (
-            [node]
-            if isinstance(node, ast.For)
-            else node.generators
-            if isinstance(node, _COMPREHENSIONS)
-            else []
-        )
-        for head in heads:
-            for part in ast.walk(head.iter):
-                found[id(part)] = node
-    return found
 
 
 def loaders_in(value: Value) -> list[Object]:

@@ -13,14 +13,13 @@ from rankwise.lint.model.branches import asks_who
 from rankwise.lint.model.calls import is_of_one_device
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
 from rankwise.lint.model.run import VIRTUAL_RANKS
-from rankwise.lint.model.values import Items, Object, Spread
+from rankwise.lint.model.values import Items, Object, Spread, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.history import Item
-    from rankwise.lint.model.values import Value
     from rankwise.lint.program import Module
     from rankwise.lint.script import Entry, Script
 
@@ -78,12 +77,21 @@ class Place:
         )
 
     def _may_ask_who(self, test: ast.AST, value: Value, _arm: object) -> bool:
-        return asks_who(value) or not _calls_in(test).isdisjoint(_hidden_in(self.entry))
+        return (
+            asks_who(value) or _may_be_rank(value) or not _calls_in(test).isdisjoint(_hidden_in(self.entry))
+        )
 
     @property
     def is_once_a_node(self) -> bool:
         """Whether one rank of each node makes it."""
         return self.ranks == FIRST_OF_NODES
+
+
+def _may_be_rank(test: Value) -> bool:
+    """Whether a test compares a number with what is known by nothing but a name."""
+    sides = test.made.args if test.made is not None and test.made.name == "operator.Compare" else ()
+    is_open = any(one == Value(path=one.path) and (one.made is None or is_hidden(one.made)) for one in sides)
+    return is_open and any(type(one.const) is int for one in sides)
 
 
 @lru_cache(maxsize=64)

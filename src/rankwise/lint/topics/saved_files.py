@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rankwise.lint.model.calls import whole_of
 from rankwise.lint.model.values import ANY
-from rankwise.lint.topics.job_view import called_names, function_of, once, places, statement_of, text_of
-from rankwise.lint.topics.option_text import parts_of_sources
+from rankwise.lint.topics.job_view import once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,20 +34,8 @@ _READERS: dict[str, tuple[int, str]] = {
     "numpy.load": (0, "file"),
     "torch.jit.load": (0, "f"),
 }
-_STREAMS = frozenset(
-    {"buf", "buffer", "bio", "stream", "fh", "fp", "fd", "io", "file_obj", "fileobj", "output"}
-)
-#: Words in a path that tell of ranks the model knows nothing of.
-_RANKED = re.compile(
-    r"rank|process_index|getpid|hostname|uuid|mkdtemp|mkstemp|worker|shard|node_id|tmp_path|local_dir",
-    re.IGNORECASE,
-)
-_MODEL = re.compile(
-    r"ckpt|checkpoint|chkpt|model|weight|state|resume|snapshot|pretrain|backbone|best|last|latest",
-    re.IGNORECASE,
-)
-_DATA = re.compile(r"data|feature|cache|token|index|embed|label|sample|vocab|stats", re.IGNORECASE)
-_NODE_LOCAL = re.compile(r"^/(tmp|scratch|local|dev/shm|var/tmp|mnt/(local|nvme|ssd)|raid|ssd|nvme)|scratch|tmpdir|tempfile|gettempdir|nvme|local_ssd|node_|_node|cache", re.IGNORECASE)  # fmt: skip
+#: Folders that each node has of its own.
+_NODE_LOCAL = re.compile(r"^/(tmp|scratch|local|dev/shm|var/tmp|mnt/(local|nvme|ssd)|raid|ssd|nvme)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,38 +58,16 @@ class FileUse:
         return self.place.last
 
     def is_shared(self) -> bool:
-        """Whether all ranks mean the same file, as far as the text tells."""
-        position, name = position_of(self.call)
+        """Whether all ranks mean the same file, as far as is known."""
+        position, name = position_of(self.call) or (0, "path")
         values = [call.arg(position, name) for call in self.place.calls]
         if any(value is None or value.spread for value in values):
             return False
-        if (
-            len(
-                {
-                    value.const
-                    for value in values
-                    if value is not None and value.is_known and _is_plain(value.const)
-                }
-            )
-            > 1
-        ):
-            return False
-        return not any(_RANKED.search(word) for word in self._words())
+        return len({str(value.const) for value in values if value is not None and value.is_known}) < 2
 
     def is_node_local(self) -> bool:
         """Whether each node seems to have such a file of its own."""
-        return (isinstance(self.path.const, str) and _NODE_LOCAL.search(self.path.const) is not None) or any(
-            _NODE_LOCAL.search(word) for word in self._words()
-        )
-
-    def _words(self) -> Iterator[str]:
-        for part in parts_of_sources(self.call.module.tree, self.node):
-            if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                yield part.value
-            elif isinstance(part, ast.Name):
-                yield part.id
-            elif isinstance(part, ast.Attribute):
-                yield part.attr
+        return "env" in self.path.origin or _NODE_LOCAL.match(str(self.path.const)) is not None
 
     def same_file(self, other: FileUse) -> bool:
         """Whether another use certainly means the same file."""
@@ -121,20 +87,32 @@ class FileUse:
             for name in ast.walk(loop.target)
             if isinstance(name, ast.Name)
         }
-        return bool(names & targets) or any(word in text_of(self.node) for word in ("epoch", "step", "iter"))
+        return bool(names & targets)
 
 
-def _is_plain(const: object) -> bool:
-    return isinstance(const, (str, int, float))
+#: Methods that take a folder or a file first, and calls that do neither write nor read it as a whole.
+_METHODS = frozenset({"save_pretrained", "from_pretrained", "save_state", "load_state", "save_checkpoint"})
+_OTHERS = {
+    "builtins.open": (0, "file"),
+    "os.makedirs": (0, "name"),
+    "os.mkdir": (0, "path"),
+    "os.listdir": (0, "path"),
+    "torch.distributed.checkpoint.save": (None, "checkpoint_id"),
+}
 
 
-def position_of(call: Call) -> tuple[int, str]:
-    """Where a writer or reader takes its path."""
-    if call.name.endswith(".save_pretrained"):
+def position_of(call: Call) -> tuple[int | None, str] | None:
+    """Where a call takes the path of a file or folder; None if it takes none."""
+    if call.name.rpartition(".")[2] in _METHODS:
         return 0, "save_directory"
-    if call.name == "builtins.open":
-        return 0, "file"
-    return _WRITERS.get(call.name) or _READERS.get(call.name) or (0, "path")
+    return _WRITERS.get(call.name) or _READERS.get(call.name) or _OTHERS.get(call.name)
+
+
+def is_write(call: Call) -> bool:
+    """Whether a call writes a checkpoint, by itself or with the other ranks."""
+    return call.name in _WRITERS or call.name.endswith(
+        (".save_pretrained", ".save_state", ".save_checkpoint")
+    )
 
 
 def writes(script: Script, *, anywhere: bool = False) -> Iterator[FileUse]:
@@ -164,17 +142,13 @@ def plain_reads(script: Script) -> Iterator[FileUse]:
 
 
 def _use(place: Place) -> Iterator[FileUse]:
-    position, name = position_of(place.last)
+    position, name = position_of(place.last) or (0, "path")
     path, node = place.last.arg(position, name), place.last.arg_node(position, name)
     if path is None or node is None or place.last.has_star:
         return
-    words = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-    kind = getattr(path.thing, "kind", "")
+    kind, made = getattr(path.thing, "kind", ""), getattr(path.made, "name", "")
     is_stream = (
-        bool(words & _STREAMS)
-        or kind.startswith(("io.", "tempfile."))
-        or "open" in place.last.contexts
-        or (isinstance(node, ast.Name) and node.id == "f")
+        kind.startswith(("io.", "tempfile.")) or made.endswith("open") or "open" in place.last.contexts
     )
     if not is_stream:
         yield FileUse(place=place, path=path, node=node)
@@ -188,17 +162,11 @@ def is_chosen(call: Call) -> bool:
     )
 
 
-def is_model_file(script: Script, use: FileUse) -> bool:
-    """Whether what is read seems to be a model or a checkpoint, and no data."""
-    function, statement = function_of(script.tree, use.call.node), statement_of(script.tree, use.call.node)
-    text = (
-        text_of(use.node)
-        + " "
-        + (ast.unparse(statement) if statement is not None and not hasattr(statement, "body") else "")
+def is_model_file(use: FileUse) -> bool:
+    """Whether what is read, or a part of it, is given to a model or an optimizer."""
+    return any(
+        (made := whole_of(value)) is not None and made.node is use.call.node
+        for call in use.place.entry.histories[0].calls
+        if call.name.endswith(".load_state_dict")
+        for value in (*call.args, *call.kwargs.values())
     )
-    if "load_state_dict" in text:
-        return True
-    is_named = _MODEL.search(text.replace("torch.load", "")) is not None
-    if _DATA.search(text) and not is_named:
-        return False
-    return is_named or "load_state_dict" in called_names(function)

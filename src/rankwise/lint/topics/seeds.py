@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING, Literal
 
 from rankwise.lint.topics.job_view import is_hidden
@@ -34,23 +33,9 @@ def last_seed(history: History, before: Call, library: Library) -> Call | None:
     names = _SEEDS[library] | _ALL
     found = None
     for call in history.calls[: before.index]:
-        if call.name in names or _looks_like_one(call):
+        if call.name in names or (call.name.startswith("?") and "seed" in call.name):
             found = call
     return found
-
-
-def _looks_like_one(call: Call) -> bool:
-    last = call.name.rpartition(".")[2].lstrip("?").lower()
-    if not call.name.startswith("?"):
-        return False
-    # `for seed in (random.seed, numpy.random.seed): seed(0)`
-    over = getattr(call.loops[-1], "iter", None) if call.loops else None
-    return (
-        "seed" in last
-        or "determinis" in last
-        or "reproduc" in last
-        or (over is not None and "." not in last and ".seed" in ast.unparse(over))
-    )
 
 
 def find_seeding(history: History, before: Call, library: Library) -> Seeding:

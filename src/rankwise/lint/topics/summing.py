@@ -6,19 +6,15 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.acts import ACTS
-from rankwise.lint.library.hints import role_of
+from rankwise.lint.model.notes import Quotient, is_by_ranks
 from rankwise.lint.topics.job_view import text_of
-from rankwise.lint.topics.tensor_text import key_of, last_value, nodes_in
+from rankwise.lint.topics.tensor_text import nodes_in
 
 if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
 
-_DIVISIONS = frozenset({"div", "div_", "true_divide", "true_divide_", "divide", "divide_", "floor_divide"})
-_SCALINGS = frozenset(
-    {"mul", "mul_", "multiply", "multiply_", "_foreach_div_", "_foreach_mul_", "_foreach_div"}
-)
-_SIZES = frozenset({"size", "world", "n_gpus", "num_gpus", "ngpus", "n_ranks", "num_workers", "num_nodes", "nranks", "ws", "w", "n_workers"})  # fmt: skip
+_SCALINGS = ("div", "div_", "true_divide", "true_divide_", "divide", "divide_", "mul", "mul_", "_foreach_div_", "_foreach_mul_")  # fmt: skip
 
 
 def is_sum(call: Call) -> bool:
@@ -35,46 +31,24 @@ def divides(script: Script, function: ast.AST, besides: str = "") -> bool:
         function: The function.
         besides: Divisions of what has this word in it do not count.
     """
-    if any(_is_division(one) and not _names(one, besides) for one in nodes_in(function)):
-        return True
+    found = [one for one in nodes_in(function) if _is_division(one)]
+    found += by_ranks(script)
     return any(
-        _is_division(one) and _divides_by_world(script.tree, one) and not _names(one, besides)
-        for one in ast.walk(script.tree)
+        not besides or all(getattr(part, "attr", "") != besides for part in ast.walk(one)) for one in found
     )
 
 
-def _names(node: ast.AST, word: str) -> bool:
-    return bool(word) and any(getattr(part, "attr", "") == word for part in ast.walk(node))
+def by_ranks(script: Script) -> list[ast.AST]:
+    """Where something is divided by the number of ranks, or multiplied by what was computed from it."""
+    calls = (call for call in script.all_calls if call.name.endswith(_SCALINGS))
+    notes = (note for note in script.notes if isinstance(note, Quotient))
+    return [
+        *(call.node for call in calls if any(map(is_by_ranks, call.args))),
+        *(note.node for note in notes if is_by_ranks(note.right)),
+    ]
 
 
 def _is_division(node: ast.AST) -> bool:
     if isinstance(node, (ast.BinOp, ast.AugAssign)):
         return isinstance(node.op, ast.Div)
-    if not isinstance(node, ast.Call):
-        return False
-    word = getattr(node.func, "attr", "") or key_of(node.func)
-    return word in _DIVISIONS | _SCALINGS
-
-
-def _divides_by_world(tree: ast.Module, node: ast.AST) -> bool:
-    if isinstance(node, ast.BinOp):
-        parts: list[ast.AST] = [node.right]
-    elif isinstance(node, ast.AugAssign):
-        parts = [node.value]
-    else:
-        parts = [*getattr(node, "args", ()), *(one.value for one in getattr(node, "keywords", ()))]
-    return any(is_world_size(tree, inner) for part in parts for inner in ast.walk(part))
-
-
-def is_world_size(tree: ast.Module, node: ast.AST) -> bool:
-    """Whether an expression is the number of ranks, by its name or by what it was given."""
-    if isinstance(node, ast.Call):
-        return role_of(key_of(node.func)) == "world_size"
-    key = key_of(node)
-    if not key:
-        return False
-    last = key.rpartition(".")[2]
-    if role_of(key) == "world_size" or last in _SIZES:
-        return True
-    value = last_value(tree, node, node)
-    return isinstance(value, ast.Call) and role_of(key_of(value.func)) == "world_size"
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _SCALINGS

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
+from rankwise.lint.library.acts import ACTS
+from rankwise.lint.library.makers import WRAPPERS
 from rankwise.lint.topics.job_view import above, is_hidden, text_of
 
 if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.topics.job_view import Place
 
-_IN_TURN = re.compile(r"first|lock|barrier|only|main|master|zero|once", re.IGNORECASE)
-_WHO = re.compile(r"main|master|\brank|_rank|rank_|local|chief|primary|leader|zero", re.IGNORECASE)
-_SYNCS = frozenset({"barrier", "monitored_barrier", "wait_for_everyone", "all_reduce", "broadcast", "broadcast_object_list", "all_gather",
-                    "all_gather_object", "reduce", "DistributedDataParallel", "synchronize", "prepare"})  # fmt: skip
+#: What may be entered without a word on who goes first.
+_PLAIN = frozenset(
+    {
+        "no_grad",
+        "inference_mode",
+        "enable_grad",
+        "autocast",
+        "open",
+        "join",
+        "finally",
+        "spawned",
+        "device",
+        "stream",
+        "suppress",
+    }
+)
 
 
 def is_barrier(call: Call) -> bool:
     """Whether ranks wait for each other at a call, or may where its text is not at hand."""
-    last = call.name.rpartition(".")[2].lstrip("?")
-    return last in _SYNCS or "barrier" in last or is_hidden(call)
+    waits = call.name in ACTS and bool(ACTS[call.name].family)
+    return waits or call.name in WRAPPERS or call.name.endswith(".prepare") or is_hidden(call)
 
 
 def takes_turns(place: Place) -> bool:
-    """Whether the script orders the ranks at a place: a lock, `main_process_first`, or a barrier for all but the first rank."""
-    call = place.last
-    if any(_IN_TURN.search(context) for context in call.contexts):
-        return True
-    if any(_WHO.search(text_of(test)) for test, _value, _arm in call.tests):
-        return True
-    for history in place.entry.histories:
-        for other in history.calls:
-            last = other.name.rpartition(".")[2]
-            if other.guards and ("barrier" in last or last == "wait_for_everyone"):
-                return True
-    return False
+    """Whether the script orders the ranks at a place, or may: by a lock, `main_process_first`, a barrier for all but the first rank."""
+    before = (other for history in place.entry.histories for other in history.calls if other.guards)
+    return not _PLAIN.issuperset(place.last.contexts) or any(
+        other.name in ACTS and ACTS[other.name].family == "barrier" for other in before
+    )
 
 
 def was_done_before(place: Place) -> bool:

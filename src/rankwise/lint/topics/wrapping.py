@@ -10,6 +10,7 @@ from rankwise.lint.library.names import DDP, FSDP
 from rankwise.lint.model.values import Instance, Items, Object
 from rankwise.lint.topics.job_view import statement_of
 from rankwise.lint.topics.tensor_text import key_of, targets_of
+from rankwise.lint.topics.tensors import OFF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Entry, Script
-
-OFF = frozenset({"no_grad", "inference_mode"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
