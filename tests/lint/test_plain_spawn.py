@@ -32,8 +32,7 @@ BAD = {
     (
         "RW813",
         "of a context",
-    ): "import multiprocessing\ndef go():\n    ctx = multiprocessing.get_context('spawn')\n"
-    "    ctx.Process(target=lambda: None).start()",
+    ): MP + "def go():\n    ctx = mp.get_context('spawn')\n    ctx.Process(target=lambda: None).start()",
     ("RW813", "under the guard"): MP + GUARD + "def f(i): pass\n    mp.spawn(f)",
     ("RW813", "called"): MP + "def f(i): print(i)\n" + GUARD + "mp.spawn(f(0), nprocs=2)",
     ("RW813", "Process, called"): MP + "def f(i): print(i)\n" + GUARD + "mp.Process(target=f(0)).start()",

@@ -20,7 +20,7 @@ _WORDS = (
     r"|LOCAL_RANK|RANK|WORLD_SIZE|(SLURM|OMPI_COMM_WORLD|PMI)_\w+|(get_)?world_?size|num_replicas|\w*main_process\w*|\w*(master|primary|chief)_process\w*"
     r"|master_(addr|port)|is_(main|master|chief|primary)\w*|process_index|num_processes|init_process_group"
     r"|destroy_process_group|DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard|DataLoader|\w*DistributedSampler"
-    r"|set_epoch|IterableDataset|random_split|manual_seed|\w*seed_(everything|all)|set_seed|spawn|set_device|map_location"
+    r"|set_epoch|IterableDataset|random_split|manual_seed|\w*seed_(everything|all)|set_seed|spawn|start_processes|Process|set_device|map_location"
     r"|[Aa]ccelerator|[Ff]abric|DataParallel|no_sync|SyncBatchNorm|convert_sync_batchnorm|full_tensor|summon_full_params"
     r"|device_ids|sync_dist|save_checkpoint|save_(16bit|fp16)_model|\w*global_zero\w*|\w*process_zero|torchmetrics|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES"
     r"|getsockname|LightningModule|Trainer|TrainingArguments|cross_entropy|CrossEntropyLoss|init_distributed|SummaryWriter|wandb"

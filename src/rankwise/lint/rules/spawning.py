@@ -3,154 +3,161 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found, span_of
 from rankwise.lint.model.notes import Misfit
+from rankwise.lint.model.values import Function, Items, Value, is_number
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.scopes import Scopes, is_function
-from rankwise.lint.topics.spawning import (
-    Spawn,
-    is_in_body_of_guard,
-    is_under_main_guard,
-    outermost_function,
-    spawns,
-)
 from rankwise.lint.topics.turns import is_caught
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.scopes import FunctionNode
+
+_SPAWNS = frozenset({"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"})
+_PROCESSES = frozenset({"torch.multiprocessing.Process", "multiprocessing.Process"})
+_CONTEXTS = frozenset({"torch.multiprocessing.get_context", "multiprocessing.get_context"})
+_METHODS = _CONTEXTS | {"torch.multiprocessing.set_start_method", "multiprocessing.set_start_method"}
+#: Start methods whose children import the script anew.
+_FRESH = ("spawn", "forkserver")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A call that starts processes with a function.
+
+    Attributes:
+        call: The call.
+        word: What it is called in the text, ``mp.spawn``.
+        fn: The function.
+        node: Where the function is handed over.
+        args: What is handed over with it.
+        passes_rank: Whether the function gets the number of its process before ``args``.
+        is_fresh: Whether the children certainly import the script anew.
+    """
+
+    call: Call
+    word: str
+    fn: Value
+    node: ast.AST
+    args: Value | None
+    passes_rank: bool
+    is_fresh: bool
+
+
+def _starts(script: Script, calls: Iterable[Call]) -> Iterator[Start]:
+    methods = [call.arg(0, "method") for call in script.calls_of(*_METHODS)]
+    chooses_fresh = any(one is not None and one.const in _FRESH for one in methods)
+    for call in calls:
+        is_spawn, maker = call.name in _SPAWNS, call.receiver.made
+        is_of_context = call.name == "?.Process" and maker is not None and maker.name in _CONTEXTS
+        if not (is_spawn or is_of_context or call.name in _PROCESSES) or call.module is not script.module:
+            continue
+        where = (0, "fn") if is_spawn else (1, "target")
+        fn, node, method = call.arg(*where), call.arg_node(*where), call.arg(5, "start_method")
+        if fn is None or node is None or (is_spawn and method is not None and method.const not in _FRESH):
+            continue
+        args = call.arg(1 if is_spawn else 3, "args")
+        word = ast.unparse(call.node.func)  # type: ignore[attr-defined]
+        yield Start(call, word, fn, node, args, is_spawn, is_spawn or chooses_fresh)
 
 
 @rule("RW812", "error", "L13", 'processes are started outside `if __name__ == "__main__":`', needs_ranks=False)  # fmt: skip
 def spawn_outside_main_guard(script: Script) -> Iterator[Found]:
     if script.piece.is_fragment or script.piece.cells:
         return
-    for scopes, spawn in spawns(script):
-        if _never_fails(scopes, spawn):
-            continue
-        line = _line_outside_guard(scopes, spawn.call)
-        if line:
-            through = f" (through line {line})" if line != spawn.call.lineno else ""
+    reported: set[ast.AST] = set()
+    for entry in script.entries:
+        for start in _starts(script, entry.histories[0].calls if entry.is_program else ()):
+            call = start.call
+            way = [*(site.node for site in call.stack if site.module is script.module), call.node]
+            # Plain multiprocessing forks by default on Linux; with torch that is a bad choice anyway.
+            is_legal = call.name == "multiprocessing.Process" and not start.is_fresh
+            if is_legal or call.node in reported or any(_main_guard(script, one) for one in way):
+                continue
+            reported.add(call.node)
+            through = f" (through line {way[0].lineno})" if call.stack else ""  # type: ignore[attr-defined]
             yield Found(
-                spawn.call,
-                f"`{spawn.word}` runs whenever this file is imported{through}, and each child imports it: RuntimeError",
+                call.node,
+                f"`{start.word}` runs whenever this file is imported{through}, and each child imports it: RuntimeError",
                 'put it under `if __name__ == "__main__":`',
-                severity="error" if spawn.is_fresh else "warning",
+                severity="error" if start.is_fresh else "warning",
             )
 
 
-def _never_fails(scopes: Scopes, spawn: Spawn) -> bool:
-    # Plain multiprocessing forks by default on Linux; with torch that is a bad choice anyway.
-    return spawn.target is None or (
-        not spawn.passes_rank and not spawn.is_fresh and not _is_torch(scopes, spawn)
-    )
-
-
-def _is_torch(scopes: Scopes, spawn: Spawn) -> bool:
-    return scopes.dotted(spawn.call.func).startswith("torch.")
-
-
-def _line_outside_guard(scopes: Scopes, node: ast.AST, depth: int = 0) -> int:
-    """The module's line that runs a node on import; 0 where none does."""
-    if is_under_main_guard(scopes, node) or depth > 4:
-        return 0
-    function = outermost_function(scopes, node)
-    if function is None:
-        return getattr(node, "lineno", 0)
-    if not is_function(function) or function.decorator_list:
-        return 0
-    for call in scopes.all(ast.Call):
-        if scopes.called_function(call.func) is function and outermost_function(scopes, call) is not function:
-            line = _line_outside_guard(scopes, call, depth + 1)
-            if line:
-                return line
-    return 0
+def _main_guard(script: Script, node: ast.AST) -> ast.If | None:
+    """The test of ``__name__`` that a node stands under, whichever way it is written."""
+    for one in ast.walk(script.tree):
+        if isinstance(one, ast.If) and one.lineno <= node.lineno <= (one.end_lineno or 0):  # type: ignore[attr-defined]
+            names = {part.id for part in ast.walk(one.test) if isinstance(part, ast.Name)}
+            if "__name__" in names:
+                return one
+    return None
 
 
 @rule("RW813", "error", "L13", "the function passed to mp.spawn is a lambda, local, or called", needs_ranks=False)  # fmt: skip
 def spawn_target_not_importable(script: Script) -> Iterator[Found]:
-    for scopes, spawn in spawns(script):
-        target = spawn.target
-        if target is None:
-            continue
-        what, fix = _what(scopes, target) if spawn.is_fresh else ("", "")
-        if not what:
-            what, fix = _called(scopes, spawn, target)
-        if not what and script.piece.cells and spawn.is_fresh and scopes.called_function(target) is not None:
-            what = f"children cannot import `{ast.unparse(target)}` from a notebook: AttributeError in each"
-            fix = "move it to a .py file and import it, or use rankwise.launch"
-        if what:
-            yield Found(target, what, fix)
+    for start in _starts(script, script.calls):
+        why = _why_called(start) or _why_not_importable(script, start)
+        if why is not None:
+            yield Found(start.node, *why)
 
 
-def _what(scopes: Scopes, target: ast.expr) -> tuple[str, str]:
-    if isinstance(target, ast.Lambda):
-        return (
-            "a lambda cannot be sent to a spawned process: PicklingError",
-            "define a function at module level",
-        )
-    if not isinstance(target, ast.Name):
-        return "", ""
-    made = scopes.only(target.id, scopes.scope(target))
-    if isinstance(scopes.value(target.id, scopes.scope(target)), ast.Lambda):
-        return f"`{target.id}` is a lambda: PicklingError", "define a function at module level"
-    around = next((a for a in scopes.above(made) if is_function(a)), None) if is_function(made) else None
-    if around is not None:
-        return (
-            f"`{target.id}` is local to {around.name}: a spawned process cannot import it (Can't pickle local object)",
-            f"move `{target.id}` to module level",
-        )
-    if is_function(made) and is_in_body_of_guard(scopes, made):
-        return (
-            f"`{target.id}` is defined under the test for `__main__`, which children do not run: AttributeError in each",
-            f"move `{target.id}` above the test",
-        )
-    return "", ""
-
-
-def _called(scopes: Scopes, spawn: Spawn, target: ast.expr) -> tuple[str, str]:
-    """A function of the file that returns nothing, called where it should be passed."""
-    function = scopes.called_function(target.func) if isinstance(target, ast.Call) else None
-    if function is None or function.decorator_list:
-        return "", ""
-    inside = scopes.opened[function]
-    yields = any(scopes.scope(y) is inside for y in (*scopes.all(ast.Yield), *scopes.all(ast.YieldFrom)))
-    if yields or any(r.value is not None and scopes.scope(r) is inside for r in scopes.all(ast.Return)):
-        return "", ""
+def _why_called(start: Start) -> tuple[str, str] | None:
+    node = start.node
+    if not isinstance(node, ast.Call) or start.fn.const is not None or start.fn.made is not None:
+        return None
+    name = ast.unparse(node.func)
     return (
-        f"`{function.name}(...)` is called here, in the parent; `{spawn.word}` gets its return value, None",
-        f"pass `{function.name}` without parentheses, and its arguments as `args=(...)`",
+        f"`{name}(...)` is called here, in the parent; `{start.word}` gets its return value, None",
+        f"pass `{name}` without parentheses, and its arguments as `args=(...)`",
     )
+
+
+def _why_not_importable(script: Script, start: Start) -> tuple[str, str] | None:
+    function, text = start.fn.thing, ast.unparse(start.node)
+    if not start.is_fresh or not isinstance(function, Function) or function.module is not script.module:
+        return None
+    if isinstance(function.node, ast.Lambda):
+        return f"`{text}` is a lambda: PicklingError in the parent", "define a function at module level"
+    if function.scope.parent is not None and function.owner is None:
+        return (
+            f"`{text}` is local to a function: a spawned process cannot import it (Can't pickle local object)",
+            f"move `{text}` to module level",
+        )
+    guard = _main_guard(script, function.node)
+    if guard is not None and isinstance(guard.test, ast.Compare) and isinstance(guard.test.ops[0], ast.Eq):
+        return (
+            f"`{text}` is defined under the test for `__main__`, which children do not run: AttributeError in each",
+            f"move `{text}` above the test",
+        )
+    if script.piece.cells:
+        return (
+            f"children cannot import `{text}` from a notebook: AttributeError in each",
+            "move it to a .py file and import it, or use rankwise.launch",
+        )
+    return None
 
 
 @rule("RW220", "error", "I24", "a script of which a launcher starts each rank starts ranks itself")
 def ranks_start_ranks(script: Script) -> Iterator[Found]:
     for entry in script.entries[:1]:
         calls = [call for call in entry.histories[0].calls if "spawned" not in call.contexts]
-        for call in calls:
-            number, read = (
-                call.arg(2, "nprocs"),
-                [one for one in calls[: call.index] if _reads_local_rank(one)],
-            )
-            is_sure = (
-                call.name in _SPAWNS and not (call.tests or call.guards) and call.module is script.module
-            )
-            if (
-                not is_sure
-                or (number is not None and number.const == 1)
-                or not (read or script.piece.num_ranks > 1)
-            ):
+        for start in _starts(script, calls):
+            call, number = start.call, start.call.arg(2, "nprocs")
+            is_sure = start.passes_rank and not (call.tests or call.guards)
+            if not is_sure or (number is not None and number.const == 1):
                 continue
-            how = (
-                f"the command starts {script.piece.num_ranks} processes of it"
-                if script.piece.num_ranks > 1
-                else "only a launcher sets the LOCAL_RANK that it reads"
-            )
+            if script.piece.num_ranks > 1:
+                how = f"the command starts {script.piece.num_ranks} processes of it"
+            elif any(_reads_local_rank(one) for one in calls[: call.index]):
+                how = "only a launcher sets the LOCAL_RANK that it reads"
+            else:
+                continue
             yield Found(
                 call.node,
                 f"each rank starts ranks of its own here, although {how}: they take each other's ports and GPUs",
@@ -158,89 +165,51 @@ def ranks_start_ranks(script: Script) -> Iterator[Found]:
             )
 
 
-_SPAWNS = frozenset({"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"})
-
-
 def _reads_local_rank(call: Call) -> bool:
     return call.name == "os.environ.__getitem__" and call.args[0].const == "LOCAL_RANK"
 
 
-# Calls whose result is surely no tuple.
-_ONE_THING = ("device_count", "int", "parse_args", "cpu_count", "get_world_size", "ArgumentParser", "Namespace", "float", "bool")  # fmt: skip
-
-
 @rule("RW814", "error", "L13", "the function passed to mp.spawn takes a different number of arguments than it gets", needs_ranks=False)  # fmt: skip
 def spawn_argument_count(script: Script) -> Iterator[Found]:
-    for scopes, spawn in spawns(script):
-        if spawn.args is not None and _is_one_thing(scopes, spawn.args):
-            text = ast.unparse(spawn.args)
+    for start in _starts(script, script.calls):
+        args, made = start.args, start.args.made if start.args is not None else None
+        if args is not None and (is_number(args) or (made is not None and made.name.endswith(".parse_args"))):
+            node = start.call.arg_node(1 if start.passes_rank else 3, "args")
+            text = ast.unparse(node) if node is not None else "..."
             yield Found(
-                spawn.args,
-                f"`args=({text})` is not a tuple: TypeError, `{spawn.word}` takes its elements one by one",
+                node or start.call.node,
+                f"`args=({text})` is not a tuple: TypeError, `{start.word}` takes its elements one by one",
                 f"write `args=({text},)`, with a comma",
             )
-            continue
-        function = scopes.called_function(spawn.target) if spawn.target is not None else None
-        if function is not None and not function.decorator_list and not spawn.kwargs:
-            yield from _count(script, spawn, function)
+        elif (
+            isinstance(start.fn.thing, Function)
+            and start.call.arg(None if start.passes_rank else 4, "kwargs") is None
+        ):
+            yield from _misfit(start, start.fn.thing)
 
 
-def _count(script: Script, spawn: Spawn, function: FunctionNode) -> Iterator[Found]:
-    num_args = _num_args(spawn.args)
-    if num_args is None:
+def _misfit(start: Start, function: Function) -> Iterator[Found]:
+    items, takes = start.args.thing if start.args is not None else Items([]), function.node.args
+    if not isinstance(items, Items) or not items.is_whole or getattr(function.node, "decorator_list", None):
         return
-    given = num_args + spawn.passes_rank
-    takes = function.args
-    most = len(takes.posonlyargs) + len(takes.args)
-    least = most - len(takes.defaults)
-    required = [a.arg for a, d in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if d is None]
-    if least <= given and (given <= most or takes.vararg is not None) and not required:
+    given = len(items.values) + start.passes_rank
+    names = [one.arg for one in (*takes.posonlyargs, *takes.args)]
+    least, most = len(names) - len(takes.defaults), len(names)
+    if least <= given and (given <= most or takes.vararg is not None) and None not in takes.kw_defaults:
         return
     wants = str(most) if least == most else f"{least} to {most}"
-    gets = (
-        f"{given}: the process index and {num_args} from args" if spawn.passes_rank else f"{given} from args"
-    )
-    names = ", ".join(a.arg for a in (*takes.posonlyargs, *takes.args)) or "nothing"
+    gets = f"{given} from args"
+    fix = "make args=(...) match the function's parameters"
+    if start.passes_rank:
+        gets = f"{given}: the process index and {len(items.values)} from args"
+        fix += "; the process index comes first, and is not part of args"
+    where = span_of(takes.args[0], function.module.lines) if takes.args else None
     yield Found(
-        spawn.call,
-        f"`{function.name}` takes {wants} argument{'s' * (wants != '1')} ({names}), but `{spawn.word}` passes {gets}",
-        _fix(spawn, function, given, most),
-        also=[("the function", script.piece.path, span_of(function.args.args[0], script.lines))]
-        if takes.args
-        else (),
+        start.call.node,
+        f"`{function.name}` takes {wants} argument{'s' * (wants != '1')} ({', '.join(names) or 'nothing'}), but `{start.word}` passes {gets}",
+        fix,
+        also=[("the function", function.module.shown, where)] if where is not None else (),
     )
-
-
-def _fix(spawn: Spawn, function: FunctionNode, given: int, most: int) -> str:
-    if spawn.passes_rank and given == most + 1:
-        first = function.args.args[0].arg if function.args.args else ""
-        if "rank" not in first and first not in ("gpu", "local_rank", "i", "index", "device"):
-            return f"make the rank its first parameter: `def {function.name}(rank, ...)`"
-        return "remove the rank from args: it is passed first anyway"
-    return "make args=(...) match the function's parameters" + (
-        ", the rank comes first" if spawn.passes_rank else ""
-    )
-
-
-def _num_args(args: ast.expr | None) -> int | None:
-    if args is None:
-        return 0
-    if isinstance(args, (ast.Tuple, ast.List)) and not any(isinstance(e, ast.Starred) for e in args.elts):
-        return len(args.elts)
-    return None
-
-
-def _is_one_thing(scopes: Scopes, args: ast.expr) -> bool:
-    """Whether something is surely no sequence: a number, or the result of a call that gives one."""
-    if isinstance(args, ast.Name):
-        value = scopes.value(args.id, scopes.scope(args))
-        return value is not None and not isinstance(value, ast.Name) and _is_one_thing(scopes, value)
-    if isinstance(args, ast.Constant):
-        return isinstance(args.value, (int, float)) or args.value is None
-    if isinstance(args, ast.Call):
-        name = args.func.attr if isinstance(args.func, ast.Attribute) else getattr(args.func, "id", "")
-        return name in _ONE_THING
-    return False
 
 
 @rule(
