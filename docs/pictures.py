@@ -111,7 +111,9 @@ def draw_curves() -> None:
 def read_start_times() -> list[tuple[str, float, float]]:
     """Return what was started, and the seconds of rankwise and torchrun, from the table of the warm start: those of the newest torch."""
     text = (ROOT / "docs" / "explain" / "warm-start.md").read_text()
-    rows = re.findall(r"^\| ([\w-]+, \d+ ranks?) \| .* \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \|$", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([\w-]+, \d+ ranks?) \| .* \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \|$", text, re.MULTILINE
+    )
     return [(what, float(ours), float(theirs)) for what, ours, theirs in rows]
 
 
