@@ -60,8 +60,10 @@ def test_half_precision_hooks_round_and_no_more(hook: str, bound: float, tuning:
 
 
 def test_all_ranks_get_the_same_gradients_from_bf16() -> None:
-    """Rounded or not, the average is one: replicas must not drift apart."""
+    """Rounded or not, the average is one, and that of three: replicas must not drift apart."""
     (_, first), (_, second), (_, third) = run_ranks(train, 3, "bf16", 1, None)
+    (_, exact), *_ = run_ranks(train, 3, None, 1, None)
+    assert 0 < relative_error(first, exact) < 3 * 2**-8
     for a, b, c in zip(first, second, third, strict=True):
         assert torch.equal(a, b)
         assert torch.equal(b, c)

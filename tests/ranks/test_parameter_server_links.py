@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 import rankwise
-from rankwise.parallel.servers import listener as listener_module
+from rankwise.parallel.servers import coordinator as coordinating, listener as listener_module
 from rankwise.parallel.servers.layout import spread
-from rankwise.parallel.servers.link import Kind, Link, Message
+from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
 from rankwise.parallel.servers.listener import Listener, connect, find_host
 from rankwise.parallel.servers.rules import Rules
 from rankwise.parallel.servers.worker import Worker
@@ -265,3 +265,25 @@ def test_the_address_that_others_reach(
     assert find_host(dist.HashStore(), num_nodes) == expected
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert find_host(dist.HashStore(), num_nodes) == "127.0.0.1"
+
+
+def test_workers_of_a_coordinator_that_gives_up_have_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two workers comes: the coordinator says how many did, and that one does not take the end of the link for the end of all work."""
+    monkeypatch.setattr(coordinating, "_JOIN_S", 1.0)
+    store, ends = dist.HashStore(), list[object]()
+
+    def work() -> None:
+        try:
+            ends.append(coordinating.work(1, 0, 2, store=store, timeout_s=BOUND_S))
+        except rankwise.RankwiseError as error:
+            ends.append(error)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    listener = Listener(store, coordinating.COORDINATOR, rank=0, host="")
+    journal = coordinating.Journal(None, 0)
+    with pytest.raises(rankwise.RendezvousError, match="1 of 2 workers connected to the coordinator within 1 s: rank 1"):  # fmt: skip
+        coordinating.Coordinator(0, [1, 2], listener=listener, timeout_s=BOUND_S, journal=journal)
+    worker.join(BOUND_S)
+    listener._socket.close()
+    assert isinstance(ends[0], LinkLostError)

@@ -496,7 +496,7 @@ LOADER = """
     # Workers that a signal would end are gone by now; those that live go on with their work.
     for _ in range(20):
         next(iter(loader)) if PERSISTENT else None
-    print("saved", num > 3, ctx.stop_reason, flush=True)
+    print("saved", num >= 3, ctx.stop_reason, flush=True)
     END
 """
 

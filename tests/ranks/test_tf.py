@@ -355,9 +355,13 @@ def run_parts() -> Any:
         nn.utils.clip_grad_norm_(layer.parameters(), 0.01)
         central_optimizer.step()
 
+    before = [one.detach().clone() for one in layer.parameters()]
     central.run(clipped_centrally, args=(torch.randn(4, 3, dtype=torch.float64) + central.replica_id,))
     rankwise.check_replicas(layer)
     assert bool(central_optimizer.state) == (central.replica_id == 0)
+    # The learning rate by the bound of the clip: summed once, and by nobody again.
+    moved = torch.cat([(one - was).flatten() for one, was in zip(layer.parameters(), before, strict=True)])
+    assert abs(moved.norm().item() - 0.1 * 0.01) < 1e-8
     errors = []
     for call in (
         lambda: tf.MirroredStrategy(["gpu:0"]), lambda: tf.OneDeviceStrategy("cpu"), tf.ParameterServerStrategy,
@@ -376,7 +380,7 @@ def run_parts() -> Any:
 
 
 def test_clipping_same_batches_and_a_trainer() -> None:
-    """Gradients can be clipped after they were added, also where one replica alone has the optimizer; equal batches are told once; statistics are averaged; devices and ranks are counted; fit() goes on from a scope."""
+    """Gradients can be clipped after they were added, also where one replica alone has the optimizer; equal batches are reported once; statistics are averaged; devices and ranks are counted; fit() continues from a scope."""
     (norm, told, errors, steps), (other, quiet, _, _) = run_ranks(run_parts, 2)
     assert norm == other > 0.01
     assert (len(told), quiet) == (1, [])

@@ -81,7 +81,8 @@ def _find_host(
     interpreter, helper = find_interpreter(needs_torch=spec.program.how != "program"), None
     if not interpreter.is_ours:
         console.say(f"rankwise: the ranks run in {interpreter.path} (torch {interpreter.torch_version})")
-    if _needs_helper(spec):
+    # What is to be done before the ranks, or beside them, and needs torch.
+    if spec.num_ranks is None or not spec.is_one_node or spec.numa_binding is not None or are_asked_for():
         helper = Helper(interpreter.path, signals, SYSTEM_CLOCK)
         closings.append(helper.close)
     num_ranks, prefixes = ask_host(spec, helper)
@@ -146,11 +147,6 @@ def _look_at_host(spec: LaunchSpec, num_ranks: int, python: str, console: Consol
     look = HostCheck(spec, num_ranks, python)
     look.tell_before(console)
     return look
-
-
-def _needs_helper(spec: LaunchSpec) -> bool:
-    """Whether there is something to do before the ranks, or beside them, that needs torch."""
-    return spec.num_ranks is None or not spec.is_one_node or spec.numa_binding is not None or are_asked_for()
 
 
 def _explain_device(device: str, text: str) -> UsageError:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.files import read_all, read_tail
 from rankwise.base.osdoor import KILL_SIGNAL, listens_to
 from rankwise.base.rank_names import name_ranks
-from rankwise.base.requeue import END_SIGNAL, heeds_interrupts
+from rankwise.base.requeue import END_SIGNAL
 from rankwise.base.roles import name_roles
 from rankwise.evidence.reader.notes import parse_imported, parse_notes
 from rankwise.evidence.reader.oom_kills import count_oom_kills
 from rankwise.evidence.reader.rank_channel import RankChannel
 from rankwise.evidence.reader.snapshot import take_stacks
+from rankwise.launcher.attempt_signals import AttemptSignals, is_notice
 from rankwise.launcher.job_monitor import JobMonitor
 from rankwise.launcher.output import Pump, read_last_words
-from rankwise.launcher.policy import GiveUp, decide, to_failure
+from rankwise.launcher.policy import decide, to_failure
 from rankwise.launcher.rank_end import Rank, describe_end, find_ending
 from rankwise.launcher.rank_start import RankStarter
 from rankwise.launcher.requeue_watch import RequeueWatch
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.launcher.job import Job
-    from rankwise.launcher.node_link import AttemptEnd
     from rankwise.launcher.policy import Failure
     from rankwise.launcher.rendezvous.assignment import Assignment
 
@@ -122,10 +122,10 @@ class Attempt:
         self._by_tag = {rank.tag: rank for rank in self._ranks}
         self._oom_before = count_oom_kills() or 0
         self._started_s = self._clock.monotonic()
-        self._interrupted: int | None = None
+        self._signals = AttemptSignals(job, self._pump)
         self._store_code: int | None = None
-        self._supervisor_lost = self._regroup = self._hurry = False
-        self._is_told_slow = self._has_lost_nodes = False
+        self._supervisor_lost = self._regroup = False
+        self._has_said_slow = self._has_lost_nodes = False
         self._monitor = JobMonitor(job, part, self._ranks, self._folder)
         self._requeue = RequeueWatch(job.spec.shutdown_timeout_s, job.clock, is_on=job.serial is None)
 
@@ -154,10 +154,9 @@ class Attempt:
         while any(rank.is_alive for rank in self._ranks) and not self._is_over():
             self._look(self._watch_every_s())
             self._restart_alone()
-            self._tell_slow_start()
-            if not (
-                self._is_over() or self._requeue.has_begun
-            ):  # those that follow have a bound of their own
+            self._say_slow_start()
+            # Ranks that follow one that has left have a bound of their own.
+            if not (self._is_over() or self._requeue.has_begun):
                 self._monitor.poll()
         clean = not self._is_over()
         if clean:
@@ -198,13 +197,13 @@ class Attempt:
         if not (self._regroup or self._supervisor_lost or self._has_lost_nodes):
             self._take_evidence()
         # Those that have not followed by now had the time that others get after SIGTERM.
-        self._hurry |= self._is_overdue()
+        self._signals.hurry |= self._is_overdue()
         self._stop(self._interrupted or signal.SIGTERM)
         if self._interrupted is None and not (self._regroup or self._has_lost_nodes):
             self._outlive(killed)
             self._publish_end()  # the first rank to fail may take longer to end than those that have only lost it
-        self._workers.sweep(0.0 if self._hurry else _ORPHAN_GRACE_S)
-        self._take_signals()
+        self._workers.sweep(0.0 if self._signals.hurry else _ORPHAN_GRACE_S)
+        self._signals.take(self._living())
 
     def _outlive(self, killed: Sequence[Rank]) -> None:
         """See whether this launcher outlives its killed ranks: whoever kills a node may begin with them, and the others then have lost a node."""
@@ -216,16 +215,9 @@ class Attempt:
 
     def _restart_alone(self) -> None:
         """Start ranks again that have failed, where the others can go on without them meanwhile."""
-        failed = [rank for rank in self._ranks if self._single_restarts.is_on and self._has_failed(rank)]
-        is_over = (
-            self._interrupted is not None
-            or self._supervisor_lost
-            or self._monitor.has_hung
-            or self._ended_elsewhere is not None
-        )
-        for rank in (
-            failed if not (is_over or self._requeue.has_begun or self._store_code is not None) else ()
-        ):
+        if self._is_ended or self._requeue.has_begun or self._store_code is not None:
+            return
+        for rank in [one for one in self._ranks if self._single_restarts.is_on and self._has_failed(one)]:
             if not self._single_restarts.takes(rank, self._ranks, self._to_case([rank])):
                 return
             del self._by_tag[rank.tag]
@@ -238,9 +230,11 @@ class Attempt:
             self._starter.start(rank, restarts=self._restarts)
 
     @property
-    def _ended_elsewhere(self) -> AttemptEnd | None:
-        """That another node has ended the attempt; None if none has."""
-        return None if self._part.link is None else self._part.link.ended_elsewhere
+    def _is_ended(self) -> bool:
+        """Whether the user, a proof, or another node has ended the attempt, however the ranks are."""
+        elsewhere = None if self._part.link is None else self._part.link.ended_elsewhere
+        has_been_ended = self._interrupted is not None or self._supervisor_lost or self._monitor.has_hung
+        return has_been_ended or elsewhere is not None
 
     def _publish_end(self) -> None:
         """Report to the other nodes that this attempt ends here, and why: their ranks would wait for ours, over NCCL for minutes."""
@@ -251,7 +245,7 @@ class Attempt:
         verdict = judge(self._to_case(failed or self._ranks))
         if self._interrupted is not None:
             # Other nodes may go on without this one, unless all are needed, or ranks with roles were to come back alone.
-            has_notice = any(self._is_notice(self._interrupted, rank) for rank in self._living())
+            has_notice = any(is_notice(self._interrupted, rank) for rank in self._living())
             is_needed = spec.min_nodes == spec.max_nodes and not spec.max_restarts
             if has_notice or not (is_needed or self._single_restarts.is_on):
                 return
@@ -260,28 +254,26 @@ class Attempt:
         ):
             return
         lasted_s = self._clock.monotonic() - self._started_s
-        decision = decide([*self._failures, to_failure(verdict, lasted_s=lasted_s)], spec.max_restarts)
-        gives_up = self._interrupted is not None or self._supervisor_lost or isinstance(decision, GiveUp)
+        reason = decide([*self._failures, to_failure(verdict, lasted_s=lasted_s)], spec.max_restarts)
+        gives_up = self._interrupted is not None or self._supervisor_lost or reason is not None
         link.end_attempt(
             name_roles(verdict.message, spec.roles), code=verdict.exit_code, gives_up=gives_up,
             host_problems=self._monitor.find_host_problems() if gives_up else (),
         )  # fmt: skip
 
-    def _tell_slow_start(self) -> None:
-        if self._is_told_slow or any(rank.pid for rank in self._ranks):
+    def _say_slow_start(self) -> None:
+        if self._has_said_slow or any(rank.pid for rank in self._ranks):
             return
         waited_s = self._clock.monotonic() - self._started_s
         if waited_s > _SLOW_START_S:
-            self._is_told_slow = True
+            self._has_said_slow = True
             self._job.console.say(
                 f"rankwise: no rank has started after {waited_s:.0f} s: the warm server is still importing torch and what else the script needs"
             )
 
     def _is_over(self) -> bool:
         """Whether there is no point in going on."""
-        if self._interrupted is not None or self._supervisor_lost or self._regroup or self._monitor.has_hung:
-            return True
-        if self._has_lost_nodes or self._ended_elsewhere is not None:
+        if self._is_ended or self._regroup or self._has_lost_nodes:
             return True
         alive = any(rank.is_alive for rank in self._ranks)
         if alive and (self._store_code is not None or self._is_overdue()):
@@ -308,7 +300,7 @@ class Attempt:
     def _look(self, timeout_s: float) -> None:
         for change in self._workers.wait_change(timeout_s):
             self._note(change)
-        self._take_signals()
+        self._signals.take(self._living())
         # A job that has just ended, well or not, is not started again because somebody knocks.
         can_regroup = not self._job.spec.is_one_node and self._living() and not self._is_over()
         if can_regroup and not self._requeue.has_begun and self._job.rendezvous.has_to_regroup():
@@ -346,34 +338,9 @@ class Attempt:
         elif tag == self._store_tag:
             self._store_code = code
 
-    def _take_signals(self) -> None:
-        for number in self._job.signals.take():
-            self._obey(number)
-
-    def _obey(self, number: int) -> None:
-        if number == getattr(signal, "SIGWINCH", None):
-            self._pump.resize()
-        elif number in self._job.passed_on:
-            for rank in self._living():
-                self._workers.signal(rank.tag, number)
-        elif self._interrupted is None:
-            self._interrupted = number
-            if number == signal.SIGINT:
-                self._pump.hide_interrupts()
-        elif number == signal.SIGTERM and any(
-            rank.was_noticed or self._is_notice(number, rank) for rank in self._living()
-        ):
-            return  # a scheduler repeats itself
-        else:
-            self._hurry = True
-            self._job.console.hurry()
-
-    @staticmethod
-    def _is_notice(number: int, rank: Rank) -> bool:
-        """Whether a rank takes this signal for a notice to save and leave."""
-        if number == signal.SIGINT:
-            return heeds_interrupts(read_all(rank.notes_fd))
-        return number == signal.SIGTERM and listens_to(rank.pid, END_SIGNAL, or_ignores=True)
+    @property
+    def _interrupted(self) -> int | None:
+        return self._signals.interrupted
 
     def _living(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.is_alive]
@@ -406,7 +373,7 @@ class Attempt:
                 self._workers.signal(rank.tag, signal.SIGCONT)
         begin, is_reported = self._clock.monotonic(), False
         end = begin + max(bounds_s)
-        while self._living() and self._clock.monotonic() < end and not self._hurry:
+        while self._living() and self._clock.monotonic() < end and not self._signals.hurry:
             self._look(min(0.5, max(0.0, end - self._clock.monotonic())))
             if not is_reported and self._living() and self._clock.monotonic() - begin > _SILENCE_S:
                 is_reported = True
@@ -440,7 +407,7 @@ class Attempt:
             rank.stopped_s = self._clock.monotonic()
             self._workers.signal(rank.tag, END_SIGNAL)
             return min(_PARTING_S, self._job.spec.shutdown_timeout_s)
-        rank.was_noticed = self._is_notice(number, rank)
+        rank.was_noticed = is_notice(number, rank)
         if not rank.was_noticed:
             rank.stopped_s = self._clock.monotonic()
         self._workers.signal(rank.tag, number, tree=self._job.spec.program.how == "program")

@@ -15,7 +15,7 @@ from rankwise.launcher.job import drop_folder
 from rankwise.launcher.job_monitor import HungElsewhere
 from rankwise.launcher.node_link import EndedElsewhere
 from rankwise.launcher.output import relay_in_background
-from rankwise.launcher.policy import Decision, GiveUp, Restart, decide, to_failure
+from rankwise.launcher.policy import decide, to_failure
 from rankwise.launcher.publish import is_silent, publish, save_evidence
 from rankwise.launcher.rendezvous.assignment import NotNeeded
 from rankwise.launcher.rendezvous.several import SeveralNodes
@@ -86,7 +86,7 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         outcome = _run_attempt(job, part, index=index, restarts=restarts, failures=failures)
         case, verdict = outcome.case, judge(outcome.case)
         save_evidence(job, case, verdict)
-        is_through = _is_through(verdict) and not outcome.regroup
+        is_through = (verdict.kind in {"ok", "requeue"} or is_silent(verdict)) and not outcome.regroup
         case = _hear_others(job, outcome, verdict, is_through=is_through)
         if case is not outcome.case:
             verdict = judge(case)
@@ -102,11 +102,10 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
             job.events.write("nodes.regroup", attempt=index, message=why)
             continue
         failures.append(to_failure(verdict, lasted_s=outcome.lasted_s))
-        decision = _decide(job, part, case, failures)
-        if isinstance(decision, GiveUp):
+        if (reason := _decide(job, part, case, failures)) is not None:
             if job.host_check is not None:
                 verdict = job.host_check.add_to(verdict, outcome.monitor.host_problems)
-            publish(job, verdict, attempt=index, reason=decision.reason)
+            publish(job, verdict, attempt=index, reason=reason)
             job.rendezvous.close()
             if verdict.stopped_by and not verdict.notes and not verdict.culprits:
                 drop_folder(job.spec.logs, job.folder)  # nothing failed: there is nothing to look at
@@ -130,19 +129,20 @@ def _join(job: Job, restarts: int, *, is_first: bool) -> Assignment | None:
     return part
 
 
-def _decide(job: Job, part: Assignment, case: Case, failures: list[Failure]) -> Decision:
-    """Decide on another attempt, unless the user, another node, or what happened, has decided already."""
+def _decide(job: Job, part: Assignment, case: Case, failures: list[Failure]) -> str | None:
+    """Say why there is no further attempt, None if there is, unless the user, another node, or what happened, has decided already."""
     if case.interrupted is not None or case.supervisor_lost:
-        return GiveUp()
+        return ""
     if case.hung and job.spec.on_hang == "stop":
-        return GiveUp(reason="--on-hang stop: no restart after a hang" if job.spec.max_restarts else "")
-    decision = decide(failures, job.spec.max_restarts)
+        return "--on-hang stop: no restart after a hang" if job.spec.max_restarts else ""
+    own = decide(failures, job.spec.max_restarts)
     end = None if part.link is None else part.link.end
-    if end is None or (end.gives_up and isinstance(decision, GiveUp)):
-        return decision
+    if end is None or (end.gives_up and own is not None):
+        return own
     # All nodes do what the one decided that ended the attempt: each counts the failures of its own ranks.
-    reason = "that node does not restart its ranks" if job.spec.max_restarts else ""
-    return GiveUp(reason=reason) if end.gives_up else Restart()
+    if not end.gives_up:
+        return None
+    return "that node does not restart its ranks" if job.spec.max_restarts else ""
 
 
 def _are_rare(case: Case, losses: dict[str, list[float]], now_s: float) -> bool:
@@ -186,11 +186,6 @@ def _find_regroup(job: Job, part: Assignment, outcome: Outcome, verdict: Verdict
     if left < job.spec.min_nodes:
         nodes += f" and {min(standby, len(case.lost_nodes))} that stood by"
     return f"{verdict.message}; all ranks restart on {nodes}"
-
-
-def _is_through(verdict: Verdict) -> bool:
-    """Tell whether nothing is left to do on this node."""
-    return verdict.kind in {"ok", "requeue"} or is_silent(verdict)
 
 
 def _hear_others(job: Job, outcome: Outcome, verdict: Verdict, *, is_through: bool) -> Case:

@@ -109,16 +109,13 @@ def _to_failure(answer: Answer, verdict: _Verdict, folder: Path, name: str) -> R
             "\n".join(filter(None, [f"{name}: {verdict['message']}", found])), hint=verdict["fix"] or None
         )
     errors = {rank: read_error(folder / f"error.{rank}.{answer['restarts']}") for rank in culprits}
-    told_first = answer["first"]
-    first = culprits[0] if told_first is None else told_first
+    first = culprits[0] if answer["first"] is None else answer["first"]
     cause, text = errors.get(first, (None, ""))
     message = verdict["message"].removeprefix(f"rank {first}: ")
     text = (text or verdict["traceback"]).rstrip()
-    told_trace = (
-        f"\n\nTraceback on rank {first} of {answer['num_ranks']}, in {name}:\n{text}\n" if text else ""
-    )
+    trace = f"\n\nTraceback on rank {first} of {answer['num_ranks']}, in {name}:\n{text}\n" if text else ""
     error = RankFailedError(
-        message + told_trace + (f"\n{found}" if found else ""), rank=first, hint=verdict["fix"] or None
+        message + trace + (f"\n{found}" if found else ""), rank=first, hint=verdict["fix"] or None
     )
     error.__cause__ = cause
     return error

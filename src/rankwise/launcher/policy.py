@@ -32,21 +32,6 @@ class Failure:
     lasted_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restart:
-    """Start all ranks again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
-    """End the job; ``reason`` says why there is no further attempt, if the user may ask."""
-
-    reason: str = ""
-
-
-Decision = Restart | GiveUp
-
-
 def to_failure(verdict: Verdict, *, lasted_s: float) -> Failure:
     """Return what the policy needs of a verdict.
 
@@ -58,19 +43,19 @@ def to_failure(verdict: Verdict, *, lasted_s: float) -> Failure:
     return Failure(message=text, where=place, lasted_s=lasted_s)
 
 
-def decide(failures: Sequence[Failure], max_restarts: int) -> Decision:
-    """Decide after the last of ``failures``, which are all attempts so far."""
+def decide(failures: Sequence[Failure], max_restarts: int) -> str | None:
+    """Say after the last of ``failures``, which are all attempts so far, why there is no further one; empty if none was asked for, None to start again."""
     used = len(failures) - 1
     if used >= max_restarts:
         used_up = "the only restart is" if max_restarts == 1 else f"all {max_restarts} restarts are"
-        return GiveUp(reason=f"{used_up} used up" if max_restarts else "")
+        return f"{used_up} used up" if max_restarts else ""
     if _is_loop(failures):
         left = max_restarts - used
-        return GiveUp(
-            reason=f"the last {_LOOP_LENGTH} attempts failed for the same cause at the same place, none getting further: "
+        return (
+            f"the last {_LOOP_LENGTH} attempts failed for the same cause at the same place, none getting further: "
             f"{left} more restart{'s' * (left > 1)} would not help"
         )
-    return Restart()
+    return None
 
 
 def _is_loop(failures: Sequence[Failure]) -> bool:

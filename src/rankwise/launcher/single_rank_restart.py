@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.files import read_all
 from rankwise.base.osdoor import IS_LINUX
 from rankwise.base.roles import are_spare, is_apart, is_needed, name_roles
-from rankwise.launcher.policy import GiveUp, decide, to_failure
+from rankwise.launcher.policy import decide, to_failure
 from rankwise.verdict.judge import judge
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SingleRankRestarts:
             return False  # the store is gone, and with it what the ranks need
         spec, verdict = self._job.spec, judge(case)
         self._failures.append(to_failure(verdict, lasted_s=rank.ended_s - rank.started_s))
-        if isinstance(decide(self._failures, spec.max_restarts), GiveUp):
+        if decide(self._failures, spec.max_restarts) is not None:
             self._failures.pop()  # the end of the attempt decides the same, and says why
             return False
         self._job.events.write("rank.restarted", rank=rank.rank, code=rank.code)

@@ -80,10 +80,13 @@ def measure_costs(
         model: Not wrapped; in training or evaluation, as it stands. On the meta device operations are counted, and not seconds.
         batch: As for ``place``; None: only bytes are counted.
         loss: As for ``place``. What the loss itself takes is not counted.
-        blocks: What is not cut.
+        blocks: What is not cut, said as for ``apply_fsdp``.
         optimizer: As for ``place``.
         device: Where each unit is run, if elsewhere than it lies: one after the other, as copies.
         repeats: How often each is timed, after one run to warm up; the shortest counts.
+
+    Returns:
+        One for each unit; those that were not called stand where the model holds them.
 
     Raises:
         ModelError: The model can't be run with this batch, or without values if it is on the meta device.

@@ -87,7 +87,9 @@ def apply_ddp(
     check_comm_hook(comm_hook)
     if tuning.bucket_cap_mb is not None and not tuning.bucket_cap_mb > 0:
         raise UsageError(
-            f"bucket_cap_mb={tuning.bucket_cap_mb}: a bucket has some MiB, above 0", rank=ctx.rank
+            f"bucket_cap_mb={tuning.bucket_cap_mb}: a bucket must have a size in MiB above 0",
+            rank=ctx.rank,
+            hint="None: torch's default",
         )
     options = {
         "static_graph": static_graph,

@@ -63,7 +63,7 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
     Args:
         model: On the CPU, the rank's device, or the meta device; changed in place.
         blocks: What is gathered at a time. "auto": the repeated layers, those that stand in a ModuleList or Sequential beside others of their
-            class, or what a model of transformers names. Or a class, a name pattern (``"layers.*"``), a list of them, or a number: the
+            class, or what a model of transformers names. Or a class, a name pattern (``"layers.*"``: ``*`` is one part of a name, ``**`` any number), a list of them, or a number: the
             smallest modules that have so many parameters.
         precision: "bf16" or "fp16": parameters are gathered and computed in it; gradients are added up, and shards kept, in the model's own
             dtype. Or torch's MixedPrecisionPolicy.

@@ -223,7 +223,7 @@ class StageModule(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.is_first, self.is_last = number == 0, number == deal.num_stages - 1
         self.number, self.turn = number, Turn(number)
-        self.__dict__.update({"_model": model, "_fakes": fake, "_names": deal.names})
+        self.__dict__.update({"_model": model, "_fake_model": fake, "_names": deal.names})
         self._pairs: list[Any] = []
         self._owners: dict[str, nn.Module] = {}
         #: Parameters of parts that other stages call: registered, so that they are this stage's.
@@ -275,7 +275,7 @@ class StageModule(nn.Module):  # type: ignore[misc]
         for owner, name, number in own.attributes:
             if number is None and owner in self._owners:
                 continue
-            module = self._owners.get(owner) or self._fakes.get_submodule(owner)
+            module = self._owners.get(owner) or self._fake_model.get_submodule(owner)
             value = self.turn.live[number] if number is not None else self._find(f"{owner}.{name}".removeprefix("."))  # fmt: skip
             lent.append((module, name))
             module.__dict__[name] = value
@@ -314,7 +314,7 @@ class StageModule(nn.Module):  # type: ignore[misc]
         """Return a copy of the modules around the parts, which shares with the model all that this rank has."""
         number = self.number
         for name in layout.owners:
-            original, fake = model.get_submodule(name), self._fakes.get_submodule(name)
+            original, fake = model.get_submodule(name), self._fake_model.get_submodule(name)
             clone = original.__class__.__new__(original.__class__)
             clone.__dict__ = {**original.__dict__, "_modules": dict(original._modules)}
             held = {own: one for own, one in original._parameters.items() if one is None or number in deal.holders[f"{name}.{own}".removeprefix(".")]}  # fmt: skip
@@ -328,7 +328,7 @@ class StageModule(nn.Module):  # type: ignore[misc]
                 self._put(name, clone)
         for name in layout.units:
             is_own = self.number in deal.homes[name]
-            like = (model if is_own else self._fakes).get_submodule(name)
+            like = (model if is_own else self._fake_model).get_submodule(name)
             self._put(name, _make_part(name, self.turn, like, is_own=is_own))
             kept = model.get_submodule(name)
             names = [f"{name}.{one}" for one, _ in kept.named_parameters()] if isinstance(kept, Kept) else []

@@ -21,6 +21,7 @@ from rankwise.base.requeue import REQUEUE, ask_requeue
 from rankwise.base.roles import RETURNS
 from rankwise.evidence.in_rank.recorder import let_threads_settle
 from rankwise.runtime.batch import BatchPlan, plan_batch
+from rankwise.runtime.leaving import finish_background, leave_store, wait_until_connected
 from rankwise.runtime.rng import derive_seed, seed_all
 from rankwise.runtime.signature import locate
 from rankwise.runtime.stop_deadline import find_deadline
@@ -44,8 +45,6 @@ _LOGGER = get_logger(__name__)
 _DESTROY_S = 10.0
 #: After an exception the others are likely to be in a collective that we will not join.
 _ABANDON_S = 2.0
-#: The rank that serves the store waits so long for those that may still need it.
-_FAREWELL_S, _CONNECT_S, _POLL_S = 5.0, 2.0, 0.01
 
 
 @final
@@ -449,7 +448,7 @@ class RankContext:
     def _leave(self, bound_s: float, *, finishes: bool = True) -> None:
         if self not in _open:
             return
-        troubles = self._finish_background() if finishes else []
+        troubles = finish_background(self._before_leaving) if finishes else []
         _open.remove(self)
         for watch in self._stop:
             watch.close()
@@ -459,13 +458,13 @@ class RankContext:
             # a DDP model that goes after us, and waits with the interpreter's lock in hand.
             let_threads_settle(bound_s / 4)
             if self.world_size > 1 and bound_s > _ABANDON_S and self.role is None:
-                self._wait_until_connected()
+                wait_until_connected(self.store, self.world_size)
             if dist.is_initialized() and dist.group.WORLD is self.group:
                 dist.destroy_process_group()
             self.control.close()
             object.__setattr__(self, "group", None)
             if self.world_size > 1 and bound_s > _ABANDON_S:
-                self._say_farewell()
+                leave_store(self.store, self.world_size, serves=self.serves)
 
         try:
             call_within(bound_s, destroy)
@@ -476,35 +475,6 @@ class RankContext:
         # Told when we have left: what went wrong in the background must not stay there.
         if troubles:
             raise troubles[0]
-
-    def _finish_background(self) -> list[RankwiseError]:
-        """Wait for what goes on in the background; return what went wrong there, the first with notes of the others."""
-        troubles: list[RankwiseError] = []
-        for wait in self._before_leaving:
-            try:
-                wait()
-            except RankwiseError as error:
-                troubles.append(error)
-        for other in troubles[1:]:
-            # Python 3.10 has no notes.
-            getattr(troubles[0], "add_note", sys.stderr.write)(f"and {type(other).__name__}: {other}\n")
-        return troubles
-
-    def _wait_until_connected(self) -> None:
-        """Keep the groups for some seconds until the others have made theirs: to a peer that still connects, a closed one is an error."""
-        with suppress(RuntimeError):
-            end = SYSTEM_CLOCK.monotonic() + _CONNECT_S
-            while self.store.add("connected", 0) < self.world_size and SYSTEM_CLOCK.monotonic() < end:
-                SYSTEM_CLOCK.sleep(_POLL_S)
-
-    def _say_farewell(self) -> None:
-        """Count ourselves out; whoever serves the store keeps it until the others are out too, or for some seconds."""
-        with suppress(RuntimeError):
-            num_left = self.store.add("left", 1)
-            end = SYSTEM_CLOCK.monotonic() + _FAREWELL_S
-            while self.serves and num_left < self.world_size and SYSTEM_CLOCK.monotonic() < end:
-                SYSTEM_CLOCK.sleep(_POLL_S)
-                num_left = self.store.add("left", 0)
 
     def _count(self, what: str) -> int:
         self._counts[what] = self._counts.get(what, 0) + 1

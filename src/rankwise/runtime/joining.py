@@ -35,7 +35,6 @@ from rankwise.runtime.stores import GROUP_PREFIX, MEETING_PREFIX, Place, open_st
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import FrameType
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -108,7 +107,8 @@ def init(  # noqa: PLR0913 - most calls give none
 
     Collective: every rank of the job must call this; with roles, none waits for another.
     """
-    opened_at = _find_caller(sys._getframe(1))
+    caller = sys._getframe(1)
+    opened_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     try:
         _check_not_open()
         identity, place = identify(rank, world_size, init_method, store)
@@ -142,10 +142,6 @@ def find_role(identity: Identity) -> str | None:
     roles = list_roles(read_counts(get(COUNTS)))
     is_theirs = len(roles) == identity.world_size and any(one.name == "ps" for one in roles)
     return roles[identity.rank].name if is_theirs else identity.role
-
-
-def _find_caller(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _check_not_open() -> None:
@@ -320,13 +316,11 @@ def _complete(it: Identity, meeting: Meeting) -> Identity:
     )
 
 
+@atexit.register
 def _leave_at_exit() -> None:
     if find_current() is not None:
         leave_all()
         let_threads_settle()
-
-
-atexit.register(_leave_at_exit)
 
 
 def _say(text: str, level: int = logging.INFO) -> None:

@@ -83,7 +83,11 @@ def _gather_into(
     fault = fault or _find_source_fault(leaves)
     if fault is None and holds:
         fault = _find_fault(
-            leaves, targets, temporary, call.removesuffix("_into"), same=_same_containers(out, tree)
+            leaves,
+            targets,
+            temporary,
+            call.removesuffix("_into"),
+            same=describe_structure(out) == describe_structure(tree),
         )
     pairs: Pairs = (
         []
@@ -108,10 +112,6 @@ def _gather_into(
             serialization.connect(members)
         for index, (_, leaf, target) in enumerate(pairs):
             _move(leaf, target, [rows[index] for rows, _ in answers], root, members)
-
-
-def _same_containers(out: Any, tree: Any) -> bool:
-    return describe_structure(out) == describe_structure(tree)
 
 
 def _count_rows(leaf: Tensor) -> int:

@@ -191,7 +191,9 @@ def agree(group: Members, call: str, *, site: str, must: Mapping[str, Any], may:
             if all(one[0] == seen[0][0] for one in seen)
             else control.exchange(site, what=what)
         )
-    sites = _shorten(sites)
+    firsts = [show_site(site) for site in sites]
+    if len(set(firsts)) == len(set(sites)):  # else the callers are what tells the ranks apart
+        sites = firsts
     _raise_faults(group, call, seen, sites)
     _raise_differences(group, [one[0] for one in seen], sites)
     return [one[1] for one in seen]
@@ -246,12 +248,6 @@ class naming_on(AbstractContextManager[None]):  # noqa: N801 - called as a funct
 def show_site(site: str) -> str:
     """Return the line of the call alone, without its callers."""
     return site if _is_name(site) else site.partition(" < ")[0]
-
-
-def _shorten(sites: list[str]) -> list[str]:
-    """Leave out the callers, unless they are what tells the ranks apart."""
-    firsts = [show_site(site) for site in sites]
-    return sites if len(set(firsts)) < len(set(sites)) else firsts
 
 
 def _place(fault: CollectiveError, where: str, group: Members) -> CollectiveError:

@@ -76,7 +76,7 @@ def check_leaf(path: str, leaf: Any, op: str) -> CollectiveError | None:
     where = path or "the value"
     if kind == "object":
         return CollectiveError(
-            f"{where} is a {type(leaf).__name__} ({_show(leaf)}), which can't be reduced",
+            f"{where} is a {type(leaf).__name__} ({repr(leaf)[:60]}), which can't be reduced",
             hint="pass tensors and numbers only; all_gather carries any object",
         )
     if kind == "tensor" and (unfit := find_unfit(leaf)) is not None:
@@ -100,11 +100,6 @@ def _check_dtype(dtype: torch.dtype, op: str) -> tuple[str, str]:
     if op in {"min", "max", "product"} and dtype in _COMPLEX:
         return "and complex numbers have only 'sum' and 'mean'", "reduce x.abs(), or all_gather"
     return "", ""
-
-
-def _show(leaf: Any) -> str:
-    text = repr(leaf)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _dtype_of(leaf: Any, kind: str) -> torch.dtype:

@@ -392,6 +392,6 @@ def aggregate_gradients(optimizer: Optimizer) -> None:
     if replica is None or not isinstance(replica.strategy.updates, SumOfReplicas):
         raise UsageError(
             "aggregate_gradients() outside of a function that strategy.run() has called, or with parameter servers",
-            hint="call it between backward() and step(), under a mirrored strategy",
+            hint="call it between backward() and step(), under a mirrored or central-storage strategy",
         )
     replica.strategy.updates.aggregate(optimizer)

@@ -99,7 +99,7 @@ class Coordinator:
         self._lost_s = 0.0  # when the last one was lost
         self._changed = threading.Condition()
         self._waiting: deque[Handle] = deque()
-        self._open, self._num_scheduled, self._is_closed = 0, 0, False
+        self._open, self._num_scheduled, self._is_closed, self._has_given_up = 0, 0, False, False
         self._failed: RankwiseError | None = None
         self._connected, self._lost = dict[int, Link](), dict[int, str]()
         self._answers = dict[int, tuple[int, Message]]()
@@ -121,7 +121,8 @@ class Coordinator:
             connected = sorted(self._connected)
             if len(connected) + len(self._lost) >= num_workers or (self._journal.is_resumed and connected):
                 return
-            self._is_closed = True
+            self._has_given_up = True
+            self._changed.notify_all()
         raise RendezvousError(
             f"{len(connected)} of {num_workers} workers connected to the coordinator within {bound_s:g} s: {name_ranks(connected)}",
             rank=self._rank, hint="the others must call ps.work()",
@@ -129,7 +130,7 @@ class Coordinator:
 
     def _accept(self) -> None:
         """Accept workers, those too that are started again, or connect late."""
-        while not self._is_closed:
+        while not (self._is_closed or self._has_given_up):
             if (link := self._listener.accept(_POLL_S)) is not None:
                 threading.Thread(
                     target=self._attend, args=(link,), name="rankwise-coordinator", daemon=True
@@ -240,8 +241,10 @@ class Coordinator:
         try:
             while True:
                 with self._changed:
-                    while not self._waiting and not self._is_closed:
+                    while not (self._waiting or self._is_closed or self._has_given_up):
                         self._changed.wait()
+                    if self._has_given_up:
+                        return  # without the message that all is done: the worker sees that it has lost us
                     if not self._waiting:
                         break
                     handle = self._waiting.popleft()

@@ -46,7 +46,9 @@ class TableFacts:
         """Refuse what makes no sense."""
         for name, value in (("num_rows", self.num_rows), ("size", self.size)):
             if value < 1:
-                raise UsageError(f"{name}={value} of a served embedding", hint="1 or more of both")
+                raise UsageError(
+                    f"{name}={value} of a served embedding", hint="num_rows and size must be 1 or more"
+                )
         if self.sharding not in SHARDINGS:
             raise UsageError(f"sharding={self.sharding!r} is not one of {', '.join(SHARDINGS)}")
 

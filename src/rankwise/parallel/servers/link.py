@@ -208,12 +208,13 @@ class Link:
                     f"[rank {self._rank}] has waited {_NOTICE_S:g} s for {self.peer}, and waits {timeout_s:g} s at most"
                 )
                 self._set_timeout(timeout_s - _NOTICE_S)
-                reports, size = False, -1
+                reports = False
+                continue
             except OSError as error:
                 raise self._make_lost_error(error.strerror or str(error)) from None
             if not size:
                 raise self._make_lost_error("it has closed the connection")
-            at += max(size, 0)
+            at += size
 
     def _check_late(self) -> None:
         if self._is_late:

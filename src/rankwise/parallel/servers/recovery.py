@@ -27,7 +27,7 @@ from rankwise.base.roles import note_needed
 from rankwise.parallel.servers.link import Kind, Link, Message
 from rankwise.parallel.servers.listener import RETURN_S, connect
 from rankwise.parallel.servers.shard import Shard, pack
-from rankwise.parallel.trees import list_tensors
+from rankwise.runtime.nested import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -170,7 +170,7 @@ class Recovery:
     def _write(self, path: Path, state: dict[str, Any], number: int) -> None:
         temporary = path.with_suffix(".tmp")
         try:
-            size = sum(one.nbytes for one in list_tensors(state))
+            size = sum(one.nbytes for _, one in flatten(state) if isinstance(one, Tensor))
             free = shutil.disk_usage(self._folder).free
             if size > free:  # a tmpfs that is filled up takes memory from all others
                 raise CheckpointError(

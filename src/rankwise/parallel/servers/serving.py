@@ -75,7 +75,7 @@ class Server:
     def serve(self, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Answer the workers until all have ended; see ``ParameterServer.serve``.
 
-        When ``should_stop`` says that the job is told to stop, workers that are lost are not waited for any more.
+        When ``should_stop`` says that the job is to stop, workers that are lost are not waited for any more.
         """
         switch_s, check_s = sys.getswitchinterval(), SYSTEM_CLOCK.monotonic()
         self._awaited = dict.fromkeys(self._awaited, check_s + (RETURN_S if self._returns else _JOIN_S))
@@ -151,7 +151,10 @@ class Server:
                 self._remove(worker, None, "never connected")
 
     def _remove(self, worker: int, link: Link | None, why: str | None) -> None:
-        """Remove a worker, unless it has connected again over another link: one lock, so that shards and connections agree."""
+        """Remove a worker, unless it has connected again over another link: one lock, so that shards and connections agree.
+
+        With no ``why`` it has ended; with no ``link`` it never connected.
+        """
         with self._lock:
             if self._connected.get(worker, link) is not link or worker in self.ended:
                 return
@@ -215,7 +218,7 @@ class Server:
         link.send(Message(Kind.HELLO, note={"clocks": clocks}), timeout_s=self._timeout_s)
 
     def _answer_all(self, link: Link, worker: int, incarnation: int) -> bool:
-        """Answer until the worker has ended; return whether the job is told to stop, which it may have learned earlier than this server."""
+        """Answer until the worker has ended; return whether the job is to stop, which it may have learned earlier than this server."""
         refused: str | None = None
         while True:
             message = link.receive(timeout_s=self._timeout_s, place=self._find_place)

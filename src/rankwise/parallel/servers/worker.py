@@ -189,7 +189,7 @@ class Worker:
                 self._replace(self._find_server(link), why)
 
     def _replace(self, server: int, error: RankwiseError) -> None:
-        """Go on without a server that died: with the process that is started in its place, or the first one that takes over its shards.
+        """Continue without a server that died: with the process that is started in its place, or the first one that takes over its shards.
 
         Raises:
             RankwiseError: The given one: it has not died, or nobody can take over.
@@ -311,7 +311,7 @@ class Worker:
     def gather(self) -> torch.optim.Optimizer:
         """Fill the model, and return a plain optimizer with the servers' states."""
         layouts = [part.layout for part in self._parts]
-        # The answers come when all that we have pushed is in the states, or waits for others.
+        # An answer arrives when all that we have pushed is in the states, or waits for others.
         answers = self._ask(Kind.STATE, [(self._positions[one.number], None) for one in layouts])
         packed = {one.shard: one.body for one in answers if one.body is not None}
         return gather_states(self._model, layouts, packed, self._rules.optimizer)
@@ -357,7 +357,7 @@ class Worker:
     def close(self, *, has_ended: bool = True, is_stopped: bool = False) -> None:
         """Close the links; with ``has_ended`` all servers learn that this worker has ended, else they have lost it.
 
-        With ``is_stopped`` it has ended because the job was told to stop, which a server may learn later than this.
+        With ``is_stopped`` it has ended because the job is to stop, which a server may learn later than this.
         """
         if self._links and has_ended:
             with suppress(RuntimeError):

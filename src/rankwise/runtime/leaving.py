@@ -1,0 +1,50 @@
+"""What a rank waits for when it leaves its job: its background work, and the other ranks, with a bound."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.errors import RankwiseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch.distributed import Store
+
+#: The rank that serves the store waits so long for those that may still need it.
+_LEAVE_S, _CONNECT_S, _POLL_S = 5.0, 2.0, 0.01
+
+
+def finish_background(waits: Iterable[Callable[[], None]]) -> list[RankwiseError]:
+    """Wait for what goes on in the background; return what went wrong there, the first with notes of the others."""
+    troubles: list[RankwiseError] = []
+    for wait in waits:
+        try:
+            wait()
+        except RankwiseError as error:
+            troubles.append(error)
+    for other in troubles[1:]:
+        # Python 3.10 has no notes.
+        getattr(troubles[0], "add_note", sys.stderr.write)(f"and {type(other).__name__}: {other}\n")
+    return troubles
+
+
+def wait_until_connected(store: Store, world_size: int) -> None:
+    """Keep the groups for some seconds until the others have made theirs: to a peer that still connects, a closed one is an error."""
+    with suppress(RuntimeError):
+        end = SYSTEM_CLOCK.monotonic() + _CONNECT_S
+        while store.add("connected", 0) < world_size and SYSTEM_CLOCK.monotonic() < end:
+            SYSTEM_CLOCK.sleep(_POLL_S)
+
+
+def leave_store(store: Store, world_size: int, *, serves: bool) -> None:
+    """Count ourselves out; whoever serves the store keeps it until the others are out too, or for some seconds."""
+    with suppress(RuntimeError):
+        num_left = store.add("left", 1)
+        end = SYSTEM_CLOCK.monotonic() + _LEAVE_S
+        while serves and num_left < world_size and SYSTEM_CLOCK.monotonic() < end:
+            SYSTEM_CLOCK.sleep(_POLL_S)
+            num_left = store.add("left", 0)
