@@ -31,6 +31,11 @@ GOES_ON = {
             except (KeyError, dist.DistBackendError) as error:
                 log(error)
     """,
+    "notes it by a method that ends nothing": """
+        for step in range(9):
+            try: wait()
+            except RuntimeError: stats.fail("no peer")
+    """,
     "works on behind it": """
         try:
             wait()
@@ -200,6 +205,8 @@ def test_what_is_not_used_is_known_by_the_loop_that_is_left() -> None:
         assert leaves_its_loop(texts, sites[0]) == is_left, name
     inner = "for epoch in range(3):\n for step in range(9):\n  try: wait()\n  except Exception: break\n"
     assert not leaves_its_loop({"/job/train.py": inner}, "/job/train.py:3")
+    outer = "while True:\n for one in own:\n  pass\n else:\n  try: wait()\n  except Exception: break\n"
+    assert leaves_its_loop({"/job/train.py": outer}, "/job/train.py:5"), "else belongs to the loop outside"
     assert not leaves_its_loop({}, None)
 
 

@@ -131,6 +131,13 @@ def test_who_is_still_in_the_loop_has_not_left_it() -> None:
         ("with contextlib.suppress(OSError):", "", [1]),
         ("try:", "except Exception:\n    log()\n    raise", []),
         ("try:", "except Exception:\n    if bad:\n        raise\n    else:\n        sys.exit(1)", []),
+        ("try:", "except Exception:\n    if retry:\n        continue\n    raise", []),
+        (
+            "try:",
+            "except Exception:\n    if oom:\n        if retry:\n            continue\n        raise\n    else:\n        raise",
+            [],
+        ),
+        ("try:", "except Exception:\n    test.fail()", []),
         ("try:", "except KeyboardInterrupt:\n    log()", []),
         ("try:", "finally:\n    log()", []),
         ("with torch.no_grad():", "", []),
@@ -211,3 +218,9 @@ def test_lines_of_one_function_are_known_after_many_other_files() -> None:
     assert two is not None
     assert one.lineno == two.lineno
     assert not are_alternatives(text, 3, 4)
+
+
+def test_a_lambda_stands_in_the_loop_that_passes_it_on() -> None:
+    """A closure of an optimizer is called in the same turn."""
+    text = "for batch in loader:\n    if not batch: continue\n    optimizer.step(lambda: model(batch))\n"
+    assert [(way.reason, way.line) for way in find_ways_out(text, 3)] == [("empty", 2)]

@@ -37,9 +37,11 @@ def pack_names(names: tuple[str, ...]) -> str:
     return pack(zlib.compress(json.dumps(names).encode(), 1))
 
 
-def _digest(step: int, seq: int, told: tuple[float, ...], **facts: Any) -> Digest:
-    sums = pack(struct.pack(f"<{len(told)}I", *(hash(value) & 0xFFFF for value in told)))
-    return Digest(step=step, seq=seq, samples=pack(struct.pack(f"<{len(told)}f", *told)), sums=sums, **facts)
+def _digest(step: int, seq: int, values: tuple[float, ...], **facts: Any) -> Digest:
+    sums = pack(struct.pack(f"<{len(values)}I", *(hash(value) & 0xFFFF for value in values)))
+    return Digest(
+        step=step, seq=seq, samples=pack(struct.pack(f"<{len(values)}f", *values)), sums=sums, **facts
+    )
 
 
 def replica(

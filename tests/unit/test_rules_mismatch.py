@@ -9,6 +9,7 @@ import pytest
 from rankwise.evidence.reader.notes import Frame, Stack
 from rankwise.evidence.reader.scene import Group, Op, RankFacts
 from rankwise.verdict.run_rules import look
+from rankwise.verdict.split_mismatch import find_item_size
 from scenes import (
     buffers,
     ended,
@@ -389,3 +390,12 @@ def test_a_group_of_the_same_members_is_told_by_its_name() -> None:
         rank(1, op(at=6, group="2", **_OPEN), at=in_call(at=6), groups=groups),
     )
     assert "among ranks 0, 1 (group 2) at train.py:6" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("torch.complex128", 16), ("float8_e4m3fn", 1), ("torch.uint8", 1), ("bfloat16", 2), ("?", None)],
+)
+def test_the_size_of_an_element_is_in_its_name(dtype: str, size: int | None) -> None:
+    """By it ranks of which one sends float8 and the other bytes exchange what neither notices."""
+    assert find_item_size(dtype) == size

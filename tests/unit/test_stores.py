@@ -48,5 +48,8 @@ def test_a_worker_whose_store_is_gone_says_where_to_look() -> None:
         raise dist.DistNetworkError("Failed to recv, got 0 bytes")
 
     ctx = SimpleNamespace(rank=1, world_size=3, role="chief", store=SimpleNamespace(check=check))
-    with pytest.raises(RendezvousError, match="the job's store failed: Failed to recv"):
+    with pytest.raises(
+        RendezvousError,
+        match=r"(?s)the job's store failed: Failed to recv.*\n  -> the process that serves it \(the launcher, or rank 0\)",
+    ):
         setup.count_servers(cast("RankContext", ctx), None, coordinator=True)

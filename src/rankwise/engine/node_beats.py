@@ -337,7 +337,11 @@ def does_host_answer(host: str, port: int) -> bool:
 
 
 def _connect_soon(host: str, port: int, *, greets: bool) -> bytes | None:
-    """Connect, again and again while nothing comes back: TCP itself repeats a lost SYN only after a second. Return what is said there, nothing if the host refuses or only has to answer, and None if it is silent."""
+    """Connect, again and again while nothing comes back: TCP itself repeats a lost SYN only after a second.
+
+    Returns:
+        What is said there, if a greeting is waited for; empty if the host refuses, or has connected; None: nothing in time.
+    """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         with selectors.DefaultSelector() as selector:
@@ -351,6 +355,7 @@ def _connect_soon(host: str, port: int, *, greets: bool) -> bytes | None:
 
 
 def _race(addresses: Sequence[Any], selector: selectors.BaseSelector, *, greets: bool) -> bytes | None:
+    """Connect to all addresses in turn, for half a second, and wait as long again for what is said over the last connection."""
     begin_s = now_s = next_s = time.monotonic()
     end_s, num_open = begin_s + _REACH_S, 0
     for address in itertools.cycle(addresses):
@@ -373,7 +378,7 @@ def _race(addresses: Sequence[Any], selector: selectors.BaseSelector, *, greets:
                 return b""
             if key.data == "connecting" and not error:
                 selector.modify(connection, selectors.EVENT_READ, "connected")
-                num_open, end_s = num_open + 1, begin_s + 2 * _REACH_S
+                num_open, end_s = num_open + 1, max(end_s, min(now_s, begin_s + _REACH_S) + _REACH_S)
                 continue
             with contextlib.suppress(
                 OSError

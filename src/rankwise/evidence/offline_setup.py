@@ -159,7 +159,7 @@ def arm(setup: OfflineSetup) -> None:
             recorder,
             recorder_module.let_threads_settle,
             lambda module: load("instrument").begin(module, places, load, recorder),
-            may_miss=False,
+            reports_absent=False,
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from rankwise.verdict.source_text import Loop, find_path_inside, name_of, split_site
@@ -18,13 +17,14 @@ if TYPE_CHECKING:
 Way = Literal["raise", "exit", "done", "return", "break", "continue", "fall"]
 
 _TAKES = frozenset({"RuntimeError", "Exception", "BaseException", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})  # fmt: skip
-_EXITS = frozenset({"exit", "_exit", "quit", "abort", "kill", "interrupt_main", "fail"})
+_EXITS = frozenset({"exit", "_exit", "quit", "abort", "kill"})
+#: What ends a step for good, whatever the exception: a test's own failure, too.
+_ENDINGS = _EXITS | {"interrupt_main", "fail"}
 #: What a script calls when nothing more is to come.
 _LAST_CALLS = re.compile(
     r"_?(destroy|clean|shut|close|finish|finali[sz]e|tear|flush|print|log|debug|info|warn|error|exception|critical|exit|abort|kill|quit|barrier|write)",
     re.IGNORECASE,
 )
-_Answer = Callable[[ast.expr], bool | None]
 _FALL: frozenset[Way] = frozenset({"fall"})
 _JUMPS: tuple[tuple[type[ast.stmt], Way], ...] = (
     (ast.Raise, "raise"), (ast.Return, "return"), (ast.Break, "break"), (ast.Continue, "continue"),
@@ -134,7 +134,7 @@ def _ways_of(step: Step, names: frozenset[str]) -> frozenset[Way] | None:
     if isinstance(node, ast.Try):
         for handler in node.handlers:
             if _may_take(handler.type, names):
-                return _leave(handler.body, _answer)
+                return _leave(handler.body)
     if isinstance(node, (ast.With, ast.AsyncWith)):
         for item in node.items:
             call = item.context_expr
@@ -165,22 +165,35 @@ def _raised_by(step: Step) -> frozenset[str]:
 
 
 def ends_rank(block: Sequence[ast.stmt]) -> bool:
-    """Tell whether nothing goes on behind a block, whatever exception it handles: it raises, or ends the process."""
-    return _leave(block[-1:], lambda _: None) <= {"raise", "exit", "done"}
+    """Tell whether nothing goes on behind a block, whatever exception it handles: its last line raises, or ends the process."""
+    match block[-1]:
+        case ast.Raise():
+            return True
+        case ast.Expr(value=ast.Call(func=func)):
+            return name_of(func) in _ENDINGS
+        case ast.If(body=body, orelse=orelse):
+            return bool(orelse) and ends_rank(body) and ends_rank(orelse)
+        case ast.With(body=body):
+            return ends_rank(body)
+        case ast.Try(body=body, handlers=handlers, finalbody=finalbody):
+            is_end = ends_rank(body) and all(ends_rank(one.body) for one in handlers)
+            return is_end or (bool(finalbody) and ends_rank(finalbody))
+        case _:
+            return False
 
 
-def _leave(body: Sequence[ast.stmt], answer: _Answer) -> frozenset[Way]:
-    """Return the ways in which a block may be left, by what its tests of the exception come to."""
+def _leave(body: Sequence[ast.stmt]) -> frozenset[Way]:
+    """Return the ways in which a block may be left."""
     found: set[Way] = set()
     for node in body:
-        ways = _leave_one(node, answer)
+        ways = _leave_one(node)
         found |= ways - {"fall"}
         if "fall" not in ways:
             return frozenset(found)
     return frozenset({*found, "fall"})
 
 
-def _leave_one(node: ast.stmt, answer: _Answer) -> frozenset[Way]:
+def _leave_one(node: ast.stmt) -> frozenset[Way]:
     for kind, way in _JUMPS:
         if isinstance(node, kind):
             return frozenset({way})
@@ -188,29 +201,27 @@ def _leave_one(node: ast.stmt, answer: _Answer) -> frozenset[Way]:
         args = node.value.args
         is_well = len(args) == 1 and isinstance(args[0], ast.Constant) and args[0].value in {0, None}
         return frozenset({"done" if is_well else "exit"})
-    return _leave_blocks(node, answer)
+    return _leave_blocks(node)
 
 
-def _leave_blocks(node: ast.stmt, answer: _Answer) -> frozenset[Way]:
+def _leave_blocks(node: ast.stmt) -> frozenset[Way]:
     found: set[Way] = set()
     match node:
         case ast.If(test=test, body=body, orelse=orelse):
-            known = answer(test)
+            known = _answer(test)
             arms = [arm for arm, when in ((body, True), (orelse, False)) if known in {None, when}]
-            found.update(*(_leave(arm, answer) for arm in arms))
+            found.update(*(_leave(arm) for arm in arms))
         case ast.With(body=body) | ast.AsyncWith(body=body):
-            found.update(_leave(body, answer))
+            found.update(_leave(body))
         case ast.Try(body=body, handlers=handlers, finalbody=finalbody):
-            last = _leave(finalbody, answer)
+            last = _leave(finalbody)
             if "fall" not in last:
                 return last
-            found.update(
-                _leave(body, answer), *(_leave(one.body, answer) for one in handlers), last - {"fall"}
-            )
+            found.update(_leave(body), *(_leave(one.body) for one in handlers), last - {"fall"})
         case ast.For(body=body) | ast.While(body=body):
-            found.update(_leave(body, answer) - {"break", "continue"}, _FALL)
+            found.update(_leave(body) - {"break", "continue"}, _FALL)
         case ast.Match(cases=cases):
-            found.update(_FALL, *(_leave(one.body, answer) for one in cases))
+            found.update(_FALL, *(_leave(one.body) for one in cases))
         case _:
             found.add("fall")
     return frozenset(found)

@@ -55,7 +55,7 @@ def find_drift(case: Case) -> JobFinding | None:
 def has_met_model_check(case: Case) -> bool:
     """Tell whether DDP's comparison of the models was answered by what was none."""
     mismatches = SceneView(case.scene).mismatches if case.scene is not None else ()
-    return any(all(mismatch.part(is_wrapping)) for mismatch in mismatches)
+    return any(all(mismatch.split(is_wrapping)) for mismatch in mismatches)
 
 
 def was_in_mismatch(case: Case, rank: int) -> bool:

@@ -94,7 +94,7 @@ class Mismatch:
         """Whether, by what differs, they may be two collectives where one was due."""
         return self.respect in {"op", "size", "dtype"}
 
-    def part(self, test: Callable[[Op], bool]) -> tuple[Sides, Sides]:
+    def split(self, test: Callable[[Op], bool]) -> tuple[Sides, Sides]:
         """Return the sides whose collective is of a kind, and the others."""
         chosen = tuple(side for side in self.sides if test(side[1]))
         return chosen, tuple(side for side in self.sides if side not in chosen)

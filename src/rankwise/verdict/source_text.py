@@ -1,4 +1,4 @@
-"""The user's files as Python: parsed once, and what several questions need of them: the way to a line, its function, its loops, names."""
+"""The user's files as Python: parsed once, and what several questions need of them: the statements around a line, its function, its loops, names."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ class Step:
     arm: ast.ExceptHandler | None = None
 
 
-@lru_cache(maxsize=32)
+# A tree takes forty times as much memory as its text, and the launcher lives as long as the job.
+@lru_cache(maxsize=16)
 def parse(text: str) -> ast.Module:
     """Return a file's syntax tree, which nobody may change; an empty one if the text is no Python.
 
-    One that was let go is made anew, so nodes of two calls are told apart by their lines, never by their identity.
+    A tree that has left the cache is parsed again, so nodes of two calls are compared by their lines, never by their identity.
     """
     try:
         return ast.parse(text)
@@ -52,7 +53,7 @@ def split_site(site: str | None) -> tuple[str, int]:
     return (file, int(line)) if line.isdecimal() else ("", 0)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def find_path(text: str, line: int) -> tuple[Step, ...]:
     """Return the statements that a line stands in, the outermost first."""
     steps: list[Step] = []
@@ -124,14 +125,14 @@ def are_alternatives(text: str, line: int, other: int) -> bool:
 
     So do those of two functions that are called only there.
     """
-    if _are_parted(text, line, other):
+    if _are_in_different_arms(text, line, other):
         return True
     functions = [find_function(text, number) for number in (line, other)]
     calls = [list_calls_of(text, one.name) if one is not None else [] for one in functions]
-    return all(calls) and all(_are_parted(text, one, two) for one in calls[0] for two in calls[1])
+    return all(calls) and all(_are_in_different_arms(text, one, two) for one in calls[0] for two in calls[1])
 
 
-def _are_parted(text: str, line: int, other: int) -> bool:
+def _are_in_different_arms(text: str, line: int, other: int) -> bool:
     """Tell whether two lines stand in different arms of one condition: then they are one place, written twice."""
     for one, two in zip(find_path(text, line), find_path(text, other), strict=False):
         if lines_of(one.node) != lines_of(two.node):

@@ -2,7 +2,7 @@
 
 Who is absent, doubled or odd is named there too, and nothing waits for this: while torch connects the ranks, a thread
 writes this rank into the registry; it speaks only if torch is still waiting long after it could have been through. At the
-other end, ``destroy_process_group`` is kept from a deadlock of torch's own. This file stands alone, as ``recorder.py`` does.
+other end, ``destroy_process_group`` is kept from a deadlock of torch's own. Each file here is loaded by its path.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def install(
     settle: Callable[[float], None],
     record: Callable[[Any], None] | None,
     *,
-    may_miss: bool,
+    reports_absent: bool,
 ) -> None:
     """Watch over the process groups that the script makes, now or when it imports torch.distributed.
 
@@ -49,12 +49,18 @@ def install(
         recorder: Writes into this rank's notes how it ends.
         settle: Waits, so many seconds at most, until the groups' threads are at rest.
         record: Begins to record this rank's collectives, when given torch.distributed's module; None if nobody wants to know.
-        may_miss: Whether ranks may be told to be absent: not where others may have started some.
+        reports_absent: Whether absent ranks are reported: not where others may have started some.
     """
     is_off = os.environ.get("RANKWISE_HANDSHAKE") in {"0", "off"}
-    watch = _Watch(load, recorder.note) if may_miss and not is_off else None
+    watch = _Watch(load, recorder.note) if reports_absent and not is_off else None
 
     def wrap(module: Any) -> None:
+        try:
+            wrap_functions(module)
+        except Exception as error:  # the user's import matters more than our view of it
+            sys.stderr.write(f"rankwise: this rank's process groups are not watched: {error!r}\n")
+
+    def wrap_functions(module: Any) -> None:
         wrappers = load("wrappers")
         for name in _LETTING_GO:
             # Whoever drops a group last, often a model long after `destroy_process_group`, must not wait for ever.

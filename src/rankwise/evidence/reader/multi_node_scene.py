@@ -166,7 +166,7 @@ def read_message(message: dict[str, Any], *, later_s: float) -> NodeScene:
             group["ranks"] = expand_runs(group["ranks"])
     names = [field.name for field in fields(Sign)]
     return NodeScene(
-        scene=scene_file.from_json(body, later_s=later_s),
+        scene=scene_file.shift(scene_file.from_json(body), later_s),
         signs=tuple(Sign(**dict(zip(names, sign, strict=True))) for sign in message["signs"]),
         question=int(message["question"]),
         is_last=bool(message["is_last"]),

@@ -184,7 +184,7 @@ class Ending:
 
 @dataclass(slots=True, kw_only=True)
 class _Notes:
-    """All that a rank's notes tell; a rank that is a shell runs one Python after another, and the last one's end is the rank's."""
+    """All that a rank's notes say; a rank that is a shell runs one Python after another, and the last one's end is the rank's."""
 
     fault: FaultRecord | None = None
     finished_s: float | None = None

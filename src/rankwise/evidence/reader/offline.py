@@ -19,7 +19,7 @@ from rankwise.evidence.reader.offline_file import (
     find_end,
     list_files,
     read_head,
-    set_hows,
+    set_ends,
 )
 from rankwise.evidence.reader.scene import FRESH_S, Child, Evidence, RankFacts, Scene
 from rankwise.evidence.reader.scene_file import shift
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 #: A file that was written last so long before another rank began is of an earlier run in the same folder.
 _EARLIER_S = 60.0
+_SAME_CLOCK_S = 1e-3
 
 
 @final
@@ -101,7 +102,7 @@ def read(paths: Sequence[Path], clock: Clock) -> OfflineRun:
     for file in files.values():
         file.live = looks.get(file.rank)
         fill(file)
-    set_hows(files)
+    set_ends(files)
     try:
         world_size = check_world_size(
             max([int(file.head["world_size"]) for file in files.values()] + [max(files) + 1])
@@ -175,7 +176,9 @@ def _to_scene(files: Mapping[int, OfflineFile], world_size: int) -> tuple[Scene,
         if is_silent:
             notes.append(f"rank {rank} on {file.head['host']} has written nothing for {now_s - ends[rank]:.0f} s, but others have: it was frozen or killed, or its host or its disk is gone")  # fmt: skip
         one = _to_facts(file, now_s=now_s - file.offset_s + base_s, end_s=find_end(file), is_silent=is_silent)
-        facts.append(shift(one, file.offset_s - base_s))
+        later_s = file.offset_s - base_s
+        # Ranks of one host share its clock, and differ by when they wrote down what it said.
+        facts.append(shift(one, later_s) if abs(later_s) > _SAME_CLOCK_S else one)
     return Scene(
         ranks=tuple(facts), world_size=world_size, now_s=now_s, is_whole=len(facts) == world_size
     ), notes

@@ -164,7 +164,7 @@ def _read_text(path: Path) -> str:
 # ----------------------------------------------------------- how they ended
 
 
-def set_hows(files: Mapping[int, OfflineFile]) -> None:
+def set_ends(files: Mapping[int, OfflineFile]) -> None:
     """Write down for each rank how it is, or ended."""
     for file in files.values():
         file.how = _find_how(file)

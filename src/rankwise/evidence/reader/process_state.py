@@ -27,7 +27,7 @@ _STATES: dict[str, State] = {
 }  # fmt: skip
 #: Stopped by a debugger from outside, such as gdb.
 _TRACED = "t"
-#: The system calls that tell what a thread waits for, by their numbers.
+#: The system calls that show what a thread waits for, by their numbers.
 _CALLS: dict[str, dict[int, str]] = {
     "x86_64": {
         0: "read", 17: "pread", 19: "readv", 45: "recvfrom", 47: "recvmsg", 1: "write", 20: "writev", 44: "sendto", 46: "sendmsg",

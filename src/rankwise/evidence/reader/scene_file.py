@@ -45,18 +45,17 @@ def to_json(scene: Scene) -> Plain:
     return {"version": VERSION, **spread(scene)}
 
 
-def from_json(body: Plain, *, later_s: float = 0.0) -> Scene:
+def from_json(body: Plain) -> Scene:
     """Return the scene that ``to_json`` was given; fields that are unknown here are left out.
 
     Args:
         body: As it was read.
-        later_s: By how much our clock is ahead of that of whoever wrote it.
 
     Raises:
         ValueError: It is no scene, or one of a later version.
     """
     with checked(body, "scene"):
-        scene = fill(Scene, body, later_s=later_s)
+        scene = fill(Scene, body)
         check_world_size(scene.world_size)
         return scene
 
@@ -85,8 +84,8 @@ def spread(fact: object, parts: Parts = PARTS) -> Plain:
     return body
 
 
-def fill(kind: Callable[..., _Fact], body: Plain, parts: Parts = PARTS, later_s: float = 0.0) -> _Fact:
-    """Make a fact of its JSON, its moments so much later; fields that are unknown here are left out."""
+def fill(kind: Callable[..., _Fact], body: Plain, parts: Parts = PARTS) -> _Fact:
+    """Make a fact of its JSON; fields that are unknown here are left out."""
     if kind is Stack:
         frames = tuple(Frame(file=file, line=line, function=name) for file, line, name in body["frames"])
         return kind(frames=frames, module=body.get("module"))
@@ -99,12 +98,9 @@ def fill(kind: Callable[..., _Fact], body: Plain, parts: Parts = PARTS, later_s:
         if part is Op:
             value = [dict(zip(value["columns"], row, strict=True)) for row in value["rows"]]
         if name not in _BY_NAME and isinstance(value, dict):
-            values[name] = fill(part, value, parts, later_s)
+            values[name] = fill(part, value, parts)
         else:
-            values[name] = _change(value, functools.partial(fill, part), parts, later_s)
-    for name in MOMENTS.get(cast("type", kind), ()) if later_s else ():
-        if values.get(name) is not None:
-            values[name] += later_s
+            values[name] = _change(value, functools.partial(fill, part), parts)
     return kind(**values)
 
 

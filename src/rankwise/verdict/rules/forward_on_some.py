@@ -26,7 +26,7 @@ def find(view: SceneView) -> Iterator[JobFinding]:
     """Yield the findings of it, met by another collective, or waiting for ranks that make none."""
     unlike = [mismatch for mismatch in view.mismatches if mismatch.may_be_two]
     for mismatch in unlike:
-        buffers, others = mismatch.part(is_buffers)
+        buffers, others = mismatch.split(is_buffers)
         if buffers and others:
             yield _describe_buffers(view, mismatch, buffers, others)
     for mismatch in unlike:
@@ -57,13 +57,13 @@ def _describe_buffers(view: SceneView, mismatch: Mismatch, buffers: Sides, other
 
 def _is_shards_met(view: SceneView, mismatch: Mismatch) -> bool:
     """Tell whether FSDP's parameters were met by what is no pass through the model, and no gathering of its state either."""
-    shards, others = mismatch.part(is_shards)
+    shards, others = mismatch.split(is_shards)
     has_state = any(has_gathered(view, ranks[0], op) for ranks, op in mismatch.sides)
     return bool(shards and others) and not has_state
 
 
 def _describe_shards(view: SceneView, mismatch: Mismatch) -> JobFinding:
-    shards, others = mismatch.part(is_shards)
+    shards, others = mismatch.split(is_shards)
     ranks, gathering = shards[0]
     away = [rank for side, _ in others for rank in side]
     at = shorten(gathering.site)

@@ -22,7 +22,7 @@ RULE = "gradients_met"
 def find(view: SceneView) -> Iterator[JobFinding]:
     """Yield the findings of it."""
     for mismatch in view.mismatches:
-        stepping, others = mismatch.part(is_gradient)
+        stepping, others = mismatch.split(is_gradient)
         if stepping and others and mismatch.respect != "order":
             yield _make_finding(view, mismatch, stepping, others)
 

@@ -24,7 +24,7 @@ RULE = "other_line"
 def find(view: SceneView) -> Iterator[JobFinding]:
     """Yield the findings of it: not where a rule of its own knows what one side was doing."""
     for mismatch in view.mismatches:
-        is_known = any(all(mismatch.part(test)) for test in (is_gradient, is_wrapping))
+        is_known = any(all(mismatch.split(test)) for test in (is_gradient, is_wrapping))
         if mismatch.respect == "line" and not is_known:
             class_id, lead, fix = _judge(view, mismatch)
             yield explain_mismatch(

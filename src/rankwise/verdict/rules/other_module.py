@@ -28,7 +28,7 @@ def find(view: SceneView) -> Iterator[JobFinding]:
 
 
 def _make_finding(view: SceneView, mismatch: Mismatch) -> JobFinding:
-    backward, forward = mismatch.part(is_in_backward)
+    backward, forward = mismatch.split(is_in_backward)
     if not forward or not backward:
         return explain_mismatch(
             view, mismatch, rule=RULE, class_id=None, text="the ranks of an FSDP model are at different modules of it",

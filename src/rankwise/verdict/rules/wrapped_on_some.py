@@ -20,7 +20,7 @@ RULE = "wrapped_on_some"
 def find(view: SceneView) -> Iterator[JobFinding]:
     """Yield the findings of it."""
     for mismatch in view.mismatches:
-        wrapping, others = mismatch.part(is_wrapping)
+        wrapping, others = mismatch.split(is_wrapping)
         # A collective of one rank's own, which met the constructor of all others, is no missing wrapper.
         is_extra = any(not is_wrapping(op) for _, op in find_guarded(view, mismatch))
         if wrapping and others and not is_extra:

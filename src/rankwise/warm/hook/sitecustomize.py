@@ -96,7 +96,7 @@ if _orders is not None:
                 None
                 if _places is None or not _recording.keep_from_children(_places)
                 else lambda _module: _find("instrument").begin(_module, _places, _find, _recorder),
-                may_miss=_keep is None,
+                reports_absent=_keep is None,
             )
     except Exception as _error:  # the user's job matters more than our view of it
         sys.stderr.write(f"rankwise: this rank runs without a recorder: {_error!r}\n")
