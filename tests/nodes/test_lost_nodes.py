@@ -46,7 +46,7 @@ def test_a_job_loses_its_nodes_one_after_the_other_and_goes_on_with_the_last(job
 def test_a_frozen_node_is_given_up_and_joins_again_and_a_cut_one_never_makes_two_jobs_of_one(
     job: Job,
 ) -> None:
-    """Frozen, node 0, which serves the rendezvous, is replaced; awake, it finds that the others went on, and joins them. Then a node is cut off: the others go on, it takes no step alone."""
+    """Frozen, node 0, which serves the rendezvous, is replaced; awake, it finds that the others went on, and joins them. Then the node that serves is cut off: the others go on, it takes no step alone, and joins them when the network is whole again."""
     frozen = job.list_processes(0)
     for process in frozen:
         process.suspend()
@@ -58,17 +58,19 @@ def test_a_frozen_node_is_given_up_and_joins_again_and_a_cut_one_never_makes_two
     assert "the other nodes continue without this one" in job.read(0)
     assert "another node joins" in job.read(1)
     assert not any("\nTraceback" in f"\n{job.read(number)}" for number in range(3))
-    # Not the first: it hears one neighbour only, and so knows of one lost node where two are.
-    cut, others = 2, [0, 1]
+    # Now node 1 serves the rendezvous; it may hear one neighbour only, and has to ask whether the other one, which does not come, still lives.
+    cut, others = 1, [0, 2]
     job.hosts[cut].call("ip", "link", "set", "cable", "down")
     before = job._size(cut)
     job.wait_world(2, others)
-    assert "its host acknowledges nothing: it is down, or cut off" in job.read(0)
-    wait_until(lambda: "is lost" in job.read(cut), 30, "the node that was cut off sees that")
+    assert "its host acknowledges nothing: it is down, or cut off" in job.read(0) + job.read(2)
+    wait_until(lambda: "it looks for them, so that one job does not become two" in job.read(cut), 30, "the node that was cut off sees that")  # fmt: skip
     for _ in range(3):
         job.wait_world(2, others)
     steps = (job.folder / f"steps{cut}").read_text()[before:].split()
     assert not set(steps) - {"3"}, "the node that was cut off has trained on alone"
+    job.hosts[cut].call("ip", "link", "set", "cable", "up")
+    job.wait_world(3, [0, 1, 2])
 
 
 def test_a_node_that_stands_by_replaces_one_that_is_lost_and_the_rest_end_with_the_job(tmp_path: Path) -> None:  # fmt: skip

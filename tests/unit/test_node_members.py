@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from rankwise.engine import node_beats, node_detector, node_rendezvous
+from rankwise.engine import node_beats, node_detector, node_rendezvous, node_standby
 from rankwise.engine.node_members import Members, count_needed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @given(st.lists(st.sampled_from(["here", "there", "ended"]), min_size=1, max_size=12), st.data())
@@ -86,17 +91,20 @@ def test_newcomers_are_no_majority(
     assert members.has_enough(handler)
 
 
-def test_who_serves_the_store_is_probed_when_it_fails() -> None:
-    """Whoever heard the serving node may be lost with it: where nothing listens any more its end is noted, and not where a launcher answers."""
+def test_a_launcher_that_nobody_else_heard_is_asked_whether_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever heard a node may be lost with it: one that serves the store is asked when that fails, one that does not come is asked while the others wait. Where nothing listens any more its end is noted, and not where a launcher answers."""
     noted: list[node_detector.Loss] = []
     members = Members.__new__(Members)
     members._orders, members._serving, members._node = {"backend": "c10d"}, 1, 0
-    members._detector = SimpleNamespace(losses={}, is_expelled=False, judge_end=lambda _: (False, True))
+    lost: dict[int, object] = {}
+    members._detector = SimpleNamespace(losses=lost, is_expelled=False, judge_end=lambda _: (True, True))
     members._beats, members._detecting = SimpleNamespace(note=noted.append), node_detector
-    members._reach = node_beats.try_to_reach
+    members._reach, members._rendezvous = node_beats.try_to_reach, node_rendezvous
+    members._descriptions = {node: SimpleNamespace(addr=str(node), pid=node) for node in range(4)}
+    here = [members._descriptions[0], members._descriptions[3]]
+    handler = SimpleNamespace(_state_holder=SimpleNamespace(state=SimpleNamespace(participants=here)))
     with socket.create_server(("127.0.0.1", 0)) as launcher:
-        port = launcher.getsockname()[1]
-        members._serving_at = [["127.0.0.1", port]]
+        members._at = {node: [["127.0.0.1", launcher.getsockname()[1]]] for node in range(4)}
 
         def greet() -> None:
             connection, _ = launcher.accept()
@@ -110,4 +118,41 @@ def test_who_serves_the_store_is_probed_when_it_fails() -> None:
     assert not noted
     members.probe_serving()
     (loss,) = noted
-    assert (loss.node, loss.is_ended, loss.is_gone) == (1, False, True)
+    assert (loss.node, loss.is_ended, loss.is_gone) == (1, True, True)
+
+    monkeypatch.setattr(threading, "Thread", _Now)
+    members._probe_s = 0.0
+    members.probe_missing(handler)
+    assert len(noted) == 1, "nobody is lost, so that nobody is missing"
+    lost[1] = loss
+    members.probe_missing(handler)
+    # It may have met others before its end.
+    assert [(one.node, one.is_ended, one.is_gone) for one in noted[1:]] == [(2, False, True)]
+    members.probe_missing(handler)
+    assert len(noted) == 2, "asked again at once"
+
+
+def test_a_launcher_with_the_store_and_too_few_nodes_sends_everyone_elsewhere() -> None:
+    """Two of three do not answer the node that serves the rendezvous: nobody may meet there any more, newcomers least of all, and it looks where the others go."""
+    written: dict[str, str] = {}
+    told: list[dict[str, Any]] = []
+    members = Members.__new__(Members)
+    members._orders = {"backend": "c10d", "run_id": "x"}
+    members._members, members._serving, members._node, members._has_moved = [0, 1, 2], 0, 0, False
+    members._reserves = {0: [["a"], 1], 1: [["b"], 2], 2: [["c"], 3]}
+    losses = {node: SimpleNamespace(is_ended=False, is_gone=False) for node in (1, 2)}
+    members._detector = SimpleNamespace(losses=losses, is_expelled=False)
+    members._standby, members._say = node_standby, told.append
+    handler = SimpleNamespace(_store=SimpleNamespace(set=written.__setitem__, check=lambda keys: keys[0] in written), _state_holder=None)  # fmt: skip
+    members._rendezvous = SimpleNamespace()
+    assert members.leave(handler) is handler
+    assert json.loads(written["rankwise/x/moved"]) == ["b", 2]
+    assert "can't reach 2 of the 3 nodes" in told[0]["said"]
+    assert node_standby.has_moved(handler, {"run_id": "x", "places": [("b", 2)]})
+
+
+class _Now:
+    """A thread that runs at once."""
+
+    def __init__(self, target: Callable[[], None], **_: object) -> None:
+        self.start = target

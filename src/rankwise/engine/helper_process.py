@@ -95,7 +95,7 @@ def _load_beside(name: str) -> Any:
 
 
 class Desk:
-    """Where requests are dealt with, each by the method of its name."""
+    """Where requests are dealt with, each by the method of its name; those that are none of these are the exchange's."""
 
     def __init__(self) -> None:
         self._meeting: Any = None
@@ -123,49 +123,21 @@ class Desk:
     def finish(self, barrier_s: float, num_lost: int = 0) -> Any:
         return self._met().finish(barrier_s, num_lost)
 
-    def question(self, token: float) -> dict[str, Any]:
-        self._exchange().ask(token)
-        return {}
-
-    def publish(self, num: int, text: str) -> dict[str, Any]:
-        self._exchange().publish(num, text)
-        return {}
-
-    def decide(self, text: str) -> dict[str, Any]:
-        return {"text": self._exchange().decide(text)}
-
-    def end_attempt(self, text: str) -> dict[str, Any]:
-        self._exchange().end_attempt(text)
-        return {}
-
-    def hear(self, bound_s: float, what: str) -> dict[str, Any]:
-        self._exchange().hear(bound_s, what)
-        return {}
-
     def settle(self, bound_s: float) -> dict[str, Any]:
         if (members := self._met().members) is not None:
             members.settle(bound_s)
         return {}
 
-    def collect(self) -> dict[str, Any]:
-        self._exchange().collect()
-        return {}
-
-    def say_word(self, text: str) -> dict[str, Any]:
-        self._exchange().say_word(text)
-        return {}
-
-    def wait_word(self, bound_s: float) -> dict[str, Any]:
-        return {"text": self._exchange().wait_word(bound_s)}
-
     def close(self) -> Any:
         return self._met().close()
 
-    def _exchange(self) -> Any:
-        exchange = self._met().exchange
-        if exchange is None:
+    def find(self, op: str) -> Any:
+        """Return what deals with a request: a method here, or of what is exchanged with other nodes."""
+        if op in vars(Desk):
+            return getattr(self, op)
+        if (exchange := self._met().exchange) is None:
             raise RuntimeError("nothing is exchanged with other nodes")
-        return exchange
+        return getattr(exchange, op)
 
     def _met(self) -> Any:
         if self._meeting is None:
@@ -188,7 +160,8 @@ def main() -> None:
         request = json.loads(line)
         number = request.pop("number", None)
         try:
-            answer = getattr(desk, request.pop("op"))(**request)
+            answer = desk.find(request.pop("op"))(**request)
+            answer = {"text": answer} if isinstance(answer, str) else answer or {}
         except BaseException as error:  # noqa: BLE001 - the parent is told whatever it was
             answer = {"error": _describe(error)}
         if number is not None:

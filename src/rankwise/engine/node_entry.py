@@ -145,7 +145,7 @@ class Entry:
 
             call, failed_s, restore = Call(meet), float("inf"), None
             while not is_left():
-                is_vain = partial(_is_vain, before, search, is_left, known=known)
+                is_vain = partial(self._is_vain, before, search, is_left, known=known)
                 restore = self._wait(call, is_vain) or restore
                 if search.found is not None or self._has_moved():
                     return self._leave(search)
@@ -165,14 +165,15 @@ class Entry:
                 before.probe_serving()
                 time.sleep(_TICK_S)
 
+    def _is_vain(self, before: Any, search: _Search, is_left: Callable[[], bool], *, known: int) -> bool:
+        before.probe_missing(self._meeting.handler)
+        return search.found is not None or before.knowledge != known or is_left()
+
     def _exclude(self, before: Any) -> None:
         """More nodes were lost while the others meet: have nobody wait for them."""
         call = Call(partial(before.exclude_lost, self._meeting.handler))
         call.is_over.wait(_SEARCH_S)  # a store that is lost by now never answers
         before.expect(self._meeting.handler, may_come_more=self._meeting.num_more > 0)
-        if call.error is not None and type(call.error).__name__ == "LostMajorityError":
-            self._rendezvous.abandon(self._meeting.handler)
-            raise call.error
 
     def _has_moved(self) -> bool:
         """Tell whether the job goes on elsewhere, as far as that is known: the question is asked in another thread, since a frozen store never answers."""
@@ -215,10 +216,6 @@ def _read_heartbeats(handler: Any) -> dict[Any, Any]:
     if not state.complete or state.closed or is_past:
         return {}
     return {node: moment for node, moment in state.last_heartbeats.items() if node in state.participants}
-
-
-def _is_vain(before: Any, search: _Search, is_left: Callable[[], bool], *, known: int) -> bool:
-    return search.found is not None or before.knowledge != known or is_left()
 
 
 def _take(call: Call, restore: Callable[[], None] | None) -> Any:

@@ -96,17 +96,17 @@ class Exchange:
         self._store.add("asked", 1)
         self._hear_ends()
 
-    def hear(self, timeout_s: float, what: str) -> None:
+    def hear(self, bound_s: float, what: str) -> None:
         """Say that we have heard the last word, and wait until all have; ``what`` it was."""
         self._store.set(f"heard/{what}/{self._node_rank}", "1")
         keys = [f"heard/{what}/{node}" for node in self.list_nodes()]
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + bound_s
         while not self._store.check(keys) and time.monotonic() < end:
             threading.Event().wait(_SOON_S)
 
-    def wait_word(self, timeout_s: float) -> str:
+    def wait_word(self, bound_s: float) -> str:
         """Return what the judge has said of the whole job after its end; empty if nothing in time."""
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + bound_s
         while not self._store.check(["word"]):
             if time.monotonic() > end:
                 return ""

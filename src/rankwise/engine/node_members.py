@@ -6,8 +6,10 @@ import contextlib
 import json
 import secrets
 import socket
+import threading
 import time
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,10 +26,8 @@ _SETTLE_S = 11.0
 _TICK_S = 0.05
 #: So many nodes have a store in reserve.
 _NUM_RESERVES = 4
-
-
-class LostMajorityError(RuntimeError):
-    """This node is cut off with the smaller part of the job."""
+#: Nodes that have not come so long after a loss are asked whether they live, and again after as long.
+_PROBE_EVERY_S = 3.0
 
 
 def count_needed(num_members: int, num_ended: int, num_gone: int, *, keeps_store: bool) -> int:
@@ -75,6 +75,7 @@ class Members:
         self._members: list[int] = []
         self._reserves: dict[int, list[Any]] = {}
         self._at: dict[int, list[list[Any]]] = {}
+        self._probe_s = float("inf")
         self._serving: int | None = None
         self._has_moved = False
         self._round = self._last_round = getattr(getattr(getattr(handler, "_state_holder", None), "state", None), "round", None)  # fmt: skip
@@ -89,7 +90,6 @@ class Members:
         beats = load("node_beats")
         self._reach, life = beats.try_to_reach, beats.listen_for_life()
         self._beats = beats.Beats(self._detector, key, tell=self._tell, life=life)
-        self._serving_at: list[list[Any]] = []
         self._lost_nodes: dict[str, Any] = {}
         names = load("node_addresses")
         self._locate = names.locate
@@ -112,7 +112,11 @@ class Members:
         self._members = everyone if self._store.check(keys) else [one for one in everyone if self._store.check([keys[one]])]  # fmt: skip
         place = self._members.index(self._node)
         parent, children = self._detecting.list_neighbours(place, len(self._members))
-        for one in self._members[:_NUM_RESERVES]:
+        if self._store.check(["beats/serves"]):
+            self._serving = int(self._store.get("beats/serves"))
+        for one in dict.fromkeys(
+            [*self._members[:_NUM_RESERVES], *([] if self._serving is None else [self._serving])]
+        ):
             about_one = json.loads(self._store.get(keys[one]))
             self._reserves[one], self._at[one] = about_one["reserve"], about_one["life"]
         # Where the job may be if this node loses it: where it first met, where it is now, and where it may go.
@@ -120,9 +124,6 @@ class Members:
         served = [(host, port) for host, port in known if host]
         reserves = [(host, port) for hosts, port in self._reserves.values() if port for host in hosts]
         former, self._orders["places"] = self._orders.get("places", []), list(dict.fromkeys([*served, *reserves]))  # fmt: skip
-        if self._store.check(["beats/serves"]):
-            self._serving = int(self._store.get("beats/serves"))
-            self._serving_at = json.loads(self._store.get(keys[self._serving]))["life"]
         node = None if parent is None else self._members[parent]
         at = None if node is None else (node, json.loads(self._store.get(keys[node]))["at"])
         self._beats.begin(about, at, [self._members[one] for one in children])
@@ -133,14 +134,17 @@ class Members:
         forwarder.tell([], None)
         if place == 0 and self._can_move:
             # Looked up by who stands by, and may find the store gone.
-            elsewhere = [(host, port) for one, (hosts, port) in self._reserves.items() if port and one != self._serving for host in hosts]  # fmt: skip
-            self._standby.announce_reserves(self._handler, self._orders["run_id"], elsewhere)
+            self._standby.announce_reserves(self._handler, self._orders["run_id"], self._elsewhere)
             if served:
                 # Nodes that were left behind wait at one of those.
                 past = self._standby.share_past(self._handler, self._orders["run_id"], served)
                 current = {served[-1][1], *(port for _, port in reserves)}  # a host may have several names
                 places = [place for place in dict.fromkeys([*past, *former]) if place[1] not in current]
                 forwarder.tell(places, served[-1])
+
+    @property
+    def _elsewhere(self) -> list[tuple[str, int]]:
+        return [(host, port) for one, (hosts, port) in self._reserves.items() if port and one != self._serving for host in hosts]  # fmt: skip
 
     def end(self) -> None:
         """Watch no more, and let go of the connections to the store."""
@@ -180,9 +184,6 @@ class Members:
 
         No half of a job that was cut in two goes on alone: so many nodes must meet that no others can. Those whose end is proved don't count; half of the
         rest is enough with the store at which all have met.
-
-        Raises:
-            LostMajorityError: This node serves the store, and is left with too few.
         """
         if self.has_to_move:
             # If the others have given this one up, they had to take it that the store went with it, and have moved.
@@ -193,6 +194,7 @@ class Members:
 
     def expect(self, handler: Any, *, may_come_more: bool) -> None:
         """Have nobody wait for longer once all that are left are there."""
+        self._probe_s = min(self._probe_s, time.monotonic() + _PROBE_EVERY_S)
         times = getattr(handler, "times", None)
         if times is not None and not self._detector.is_expelled:
             lost = dict(self._detector.losses)
@@ -216,13 +218,34 @@ class Members:
 
     def probe_serving(self) -> None:
         """Find out, when its store fails, whether the node that serves it is lost: whoever heard it may be lost with it."""
-        if self._serving is None or self._serving == self._node or self.has_to_move:
+        if self._serving is not None and self._serving != self._node and not self.has_to_move:
+            self._probe(self._serving, "its store does not answer")
+
+    def probe_missing(self, handler: Any) -> None:
+        """Find out, while the others are waited for, whether one that does not come has ended: whoever heard it may be lost with it.
+
+        It asks those that could serve the store, and so all nodes of a job that a few can decide on. Never waits, and asks seldom.
+        """
+        now_s = time.monotonic()
+        if not self._detector.losses or self._detector.is_expelled or now_s < self._probe_s:
             return
-        states = [self._reach(host, port, *name) for host, port, *name in self._serving_at]
-        if "open" not in states and states:
-            why = "its store does not answer"
-            is_ended, is_gone = self._detector.judge_end(time.monotonic()) if set(states) == {"refused"} else (False, False)  # fmt: skip
-            self._beats.note(self._detecting.Loss(self._serving, [self._serving_at[0][0], 0, 0], why, is_ended, is_gone))  # fmt: skip
+        self._probe_s = now_s + _PROBE_EVERY_S
+        missing = [
+            node
+            for node in set(self._at) - {self._node, *self._detector.losses}
+            if not self._rendezvous.count_inside(handler, [self._descriptions[node]])
+        ]
+        for node in missing:
+            # It may have met others before it ended, so that it counts as gone, but not as one that took part in nothing else.
+            probe = partial(self._probe, node, "it does not come", may_have_met=True)
+            threading.Thread(target=probe, daemon=True).start()
+
+    def _probe(self, node: int, why: str, *, may_have_met: bool = False) -> None:
+        """Note a node as lost if its launcher does not answer at any of its addresses."""
+        states = {self._reach(host, port, *name) for host, port, *name in self._at[node]}
+        if states and "open" not in states:
+            is_ended, is_gone = self._detector.judge_end(time.monotonic()) if states == {"refused"} else (False, False)  # fmt: skip
+            self._beats.note(self._detecting.Loss(node, [self._at[node][0][0], 0, 0], why, is_ended and not may_have_met, is_gone))  # fmt: skip
 
     @property
     def knowledge(self) -> int:
@@ -233,17 +256,15 @@ class Members:
     def exclude_lost(self, handler: Any) -> None:
         """Have nobody wait for nodes that are lost, and as many meet as it takes; called again if more are lost meanwhile.
 
-        Raises:
-            LostMajorityError: This node serves the store, and is left with too few.
+        If this node serves the store, and is left with too few, nobody meets there any more: whoever does looks for the others.
         """
         lost, needed = dict(self._detector.losses), self._needed
         if lost and self._serving == self._node and not self._has_moved and len(self._members) - len(lost) < needed:  # fmt: skip
             num_silent = sum(not loss.is_ended for loss in lost.values())
-            raise LostMajorityError(
-                f"this node can't reach {num_silent} of the {len(self._members)} nodes, which may continue without it: it ends, so that one job does not become two"
-            )
-        if needed:
-            self._change(handler, needed)
+            self._standby.announce_move(handler, self._orders["run_id"], self._elsewhere[0])
+            self._tell(f"this node can't reach {num_silent} of the {len(self._members)} nodes, which may continue without it: it looks for them, so that one job does not become two")  # fmt: skip
+            return
+        self._change(handler, needed)
         if lost:
             self._standby.announce_needed(handler, self._orders["run_id"], needed)
             nodes = [self._descriptions[node] for node in lost if node in self._descriptions]
@@ -270,7 +291,7 @@ class Members:
     def _change(self, handler: Any, needed: int) -> None:
         """Have torch wait for so many nodes at least, and not for long for more."""
         settings = getattr(handler, "_settings", None)
-        if settings is None:
+        if settings is None or not needed:
             return
         for owner, name, value in ((settings.timeout, "_last_call", min(settings.timeout.last_call, _LAST_CALL)), (settings, "min_nodes", max(self._orders["min_nodes"], needed))):  # fmt: skip
             if hasattr(owner, name):
@@ -284,7 +305,7 @@ class Members:
             # If that one is lost as well while the others meet there, they go on to the next.
             handler = self._rendezvous.reach(orders, host, port) if port else None
             if handler is not None:
-                self._serving, self._serving_at, self._has_moved, self._last_round = node, self._at[node], True, -1  # fmt: skip
+                self._serving, self._has_moved, self._last_round = node, True, -1
                 break
         else:
             raise ConnectionError("the node that served the rendezvous was lost, and none that has a store in reserve is reached")  # fmt: skip

@@ -209,7 +209,7 @@ class NodeLink:
         Args:
             now_s: Now, monotonic: what is answered to this question is not older.
         """
-        self._helper.tell("question", token=now_s)
+        self._helper.tell("ask", token=now_s)
 
     def note_questions(self) -> None:
         """Learn the number of our last question."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rankwise.launcher.helper import Helper
     from rankwise.launcher.spec import LaunchSpec
 
-#: What the helper calls it when this is the smaller side of a cut network.
-_CUT_OFF = "LostMajorityError"
 #: Those of torch.
 _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 _EXIT_BARRIER_S = 300.0
@@ -259,11 +257,6 @@ class SeveralNodes:
                 op, timeout_s=timeout_s, on_wait=on_wait or self._say_waiting, on_tick=None, **facts
             )
         except LaunchError as error:
-            if _CUT_OFF in error.message:
-                raise RendezvousError(
-                    error.message.partition(": ")[2],
-                    hint="check the network between the nodes: the others continue if enough of them reach each other",
-                ) from error
             raise RendezvousError(
                 f"node {self._spec.node_rank} did not meet the other nodes at {meeting.endpoint} "
                 f"({meeting.backend}, --nnodes {self._spec.min_nodes}:{self._spec.max_nodes}): {error.message}",
