@@ -11,7 +11,7 @@ import pytest
 from evidence_ranks import RecordedRank, recorded_ranks
 from python_forks import TRAINING
 from rankwise.evidence.in_rank.ring import RingReader
-from rankwise.evidence.reader.merge_records import merge
+from rankwise.evidence.reader.merge_records import Merger
 from support import line_of, run_rankwise, write_script
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_the_flag_tells_the_ranks(tmp_path: Path) -> None:
     """)  # fmt: skip
     result = run_rankwise(["--watch-dispatcher", str(script)], tmp_path, env={"TORCH_FR_BUFFER_SIZE": "0"})
     assert result.code == 0, result.err
-    evidence = merge(RingReader((tmp_path / "raw").read_bytes()))
+    evidence = Merger().merge(RingReader((tmp_path / "raw").read_bytes()))
     assert [(op.name, op.source) for op in evidence.ops] == [("all_reduce", "native")]
 
 

@@ -11,7 +11,7 @@ import pytest
 from evidence_ranks import RecordedRank, recorded_ranks
 from python_forks import TRAINING
 from rankwise.evidence.in_rank.ring import RingReader
-from rankwise.evidence.reader.merge_records import merge
+from rankwise.evidence.reader.merge_records import Merger
 from support import line_of, run_rankwise, write_script
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def test_ranks_of_the_launcher_record(way: list[str], tmp_path: Path) -> None:
     assert (tmp_path / "told.1").read_text() == str(is_on)
     assert (tmp_path / "raw").exists() == is_on
     if is_on:
-        evidence = merge(RingReader((tmp_path / "raw").read_bytes()))
+        evidence = Merger().merge(RingReader((tmp_path / "raw").read_bytes()))
         assert [(op.seq, op.name, op.site) for op in evidence.ops] == [
             (1, "all_reduce", line_of(script, "dist.all_reduce(x)")),
             (2, "barrier", line_of(script, "dist.barrier()")),

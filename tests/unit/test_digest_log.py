@@ -9,7 +9,7 @@ import pytest
 
 from rankwise.evidence.in_rank import ring
 from rankwise.evidence.in_rank.digest_log import DigestLog, add
-from rankwise.evidence.reader.merge_records import merge
+from rankwise.evidence.reader.merge_records import Merger
 from rankwise.evidence.reader.replicas import list_names, list_sums
 
 
@@ -29,7 +29,7 @@ def _digest(log: dict[str, Any], step: int, num: int) -> None:
 
 def _write(logs: DigestLog, memory: bytearray) -> Any:
     logs.write(1.0)
-    return merge(ring.RingReader(bytes(memory))).replicas
+    return Merger().merge(ring.RingReader(bytes(memory))).replicas
 
 
 @pytest.mark.parametrize("num", [1, 2048])

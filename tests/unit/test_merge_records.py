@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.evidence.in_rank import ring
-from rankwise.evidence.reader.merge_records import Merger, merge
+from rankwise.evidence.reader.merge_records import Merger
 
 if TYPE_CHECKING:
     from rankwise.evidence.reader.scene import Evidence
@@ -70,7 +70,7 @@ class _Rank:
     def move(self) -> Evidence:
         """Do something, and return what its records tell to somebody who has never read them."""
         self._random.choice([self._enter, self._leave, self._fly, self._answer, self._renew])()
-        return merge(ring.RingReader(bytes(self.memory)))
+        return Merger().merge(ring.RingReader(bytes(self.memory)))
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rankwise.evidence.in_rank import ring
+from rankwise.evidence.reader.merge_records import Merger
 
 
 def make() -> tuple[bytearray, ring.RingWriter]:
@@ -18,8 +19,13 @@ def make() -> tuple[bytearray, ring.RingWriter]:
 
 
 def enter(writer: ring.RingWriter, seq: int, name: str = "all_reduce", form: bytes = b"float32[3]") -> int:
-    texts = (writer.intern(name), writer.intern("group\t0\tgloo\t0-1"), writer.intern("a.py:3"), 0, 0, 0)
+    texts = (writer.intern(name), writer.intern("group\t0\tgloo\t0-1\t0"), writer.intern("a.py:3"), 0, 0, 0)
     return writer.enter(seq, float(seq), texts, ring.NOBODY, ring.NOBODY, form)
+
+
+def read(memory: bytearray) -> list[ring.Record]:
+    reading = ring.RingReader(bytes(memory))
+    return [ring.Record(raw, reading.read_texts()) for raw in reading.read_raw_records()]
 
 
 def test_what_was_entered_and_left_is_read() -> None:
@@ -28,7 +34,7 @@ def test_what_was_entered_and_left_is_read() -> None:
     first = enter(writer, 1)
     enter(writer, 2, "barrier", b"")
     writer.leave(first, 9.0, ring.OVER)
-    one, two = ring.RingReader(bytes(memory)).read_records()
+    one, two = read(memory)
     assert (one.seq, one.name, one.site, one.shapes, one.dtypes) == (
         1,
         "all_reduce",
@@ -45,7 +51,7 @@ def test_the_last_ones_are_kept_in_order() -> None:
     memory, writer = make()
     numbers = [enter(writer, seq) for seq in range(1, ring.NUM_RECORDS + 11)]
     writer.leave(numbers[0], 1.0, ring.OVER)
-    found = ring.RingReader(bytes(memory)).read_records()
+    found = read(memory)
     assert [record.seq for record in found] == list(range(11, ring.NUM_RECORDS + 11))
     assert {record.state for record in found} == {ring.ENTERED}
 
@@ -57,7 +63,7 @@ def test_a_torn_record_is_left_out() -> None:
         enter(writer, seq)
     at = memory.index(struct.pack("<Qq", 2, 2))
     memory[at + ring.RECORD_BYTES - 8 : at + ring.RECORD_BYTES] = bytes(8)
-    assert [record.seq for record in ring.RingReader(bytes(memory)).read_records()] == [1, 3]
+    assert [record.seq for record in read(memory)] == [1, 3]
 
 
 def test_a_refused_call_is_no_collective() -> None:
@@ -65,7 +71,7 @@ def test_a_refused_call_is_no_collective() -> None:
     memory, writer = make()
     writer.leave(enter(writer, 1), 2.0, ring.REFUSED)
     writer.leave(enter(writer, 1), 2.0, ring.RAISED)
-    assert [record.state for record in ring.RingReader(bytes(memory)).read_records()] == [ring.RAISED]
+    assert [op.has_raised for op in Merger().merge(ring.RingReader(bytes(memory))).ops] == [True]
 
 
 def test_a_full_table_of_texts_is_said() -> None:
@@ -80,7 +86,7 @@ def test_a_full_table_of_texts_is_said() -> None:
     reading = ring.RingReader(bytes(memory))
     assert reading.get(ring.FULL_AT)
     assert reading.read_texts()[numbers[0]] == "0" * 500
-    assert reading.read_records()[0].site == ""
+    assert read(memory)[0].site == ""
 
 
 def test_another_world_begins_anew() -> None:
@@ -91,7 +97,7 @@ def test_another_world_begins_anew() -> None:
     writer.begin_world(5.0)
     enter(writer, 1, "barrier")
     reading = ring.RingReader(bytes(memory))
-    assert [record.name for record in reading.read_records()] == ["barrier"]
+    assert [record.name for record in read(memory)] == ["barrier"]
     assert (reading.get(ring.JOINED_AT), reading.get(ring.LEFT_AT)) == (1, 0)
 
 
@@ -154,10 +160,7 @@ def test_whatever_is_in_the_file_it_is_read(noise: bytes, at: int) -> None:
         enter(writer, seq)
     writer.report("flight", b"{}", 1.0)
     memory[at : at + len(noise)] = noise
-    reading = ring.RingReader(bytes(memory))
-    if reading.is_begun:
-        reading.read_records()
-        reading.read_report("flight")
+    Merger().read(bytes(memory))
 
 
 @pytest.mark.linux

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 import torch.distributed as dist
@@ -145,36 +145,25 @@ def _check_mesh(ctx: RankContext) -> None:
 
 
 def _find_placement_complaint(model: nn.Module) -> str | None:
-    if placement_of(model) is None:
-        return None
     kinds = sorted({one.device.type for one in model.parameters()})
-    if len(kinds) > 1:
-        return f"the model was placed on devices of type {' and '.join(kinds)}, but DistributedDataParallel takes one type: place it on GPUs only"
-    return None
+    if placement_of(model) is None or not kinds[1:]:
+        return None
+    return f"the model was placed on devices of type {' and '.join(kinds)}, but DistributedDataParallel takes one type: place it on GPUs only"
 
 
 def _find_layer_complaint(model: nn.Module, *, sync_batchnorm: bool, device: torch.device) -> str | None:
     if sync_batchnorm:
         return find_foreign(model)
-    native = list_native(model) if device.type == "cpu" else []
-    if not native:
+    if device.type != "cpu" or not (native := list_native(model)):
         return None
-    return (
-        f"torch.nn.SyncBatchNorm works on GPUs only, and the ranks run on the CPU: {quote(native)};"
-        " apply_ddp(..., sync_batchnorm=True) makes them work here"
-    )
+    return f"torch.nn.SyncBatchNorm works on GPUs only, and the ranks run on the CPU: {quote(native)}; apply_ddp(..., sync_batchnorm=True) makes them work here"
 
 
 def _wrap(model: nn.Module, ctx: RankContext, tuning: Tuning, **options: bool) -> CheckedDDP:
-    arguments: dict[str, Any] = {
-        **options,
-        "gradient_as_bucket_view": tuning.gradient_as_bucket_view,
-        "bucket_cap_mb": tuning.bucket_cap_mb,
-    }
     # torch 2.13 renamed broadcast_buffers; both shall share the buffers once, when the model is wrapped.
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     if renamed:
-        arguments["forward_sync_buffers"] = tuning.broadcast_buffers
+        options["forward_sync_buffers"] = tuning.broadcast_buffers
     ddp = CheckedDDP(
         model,
         # A model on several devices brings its inputs where they belong by itself.
@@ -182,7 +171,9 @@ def _wrap(model: nn.Module, ctx: RankContext, tuning: Tuning, **options: bool) -
         if ctx.device.type == "cpu" or placement_of(model) is not None
         else [ctx.device.index],
         process_group=ctx.group,
-        **arguments,
+        gradient_as_bucket_view=tuning.gradient_as_bucket_view,
+        bucket_cap_mb=tuning.bucket_cap_mb,
+        **options,
     )
     if not renamed:
         ddp.broadcast_buffers = tuning.broadcast_buffers

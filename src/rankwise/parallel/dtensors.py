@@ -61,10 +61,12 @@ def add_up(tensor: Tensor) -> Tensor:
 
 
 def group_by_layout(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Return tensors in groups that torch's functions on lists take: plain ones, and those of one mesh and placement each."""
+    """Return tensors in groups that torch's functions on lists take: plain ones of one device and dtype, and those of one mesh and placement."""
     groups: dict[object, list[Tensor]] = {}
     for one in tensors:
-        layout = (id(one.device_mesh), one.placements) if isinstance(one, DTensor) else one.device
+        layout = (
+            (id(one.device_mesh), one.placements) if isinstance(one, DTensor) else (one.device, one.dtype)
+        )
         groups.setdefault(layout, []).append(one)
     return list(groups.values())
 

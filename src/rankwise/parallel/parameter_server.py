@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch.distributed as dist
 
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from rankwise.parallel.servers.serving import Server
     from rankwise.parallel.servers.worker import Worker
+
+_Part = TypeVar("_Part")
 
 
 def parameter_server(  # noqa: PLR0913 - most calls give few
@@ -326,15 +328,6 @@ class ParameterServer:
             numbers = read_signals(NOTICES, self._ctx.rank)
             self._ctx.listen_for_stop(signals=[one for one in numbers if not is_caught_by_native_code(one)])
 
-    def _as_coordinator(self, what: str) -> Coordinator:
-        if self._coordinator is None:
-            raise UsageError(
-                f"{what}() on rank {self._ctx.rank}, which is not the coordinator",
-                rank=self._ctx.rank,
-                hint="ask ps.is_coordinator first; parameter_server(..., coordinator=True) has one",
-            )
-        return self._coordinator
-
     def close(self) -> None:
         """Tell the servers that this worker has ended, and workers that there is nothing more to do; leaving the job does it too.
 
@@ -347,11 +340,15 @@ class ParameterServer:
             is_stopped = self._ctx.stop_reason is not None
             self._worker.close(has_ended=not is_failure(sys.exc_info()[1]), is_stopped=is_stopped)
 
+    def _as_coordinator(self, what: str) -> Coordinator:
+        hint = "ask ps.is_coordinator first; parameter_server(..., coordinator=True) has one"
+        return self._need(self._coordinator, f"{what}() on rank {self._ctx.rank}, which is not the coordinator", hint)  # fmt: skip
+
     def _as_worker(self, what: str) -> Worker:
-        if self._worker is None:
-            raise UsageError(
-                f"{what}() on server {self._ctx.rank}",
-                rank=self._ctx.rank,
-                hint="servers call ps.serve() and nothing else: ask ps.is_server first",
-            )
-        return self._worker
+        hint = "servers call ps.serve() and nothing else: ask ps.is_server first"
+        return self._need(self._worker, f"{what}() on server {self._ctx.rank}", hint)
+
+    def _need(self, part: _Part | None, message: str, hint: str) -> _Part:
+        if part is None:
+            raise UsageError(message, rank=self._ctx.rank, hint=hint)
+        return part

@@ -136,8 +136,7 @@ def draw(timeline: Timeline, ranks: Sequence[int], title: str) -> str:
     for tick in range(6):
         x = _LEFT + length * scale * tick / 5
         parts.append(_text(x, bottom + 14, f"{length * tick / 5 * 1e3:.3g} ms", anchor="middle", size=11))
-    works = list(dict.fromkeys(one.work for row in timeline for one in row))
-    for place, work in enumerate(works):
+    for place, work in enumerate(dict.fromkeys(one.work for row in timeline for one in row)):
         x = _LEFT + place * 150
         parts.append(f'<rect x="{x}" y="{bottom + 30}" width="14" height="14" fill="{_COLORS[work][0]}"/>')
         parts.append(_text(x + 20, bottom + 42, work))
@@ -150,9 +149,6 @@ def draw(timeline: Timeline, ranks: Sequence[int], title: str) -> str:
 
 def _text(x: float, y: float, words: str, *, size: int = 12, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="#1f2933" text-anchor="{anchor}">{escape(words)}</text>'
-
-
-_Row = list[tuple[int, Work, int, float, float]]
 
 
 @final
@@ -187,25 +183,19 @@ class Recorder:
         """Count what was done since the last work's end to it: the loss is the last stage's forward too."""
         self._steps[-1][1][-1][4] = self.mark()
 
-    def list_steps(self) -> list[_Row]:
-        """Return each step's work, with seconds since its begin."""
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize()
-        return [
-            [
-                (stage, work, micro_batch, self._since(zero, start), self._since(zero, end))
-                for stage, work, micro_batch, start, end in row
-            ]
-            for zero, row in self._steps
-        ]
-
     def gather(self, group: dist.ProcessGroup) -> list[Timeline]:
         """Return what all ranks have recorded: for each step and rank its work.
 
         Collective: every rank of the pipeline.
         """
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
+        own = [
+            [(*work, self._since(zero, start), self._since(zero, end)) for *work, start, end in row]
+            for zero, row in self._steps
+        ]
         gathered: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(gathered, self.list_steps(), group=group)
+        dist.all_gather_object(gathered, own, group=group)
         return [[[Span(*one) for one in row] for row in step] for step in zip(*gathered, strict=True)]
 
     def _since(self, zero: Any, moment: Any) -> float:
@@ -286,10 +276,10 @@ class PipelineProfile:
         if not self.steps:
             return "no step of the pipeline was run"
         length = find_length(self._middle)
-        lines = [f"{self._schedule}, {self._microbatches} micro-batches, {len(self.steps)} steps, {length * 1e3:.3g} ms each (median)"]  # fmt: skip
-        lines.append(
-            f"{'stage':<6}{'rank':<6}{'blocks':<28}{'forward':>12}{'backward':>12}{'rank waits':>18}"
-        )
+        lines = [
+            f"{self._schedule}, {self._microbatches} micro-batches, {len(self.steps)} steps, {length * 1e3:.3g} ms each (median)",
+            f"{'stage':<6}{'rank':<6}{'blocks':<28}{'forward':>12}{'backward':>12}{'rank waits':>18}",
+        ]
         for stage, names in enumerate(self._blocks):
             place = next(number for number, row in enumerate(self._middle) if any(one.stage == stage for one in row))  # fmt: skip
             forward = self._costs[stage, "forward"]

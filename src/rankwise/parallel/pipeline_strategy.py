@@ -109,7 +109,10 @@ class Pipelined(Strategy):
                 gradients.append(one.grad)
         for same in group_by_layout(to_local(gradients)):
             if not self._is_sharded and self._axes:
-                _add_up_flat(same, self._axes)
+                flat = _flatten_dense_tensors(same)
+                for axis in self._axes:
+                    dist.all_reduce(flat, group=axis)
+                torch._foreach_copy_(same, _unflatten_dense_tensors(flat, same))
             if not isinstance(factor, float):
                 torch._foreach_mul_(same, factor.to(same[0].dtype))
             elif factor != 1.0:
@@ -139,17 +142,6 @@ class Pipelined(Strategy):
 
 
 _TINY = torch.finfo(torch.float64).tiny
-
-
-def _add_up_flat(tensors: Sequence[Tensor], axes: Sequence[dist.ProcessGroup]) -> None:
-    of_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for one in tensors:
-        of_dtype.setdefault(one.dtype, []).append(one)
-    for same in of_dtype.values():
-        flat = _flatten_dense_tensors(same)
-        for axis in axes:
-            dist.all_reduce(flat, group=axis)
-        torch._foreach_copy_(same, _unflatten_dense_tensors(flat, same))
 
 
 # ------------------------------------------------------------------ what stages share

@@ -168,10 +168,8 @@ def find_missing(text: str) -> tuple[int, ...]:
         return ()
     found = meaning.pattern.search(text)
     named = found.groupdict().get("missing") if found else None
-    ranks: list[int] = []
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", named or ""):
-        ranks += range(int(first), int(last or first) + 1)
-    return tuple(ranks)
+    runs = re.findall(r"(\d+)(?:-(\d+))?", named or "")
+    return tuple(rank for first, last in runs for rank in range(int(first), int(last or first) + 1))
 
 
 def find_fix(text: str, meaning: Meaning | None) -> str:

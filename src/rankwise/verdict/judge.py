@@ -72,15 +72,8 @@ def judge(case: Case) -> Verdict:
     notes += _describe_what_came_before(case)
     exits = {end.rank: end.code for end in case.ranks}
     logs = {end.rank: end.log for end in case.ranks if end.log}
-    outside = (
-        case.interrupted is not None
-        or case.supervisor_lost
-        or case.left_behind
-        or case.hung
-        or case.store_code is not None
-        or bool(case.lost_nodes)
-        or bool(case.given_up)
-        or bool(case.elsewhere)
+    outside = (case.interrupted, case.store_code) != (None, None) or any(
+        (case.supervisor_lost, case.left_behind, case.hung, case.lost_nodes, case.given_up, case.elsewhere)
     )
     if not outside and all(end.code == 0 for end in case.ranks):
         verdict = judge_silent(case) or Verdict(kind="ok", message="all ranks finished")
@@ -190,8 +183,7 @@ def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, th
 def _judge_lost_nodes(case: Case) -> _Cause:
     if case.given_up:
         return _Cause(message=f"the other nodes continue without this one: {case.given_up}")  # fmt: skip
-    message = "; ".join(one.describe() for one in case.lost_nodes)
-    return _Cause(message=message, fix=_LOST_NODE)
+    return _Cause(message="; ".join(one.describe() for one in case.lost_nodes), fix=_LOST_NODE)
 
 
 def _failed_on_notice(case: Case) -> bool:

@@ -378,19 +378,6 @@ class RingReader:
         places = [_RECORDS_AT + slot * RECORD_BYTES for _, slot in whole]
         return [self._raw[at : at + RECORD_BYTES] for at in places]
 
-    def read_records(self) -> list[Record]:
-        """Return the records that are whole, oldest first."""
-        texts = self.read_texts()
-        found = []
-        for raw in self.read_raw_records():
-            try:
-                record = Record(raw, texts)
-            except ValueError:
-                continue  # its middle was being written
-            if record.state != REFUSED:
-                found.append(record)
-        return found
-
     def read_report(self, area: str) -> tuple[int, bytes, float] | None:
         """Return the newest whole report of a kind: its turn, what it says, and of when it is. None if there is none."""
         start, size, _ = _AREAS[area]

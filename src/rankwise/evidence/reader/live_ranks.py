@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import UsageError
 from rankwise.base.osdoor import SUPERVISOR_NAME
-from rankwise.evidence.in_rank.ring import SIZE_BYTES, RingReader
+from rankwise.evidence.in_rank.ring import SIZE_BYTES
 from rankwise.evidence.reader import pyspy
 from rankwise.evidence.reader.kernel_wait import find_wait
 from rankwise.evidence.reader.loader_workers import with_places
-from rankwise.evidence.reader.merge_records import merge
+from rankwise.evidence.reader.merge_records import Merger
 from rankwise.evidence.reader.offline_layout import FILES
 from rankwise.evidence.reader.process_state import (
     BETWEEN_LOOKS_S,
@@ -269,10 +269,9 @@ def _read_evidence(pid: int) -> Evidence | None:
         for link in Path(f"/proc/{pid}/fd").iterdir():
             if os.readlink(link).startswith(FILES):  # noqa: PTH115 - readlink of pathlib would make it a path
                 with link.open("rb") as file:
-                    reading = RingReader(file.read(SIZE_BYTES))
-                return merge(reading) if reading.is_begun else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+                    return Merger().read(file.read(SIZE_BYTES))
+    except OSError:
+        pass  # it has ended, or is another user's
     return None
 
 

@@ -32,11 +32,6 @@ NAMES = {
 }
 
 
-def merge(reading: ring.RingReader) -> Evidence:
-    """Return what a rank's memory file tells."""
-    return Merger().merge(reading)
-
-
 @final
 class Merger:
     """Reads the memory file of one rank again and again: what has not changed since the last time is not made anew."""
@@ -50,6 +45,14 @@ class Merger:
         self._joined: dict[tuple[int, int], tuple[Op, Op, Op]] = {}
         self._flight: tuple[tuple[Any, ...], list[Op], tuple[str, ...]] = ((), [], ())
         self._answer: tuple[tuple[Any, ...], dict[str, Stack], dict[str, FaultRecord] | None] = ((), {}, None)
+
+    def read(self, raw: bytes) -> Evidence | None:
+        """Return what a rank's memory file tells; None if that is nothing, or the script has written into the file, so that it is worth nothing."""
+        reading = ring.RingReader(raw)
+        try:
+            return self.merge(reading) if reading.is_begun else None
+        except (ValueError, LookupError, TypeError):
+            return None
 
     def merge(self, reading: ring.RingReader) -> Evidence:
         """Return what a rank's memory file tells."""

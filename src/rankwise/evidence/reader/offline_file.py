@@ -16,7 +16,7 @@ from rankwise.base.faults import FaultRecord
 from rankwise.base.files import read_regular, write_atomic
 from rankwise.evidence.in_rank import ring
 from rankwise.evidence.reader import offline_layout
-from rankwise.evidence.reader.merge_records import merge
+from rankwise.evidence.reader.merge_records import Merger
 from rankwise.evidence.reader.notes import parse_notes, split_crash
 from rankwise.evidence.reader.size_limits import inflate
 
@@ -115,12 +115,7 @@ def fill(file: OfflineFile) -> None:
             raw = inflate(file.copy, ring.SIZE_BYTES)
         except ValueError as error:
             raise UsageError(f"{file.path} can't be read: {error}") from error
-    reading = ring.RingReader(raw or b"")
-    if reading.is_begun:
-        try:
-            file.evidence = merge(reading)
-        except (ValueError, KeyError, TypeError):
-            file.evidence = None  # the script has written into it
+    file.evidence = Merger().read(raw or b"")
     front = str(file.path)[: -len(_ENDING)]
     file.fault, file.finished_s = parse_notes(_read_text(Path(f"{front}.notes.jsonl")))
     if file.fault is None and file.finished_s is None and (raised := file.head.get("error")):

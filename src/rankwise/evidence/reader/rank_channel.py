@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.osdoor import IS_LINUX, count_allowed_files, make_memory_file
-from rankwise.evidence.in_rank.ring import HEADER_BYTES, SIZE_BYTES, RingReader, read_asked, read_mark
+from rankwise.evidence.in_rank.ring import HEADER_BYTES, SIZE_BYTES, read_asked, read_mark
 from rankwise.evidence.reader.merge_records import Merger
 
 if TYPE_CHECKING:
@@ -100,14 +100,8 @@ class RankChannel:
         mark = self.mark
         if self._last is not None and self._last[0] == mark:
             return self._last[1]
-        reading = RingReader(self._read(SIZE_BYTES))
-        if not reading.is_begun:
-            return None
-        try:
-            evidence = self._merger.merge(reading)
-        except (ValueError, KeyError, TypeError):
-            return None  # the script has written into the file: what it says is worth nothing
-        self._last = (mark, evidence)
+        if (evidence := self._merger.read(self._read(SIZE_BYTES))) is not None:
+            self._last = (mark, evidence)
         return evidence
 
     def tell_passed(self, num_marks: int) -> None:
