@@ -80,12 +80,12 @@ def look(name: str, arguments: list[str]) -> Told:
     )
 
 
-def print_packages(told: list[Told]) -> None:
+def print_packages(reported: list[Told]) -> None:
     """One line for each package."""
     print(
         f"{'package':28} {'files':>6} {'lines':>9} {'seconds':>8} {'error':>6} {'warning':>8} {'hint':>5}  exit"
     )
-    for one in told:
+    for one in reported:
         counts = Counter(finding["severity"] for finding in one.findings)
         numbers = f"{counts['error']:6} {counts['warning']:8} {counts['hint']:5}"
         print(
@@ -93,9 +93,9 @@ def print_packages(told: list[Told]) -> None:
         )
 
 
-def print_rules(told: list[Told]) -> None:
+def print_rules(reported: list[Told]) -> None:
     """One line for each rule that has said something."""
-    rules = Counter((finding["rule"], finding["severity"]) for one in told for finding in one.findings)
+    rules = Counter((finding["rule"], finding["severity"]) for one in reported for finding in one.findings)
     print(f"\n{'rule':8} {'error':>6} {'warning':>8} {'hint':>5}")
     for rule in sorted({rule for rule, _ in rules}):
         error, warning, hint = (rules[rule, severity] for severity in SEVERITIES)
@@ -122,16 +122,16 @@ def main() -> int:
     ]
     if options.select:
         arguments += ["--select", options.select]
-    told = [look(name, arguments) for name in options.packages]
-    print_packages(told)
-    print_rules(told)
+    reported = [look(name, arguments) for name in options.packages]
+    print_packages(reported)
+    print_rules(reported)
     if options.list:
         print()
         for finding in (
-            finding for one in told for finding in one.findings if finding["severity"] == "error"
+            finding for one in reported for finding in one.findings if finding["severity"] == "error"
         ):
             print(f"{finding['path']}:{finding['line']}: {finding['rule']}: {finding['message']}")
-    return 0 if all(one.exit_code in OK_EXITS for one in told) else 1
+    return 0 if all(one.exit_code in OK_EXITS for one in reported) else 1
 
 
 if __name__ == "__main__":

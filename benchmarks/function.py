@@ -102,8 +102,8 @@ def main() -> None:
             for number in range(args.rounds):
                 ours.append(time_calls("rankwise", num_ranks, script))
                 theirs.append(time_calls("spawn", num_ranks, script))
-                told = f"{num_ranks} ranks, round {number + 1} of {args.rounds}"
-                print(f"{told}: {ours[-1]} {theirs[-1]}", file=sys.stderr, flush=True)
+                reported = f"{num_ranks} ranks, round {number + 1} of {args.rounds}"
+                print(f"{reported}: {ours[-1]} {theirs[-1]}", file=sys.stderr, flush=True)
             star = " *" if num_ranks > count_cores() else ""
             rows.append(
                 (f"first call, {num_ranks} ranks{star}", [t[0] for t in ours], [t[0] for t in theirs])

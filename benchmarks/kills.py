@@ -82,7 +82,7 @@ def fork(body: Callable[[], object]) -> int:
         os._exit(code)
 
 
-def save_on(folder: Path, way: Way, rank: int, first: int, told_fd: int, meeting: Path) -> None:
+def save_on(folder: Path, way: Way, rank: int, first: int, reported_fd: int, meeting: Path) -> None:
     """Save step after step until somebody kills us, and tell each that is committed."""
     if way.num_ranks > 1:
         store = dist.FileStore(str(meeting), way.num_ranks)
@@ -95,7 +95,7 @@ def save_on(folder: Path, way: Way, rank: int, first: int, told_fd: int, meeting
                 tensor.zero_()  # training goes on, and must not be seen in what is saved
         going.wait()
         if rank == 0:
-            os.write(told_fd, struct.pack("<q", step))
+            os.write(reported_fd, struct.pack("<q", step))
 
 
 def kill_once(folder: Path, way: Way, first: int, chance: random.Random) -> tuple[int, str | None]:
@@ -114,8 +114,8 @@ def kill_once(folder: Path, way: Way, first: int, chance: random.Random) -> tupl
             time.sleep(chance.uniform(0, 0.01))  # the other goes on alone for a moment
         os.kill(pid, signal.SIGKILL)
     statuses = [os.waitpid(pid, 0)[1] for pid in pids]
-    with os.fdopen(read_fd, "rb") as told:
-        data = told.read()
+    with os.fdopen(read_fd, "rb") as reported:
+        data = reported.read()
     last = struct.unpack_from("<q", data, len(data) - 8)[0] if data else 0
     # The second of two may have noticed the death of the first, and raised.
     problem = "the child had ended by itself" if os.WIFEXITED(statuses[0]) else None

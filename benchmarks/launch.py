@@ -226,11 +226,11 @@ def measure(case: Case, num_rounds: int) -> list[Series]:
             time_job(case, series)
             if number < MEMORY_ROUNDS:
                 weigh_job(case, series)
-        told = ", ".join(
+        reported = ", ".join(
             f"{one.launcher.name} {one.reduced_s[-1] if one.reduced_s else float('nan'):.2f} s"
             for one in found
         )
-        print(f"{case.title}, round {number + 1} of {num_rounds}: {told}", file=sys.stderr, flush=True)
+        print(f"{case.title}, round {number + 1} of {num_rounds}: {reported}", file=sys.stderr, flush=True)
     return found
 
 

@@ -317,11 +317,11 @@ def soak(minutes: float) -> str:
         (job.folder / "enough").touch()
         codes = [launcher.wait(60) for launcher in job.launchers]
         groups = {line.split()[1] for path in job.folder.glob("steps*.groups") for line in path.read_text().splitlines()}  # fmt: skip
-        said = [
+        printed = [
             line for node in range(NUM_NODES) for line in job.read(node).splitlines() if " is lost" in line
         ]
-        if any(codes) or said or len(groups) != 1:
-            return f"exit codes {codes}, {len(groups)} groups, {said}"
+        if any(codes) or printed or len(groups) != 1:
+            return f"exit codes {codes}, {len(groups)} groups, {printed}"
         return ""
 
 

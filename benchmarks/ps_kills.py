@@ -130,7 +130,7 @@ def run_job(mode: str, num_faults: int, seed: int) -> bool:
             results, default=(0.0, 0.0, 0.0)
         )  # of the worker that has ended last
         num = int(counted if mode == "async" else applied)
-        told = (folder / "log").read_text(errors="replace")
+        reported = (folder / "log").read_text(errors="replace")
         is_right = (
             code == 0
             and not left
@@ -140,13 +140,13 @@ def run_job(mode: str, num_faults: int, seed: int) -> bool:
         )
         faults = ", ".join(f"{number} {what}" for what, number in sorted(done.items()))
         print(
-            f"{mode:<5} seed {seed}: {faults}; {told.count('it is restarted alone')} lone restarts; gradients applied {num}, "
+            f"{mode:<5} seed {seed}: {faults}; {reported.count('it is restarted alone')} lone restarts; gradients applied {num}, "
             f"sent {taken} to {begun}; accuracy {accuracy:.4f}; exit code {code}; {len(left)} processes left; "
             f"{time.monotonic() - start_s:.0f} s: {'as it should' if is_right else 'WRONG'}",
             flush=True,
         )
         if not is_right:
-            print(told[-6000:])
+            print(reported[-6000:])
         return is_right
 
 

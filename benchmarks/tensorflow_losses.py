@@ -100,11 +100,11 @@ def run_theirs(python: str) -> dict[str, Any]:
     """Train by TensorFlow; return its version and the losses."""
     dataset, model = make_problem()
     weights = [one.detach().T.tolist() if one.dim() == 2 else one.tolist() for one in model.parameters()]
-    told = {"x": dataset.tensors[0].tolist(), "y": dataset.tensors[1].tolist(), "weights": weights, "batch": BATCH, "epochs": EPOCHS,
+    reported = {"x": dataset.tensors[0].tolist(), "y": dataset.tensors[1].tolist(), "weights": weights, "batch": BATCH, "epochs": EPOCHS,
             "lr": LR, "momentum": MOMENTUM}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         problem = Path(folder) / "problem.json"
-        problem.write_text(json.dumps(told))
+        problem.write_text(json.dumps(reported))
         done = subprocess.run(
             [python, "-c", textwrap.dedent(_THEIRS), str(problem)],
             capture_output=True,

@@ -181,14 +181,14 @@ def main() -> None:
     print(f"{'':20}{'rankwise':>10}{'worst':>9}  aim <= {AIM_S:.0f} s   torchrun")
     for name in args.only:
         ours = [measure(RANKWISE, SCRIPTS[name], args.limit)[0] for _ in range(args.rounds)]
-        theirs, said = measure(TORCHRUN, SCRIPTS[name], args.limit)
+        theirs, printed = measure(TORCHRUN, SCRIPTS[name], args.limit)
         seen = [one for one in ours if one is not None]
         median = (
             f"{statistics.median(seen):8.2f} s{max(seen):7.2f} s"
             if len(seen) == len(ours)
             else f"seen in {len(seen)} of {len(ours)}"
         )
-        waited = f"silent for {args.limit:.0f} s" if theirs is None else f"{theirs:.2f} s: {said}"
+        waited = f"silent for {args.limit:.0f} s" if theirs is None else f"{theirs:.2f} s: {printed}"
         print(f"{name:20}{median:>19}               {waited}", flush=True)
     print_judging(SIZES)
 

@@ -141,14 +141,14 @@ def measure(job: str, rounds: int, path: Path) -> None:
         found.append([each / 2 / steps for each in (wall[on], wall[off], cpu[on], cpu[off])])
     share = (time.clock_gettime(clock) - begin_thread_s) / (time.perf_counter() - begin_s)
     spent_s, on_s = digests.spent_s if digests else 0.0, (time.perf_counter() - start_s) / 2
-    told = {
+    reported = {
         "rounds": found,
         "thread": share,
         "bytes": count_bytes(),
         "digests": spent_s / on_s,
         "digests_s": spent_s,
     }
-    path.with_name(f"{path.name}.{dist.get_rank()}").write_text(json.dumps(told))
+    path.with_name(f"{path.name}.{dist.get_rank()}").write_text(json.dumps(reported))
     recording.switch(is_on=True)
     dist.destroy_process_group()
 
@@ -197,11 +197,13 @@ def main() -> None:
                 [*command, "--rounds", str(arguments.rounds), "--only", job, "--in-rank", str(path)],
                 check=True,
             )
-            told = [json.loads(path.with_name(f"told.{rank}").read_text()) for rank in range(arguments.ranks)]
+            reported = [
+                json.loads(path.with_name(f"told.{rank}").read_text()) for rank in range(arguments.ranks)
+            ]
         # The mean of the ranks: they run in step.
         rounds = [
             [statistics.fmean(values) for values in zip(*same, strict=True)]
-            for same in zip(*(each["rounds"] for each in told), strict=True)
+            for same in zip(*(each["rounds"] for each in reported), strict=True)
         ]
         for kind, on, off in (("wall", 0, 1), ("CPU", 2, 3)):
             ratio, low, high = bound_median([each[on] / each[off] for each in rounds])
@@ -211,10 +213,10 @@ def main() -> None:
             print(
                 f"{job:12}{kind:6}{medians[0]:7.0f} us{medians[1]:7.0f} us{more:6.1f} us{ratio:8.4f}  {low:.4f} to {high:.4f}{aim}"
             )
-        share = max(each["thread"] for each in told)
+        share = max(each["thread"] for each in reported)
         print(
-            f"{'':12}thread {share:.3%} of the time; {told[0]['bytes'] >> 10} KiB of records per rank; "
-            f"checksums {max(each['digests'] for each in told):.3%} of the time, {max(each['digests_s'] for each in told) * 1e3:.1f} ms in all",
+            f"{'':12}thread {share:.3%} of the time; {reported[0]['bytes'] >> 10} KiB of records per rank; "
+            f"checksums {max(each['digests'] for each in reported):.3%} of the time, {max(each['digests_s'] for each in reported) * 1e3:.1f} ms in all",
             flush=True,
         )
 

@@ -101,8 +101,8 @@ def main() -> None:
         images_BCHW, labels_B = (torch.stack(part) for part in zip(*held_out, strict=True))
         accuracy = (model(images_BCHW).argmax(1) == labels_B).double().mean().item()
         counted = [shard["applied"] for one in ps.stats() for shard in one["shards"].values()]
-        told = f"{model.num_applied.item()} {max(counted)} {accuracy}"
-        Path(f"result-{ctx.rank}").write_text(told, encoding="ascii")
+        reported = f"{model.num_applied.item()} {max(counted)} {accuracy}"
+        Path(f"result-{ctx.rank}").write_text(reported, encoding="ascii")
     ctx.close()
 
 

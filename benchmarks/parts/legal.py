@@ -152,13 +152,13 @@ def collect_objects(stage: Stage) -> None:
     stage.dawdle()
     dist.all_gather_object(found, mine)
     dist.gather_object(mine, found if stage.rank == 0 else None, dst=0)
-    told = [mine if stage.rank == 0 else None]
+    reported = [mine if stage.rank == 0 else None]
     stage.dawdle()
-    dist.broadcast_object_list(told, src=0)
+    dist.broadcast_object_list(reported, src=0)
     got = [None]
     dist.scatter_object_list(got, list(range(stage.size)) if stage.rank == 0 else None, src=0)
-    if got != [stage.rank] or told != [{**mine, **(told[0] or {})}]:
-        raise SystemExit(f"rank {stage.rank} got {got}, {told}")
+    if got != [stage.rank] or reported != [{**mine, **(reported[0] or {})}]:
+        raise SystemExit(f"rank {stage.rank} got {got}, {reported}")
 
 
 def wait_late(stage: Stage) -> None:

@@ -102,11 +102,11 @@ def test_flux_and_pals() -> None:
 def test_each_value_says_where_it_came_from() -> None:
     """The variable, or what it was derived from; what is not known has no source. Two that say the same are equal."""
     it = read(_STEP_OF_PROXIES)
-    assert it.told["rank"] == "SLURM_PROCID=0"
-    assert it.told["master_addr"] == "first host of SLURM_STEP_NODELIST=node[01-02]"
-    assert it.told["master_port"] == "derived from SLURM_JOB_ID.SLURM_STEP_ID=9.0"
-    assert "master_addr" not in read(_HYDRA).told
-    assert read({**_STEP_OF_PROXIES, "MASTER_PORT": "29500"}).told["master_port"] == "MASTER_PORT=29500"
+    assert it.origins["rank"] == "SLURM_PROCID=0"
+    assert it.origins["master_addr"] == "first host of SLURM_STEP_NODELIST=node[01-02]"
+    assert it.origins["master_port"] == "derived from SLURM_JOB_ID.SLURM_STEP_ID=9.0"
+    assert "master_addr" not in read(_HYDRA).origins
+    assert read({**_STEP_OF_PROXIES, "MASTER_PORT": "29500"}).origins["master_port"] == "MASTER_PORT=29500"
     assert read({"WORLD_SIZE": "1"}) == read({"WORLD_SIZE": "1", "RANK": "0"})
 
 

@@ -61,7 +61,7 @@ class FakeHelper:
         """Return what it has told unasked."""
         return self._news.get(name)
 
-    def take_said(self) -> list[str]:
+    def take_messages(self) -> list[str]:
         """Say nothing."""
         return []
 

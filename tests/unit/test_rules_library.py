@@ -61,9 +61,10 @@ _OTHER_WAITS = {
     ): "in a thread of its own, for other workers' gradients, with a bound",
     ("runtime/child_shield.py", "_wrap_wait wait_or_kill"): "for a child",
     ("runtime/connecting.py", "_abandon find_gone give_up"): "single words to the store, for seconds",
+    ("runtime/context.py", "_leave"): "who leaves waits for seconds",
     (
-        "runtime/context.py",
-        "_finish_background _leave _say_farewell _wait_until_connected",
+        "runtime/leaving.py",
+        "finish_background leave_store wait_until_connected",
     ): "who leaves waits for seconds",
     ("runtime/control.py", "_leave_word _name_missing"): "single words to the store, for seconds",
     ("runtime/serialization.py", "gather_into_parts send_and_receive"): "a Work: recorded",

@@ -113,9 +113,9 @@ class Parser(argparse.ArgumentParser):
             message, hint = f"{kind}: {several[1]}", f"did you mean {' or '.join(meant)}?"
         if unknown := _UNKNOWN.search(message):
             hint = self._guess(unknown[1].replace("_", "-")) or hint
-        for argument, (said, what_to_do) in self._missing.items():
+        for argument, (problem, what_to_do) in self._missing.items():
             if f"required: {argument}" in message:
-                message, hint = said, what_to_do
+                message, hint = problem, what_to_do
         raise UsageError(reword(message), hint=hint)
 
     def _guess(self, wrong: str) -> str | None:

@@ -44,12 +44,12 @@ def read_tf_config(env: Mapping[str, str]) -> Identity | None:
     port = addresses[0].rpartition(":")[2]
     order = list(dict.fromkeys(hosts))
     it = Traces(env)
-    task_said, cluster_said = (
+    task_value, cluster_value = (
         f"TF_CONFIG's task {kind} {index}",
         f"{len(addresses)} entries in TF_CONFIG's cluster",
     )
-    it.told = {"rank": task_said, "world_size": cluster_said, "local_rank": f"{task_said}, among those of its host", "local_world_size": "entries of its host in TF_CONFIG's cluster",
-               "node_rank": f"{task_said}, by its host", "num_nodes": "hosts in TF_CONFIG's cluster"}  # fmt: skip
+    it.origins = {"rank": task_value, "world_size": cluster_value, "local_rank": f"{task_value}, among those of its host", "local_world_size": "entries of its host in TF_CONFIG's cluster",
+               "node_rank": f"{task_value}, by its host", "num_nodes": "hosts in TF_CONFIG's cluster"}  # fmt: skip
     found = it.port()
     if found is None:
         job = "ps" if servers else "chief" if chiefs else "worker"
@@ -59,7 +59,7 @@ def read_tf_config(env: Mapping[str, str]) -> Identity | None:
         rank=rank, world_size=len(addresses), local_rank=hosts[:rank].count(hosts[rank]), local_world_size=hosts.count(hosts[rank]),
         node_rank=order.index(hosts[rank]), num_nodes=len(order),
         master_addr=it.addr(hosts[0], "first entry of TF_CONFIG's cluster"), master_port=found,
-        source="TF_CONFIG", names=("TF_CONFIG task index", "TF_CONFIG cluster size"), told=it.told, role=kind if servers else None,
+        source="TF_CONFIG", names=("TF_CONFIG task index", "TF_CONFIG cluster size"), origins=it.origins, role=kind if servers else None,
     )  # fmt: skip
 
 
@@ -95,14 +95,14 @@ def read_sagemaker(env: Mapping[str, str]) -> Identity | None:
                          hint=f"unset SM_CURRENT_HOST and {name} if they are left over from another job")  # fmt: skip
     it = Traces(env)
     place, count = f"place of SM_CURRENT_HOST={current} in {name}", f"{len(hosts)} hosts in {name}"
-    it.told = {"rank": place, "world_size": f"{count}, one process each", "local_rank": "one process a host", "local_world_size": "one process a host",
+    it.origins = {"rank": place, "world_size": f"{count}, one process each", "local_rank": "one process a host", "local_world_size": "one process a host",
                "node_rank": place, "num_nodes": count}  # fmt: skip
     port = it.port()
     if port is None:
         port = it.derive("master_port", _SAGEMAKER_PORT, "the port of SageMaker's own launchers")
     return Identity(
         rank=hosts.index(current), world_size=len(hosts), local_rank=0, local_world_size=1, node_rank=hosts.index(current), num_nodes=len(hosts),
-        master_addr=it.addr(hosts[0], f"first host of {name}"), master_port=port, source="SageMaker", names=("SM_CURRENT_HOST", name), told=it.told,
+        master_addr=it.addr(hosts[0], f"first host of {name}"), master_port=port, source="SageMaker", names=("SM_CURRENT_HOST", name), origins=it.origins,
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def read_kubernetes(env: Mapping[str, str]) -> Identity | None:
         raise UsageError(f"JOB_COMPLETION_INDEX={index} shows that this pod is one of several, but WORLD_SIZE is not set",
                          rank=index, hint="set WORLD_SIZE to the job's completions in the pod's env")  # fmt: skip
     return Identity(rank=index, world_size=world_size, master_addr=it.addr(), master_port=it.port(), source="Kubernetes",
-                    names=("JOB_COMPLETION_INDEX", "WORLD_SIZE"), told=it.told)  # fmt: skip
+                    names=("JOB_COMPLETION_INDEX", "WORLD_SIZE"), origins=it.origins)  # fmt: skip
 
 
 def read_skypilot(env: Mapping[str, str]) -> Identity | None:
@@ -160,11 +160,11 @@ def read_skypilot(env: Mapping[str, str]) -> Identity | None:
         num_nodes = it.derive("num_nodes", len(addresses), f"{len(addresses)} addresses in SKYPILOT_NODE_IPS")
     if rank is None or num_nodes is None or num_nodes < 2:
         return None
-    it.told |= {"world_size": f"{it.told['num_nodes']}, one process each", "local_rank": "one process a node", "local_world_size": "one process a node",
-                "node_rank": it.told["rank"]}  # fmt: skip
+    it.origins |= {"world_size": f"{it.origins['num_nodes']}, one process each", "local_rank": "one process a node", "local_world_size": "one process a node",
+                "node_rank": it.origins["rank"]}  # fmt: skip
     task = env.get("SKYPILOT_TASK_ID", "")
     return Identity(
         rank=rank, world_size=num_nodes, local_rank=0, local_world_size=1, node_rank=rank, num_nodes=num_nodes,
         master_addr=it.addr(next(iter(addresses), None), "first address of SKYPILOT_NODE_IPS"), master_port=it.port(task, "SKYPILOT_TASK_ID"),
-        source="SkyPilot", names=("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"), told=it.told,
+        source="SkyPilot", names=("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"), origins=it.origins,
     )  # fmt: skip

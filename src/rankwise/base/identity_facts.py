@@ -32,7 +32,7 @@ class Identity:
         master_port: Its port.
         source: Who told, in words: "torchrun's variables", "Slurm", …
         names: The variables that told rank and world size.
-        told: How each of the values above is known, by its name here: ``SLURM_PROCID=3``.
+        origins: How each of the values above is known, by its name here: ``SLURM_PROCID=3``.
         role: What it is among servers of parameters and workers; None where there are no such servers.
     """
 
@@ -46,7 +46,7 @@ class Identity:
     master_port: int | None = None
     source: str
     names: tuple[str, str] = ("RANK", "WORLD_SIZE")
-    told: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     role: str | None = None
 
 
@@ -55,12 +55,12 @@ class Traces:
     """Reads the variables of one launcher, and keeps which one told what.
 
     Attributes:
-        told: What ``Identity.told`` is to say.
+        origins: What ``Identity.origins`` is to say.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = env
-        self.told: dict[str, str] = {}
+        self.origins: dict[str, str] = {}
 
     def number(self, what: str, *names: str) -> int | None:
         """Return the first of some variables that is set, as a number; ``what`` is the value's name in Identity."""
@@ -73,16 +73,16 @@ class Traces:
     def derive(self, what: str, value: int | None, how: str) -> int | None:
         """Return a number, and keep how it came about; it may be None."""
         if value is not None:
-            self.told[what] = how
+            self.origins[what] = how
         return value
 
     def addr(self, derived: str | None = None, how: str = "") -> str | None:
         """Return MASTER_ADDR, else the address that the launcher lets us derive."""
         value = self.env.get("MASTER_ADDR")
         if value:
-            self.told["master_addr"] = f"MASTER_ADDR={value}"
+            self.origins["master_addr"] = f"MASTER_ADDR={value}"
         elif derived:
-            self.told["master_addr"] = how
+            self.origins["master_addr"] = how
         return value or derived or None
 
     def port(self, seed: str = "", how: str = "") -> int | None:

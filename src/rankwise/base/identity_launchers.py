@@ -41,7 +41,7 @@ def read_torch(env: Mapping[str, str]) -> Identity | None:
     return Identity(
         rank=rank, world_size=world_size, local_rank=it.number("local_rank", "LOCAL_RANK"), local_world_size=it.number("local_world_size", "LOCAL_WORLD_SIZE"),
         node_rank=it.number("node_rank", "GROUP_RANK"), num_nodes=it.number("num_nodes", "GROUP_WORLD_SIZE"), master_addr=it.addr(), master_port=it.port(),
-        source="torchrun's variables" if "TORCHELASTIC_RUN_ID" in env else "RANK and WORLD_SIZE", told=it.told,
+        source="torchrun's variables" if "TORCHELASTIC_RUN_ID" in env else "RANK and WORLD_SIZE", origins=it.origins,
     )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def read_slurm(env: Mapping[str, str]) -> Identity | None:
         node_rank=node, num_nodes=it.number("num_nodes", "SLURM_STEP_NUM_NODES"),
         master_addr=it.addr(find_first_host(env.get(nodes, "")), f"first host of {nodes}={env.get(nodes, '')}"),
         master_port=it.port(seed, f"SLURM_JOB_ID.SLURM_STEP_ID={seed}"),
-        source="Slurm", names=("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), told=it.told,
+        source="Slurm", names=("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), origins=it.origins,
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def read_open_mpi(env: Mapping[str, str]) -> Identity | None:
         rank=rank, world_size=world_size, local_rank=it.number("local_rank", "OMPI_COMM_WORLD_LOCAL_RANK"), local_world_size=local_size,
         master_addr=_addr_on_one_host(it, local_size, world_size),
         master_port=it.port(env.get(name, ""), f"{name}={env.get(name, '')}"),
-        source="Open MPI", names=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), told=it.told,
+        source="Open MPI", names=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), origins=it.origins,
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def _read_pmi(env: Mapping[str, str]) -> Identity | None:
     return Identity(
         rank=rank, world_size=world_size, local_rank=it.number("local_rank", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"), local_world_size=local_size,
         node_rank=it.number("node_rank", "PALS_NODEID"), master_addr=_addr_on_one_host(it, local_size, world_size), master_port=it.port(seed, how),
-        source="Intel MPI" if any(name.startswith("I_MPI_") for name in env) else kind, names=("PMI_RANK", "PMI_SIZE"), told=it.told,
+        source="Intel MPI" if any(name.startswith("I_MPI_") for name in env) else kind, names=("PMI_RANK", "PMI_SIZE"), origins=it.origins,
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def read_mvapich(env: Mapping[str, str]) -> Identity | None:
     return Identity(
         rank=rank, world_size=world_size, local_rank=it.number("local_rank", "MV2_COMM_WORLD_LOCAL_RANK"), local_world_size=local_size,
         num_nodes=it.number("num_nodes", "MV2_NUM_NODES_IN_JOB"), master_addr=_addr_on_one_host(it, local_size, world_size), master_port=it.port(seed, how),
-        source="MVAPICH2", names=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"), told=it.told,
+        source="MVAPICH2", names=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"), origins=it.origins,
     )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def read_flux(env: Mapping[str, str]) -> Identity | None:
     return Identity(
         rank=rank, world_size=world_size, local_rank=it.number("local_rank", "FLUX_TASK_LOCAL_ID"), local_world_size=local_size, num_nodes=nodes,
         master_addr=_addr_on_one_host(it, local_size, world_size), master_port=it.port(job, f"FLUX_JOB_ID={job}"),
-        source="Flux", names=("FLUX_TASK_RANK", "FLUX_JOB_SIZE"), told=it.told,
+        source="Flux", names=("FLUX_TASK_RANK", "FLUX_JOB_SIZE"), origins=it.origins,
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ class Request:
     """What a rank was asked to save.
 
     Attributes:
-        told: Where checkpoints are, as the caller said it.
+        shown_folder: Where checkpoints are, as the caller said it.
         folder: The same, from the root.
         place: Where this one goes: there, or into the host's memory.
         state: The parts by name.
@@ -254,18 +254,18 @@ def find_place(folder: Path, ranks: Ranks, *, in_memory: bool) -> tuple[Path, Ra
 
 def _take_patiently(folder: Path) -> None:
     """Take a folder's lock; a file server keeps that of a host which has crashed for as long as its lease lasts."""
-    end_s, is_told = SYSTEM_CLOCK.monotonic() + _LEASE_S, False
+    end_s, is_reported = SYSTEM_CLOCK.monotonic() + _LEASE_S, False
     while True:
         try:
             lock.take(folder)
         except CheckpointError as error:
             if lock.is_held_here(folder) or SYSTEM_CLOCK.monotonic() > end_s:
                 raise
-            if not is_told:
+            if not is_reported:
                 warn(
                     f"{error.message}; waiting for {_LEASE_S:.0f} s, as a crashed host's lock is kept for some time"
                 )
-            is_told = True
+            is_reported = True
             SYSTEM_CLOCK.sleep(1.0)
         else:
             return

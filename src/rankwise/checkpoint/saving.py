@@ -60,7 +60,7 @@ class Saving:
     _path: Path | None = field(default=None, repr=False)
     _error: BaseException | None = field(default=None, repr=False)
     _done: threading.Event = field(default_factory=threading.Event, repr=False)
-    _is_told: bool = field(default=False, repr=False)
+    _is_reported: bool = field(default=False, repr=False)
     _vote: StopVote = field(default_factory=StopVote, repr=False)
 
     @property
@@ -82,7 +82,7 @@ class Saving:
         """
         if not self._done.wait(timeout_s):
             raise CheckpointError(f"step {self.step} is not saved after {timeout_s:g} s", hint="wait longer, or check the disk")  # fmt: skip
-        self._is_told = True
+        self._is_reported = True
         if self._error is not None:
             raise self._error
         assert self._path is not None  # noqa: S101 - done without an error
@@ -159,7 +159,7 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
         Path(folder).absolute(),
     )  # a thread must not follow a script that moves elsewhere
     slot = _slots.setdefault(folder.resolve(), _Slot())
-    if slot.last is not None and not slot.last._is_told:
+    if slot.last is not None and not slot.last._is_reported:
         slot.last.wait()
     if rng and RNG not in state:
         state = {**state, RNG: PerRank(RandomStates(), at_other_size="keep")}
@@ -217,7 +217,7 @@ def _run(saving: Saving, order: Order) -> None:
     except BaseException:
         # Ctrl-C in the foreground: the caller hears of it now, and the next save must not tell it again.
         saving._error = CheckpointError(f"step {saving.step} was not saved: it was interrupted")
-        saving._is_told = True
+        saving._is_reported = True
         raise
     finally:
         saving._done.set()
@@ -257,7 +257,7 @@ def check() -> None:
     """
     for slot in _slots.values():
         saving = slot.last
-        if saving is None or saving._is_told:
+        if saving is None or saving._is_reported:
             continue
         found = saving._vote.begin_call()
         if found is None:
@@ -270,7 +270,7 @@ def check() -> None:
 def finish_saves(folder: Path) -> None:
     """Wait for a save into a folder that is still going on, and raise what went wrong with it."""
     slot = _slots.get(folder.resolve())
-    if slot is not None and slot.last is not None and not slot.last._is_told:
+    if slot is not None and slot.last is not None and not slot.last._is_reported:
         slot.last.wait()
 
 

@@ -381,7 +381,7 @@ class BeatingDisk:
 
     def __init__(self, disk: Disk, store: dist.Store, key: str) -> None:
         self._disk, self._store, self._key = disk, store, key
-        self._num_done, self._told_s = 0, 0.0
+        self._num_done, self._reported_s = 0, 0.0
 
     def __getattr__(self, name: str) -> Any:
         """Return an operation of the disk that tells when it is done."""
@@ -391,8 +391,8 @@ class BeatingDisk:
             done = operation(*args)
             self._num_done += 1
             now_s = SYSTEM_CLOCK.monotonic()
-            if now_s - self._told_s > _BEAT_S:
-                self._told_s = now_s
+            if now_s - self._reported_s > _BEAT_S:
+                self._reported_s = now_s
                 self._store.set(self._key, str(self._num_done))
             return done
 

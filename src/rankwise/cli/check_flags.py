@@ -78,8 +78,8 @@ def find_cache_folder(args: argparse.Namespace, settings: Settings) -> Path | No
     """Where results are kept; None where they are not."""
     if args.no_cache:
         return None
-    told = get("RANKWISE_CACHE_DIR")
-    return args.cache_dir or (Path(told) if told else settings.folder / ".rankwise_cache")
+    chosen = get("RANKWISE_CACHE_DIR")
+    return args.cache_dir or (Path(chosen) if chosen else settings.folder / ".rankwise_cache")
 
 
 def _split(values: Sequence[str]) -> list[str]:

@@ -43,7 +43,7 @@ def show(args: argparse.Namespace, outcome: Outcome, given: Mapping[str, bytes])
     if not (outcome.num_files or outcome.failures):
         print(f"rankwise: no file to check in {' '.join(args.paths) or '.'}", file=sys.stderr)
     texts = {name: data.decode("utf-8", "replace") for name, data in given.items()}
-    told = render(
+    text = render(
         outcome.findings,
         args.format,
         lines_of=lines_reader(texts | _command_text(args.command)),
@@ -53,21 +53,21 @@ def show(args: argparse.Namespace, outcome: Outcome, given: Mapping[str, bytes])
     # Of what was not checked nobody knows whether there are findings.
     is_whole = outcome.num_checked > 0 and not outcome.failures
     if args.format in _FOR_PEOPLE and not outcome.findings and (args.quiet or not is_whole):
-        told = ""
+        text = ""
     if args.statistics:
-        told += _count(outcome.findings) if args.format in _FOR_PEOPLE else ""
-    _put(args, told)
+        text += _count(outcome.findings) if args.format in _FOR_PEOPLE else ""
+    _put(args, text)
     return 0 if args.exit_zero and outcome.exit_code == 1 else outcome.exit_code
 
 
-def _put(args: argparse.Namespace, told: str) -> None:
+def _put(args: argparse.Namespace, text: str) -> None:
     if args.output_file is not None:
         try:
-            write_atomic(args.output_file, told)
+            write_atomic(args.output_file, text)
         except OSError as error:
             raise UsageError(f"--output-file {args.output_file}: {error.strerror}") from None
         return
-    put(told)
+    put(text)
 
 
 def _command_text(command: list[str]) -> dict[str, str]:

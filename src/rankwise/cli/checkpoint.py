@@ -122,11 +122,11 @@ def _find_all(path: Path) -> list[Checkpoint]:
 
 
 def _describe(one: Checkpoint) -> dict[str, Any]:
-    said: dict[str, Any] = {"name": one.path.name, "path": str(one.path), "step": one.step}
+    facts: dict[str, Any] = {"name": one.path.name, "path": str(one.path), "step": one.step}
     if one.manifest is not None:
         m = one.manifest
-        said |= {"serial": m.serial, "size_bytes": m.size, "ranks": m.world_size, "saved_at": m.saved_at, "metrics": dict(m.metrics), "parts": list(m.parts)}  # fmt: skip
-    return said | {"state": "damaged" if one.problem else "complete", "problem": one.problem}
+        facts |= {"serial": m.serial, "size_bytes": m.size, "ranks": m.world_size, "saved_at": m.saved_at, "metrics": dict(m.metrics), "parts": list(m.parts)}  # fmt: skip
+    return facts | {"state": "damaged" if one.problem else "complete", "problem": one.problem}
 
 
 def _format_row(row: dict[str, Any]) -> list[str]:

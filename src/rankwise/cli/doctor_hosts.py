@@ -94,10 +94,10 @@ def say(line: str) -> None:
 
 def read_job(args: argparse.Namespace, plan: Plan | None, env: Mapping[str, str]) -> JobShape:
     """Return the job of the flags, and of the environment where they say nothing."""
-    told = read_own_identity(env)
+    identity = read_own_identity(env)
     host, port = (plan.endpoint_host, plan.endpoint_port) if plan else read_place(_read_requested(args))
     return JobShape(
-        num_ranks=args.nproc_per_node or (told.local_world_size if told else None), num_nodes=(plan.num_hosts or 2) if plan else 1,
+        num_ranks=args.nproc_per_node or (identity.local_world_size if identity else None), num_nodes=(plan.num_hosts or 2) if plan else 1,
         num_workers=args.workers, master_addr=host, master_port=port, is_master=plan.is_coordinator if plan else None,
         checkpoints=args.checkpoints, python=args.python, backend=args.backend, script=args.script, is_launch=args.nproc_per_node is not None,
     )  # fmt: skip
@@ -126,13 +126,13 @@ def tell_unmet(alone: ClusterReport, error: JoinError) -> ClusterReport:
 
     That the master's name has no address is told once: the probe of that address has seen the same.
     """
-    told, card = error.to_reading().of("meeting", alone.hosts[0].name), alone.hosts[0]
+    reading, card = error.to_reading().of("meeting", alone.hosts[0].name), alone.hosts[0]
     others = tuple(
         one
         for one in card.readings
-        if not (one.probe == "master-address" and one.class_id == told.class_id == "I3")
+        if not (one.probe == "master-address" and one.class_id == reading.class_id == "I3")
     )
-    return replace(alone, hosts=(replace(card, readings=others),), readings=(told,))
+    return replace(alone, hosts=(replace(card, readings=others),), readings=(reading,))
 
 
 def limit(args: argparse.Namespace, plan: Plan, probes: Sequence[Probe]) -> Plan:

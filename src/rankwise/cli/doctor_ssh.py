@@ -137,12 +137,12 @@ def _watch(remotes: RemoteHosts, is_over: threading.Event) -> None:
 
 def _set_variables(env: Mapping[str, str]) -> list[str]:
     """Return the words that set there what is set here; what looks like a secret is in no command line."""
-    told = [
+    variables = [
         f"{name}={value}"
         for name, value in sorted(env.items())
         if name.startswith(_TAKEN_ALONG) and mask_value(name, value) == value
     ]
-    return ["env", *told] if told else []
+    return ["env", *variables] if variables else []
 
 
 def build_command(argv: Sequence[str], plan: Plan, number: int) -> list[str]:

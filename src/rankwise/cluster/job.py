@@ -151,9 +151,9 @@ def find_on(file: Mapping[str, Any], flags: Mapping[str, object]) -> str:
     """
     on = flags.get("on") or file.get("on")
     if on not in CLUSTERS:
-        said = "nothing says where the job is to run" if on is None else f"there is no cluster {on!r}"
+        problem = "nothing says where the job is to run" if on is None else f"there is no cluster {on!r}"
         hint = suggest(str(on), CLUSTERS) if on else f"--on {'|'.join(CLUSTERS)}, or `on` in job.toml"
-        raise UsageError(said, hint=hint)
+        raise UsageError(problem, hint=hint)
     return str(on)
 
 

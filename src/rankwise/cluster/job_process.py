@@ -118,7 +118,7 @@ class _Node:
                 os.write(self.process.stdin.fileno(), words)
 
     def close(self) -> None:
-        """Wait for the rest of what it has printed."""
+        """Wait for the rest of what it has request."""
         self._reader.join(timeout=5.0)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None and not (stream is self.process.stdout and self._reader.is_alive()):
@@ -233,8 +233,8 @@ class JobProcess:
         if plan["client"] and os.getppid() != plan["client"] and not self._cancelled:
             self._cancelled = "the command that started it has ended"
         with suppress(OSError):
-            said = (self._folder / CANCEL).read_text(encoding="utf-8")
-            self._cancelled, self._killed = self._cancelled or "cancelled", said == "kill"
+            request = (self._folder / CANCEL).read_text(encoding="utf-8")
+            self._cancelled, self._killed = self._cancelled or "cancelled", request == "kill"
         self._is_late = self._is_late or bool(plan["time_s"] and age_s > plan["time_s"])
 
     def _write_state(self, phase: Phase, code: int | None = None, reason: str = "") -> None:

@@ -90,9 +90,9 @@ def find_state(job: Fields | None, pods: Sequence[Fields], events: Sequence[Fiel
 
 def _find_end(condition: Fields, happened: Sequence[_Cause], starts: int) -> JobState:
     codes = [cause.code for cause in happened if cause.code is not None]
-    said = f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
+    stated = f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
     errors = [cause for cause in happened if cause.is_outside or cause.code != REQUEUE] or list(happened)
-    words = [*_without_repeats(cause.text for cause in errors[:3]), said]
+    words = [*_without_repeats(cause.text for cause in errors[:3]), stated]
     if codes and all(code == REQUEUE for code in codes):
         return JobState(phase="stopped", exit_code=REQUEUE, reason="; ".join(words), starts=starts)
     code = next((code for code in codes if code != REQUEUE), None)

@@ -221,17 +221,17 @@ class Driver:
         begin_s, noticed_s, failed_s = SYSTEM_CLOCK.monotonic(), 0.0, float("inf")
         while live:
             try:
-                index, said = self._news.get(timeout=_LOOK_S)
+                index, event = self._news.get(timeout=_LOOK_S)
             except queue.Empty:
-                index, said = -1, ""
-            if isinstance(said, str):
-                _show(said, names[index] if len(names) > 1 else "")
+                index, event = -1, ""
+            if isinstance(event, str):
+                _show(event, names[index] if len(names) > 1 else "")
             else:
                 live.discard(index)
-                code = said if isinstance(said, int) else None
+                code = event if isinstance(event, int) else None
                 ends.append((names[index], code))
-                if not isinstance(said, int):
-                    causes.append(f"the actor on {names[index]} has died: {first_words(said)}")
+                if not isinstance(event, int):
+                    causes.append(f"the actor on {names[index]} has died: {first_words(event)}")
                     _say(f"rankwise: {causes[-1]}")
                 if code != 0 and len(names) - sum(one != 0 for _, one in ends) < self._spec.min_nodes:
                     failed_s = min(failed_s, SYSTEM_CLOCK.monotonic())

@@ -89,8 +89,8 @@ def state(record: JobRecord) -> JobState:
     lines = str(_ask(lambda: client.get_job_logs(record.id), "read the logs")).splitlines()
     starts = 1 + sum(line.startswith(AGAIN) for line in lines)
     code = info.driver_exit_code if phase == "failed" else 0 if phase == "succeeded" else None
-    said = next((line.removeprefix(OVER) for line in reversed(lines) if line.startswith(OVER)), "")
-    reason = said or (str(info.message or "").partition(", last available logs")[0] if phase == "failed" else "")  # fmt: skip
+    outcome = next((line.removeprefix(OVER) for line in reversed(lines) if line.startswith(OVER)), "")
+    reason = outcome or (str(info.message or "").partition(", last available logs")[0] if phase == "failed" else "")  # fmt: skip
     return JobState(phase="stopped" if code == REQUEUE else phase, exit_code=code, reason=reason, starts=starts)  # fmt: skip
 
 

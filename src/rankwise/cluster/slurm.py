@@ -78,8 +78,8 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
     _check_image(spec)
     path = record.folder / _FILE
     path.write_text(slurm_script.build_script(spec), encoding="utf-8")
-    said = run_tool(["sbatch", "--parsable", str(path)], doing="submit the job", hint=_hint(spec))
-    native = said.strip().splitlines()[-1].partition(";")[0]
+    output = run_tool(["sbatch", "--parsable", str(path)], doing="submit the job", hint=_hint(spec))
+    native = output.strip().splitlines()[-1].partition(";")[0]
     record = replace(record, native_id=native, facts={"log": str(slurm_script.log_path(spec, native))})
     try:
         _refuse_hopeless(native, spec)

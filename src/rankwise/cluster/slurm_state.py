@@ -93,13 +93,13 @@ def find_state(record: JobRecord) -> JobState:
 
 def _ask_controller(native_id: str) -> list[_Part]:
     try:
-        said = run_tool(["scontrol", "--oneliner", "show", "job", native_id], doing=f"ask for job {native_id}")  # fmt: skip
+        output = run_tool(["scontrol", "--oneliner", "show", "job", native_id], doing=f"ask for job {native_id}")  # fmt: skip
     except LaunchError as error:
         if "Invalid job id" in error.message:
             return []  # it is forgotten some minutes after its end
         raise
     found = []
-    for line in said.splitlines():
+    for line in output.splitlines():
         facts = dict(_FIELD.findall(line))
         if "JobState" in facts:
             restarts, phase = int(facts.get("Restarts", 0)), facts["JobState"]
@@ -151,8 +151,8 @@ def _explain(part: _Part, record: JobRecord) -> str:
     text = f"{part.state}{reason}" + (f" on {part.nodes}" if part.nodes not in {"", "(null)"} else "")
     if part.state == "NODE_FAIL":
         text += _ask_nodes(part.nodes)
-    said = [] if part.phase == "cancelled" else find_own_words(Path(record.facts["log"]), part.starts)
-    return f"{text}: {'; '.join(said)}" if said else text
+    words = [] if part.phase == "cancelled" else find_own_words(Path(record.facts["log"]), part.starts)
+    return f"{text}: {'; '.join(words)}" if words else text
 
 
 def find_own_words(log: Path, starts: int = 1) -> Sequence[str]:

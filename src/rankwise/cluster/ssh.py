@@ -78,8 +78,8 @@ def _find_hosts(spec: JobSpec) -> tuple[list[str], list[str]]:
         twice = next(host for host in hosts if hosts.count(host) > 1)
         raise UsageError(f"hosts names {twice} twice", hint="raise ranks_per_node for more ranks on a host")
     if len(hosts) < spec.num_nodes or not hosts:
-        said = f"{spec.num_nodes} nodes are asked for" + (f", {spec.standby} of them to stand by" if spec.standby else "")  # fmt: skip
-        raise UsageError(f"{said}, and hosts names {len(hosts)}", hint="--hosts gpu0,gpu1, or hosts below [ssh] in job.toml")  # fmt: skip
+        wanted = f"{spec.num_nodes} nodes are asked for" + (f", {spec.standby} of them to stand by" if spec.standby else "")  # fmt: skip
+        raise UsageError(f"{wanted}, and hosts names {len(hosts)}", hint="--hosts gpu0,gpu1, or hosts below [ssh] in job.toml")  # fmt: skip
     return hosts[: spec.num_nodes], read_ssh(spec.own.text("ssh", "ssh"))
 
 

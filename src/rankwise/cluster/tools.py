@@ -38,6 +38,6 @@ def run_tool(argv: Sequence[str], *, doing: str, hint: str = "", stdin: str | No
         raise LaunchError(f"can't {doing}: {argv[0]} has not answered within {timeout_s:.0f} s") from error
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        said = "\n  ".join(lines[-_MOST_LINES:]) or "it prints nothing"
-        raise LaunchError(f"can't {doing}: {argv[0]} exits with {done.returncode}:\n  {said}", hint=hint or None)  # fmt: skip
+        output = "\n  ".join(lines[-_MOST_LINES:]) or "it prints nothing"
+        raise LaunchError(f"can't {doing}: {argv[0]} exits with {done.returncode}:\n  {output}", hint=hint or None)  # fmt: skip
     return done.stdout

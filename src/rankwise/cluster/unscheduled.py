@@ -108,8 +108,8 @@ def _wait_started(process: subprocess.Popen[bytes], record: JobRecord) -> None:
     end_s = SYSTEM_CLOCK.monotonic() + _START_S
     while not (record.folder / STATE).exists():
         if process.poll() is not None or SYSTEM_CLOCK.monotonic() > end_s:
-            said = (record.folder / "errors.txt").read_text(encoding="utf-8", errors="replace")
-            raise LaunchError(f"the job could not be started: {said.strip()[-2000:] or 'no answer'}")
+            errors = (record.folder / "errors.txt").read_text(encoding="utf-8", errors="replace")
+            raise LaunchError(f"the job could not be started: {errors.strip()[-2000:] or 'no answer'}")
         SYSTEM_CLOCK.sleep(_LOOK_S / 5)
 
 

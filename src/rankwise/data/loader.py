@@ -124,7 +124,7 @@ class DataLoader:
         ctx = ctx or find_current()
         world_size, rank = (ctx.data_size, ctx.data_rank) if ctx is not None else find_world()
         self.dataset, self._peers = dataset, Peers(ctx, world_size, rank)
-        self._is_told_uneven = False
+        self._is_reported_uneven = False
         self.device = read_device(device) or (ctx.device if ctx is not None else torch.device("cpu"))
         seed = check_number("seed", seed, least=None)
         num_workers = check_number("num_workers", num_workers, least=0)
@@ -187,9 +187,9 @@ class DataLoader:
     def _tell_uneven(self, step: Step) -> None:
         size = self._peers.world_size
         is_even = step.num_samples * size == step.global_samples
-        if is_even or self._peers.rank or self._is_told_uneven or not torch.is_grad_enabled():
+        if is_even or self._peers.rank or self._is_reported_uneven or not torch.is_grad_enabled():
             return
-        self._is_told_uneven = True
+        self._is_reported_uneven = True
         warnings.warn(
             f"step {step.index} of this epoch has {step.global_samples} samples, of which rank 0 holds {step.num_samples}, and not each rank as many: if "
             "the loss is a mean over the batch, DDP's average of it is not the mean over all samples there. loader.steps() with rankwise.accumulate "

@@ -325,10 +325,10 @@ def _note_reached(connection: _Connection) -> None:
 
 def try_to_reach(host: str, port: int, name: str = "") -> str:
     """Return "open" if a launcher answers there, the one of that name, "refused" if the host says that nothing listens or another answers, else "silent"."""
-    said = _connect_soon(host, port, greets=True)
-    if said is None:
+    greeting = _connect_soon(host, port, greets=True)
+    if greeting is None:
         return "silent"
-    return "open" if said and name.encode() in said else "refused"
+    return "open" if greeting and name.encode() in greeting else "refused"
 
 
 def does_host_answer(host: str, port: int) -> bool:
@@ -383,8 +383,8 @@ def _race(addresses: Sequence[Any], selector: selectors.BaseSelector, *, greets:
             with contextlib.suppress(
                 OSError
             ):  # a process that was killed loses its sockets one after the other
-                if said := connection.recv(_LONGEST_GREETING):
-                    return bytes(said)
+                if greeting := connection.recv(_LONGEST_GREETING):
+                    return bytes(greeting)
             num_open -= key.data == "connected"
             selector.unregister(connection)
             connection.close()

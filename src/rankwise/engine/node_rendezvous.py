@@ -104,8 +104,8 @@ def _may_serve(orders: dict[str, Any], host: str) -> bool:
     from torch.distributed.elastic.rendezvous import utils
 
     matches: Any = getattr(utils, "_matches_machine_hostname", None)
-    said = orders["conf"].get("is_host")
-    return bool(matches and matches(host)) if said is None else str(said).lower() in {"1", "true", "t", "yes", "y"}  # fmt: skip
+    choice = orders["conf"].get("is_host")
+    return bool(matches and matches(host)) if choice is None else str(choice).lower() in {"1", "true", "t", "yes", "y"}  # fmt: skip
 
 
 def _try(opening: Callable[[], Any], host: str, port: int) -> Any:

@@ -103,7 +103,7 @@ def _to_timeout(
 
 
 def _to_failure(answer: Answer, verdict: _Verdict, folder: Path, name: str) -> RankwiseError:
-    culprits, found = verdict["culprits"], answer["told"]
+    culprits, found = verdict["culprits"], answer["reported"]
     if not culprits:
         return LaunchError(
             "\n".join(filter(None, [f"{name}: {verdict['message']}", found])), hint=verdict["fix"] or None

@@ -203,7 +203,7 @@ class HangWatch:
         if not is_led:
             self._judge_patience(findings, scene, activities)
         self._is_pending = self._hung_s is not None or any(
-            finding.is_proof and not self._is_said(finding) for finding in findings
+            finding.is_proof and not self._is_reported(finding) for finding in findings
         )
 
     def _judge_patience(
@@ -223,7 +223,7 @@ class HangWatch:
         self, finding: JobFinding, scene: Scene, activities: Mapping[int, RankActivity]
     ) -> None:
         first_s = self._since[finding.key]
-        if self._is_said(finding):
+        if self._is_reported(finding):
             self._say(finding, scene)
             return
         if scene.now_s - first_s < _LOOK_AGAIN_S:
@@ -254,7 +254,7 @@ class HangWatch:
             self.findings = (*self.findings, finding)
         self._events.append(Event(finding=finding, scene=scene, waited_s=self._waited_s(finding, scene)))
 
-    def _is_said(self, finding: JobFinding) -> bool:
+    def _is_reported(self, finding: JobFinding) -> bool:
         return _topic(finding) in self._reported
 
     def _waited_s(self, finding: JobFinding, scene: Scene) -> float:

@@ -119,7 +119,7 @@ class Helper:
         """Return what the helper last told unasked, under ``name``; None if nothing."""
         return self._news.get(name)
 
-    def take_said(self) -> Iterator[str]:
+    def take_messages(self) -> Iterator[str]:
         """Return what it has to say to the user, each line once."""
         while not self._reported.empty():
             yield self._reported.get()

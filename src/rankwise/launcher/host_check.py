@@ -85,7 +85,7 @@ class HostCheck:
             look_after(self._host(is_running=True), class_id=verdict.class_id, reported=text)
         )
         notes = tuple(
-            f"also: {one}" for one in dict.fromkeys((*host_problems, *now)) if not _is_told(one, verdict)
+            f"also: {one}" for one in dict.fromkeys((*host_problems, *now)) if not _is_reported(one, verdict)
         )
         return replace(verdict, notes=(*verdict.notes, *notes))
 
@@ -106,6 +106,6 @@ class HostCheck:
         )  # fmt: skip
 
 
-def _is_told(sentence: str, verdict: Verdict) -> bool:
+def _is_reported(sentence: str, verdict: Verdict) -> bool:
     """Tell whether the verdict's reason says it already: of /dev/shm it knows itself."""
     return "/dev/shm" in verdict.reason and sentence.startswith("/dev/shm")

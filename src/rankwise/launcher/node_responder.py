@@ -51,7 +51,7 @@ class NodeResponder:
         self._question, self._question_s = 0, float("-inf")
         self._is_due = self._is_late = self._is_over = False
         self._raised_s: float | None = None
-        self._heard_s = self._told_s = float("-inf")
+        self._heard_s = self._reported_s = float("-inf")
 
     @property
     def next_in_s(self) -> float:
@@ -99,8 +99,8 @@ class NodeResponder:
         )
         if not is_waiting:
             self._raised_s = None
-        elif self._raised_s is None or now - max(self._told_s, self._heard_s) >= _AGAIN_S:
-            self._raised_s, self._told_s = self._raised_s or now, now
+        elif self._raised_s is None or now - max(self._reported_s, self._heard_s) >= _AGAIN_S:
+            self._raised_s, self._reported_s = self._raised_s or now, now
             self._link.ask(now)
 
     def _answer(self, activities: list[RankActivity], now: float) -> None:

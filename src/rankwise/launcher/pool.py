@@ -96,7 +96,7 @@ class Answer(TypedDict, total=False):
     num_ranks: int
     first: int | None
     verdict: dict[str, object]
-    told: str
+    reported: str
     restarts: int
     lost: bool
     error: str
@@ -217,7 +217,7 @@ class _Pool:
                 publish(job, verdict, attempt=attempt, reason=reason, is_final=False)
                 return
             answer["verdict"], answer["restarts"], answer["first"] = verdict.to_json(), attempt, verdict.first
-            answer["told"] = _tell(verdict, reason)
+            answer["reported"] = _tell(verdict, reason)
             if is_silent(verdict):
                 console.say(render(verdict))  # the values go back all the same
 

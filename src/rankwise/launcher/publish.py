@@ -64,9 +64,12 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
         )
         text = name_roles(text, roles)
         # Of a rank that failed by itself the log tells all.
-        is_told = evidence is not None and (verdict.kind in {"hang", "mismatch"} or verdict.rule is not None)
+        is_reported = evidence is not None and (
+            verdict.kind in {"hang", "mismatch"} or verdict.rule is not None
+        )
         console.say(
-            text + (f"\n  {'evidence':<9}{evidence}" if is_told else ""), apart=job.spec.logs.shares_stdout
+            text + (f"\n  {'evidence':<9}{evidence}" if is_reported else ""),
+            apart=job.spec.logs.shares_stdout,
         )
     elif verdict.notes:
         console.say("\n".join(f"rankwise: {note}" for note in verdict.notes))

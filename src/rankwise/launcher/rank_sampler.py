@@ -116,9 +116,9 @@ class _SampledRank:
 
     def find_stack(self, now: float) -> Stack | None:
         """Return the stack that it has now; None if what was told may be out of date."""
-        stack, told_s = self.newest_stack
-        has_stood = max(self.moved_s, self.busy_s) <= told_s
-        return stack if self.rank.is_alive and (has_stood or now - told_s <= FRESH_S) else None
+        stack, reported_s = self.newest_stack
+        has_stood = max(self.moved_s, self.busy_s) <= reported_s
+        return stack if self.rank.is_alive and (has_stood or now - reported_s <= FRESH_S) else None
 
 
 @final
@@ -342,8 +342,8 @@ class RankSampler:
         # At the very last: a rank whose wait it ends goes on.
         self._signal(self._list_silent(0.0))
         for track in living:
-            stack, told_s = track.newest_stack
-            track.rank.stack = stack if told_s >= begin else None
+            stack, reported_s = track.newest_stack
+            track.rank.stack = stack if reported_s >= begin else None
         return self.take()
 
     def _is_still(self, track: _SampledRank) -> bool:

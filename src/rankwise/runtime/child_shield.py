@@ -139,7 +139,7 @@ _hooked: list[bool] = []
 
 #: Daemons that multiprocessing has forked while the shield was open; and when they were told to end, in monotonic seconds.
 _daemons: WeakSet[Any] = WeakSet()
-_told_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+_asked_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
 
 def _wrap_popen() -> None:
@@ -161,7 +161,7 @@ def _wrap_popen() -> None:
         if _latest and number == signal.SIGTERM and popen.returncode is None:
             _latest[-1].note_end_of(popen.pid)
             if popen in _daemons:
-                _told_s.setdefault(popen, time.monotonic())
+                _asked_s.setdefault(popen, time.monotonic())
         send(popen, number)
 
     kind._launch, kind._send_signal = launch_noted, send_noted
@@ -172,10 +172,10 @@ def _wrap_wait(kind: Any, send: Callable[[Any, int], None]) -> None:
     wait: Callable[[Any, float | None], int | None] = kind.wait
 
     def wait_or_kill(popen: Any, timeout: float | None = None) -> int | None:
-        told_s = _told_s.get(popen)
-        if told_s is None or popen.returncode is not None:
+        asked_s = _asked_s.get(popen)
+        if asked_s is None or popen.returncode is not None:
             return wait(popen, timeout)
-        left_s = max(0.0, told_s + _LAST_GRACE_S - time.monotonic())
+        left_s = max(0.0, asked_s + _LAST_GRACE_S - time.monotonic())
         if timeout is not None and timeout <= left_s:
             return wait(popen, timeout)
         if wait(popen, left_s) is None:

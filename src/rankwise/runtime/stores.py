@@ -223,7 +223,7 @@ def _wait_listening(
     place: Place, addresses: str, rank: int, timeout_s: float, clock: Clock, notice: Callable[[str], None]
 ) -> None:
     """Wait until somebody listens: torch would wait too, but in the end not say for what."""
-    end, is_told = clock.monotonic() + timeout_s, False
+    end, is_reported = clock.monotonic() + timeout_s, False
     who = "the launcher's store" if place.is_served else "rank 0"
     shown = f"{place} ({addresses})" if addresses != place.host else str(place)
     while True:
@@ -236,8 +236,8 @@ def _wait_listening(
         left_s = end - clock.monotonic()
         if left_s <= 0:
             break
-        if not is_told and timeout_s - left_s > _NOTICE_S:
-            is_told = True
+        if not is_reported and timeout_s - left_s > _NOTICE_S:
+            is_reported = True
             notice(f"[rank {rank}] waiting for {who} at {shown}: {reason}; for {left_s:.0f} s more")
         clock.sleep(_POLL_S)
     raise RendezvousError(f"{who} was not found at {shown} within {round(timeout_s, 1):g} s: {reason}", rank=rank,

@@ -211,9 +211,9 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
     is_silent = first.where is None and (first.code or 0) > 0 and not first_line(first)
     last = find_last(case, first.rank) if is_silent else None
     left_at = find_exit_call(case.scene.sources, first.code) if is_silent and case.scene else None
-    said_at = None
+    message_at = None
     if first.where is None and first.code == 1 and case.scene is not None:
-        said_at = find_exit_words(case.scene.sources, first_line(first))
+        message_at = find_exit_words(case.scene.sources, first_line(first))
     if len(alike) == len(case.ranks) and len(alike) > 1:
         who = f"{_name_alike(case, alike)}, rank {first.rank} first"
     return _Cause(
@@ -222,7 +222,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         message=f"{who}: {_describe_end(first)}"
         + (f"; its last collective was {name_op(last)} at {shorten(last.site)}" if last else ""),
         class_id=meaning.class_id if meaning else _class_of_exit(first),
-        where=said_at or left_at or (last.site if last else first.where),
+        where=message_at or left_at or (last.site if last else first.where),
         fix=(_EXPIRED if first.expired else "")
         or find_fix(text_of(first), meaning)
         or (_EXIT_CALL.format(at=shorten(left_at)) if left_at else "")

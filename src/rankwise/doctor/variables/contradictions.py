@@ -83,7 +83,7 @@ def _is_half(env: Mapping[str, str]) -> bool:
 def _check_rank(env: Mapping[str, str]) -> Iterator[Reading]:
     it = try_read(read_identity, env)
     if it is not None and it.rank >= it.world_size:
-        rank, world = it.told.get("rank", ""), it.told.get("world_size", "")
+        rank, world = it.origins.get("rank", ""), it.origins.get("world_size", "")
         yield Reading(
             verdict="fail", what=f"rank {it.rank} of {it.world_size}: {rank}, {world}", class_id="I11",
             why=f"ranks are 0 to {it.world_size - 1}: the store refuses it, or all others wait for a rank that never arrives",
@@ -109,12 +109,10 @@ def _check_against_step(env: Mapping[str, str]) -> Iterator[Reading]:
             local is None and (world < outer.world_size or world % outer.world_size)
         ):
             return
-        what = f"WORLD_SIZE={world}, and {outer.source} has started {outer.world_size} processes ({outer.told['world_size']})"
+        what = f"WORLD_SIZE={world}, and {outer.source} has started {outer.world_size} processes ({outer.origins['world_size']})"
         why = f"all {outer.world_size} have the same WORLD_SIZE: they form other worlds, or wait for ranks that are not started"
     else:
-        what = (
-            f"RANK={rank}, and {outer.source} says rank {outer.rank} ({outer.told['rank']}), of {world} both"
-        )
+        what = f"RANK={rank}, and {outer.source} says rank {outer.rank} ({outer.origins['rank']}), of {world} both"
         why = "a RANK that was exported once is the same in all processes: two claim one rank, and others never arrive"
     is_stale = _is_stale(env)
     yield Reading(
@@ -148,7 +146,7 @@ def _check_leftover_local_rank(env: Mapping[str, str]) -> Iterator[Reading]:
     if outer.local_world_size in {None, 1} or (local == 0 and count_devices(env) == 1):
         return
     yield Reading(
-        verdict="fail" if local == 0 else "warn", what=f"LOCAL_RANK={local}, and {outer.source} says {outer.local_rank} ({outer.told['local_rank']})",
+        verdict="fail" if local == 0 else "warn", what=f"LOCAL_RANK={local}, and {outer.source} says {outer.local_rank} ({outer.origins['local_rank']})",
         why="scripts that choose their GPU by LOCAL_RANK all take the same one", fix="unset LOCAL_RANK  # left over from an export?", class_id="I10",
     )  # fmt: skip
 
@@ -179,7 +177,7 @@ def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
         is_spread = it.local_world_size is not None and it.local_world_size < it.world_size
         if (it.num_nodes or 1) < 2 and not is_spread:
             continue
-        told = it.told
+        told = it.origins
         how = told["num_nodes"] if it.num_nodes else f"{told['local_world_size']} of {told['world_size']}"
         # On the first node it does no harm by itself: the others may be told another address.
         is_first, is_by_hand = is_unspecified(addr) and it.node_rank == 0, it.source == "RANK and WORLD_SIZE"

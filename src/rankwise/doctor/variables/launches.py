@@ -78,7 +78,7 @@ def find_outer(env: Mapping[str, str]) -> Identity | None:
 
 def describe_tasks(outer: Identity) -> str:
     """Return how many tasks there are on this node, as a clause."""
-    return f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.told['local_world_size']})"
+    return f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.origins['local_world_size']})"
 
 
 def _check_tasks(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Reading]:

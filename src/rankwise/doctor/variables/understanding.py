@@ -114,7 +114,7 @@ def _values(it: Identity) -> list[Value]:
         if name == "master_addr" and value:
             value = mask_value("MASTER_ADDR", value)
         return Value(
-            name=name, value=value, how=mask_text(it.told.get(name, "")) if value is not None else ""
+            name=name, value=value, how=mask_text(it.origins.get(name, "")) if value is not None else ""
         )
 
     return [make(name) for name in VALUES]
@@ -123,7 +123,7 @@ def _values(it: Identity) -> list[Value]:
 def _describe(info: Identity | UsageError) -> Source:
     if isinstance(info, UsageError):
         return Source(name="unreadable", says=mask_text(info.message))
-    rank, world = info.told.get("rank", ""), info.told.get("world_size", "")
+    rank, world = info.origins.get("rank", ""), info.origins.get("world_size", "")
     return Source(
         name=info.source, says=mask_text(f"rank {info.rank} of {info.world_size} ({rank}, {world})")
     )

@@ -227,8 +227,10 @@ def find_end(file: OfflineFile) -> float:
     if file.how != "terminated" or not file.asked.strip():
         return heard_s
     # A folder that was copied has younger files: believed only if it fits the rhythm of the copies.
-    told_s = Path(str(file.path)[: -len(_ENDING)] + ".stacks.txt").stat().st_mtime - file.offset_s
-    return told_s if saved_s <= told_s <= saved_s + float(file.head["every_s"]) + SILENT_S else heard_s
+    reported_s = Path(str(file.path)[: -len(_ENDING)] + ".stacks.txt").stat().st_mtime - file.offset_s
+    return (
+        reported_s if saved_s <= reported_s <= saved_s + float(file.head["every_s"]) + SILENT_S else heard_s
+    )
 
 
 def find_code(file: OfflineFile) -> int:

@@ -155,16 +155,16 @@ class SeveralNodes:
 
     def _stand_by(self) -> None:
         """Wait, as long as the job lasts, while all its nodes are there already; for no longer than for others while these meet again."""
-        has_said: list[bool] = []
+        has_printed: list[bool] = []
 
         def say(waited_s: float) -> None:
             spec = self._spec
-            if self._helper.news("standing_by") and not has_said:
-                has_said.append(True)
+            if self._helper.news("standing_by") and not has_printed:
+                has_printed.append(True)
                 self._console.say(
                     f"rankwise: all {spec.max_nodes} places of this job are taken (--nnodes {spec.min_nodes}:{spec.max_nodes}): this node stands by, and replaces one that is lost"
                 )
-            elif not has_said and round(waited_s) in {10, 60, 300}:
+            elif not has_printed and round(waited_s) in {10, 60, 300}:
                 self._console.say(
                     f"rankwise: waiting at {spec.meeting.endpoint}, {waited_s:.0f} s so far: a node was lost, and this one joins when the others have met again"
                 )
@@ -190,7 +190,7 @@ class SeveralNodes:
 
     def nodes_waiting(self) -> int:
         """Return how many nodes wait to join; say what the helper has to say."""
-        self._say_said()
+        self._say_messages()
         if (lost := self._helper.news("lost")) is not None:
             self._helper.forget_news("lost", "waiting")
             self._console.say(f"rankwise: the rendezvous is lost, nodes can't join any more: {lost}")
@@ -300,12 +300,12 @@ class SeveralNodes:
             )
             self._say_causes()
 
-    def _say_said(self) -> None:
-        for text in self._helper.take_said():
+    def _say_messages(self) -> None:
+        for text in self._helper.take_messages():
             self._console.say(f"rankwise: {text}")
 
     def _say_waiting(self, waited_s: float) -> None:
-        self._say_said()
+        self._say_messages()
         spec, starts_in_s = self._spec, self._helper.news("starts_in_s")
         if starts_in_s is not None:  # torch sets this time once there are enough
             if not self._has_told_enough and float(str(starts_in_s)) > _WORTH_A_LINE_S:

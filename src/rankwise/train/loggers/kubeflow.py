@@ -84,13 +84,15 @@ class KubeflowStatus(Logger):
         self._metrics |= {name[:_LONGEST]: f"{value:.6g}" for name, value in metrics.items() if name}
 
     def _pass_on(self, percent: int | None, left_s: float | None) -> None:
-        said: dict[str, Any] = {"lastUpdatedTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        status: dict[str, Any] = {
+            "lastUpdatedTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        }
         if percent is not None:
-            said["progressPercentage"] = percent
+            status["progressPercentage"] = percent
         if left_s is not None and math.isfinite(left_s):
-            said["estimatedRemainingSeconds"] = min(round(left_s), 2**31 - 1)
-        said["metrics"] = [{"name": name, "value": value} for name, value in list(self._metrics.items())[:_MOST_METRICS]]  # fmt: skip
-        self._latest = {"trainerStatus": said}
+            status["estimatedRemainingSeconds"] = min(round(left_s), 2**31 - 1)
+        status["metrics"] = [{"name": name, "value": value} for name, value in list(self._metrics.items())[:_MOST_METRICS]]  # fmt: skip
+        self._latest = {"trainerStatus": status}
         self._news.set()
 
     def _speak(self) -> None:
@@ -98,20 +100,20 @@ class KubeflowStatus(Logger):
             self._news.wait()
             self._news.clear()
             is_last = self._over.is_set()  # asked before: what is said until then is passed on
-            said, self._latest = self._latest, None
-            if said is not None:
-                self._post(said)
+            status, self._latest = self._latest, None
+            if status is not None:
+                self._post(status)
             if is_last:
                 return
             self._over.wait(_EVERY_S)
 
-    def _post(self, said: dict[str, Any]) -> None:
+    def _post(self, status: dict[str, Any]) -> None:
         try:
             token = Path(environ.get(_TOKEN)).read_text(encoding="utf-8").strip()
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             context = ssl.create_default_context(cafile=environ.get(_CERTIFICATE) or None)
             request = Request(
-                environ.get(URL), data=json.dumps(said).encode(), headers=headers, method="POST"
+                environ.get(URL), data=json.dumps(status).encode(), headers=headers, method="POST"
             )
             with urlopen(request, timeout=_TIMEOUT_S, context=context):
                 pass

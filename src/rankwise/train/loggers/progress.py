@@ -57,8 +57,8 @@ class Progress(Logger):
         self._losses: deque[float] = deque(maxlen=_NUM_LOSSES)
         self._loss = 0.0
         self._report_s = 0.0
-        self._untold: Report | None = None
-        self._told_s: float | None = None
+        self._unreported: Report | None = None
+        self._reported_s: float | None = None
 
     def on_start(self, started: Started) -> None:
         """Say what is about to be trained, and show the bar."""
@@ -66,7 +66,7 @@ class Progress(Logger):
         # Standard error is looked up now: it may have been another when this object was made.
         self._outlet = outlet = Outlet(self._stream)
         self._started, self._step = started, started.step
-        self._report = self._untold = self._told_s = None
+        self._report = self._unreported = self._reported_s = None
         self._losses.clear()
         self._start_s = self._clock.monotonic()
         outlet.say(f"rankwise: {describe_start(started)}")
@@ -90,15 +90,15 @@ class Progress(Logger):
         self._step, self._report_s, self._report = report.step, now_s, report
         if self._bar is not None:
             return
-        if self._told_s is None or now_s - self._told_s >= self._every_s:
+        if self._reported_s is None or now_s - self._reported_s >= self._every_s:
             self._tell(report, now_s)
         else:
-            self._untold = report
+            self._unreported = report
 
     def on_evaluation(self, evaluated: Evaluated) -> None:
         """Say what the evaluation has found, and the report before it."""
-        if self._untold is not None:
-            self._tell(self._untold, self._report_s)
+        if self._unreported is not None:
+            self._tell(self._unreported, self._report_s)
         if self._bar is not None:
             self._bar.say(describe_evaluation(evaluated, self._started))
         elif self._outlet is not None:
@@ -108,8 +108,8 @@ class Progress(Logger):
         """Take the bar away, and say how it ended."""
         outlet = self._outlet or Outlet(self._stream)
         self._close()
-        if self._untold is not None:
-            self._tell(self._untold, self._report_s)
+        if self._unreported is not None:
+            self._tell(self._unreported, self._report_s)
         loss = None if self._report is None else self._loss
         outlet.say(f"rankwise: {describe_end(ended, self._started, loss)}")
 
@@ -117,7 +117,7 @@ class Progress(Logger):
         if self._outlet is not None:
             # The report that is told is always the last one that came, so the loss is that of its steps.
             self._outlet.say(describe_report(report, self._started, self._loss))
-        self._told_s, self._untold = now_s, None
+        self._reported_s, self._unreported = now_s, None
 
     def _close(self) -> None:
         if self._bar is not None:
