@@ -2,6 +2,7 @@
 
 What counts is the CPU of the test's own process and of what it has waited for, of the Pythons that `python_forks` has forked for it, and of
 the ranks of `run_ranks`. Ranks that a resident server has forked are not among these: the resident servers' sum stands in a line of its own.
+What daemons, servers that have ended, and ranks of servers that were killed have used is in the sum of the host alone, with all else that ran there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Accounting:
 
     def __init__(self) -> None:
         self._seconds, self._cpu, self._launches = Counter[str](), Counter[str](), Counter[str]()
-        self._num_tests = 0
+        self._num_tests, self._host_s = 0, _measure_host_s()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -82,6 +83,7 @@ class Accounting:
         for name, (seconds, cpu, launches) in sorted(rows.items(), key=lambda row: -row[1][0]):
             terminalreporter.line(f"{name:24} {seconds:8.0f} {cpu:8.0f} {launches:8.0f}")
         terminalreporter.line(f"{'resident servers':24} {'':8} {_measure_residents():8.0f}")
+        terminalreporter.line(f"{'this host':24} {'':8} {_measure_host_s() - self._host_s:8.0f}")
         terminalreporter.line(
             f"for comparison of machines: 20 million additions take {_time_loop():.2f} s here, now"
         )
@@ -101,6 +103,12 @@ def _time_loop() -> float:
     for number in range(20_000_000):
         total += number
     return time.perf_counter() - begin
+
+
+def _measure_host_s() -> float:
+    """Return the CPU seconds that this host has used since it was started."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq) / _TICKS
 
 
 def _measure_residents() -> float:
