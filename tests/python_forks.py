@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 PLAIN = ("torch", "torch.distributed", "torch.distributed.run", "torch.utils.data")
 TRAINING = (*PLAIN, "torch._dynamo", "torch.distributed.tensor")
 #: What `python -m rankwise.run` imports before its ranks run, and when one of them fails.
-LAUNCHING = ("rankwise.cli.main", "rankwise.cli.run", "rankwise.launcher.supervised_workers", "rankwise.launcher.attempts",
-             "rankwise.launcher.entry_check", "rankwise.launcher.host_check", "rankwise.doctor.at_launch", "rankwise.base.identity")  # fmt: skip
+LAUNCHING = ("rankwise.cli.main", "rankwise.cli.run", "rankwise.launcher.supervised_workers", "rankwise.launcher.attempts", "rankwise.launcher.resident",
+             "rankwise.launcher.entry_check", "rankwise.launcher.host_check", "rankwise.doctor.at_launch", "rankwise.doctor.probes.disk_space",
+             "rankwise.doctor.probes.shared_memory", "rankwise.base.identity")  # fmt: skip
+#: What the helper of a launcher with several nodes imports.
+HELPING = ("torch", "torch.distributed.run", "torch.distributed.elastic.rendezvous.dynamic_rendezvous", "torch.distributed.elastic.timer")  # fmt: skip
 #: `torchrun` as a script.
 TORCHRUN_SCRIPT = Path(__file__).with_name("fork_site") / "torchrun.py"
 #: `python -c` as a script: the text is its first argument.
@@ -202,14 +205,17 @@ def _start(
     from support import make_env
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    helpers = _start(HELPING) if modules == LAUNCHING else None
+    helpers_fd = None if helpers is None else helpers.fileno()
     env = make_env({
         "PYTHONPATH": str(Path(__file__).with_name("fork_site")),
-        "TESTS_FORKS": json.dumps({"fd": theirs.fileno(), "modules": modules}),
+        "TESTS_FORKS": json.dumps({"fd": theirs.fileno(), "modules": modules, "helpers_fd": helpers_fd}),
         "OMP_NUM_THREADS": None if by_hand else "1",
+        **({"TORCH_CPP_LOG_LEVEL": "FATAL"} if modules == HELPING else {}),  # read at the import; the helper sets it
     })  # fmt: skip
     command = [sys.executable, *(["-m"] if is_module else [] if by_hand else ["-u"]), NAME]
     with theirs:
-        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), *([] if helpers_fd is None else [helpers_fd])], start_new_session=True)  # fmt: skip
     _started.append(process.pid)
     atexit.register(_stop, process, ours)
     ours.settimeout(_READY_S)

@@ -6,7 +6,6 @@ What a fork runs it takes from its order: by then it is a process as a started o
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -25,8 +24,8 @@ _HERE = Path(__file__).parent
 _WARM = _HERE.parents[1] / "src" / "rankwise" / "warm"
 
 
-def _load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"rankwise.warm.{name}", _WARM / f"{name}.py")
+def _load(name: str, folder: Path = _WARM) -> Any:
+    spec = importlib.util.spec_from_file_location(f"rankwise.warm.{name}", folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -42,7 +41,10 @@ def _serve(settings: dict[str, Any]) -> None:
     gc.disable()
     for module in settings["modules"]:
         importlib.import_module(module)
-    _leave_out_destructors()
+    if settings["helpers_fd"] is not None:
+        _load("forked_helper", _HERE).replace_popen(
+            sys.modules["rankwise.launcher.helper"], settings["helpers_fd"]
+        )
     freezing.freeze()
     gc.enable()
     set_by_imports = {key: value for key, value in os.environ.items() if begin_env.get(key) != value}
@@ -88,16 +90,6 @@ def _serve(settings: dict[str, Any]) -> None:
                 os.close(one)
             ends[os.pidfd_open(pid)] = (pid, end)
             _answer(end, pid)
-
-
-def _leave_out_destructors() -> None:
-    """Have a fork end, with its exit code, when its interpreter has ended: to take torch's C++ apart costs 0.1 s of CPU, and no script sees it."""
-    libc: Any = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):
-        libc.on_exit(libc._exit, None)
-        libc.__getattr__("__cxa_atexit")(
-            libc.fflush, None, None
-        )  # the last to come is the first to be called
 
 
 def _answer(end: int, number: int) -> None:
