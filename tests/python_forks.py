@@ -84,6 +84,7 @@ class ForkedPython:
         own_session: bool = False,
         takes_terminal: bool = False,
         is_module: bool = False,
+        host_pid: int | None = None,
     ) -> None:
         """Fork; it must be possible (`can_fork`).
 
@@ -91,20 +92,23 @@ class ForkedPython:
             argv: The script, or the module, and its arguments.
             env: Its environment.
             folder: Where it stands; None: where we are.
-            fds: Its descriptors: the number in the new process, and ours.
+            fds: Its descriptors: the number in the new process, and ours, or `subprocess.STDOUT`.
             modules: What is loaded already.
             own_session: Whether it leads a session.
             takes_terminal: Whether its standard input becomes that session's terminal.
             is_module: Whether it is `python -m MODULE`.
+            host_pid: A process whose namespaces it enters.
         """
         sock, end = _start(tuple(modules), is_module=is_module), os.pipe()
         assert sock is not None
         pipes = {number: os.pipe() for number in (1, 2) if number not in fds}
         nowhere = os.open(os.devnull, os.O_RDONLY)
         given = {0: nowhere, **{number: pipe[1] for number, pipe in pipes.items()}, **fds}
-        given = {number: given[number] for number in sorted(given)}
+        given = {
+            number: given[1 if given[number] == subprocess.STDOUT else number] for number in sorted(given)
+        }
         order = {"program": argv[0], "args": list(argv[1:]), "env": dict(env), "folder": str(folder or Path.cwd()),
-                 "fds": [number for number in given if number > 2], "own_session": own_session, "takes_terminal": takes_terminal}  # fmt: skip
+                 "fds": [number for number in given if number > 2], "own_session": own_session, "takes_terminal": takes_terminal, "host_pid": host_pid}  # fmt: skip
         try:
             socket.send_fds(sock, [json.dumps(order).encode()], [end[1], *given.values()])
         finally:
@@ -134,11 +138,10 @@ class ForkedPython:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end; return what it wrote."""
-        assert self.stdout is not None
-        assert self.stderr is not None
-        if self.stdout.closed:
+        streams = [stream for stream in (self.stdout, self.stderr) if stream is not None]
+        if any(stream.closed for stream in streams):
             return "", ""
-        until, told = time.monotonic() + (timeout or 1e6), {self.stdout: b"", self.stderr: b""}
+        until, told = time.monotonic() + (timeout or 1e6), dict.fromkeys(streams, b"")
         todo = list(told)
         while todo:
             ready = select.select(todo, [], [], max(0.0, until - time.monotonic()))[0]
@@ -150,9 +153,9 @@ class ForkedPython:
                 if not data:
                     todo.remove(stream)
         self.wait(max(0.0, until - time.monotonic()))
-        self.stdout.close()
-        self.stderr.close()
-        out, err = (data.decode("utf-8", "replace") for data in told.values())
+        for stream in streams:
+            stream.close()
+        out, err, *_ = (*(data.decode("utf-8", "replace") for data in told.values()), "")
         return out, err
 
     def send_signal(self, number: int) -> None:

@@ -20,9 +20,9 @@ _ANSWER_BYTES = 16
 class ForkedHelper:
     """A helper; it ends with this process, as the real one does."""
 
-    def __init__(self, fd: int, script: str) -> None:
+    def __init__(self, fd: int, script: str, host_pid: int | None) -> None:
         asks, answers, (self._end, theirs) = os.pipe(), os.pipe(), os.pipe()
-        order = {"program": script, "args": [], "env": dict(os.environ), "folder": str(Path.cwd()), "fds": [], "own_session": True, "takes_terminal": False}  # fmt: skip
+        order = {"program": script, "args": [], "env": dict(os.environ), "folder": str(Path.cwd()), "fds": [], "own_session": True, "takes_terminal": False, "host_pid": host_pid}  # fmt: skip
         with socket.socket(fileno=os.dup(fd)) as sock:
             socket.send_fds(sock, [json.dumps(order).encode()], [theirs, asks[0], answers[1], 2])
         for one in (theirs, asks[0], answers[1]):
@@ -49,8 +49,11 @@ def replace_popen(helper: Any, fd: int) -> None:
     """Have the launcher that is imported here fork its helper off whoever is at the other end of a socket."""
 
     def start(command: list[str], **options: Any) -> Any:
-        is_ours = command[:2] == [sys.executable, "-u"]
-        return ForkedHelper(fd, command[2]) if is_ours else subprocess.Popen(command, **options)
+        if command[:2] != [sys.executable, "-u"]:
+            return subprocess.Popen(command, **options)
+        return ForkedHelper(fd, command[2], os.getpid() if network.readlink() != usual else None)
 
+    network = Path("/proc/self/ns/net")
+    usual = network.readlink()
     os.set_inheritable(fd, False)
     helper.subprocess = types.SimpleNamespace(PIPE=subprocess.PIPE, Popen=start)

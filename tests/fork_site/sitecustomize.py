@@ -6,6 +6,7 @@ What a fork runs it takes from its order: by then it is a process as a started o
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -72,6 +73,7 @@ def _serve(settings: dict[str, Any]) -> None:
                 for one in (sock.detach(), end, *ends, *(end for _, end in ends.values())):
                     os.close(one)
                 order = json.loads(data)
+                _enter(order.get("host_pid"))
                 if order["own_session"]:
                     os.setsid()
                 becoming.place(fds, order["fds"])
@@ -90,6 +92,14 @@ def _serve(settings: dict[str, Any]) -> None:
                 os.close(one)
             ends[os.pidfd_open(pid)] = (pid, end)
             _answer(end, pid)
+
+
+def _enter(pid: int | None) -> None:
+    """Be on the host of a process: in its namespaces."""
+    for kind in ("net", "uts", "mnt") if pid is not None else ():
+        with Path(f"/proc/{pid}/ns/{kind}").open() as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"setns {kind}")
 
 
 def _answer(end: int, number: int) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support import make_env, wait_until
+from python_forks import LAUNCHING, ForkedPython, can_fork
+from support import RANKWISE, make_env, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,8 +50,14 @@ class Host:
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str | None] | None = None
-    ) -> subprocess.Popen[str]:
-        """Start a command there; both its streams come in one pipe."""
+    ) -> subprocess.Popen[str] | ForkedPython:
+        """Start a command there, `rankwise run` by a fork of a Python that has imported it; both its streams come in one pipe."""
+        size = len(RANKWISE)
+        if tuple(command[:size]) == RANKWISE and can_fork(LAUNCHING, is_module=True):
+            return ForkedPython(
+                [RANKWISE[-1], *command[size:]], make_env(env), None, {2: subprocess.STDOUT}, modules=LAUNCHING, is_module=True,
+                host_pid=self.pid,
+            )  # fmt: skip
         return subprocess.Popen(
             [*self.enter(), *command],
             env=make_env(env),

@@ -93,3 +93,18 @@ def test_what_nanobind_counts_is_taken_apart(module: str, owner: str, tmp_path: 
     )
     unknown = {"plain is taken apart"} if owner == "jaxlib._jax" else set()
     assert said == {"end", "the script's is taken apart", *counted, *unknown}
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("preloads", [False, True])
+def test_c_code_that_was_loaded_before_is_not_taken_apart(preloads: bool, tmp_path: Path) -> None:
+    """At exit C runs what the script's libraries have registered and writes what it has buffered; of those that were loaded before only where a library is in all processes."""
+    folder = freezing.__file__.rpartition("/")[0]
+    register = "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.strdup.restype = ctypes.c_void_p\nlibc['__cxa_atexit'](libc.puts, ctypes.c_void_p(libc.strdup(b'{}')), None)\n"
+    site = f"import sys\nsys.path.insert(0, {folder!r})\nimport freezing\nfreezing.freeze()\n"
+    (tmp_path / "sitecustomize.py").write_text(register.format("of the server") + site)
+    (tmp_path / "train.py").write_text(register.format("of the script") + "import sys\nsys.exit(3)")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "LD_PRELOAD": "libm.so.6" if preloads else ""}
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30, check=False)  # fmt: skip
+    said = ["of the script", *(["of the server"] if preloads else [])]
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (3, said, "")
