@@ -199,9 +199,7 @@ class Resident:
         if changed := self._loaded.find_changed():
             _say(sock, {"refused": f"{changed} has changed on disk since it was loaded"})
             self._leave()
-        missing = [
-            name for name in request["modules"] if name.startswith(_IMPORTABLE) and name not in sys.modules
-        ]
+        missing = [name for name in request["modules"] if name.startswith(_IMPORTABLE) and name not in sys.modules]  # fmt: skip
         if missing:
             self._server.extend(missing)
             self._note_loaded()
@@ -317,9 +315,7 @@ class Resident:
             names = os.listdir(self._orders["folder"])
         except OSError:
             return False
-        pids = [
-            name[len(start) : -len(end)] for name in names if name.startswith(start) and name.endswith(end)
-        ]
+        pids = [name[len(start) : -len(end)] for name in names if name.startswith(start) and name.endswith(end)]  # fmt: skip
         return any(
             pid.isdigit() and int(pid) < os.getpid() and _can_give_what_we_can(int(pid)) for pid in pids
         )

@@ -28,17 +28,7 @@ if TYPE_CHECKING:
 # Ignored by the server: its command line is the ranks' own, so a `pkill -f train.py` means them.
 _DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 #: What packages that a user may preload read when they are imported.
-_FRAMEWORKS = (
-    "HF_",
-    "TRANSFORMERS_",
-    "HUGGINGFACE_",
-    "DATASETS_",
-    "WANDB_",
-    "TOKENIZERS_",
-    "ACCELERATE_",
-    "TRL_",
-    "DS_",
-)
+_FRAMEWORKS = ("HF_", "TRANSFORMERS_", "HUGGINGFACE_", "DATASETS_", "WANDB_", "TOKENIZERS_", "ACCELERATE_", "TRL_", "DS_")  # fmt: skip
 #: What each rank has its own of; there is none in the server.
 _RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR",
                         "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"})  # fmt: skip
