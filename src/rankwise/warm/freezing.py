@@ -10,12 +10,12 @@ It stands alone, as ``server.py`` does, and is loaded by path.
 
 from __future__ import annotations
 
+import _ctypes
 import atexit
 import ctypes
 import gc
 import os
 import sys
-from contextlib import suppress
 from typing import Any
 
 #: Libraries whose classes go when only these, and what belongs to them, are left to the collector.
@@ -54,22 +54,26 @@ def freeze() -> None:
     is_unknown = any(isinstance(one, type) and not str(one.__module__).startswith(_KNOWN) for one in counted)
     if is_held or is_unknown or not _HAS_LISTS:
         atexit.register(gc.unfreeze)
-    _leave_out_destructors()
+    atexit.register(_leave_out_destructors, _list_libraries())
 
 
-def _leave_out_destructors() -> None:
-    """Have a rank end when its interpreter, and what it has loaded itself, has: to take the C++ of torch apart costs 0.1 s of CPU, and shows nowhere."""
+def _leave_out_destructors(known: set[str]) -> None:
+    """Have a rank end when its interpreter has: to take the C++ of torch apart costs 0.1 s of CPU, and shows nowhere.
+
+    Not where the script has loaded libraries of its own, or one is in each process to measure it: they may write what they have found at the very end.
+    """
     libc: Any = ctypes.CDLL(None)
-    # A library that is in each process, to measure it, may write what it has found at the very end.
-    if os.environ.get("LD_PRELOAD") or not hasattr(libc, "on_exit"):
-        return
-    libc.on_exit(libc._exit, None)
-    libc["__cxa_atexit"](libc.fflush, None, None)  # the last to come is the first to be called
-    with suppress(OSError, ValueError):
-        cpp: Any = ctypes.CDLL("libstdc++.so.6", os.RTLD_NOLOAD | os.RTLD_NOW)
-        cout = ctypes.c_void_p.in_dll(cpp, "_ZSt4cout")
-        if cout.value:  # somebody has it initialized
-            libc["__cxa_atexit"](cpp._ZNSo5flushEv, ctypes.byref(cout), None)
+    pythons = os.path.dirname(getattr(_ctypes, "__file__", ""))
+    has_own = any(os.path.dirname(one) != pythons for one in _list_libraries() - known)
+    if hasattr(libc, "on_exit") and not has_own and not os.environ.get("LD_PRELOAD"):
+        libc.on_exit(libc._exit, None)
+        libc["__cxa_atexit"](libc.fflush, None, None)  # the last to come is the first to be called
+
+
+def _list_libraries() -> set[str]:
+    """Return the files of the process's shared libraries."""
+    with open("/proc/self/maps") as maps:
+        return {line[line.index("/") :].rstrip() for line in maps if ".so" in line and "/" in line}
 
 
 def _find_nanobind_objects() -> list[Any]:

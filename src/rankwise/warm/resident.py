@@ -10,6 +10,7 @@ It stands alone, as ``server.py`` does, and is loaded by path; the supervisor's 
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib
 import json
 import math
@@ -265,9 +266,8 @@ class Resident:
                 return True
             theirs.close()
             self._server.show([*request["shown"], request["program"], *request["args"]])
-            self._supervisor.keep(
-                socket.socket(fileno=supervisors), (pid, ours), frozenset(request["ignored"])
-            )
+            link = socket.socket(fileno=supervisors)
+            self._supervisor.keep(link, (pid, ours), frozenset(request["ignored"]))
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(1)
@@ -310,12 +310,8 @@ class Resident:
 
     def _find_elder(self) -> bool:
         """Tell whether there is another server for all of our runs, which has the lower number: one of the two is enough."""
-        start, end = f"{self._orders['key']}-", ".sock"
-        try:
-            names = os.listdir(self._orders["folder"])
-        except OSError:
-            return False
-        pids = [name[len(start) : -len(end)] for name in names if name.startswith(start) and name.endswith(end)]  # fmt: skip
+        start = os.path.join(self._orders["folder"], f"{self._orders['key']}-")
+        pids = [path[len(start) : -len(".sock")] for path in glob.glob(f"{glob.escape(start)}*.sock")]
         return any(
             pid.isdigit() and int(pid) < os.getpid() and _can_give_what_we_can(int(pid)) for pid in pids
         )
