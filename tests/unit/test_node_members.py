@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import threading
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from rankwise.engine import node_beats, node_detector, node_rendezvous, node_standby
+from rankwise.engine import node_detector, node_members, node_rendezvous
 from rankwise.engine.node_members import Members, count_needed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @given(st.lists(st.sampled_from(["here", "there", "ended"]), min_size=1, max_size=12), st.data())
@@ -91,68 +85,94 @@ def test_newcomers_are_no_majority(
     assert members.has_enough(handler)
 
 
-def test_a_launcher_that_nobody_else_heard_is_asked_whether_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever heard a node may be lost with it: one that serves the store is asked when that fails, one that does not come is asked while the others wait. Where nothing listens any more its end is noted, and not where a launcher answers."""
-    noted: list[node_detector.Loss] = []
-    members = Members.__new__(Members)
-    members._orders, members._serving, members._node = {"backend": "c10d"}, 1, 0
-    lost: dict[int, object] = {}
-    members._detector = SimpleNamespace(losses=lost, is_expelled=False, judge_end=lambda _: (True, True))
-    members._beats, members._detecting = SimpleNamespace(note=noted.append), node_detector
-    members._reach, members._rendezvous = node_beats.try_to_reach, node_rendezvous
-    members._descriptions = {node: SimpleNamespace(addr=str(node), pid=node) for node in range(4)}
-    here = [members._descriptions[0], members._descriptions[3]]
-    handler = SimpleNamespace(_state_holder=SimpleNamespace(state=SimpleNamespace(participants=here)))
-    with socket.create_server(("127.0.0.1", 0)) as launcher:
-        members._at = {node: [["127.0.0.1", launcher.getsockname()[1]]] for node in range(4)}
+class _Asked:
+    """Members of a round of four that node 0 has lost node 1 of, where what is asked is answered at once."""
 
-        def greet() -> None:
-            connection, _ = launcher.accept()
-            with connection:
-                connection.sendall(b"{")
+    def __init__(self, **more: Any) -> None:
+        self.noted: list[node_detector.Loss] = []
+        self.answers = {1: "refused", 2: "refused", 3: "refused"}
+        self.members = members = Members.__new__(Members)
+        members._orders, members._serving, members._node = {"backend": "c10d"}, 0, 0
+        members._members, members._has_moved, members._round = [0, 1, 2, 3], False, 4
+        members._at = {node: [["host", node]] for node in range(4)}
+        members._reached, members._silent_s, members._probe_s = {1, 2, 3}, {}, 0.0
+        members._descriptions = {node: SimpleNamespace(addr=str(node), pid=node) for node in range(4)}
+        members._detector = node_detector.Detector(0, on_lost=self.noted.append, on_expelled=lambda _: None)
+        members._detecting, members._rendezvous = node_detector, node_rendezvous
+        members._beats, members._say = SimpleNamespace(do=lambda action: action()), lambda _: None
+        members._reach = lambda _, node: self.answers[node]
+        self.state = SimpleNamespace(participants=[members._descriptions[0]], complete=False, round=4)
+        self.handler = SimpleNamespace(_state_holder=SimpleNamespace(state=self.state))
+        vars(members).update(more)
 
-        answer = threading.Thread(target=greet)
-        answer.start()
-        members.probe_serving()
-        answer.join()
-    assert not noted
-    members.probe_serving()
-    (loss,) = noted
+    def lose(self, node: int, *, is_ended: bool = True) -> None:
+        self.members._detector.note(node_detector.Loss(node, ["host", node, 1], "", is_ended=is_ended))
+        self.noted.clear()
+
+    def ask(self) -> list[tuple[int, bool, bool]]:
+        """Ask those that are missing; return what is known anew."""
+        self.members._probe_s = 0.0
+        self.members.probe_missing(self.handler)
+        known, self.noted[:] = [(loss.node, loss.is_ended, loss.is_gone) for loss in self.noted], []
+        return known
+
+
+@pytest.fixture(autouse=True)
+def _threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_members.threading, "Thread", lambda target, **_: SimpleNamespace(start=target))
+
+
+def test_who_does_not_come_is_asked_whether_it_lives() -> None:
+    """Whoever heard a node may be lost with it: one that has ended is lost, but may have met others before; one that lives, or has come, is not."""
+    asked = _Asked()
+    assert asked.ask() == [], "nobody is lost, so that nobody is missing"
+    asked.lose(1)
+    asked.answers[3] = "open"
+    assert asked.ask() == [(2, False, False)]
+    asked.answers[3] = "refused"
+    asked.state.participants.append(asked.members._descriptions[3])
+    assert asked.ask() == []
+    asked.state.complete = True  # the last round: who was in it may be dead
+    assert asked.ask() == [(3, False, False)]
+
+
+def test_who_is_silent_is_lost_if_the_others_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that pauses is silent, too: it counts as lost when it is so for some seconds, and never where the job can't go on without it."""
+    now_s = [100.0]
+    monkeypatch.setattr(node_members.time, "monotonic", lambda: now_s[0])
+    asked = _Asked()
+    asked.lose(1)
+    asked.answers = {2: "silent", 3: "silent"}
+    assert asked.ask() == []
+    now_s[0] += 3.5
+    assert [node for node, *_ in asked.ask()] == [2], (
+        "without 3, too, half of those that are left would be missing"
+    )
+    # A firewall that refuses what comes in proves nothing.
+    asked.answers[3] = "refused"
+    asked.members._reached.clear()
+    assert asked.ask() == []
+    asked.members._descriptions = {}  # torch's rendezvous at etcd lists nobody
+    assert asked.ask() == []
+
+
+def test_who_ends_at_once_with_its_neighbour_has_met_nobody() -> None:
+    """When a neighbour ends, those that only it may have heard are asked at once: they were members until now."""
+    asked = _Asked(_neighbours=frozenset([1]), _name="1", _lost_nodes={})
+    asked.answers[3] = "open"
+    asked.members._detector = node_detector.Detector(0, on_lost=asked.members._report_lost, on_expelled=lambda _: None)  # fmt: skip
+    asked.members._detector.note(node_detector.Loss(1, ["host", 1, 1], "", is_ended=True, is_gone=True))
+    found = asked.members._detector.losses
+    assert {node: (loss.is_ended, loss.is_gone) for node, loss in found.items()} == {1: (True, True), 2: (False, True)}  # fmt: skip
+
+
+def test_who_serves_the_store_is_probed_when_it_fails() -> None:
+    """Where nothing listens any more its end is noted, and not where a launcher answers."""
+    asked = _Asked(_serving=1)
+    asked.answers[1] = "open"
+    asked.members.probe_serving()
+    assert not asked.noted
+    asked.answers[1] = "refused"
+    asked.members.probe_serving()
+    (loss,) = asked.noted
     assert (loss.node, loss.is_ended, loss.is_gone) == (1, True, True)
-
-    monkeypatch.setattr(threading, "Thread", _Now)
-    members._probe_s = 0.0
-    members.probe_missing(handler)
-    assert len(noted) == 1, "nobody is lost, so that nobody is missing"
-    lost[1] = loss
-    members.probe_missing(handler)
-    # It may have met others before its end.
-    assert [(one.node, one.is_ended, one.is_gone) for one in noted[1:]] == [(2, False, True)]
-    members.probe_missing(handler)
-    assert len(noted) == 2, "asked again at once"
-
-
-def test_a_launcher_with_the_store_and_too_few_nodes_sends_everyone_elsewhere() -> None:
-    """Two of three do not answer the node that serves the rendezvous: nobody may meet there any more, newcomers least of all, and it looks where the others go."""
-    written: dict[str, str] = {}
-    told: list[dict[str, Any]] = []
-    members = Members.__new__(Members)
-    members._orders = {"backend": "c10d", "run_id": "x"}
-    members._members, members._serving, members._node, members._has_moved = [0, 1, 2], 0, 0, False
-    members._reserves = {0: [["a"], 1], 1: [["b"], 2], 2: [["c"], 3]}
-    losses = {node: SimpleNamespace(is_ended=False, is_gone=False) for node in (1, 2)}
-    members._detector = SimpleNamespace(losses=losses, is_expelled=False)
-    members._standby, members._say = node_standby, told.append
-    handler = SimpleNamespace(_store=SimpleNamespace(set=written.__setitem__, check=lambda keys: keys[0] in written), _state_holder=None)  # fmt: skip
-    members._rendezvous = SimpleNamespace()
-    assert members.leave(handler) is handler
-    assert json.loads(written["rankwise/x/moved"]) == ["b", 2]
-    assert "can't reach 2 of the 3 nodes" in told[0]["said"]
-    assert node_standby.has_moved(handler, {"run_id": "x", "places": [("b", 2)]})
-
-
-class _Now:
-    """A thread that runs at once."""
-
-    def __init__(self, target: Callable[[], None], **_: object) -> None:
-        self.start = target

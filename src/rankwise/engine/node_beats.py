@@ -122,9 +122,9 @@ class Beats:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(1.0)
 
-    def note(self, loss: Any) -> None:
-        """Take a loss that was found out elsewhere for one's own."""
-        self._found.put(partial(self.detector.note, loss))
+    def do(self, action: Callable[[], None]) -> None:
+        """Do something in the thread that hears the others, once what has come is read."""
+        self._found.put(action)
 
     # ------------------------------------------------------------ the thread
 

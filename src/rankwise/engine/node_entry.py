@@ -98,6 +98,8 @@ class Entry:
         self.why = ""
         #: Of which rendezvous it was asked last whether the job has moved, when, and what came of it.
         self._asked: tuple[Any, float, Any] = (None, 0.0, None)
+        #: The latest call by which this node leaves the last round.
+        self._current: threading.Event | None = None
 
     def meet(self, before: Any) -> Any:
         """Return torch's round; None where this node is not to meet the others here: its place was taken, or they have met elsewhere.
@@ -109,6 +111,7 @@ class Entry:
         try:
             return self._meet_first(search) if before is None else self._meet_without_lost(before, search)
         finally:
+            self._current = None
             search.end()
 
     def _meet_first(self, search: _Search) -> Any:
@@ -129,21 +132,13 @@ class Entry:
         """The launchers hear each other meanwhile: a call of torch's store would not return if the node that serves it were lost now."""
         while True:
             moves, known, has_left = before.has_to_move, before.knowledge, threading.Event()
-
-            def meet(has_left: threading.Event = has_left) -> Any:
-                handler = before.leave(self._meeting.handler)
-                has_left.set()
-                if handler is not self._meeting.handler:
-                    self._meeting.handler = handler
-                    self._meeting.watch()
-                before.expect(handler, may_come_more=self._meeting.num_more > 0)
-                return handler.next_rendezvous()
+            self._current = has_left
 
             # The store is lost: that at which all had met, or, behind it, the one to which this call has moved.
             def is_left(*, moves: bool = moves, has_left: threading.Event = has_left) -> bool:
                 return bool(before.has_to_move) and (not moves or has_left.is_set())
 
-            call, failed_s, restore = Call(meet), float("inf"), None
+            call, failed_s, restore = Call(partial(self._meet_again, before, has_left)), float("inf"), None
             while not is_left():
                 is_vain = partial(self._is_vain, before, search, is_left, known=known)
                 restore = self._wait(call, is_vain) or restore
@@ -164,6 +159,17 @@ class Entry:
                     return _take(call, restore)
                 before.probe_serving()
                 time.sleep(_TICK_S)
+
+    def _meet_again(self, before: Any, has_left: threading.Event) -> Any:
+        handler = before.leave(self._meeting.handler)
+        if has_left is not self._current:
+            return None  # it hung at a frozen store, and this node has moved meanwhile
+        has_left.set()
+        if handler is not self._meeting.handler:
+            self._meeting.handler = handler
+            self._meeting.watch()
+        before.expect(handler, may_come_more=self._meeting.num_more > 0)
+        return handler.next_rendezvous()
 
     def _is_vain(self, before: Any, search: _Search, is_left: Callable[[], bool], *, known: int) -> bool:
         before.probe_missing(self._meeting.handler)

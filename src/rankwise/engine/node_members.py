@@ -26,8 +26,8 @@ _SETTLE_S = 11.0
 _TICK_S = 0.05
 #: So many nodes have a store in reserve.
 _NUM_RESERVES = 4
-#: Nodes that have not come so long after a loss are asked whether they live, and again after as long.
-_PROBE_EVERY_S = 3.0
+#: Nodes that do not come so long after a loss are asked whether they live, and again after as long; longer where many ask.
+_PROBE_EVERY_S, _PROBE_EVERY_OF_EACH_S = 3.0, 0.01
 
 
 def count_needed(num_members: int, num_ended: int, num_gone: int, *, keeps_store: bool) -> int:
@@ -75,7 +75,12 @@ class Members:
         self._members: list[int] = []
         self._reserves: dict[int, list[Any]] = {}
         self._at: dict[int, list[list[Any]]] = {}
+        #: Of those: whose launcher was reached from here, since when it does not answer, and when they are asked next.
+        self._reached: set[int] = set()
+        self._silent_s: dict[int, float] = {}
         self._probe_s = float("inf")
+        self._neighbours: frozenset[int] = frozenset()
+        self._is_cut_off = False
         self._serving: int | None = None
         self._has_moved = False
         self._round = self._last_round = getattr(getattr(getattr(handler, "_state_holder", None), "state", None), "round", None)  # fmt: skip
@@ -124,7 +129,12 @@ class Members:
         served = [(host, port) for host, port in known if host]
         reserves = [(host, port) for hosts, port in self._reserves.values() if port for host in hosts]
         former, self._orders["places"] = self._orders.get("places", []), list(dict.fromkeys([*served, *reserves]))  # fmt: skip
+        for one in self._others:
+            self._ask(one, self._note_reached)
         node = None if parent is None else self._members[parent]
+        self._neighbours = frozenset(
+            self._members[one] for one in ([] if parent is None else [parent]) + children
+        )
         at = None if node is None else (node, json.loads(self._store.get(keys[node]))["at"])
         self._beats.begin(about, at, [self._members[one] for one in children])
         if place == 0:
@@ -134,17 +144,14 @@ class Members:
         forwarder.tell([], None)
         if place == 0 and self._can_move:
             # Looked up by who stands by, and may find the store gone.
-            self._standby.announce_reserves(self._handler, self._orders["run_id"], self._elsewhere)
+            elsewhere = [(host, port) for one, (hosts, port) in self._reserves.items() if port and one != self._serving for host in hosts]  # fmt: skip
+            self._standby.announce_reserves(self._handler, self._orders["run_id"], elsewhere)
             if served:
                 # Nodes that were left behind wait at one of those.
                 past = self._standby.share_past(self._handler, self._orders["run_id"], served)
                 current = {served[-1][1], *(port for _, port in reserves)}  # a host may have several names
                 places = [place for place in dict.fromkeys([*past, *former]) if place[1] not in current]
                 forwarder.tell(places, served[-1])
-
-    @property
-    def _elsewhere(self) -> list[tuple[str, int]]:
-        return [(host, port) for one, (hosts, port) in self._reserves.items() if port and one != self._serving for host in hosts]  # fmt: skip
 
     def end(self) -> None:
         """Watch no more, and let go of the connections to the store."""
@@ -154,6 +161,10 @@ class Members:
     # ------------------------------------------------------------ what is lost
 
     def _report_lost(self, loss: Any) -> None:
+        if loss.node in self._neighbours and (loss.is_ended or loss.is_gone):
+            # Until now it would have told us of others: who has ended, too, has met nobody since.
+            for node in self._others - set(self._detector.losses):
+                self._ask(node, partial(self._judge_first, time.monotonic()))
         host, base, num = loss.about
         self._lost_nodes[str(loss.node)] = {"host": host, "base": base, "num": num, "why": loss.why, "is_ended": loss.is_ended}  # fmt: skip
         self._say({f"{self._name}/lost_nodes": dict(self._lost_nodes)})
@@ -194,7 +205,6 @@ class Members:
 
     def expect(self, handler: Any, *, may_come_more: bool) -> None:
         """Have nobody wait for longer once all that are left are there."""
-        self._probe_s = min(self._probe_s, time.monotonic() + _PROBE_EVERY_S)
         times = getattr(handler, "times", None)
         if times is not None and not self._detector.is_expelled:
             lost = dict(self._detector.losses)
@@ -218,8 +228,12 @@ class Members:
 
     def probe_serving(self) -> None:
         """Find out, when its store fails, whether the node that serves it is lost: whoever heard it may be lost with it."""
-        if self._serving is not None and self._serving != self._node and not self.has_to_move:
-            self._probe(self._serving, "its store does not answer")
+        if self._serving is None or self._serving == self._node or self.has_to_move:
+            return
+        states = self._reach_all(self._serving)
+        if "open" not in states:
+            is_ended, is_gone = self._detector.judge_end(time.monotonic()) if self._is_refused(self._serving, states) else (False, False)  # fmt: skip
+            self._beats.do(partial(self._note, self._serving, "its store does not answer", is_ended=is_ended, is_gone=is_gone))  # fmt: skip
 
     def probe_missing(self, handler: Any) -> None:
         """Find out, while the others are waited for, whether one that does not come has ended: whoever heard it may be lost with it.
@@ -227,25 +241,71 @@ class Members:
         It asks those that could serve the store, and so all nodes of a job that a few can decide on. Never waits, and asks seldom.
         """
         now_s = time.monotonic()
-        if not self._detector.losses or self._detector.is_expelled or now_s < self._probe_s:
+        if not self._detector.losses or self._detector.is_expelled:
             return
-        self._probe_s = now_s + _PROBE_EVERY_S
-        missing = [
-            node
-            for node in set(self._at) - {self._node, *self._detector.losses}
-            if not self._rendezvous.count_inside(handler, [self._descriptions[node]])
-        ]
-        for node in missing:
-            # It may have met others before it ended, so that it counts as gone, but not as one that took part in nothing else.
-            probe = partial(self._probe, node, "it does not come", may_have_met=True)
-            threading.Thread(target=probe, daemon=True).start()
+        every_s = _PROBE_EVERY_S + _PROBE_EVERY_OF_EACH_S * len(self._members)
+        self._probe_s = min(
+            self._probe_s, now_s + every_s
+        )  # torch's call may hang before it has read anything
+        if now_s >= self._probe_s:
+            self._probe_s = now_s + every_s
+            for node in self._others:
+                if self._is_missing(handler, node):
+                    self._ask(node, partial(self._judge_missing, handler))
 
-    def _probe(self, node: int, why: str, *, may_have_met: bool = False) -> None:
-        """Note a node as lost if its launcher does not answer at any of its addresses."""
-        states = {self._reach(host, port, *name) for host, port, *name in self._at[node]}
-        if states and "open" not in states:
-            is_ended, is_gone = self._detector.judge_end(time.monotonic()) if states == {"refused"} else (False, False)  # fmt: skip
-            self._beats.note(self._detecting.Loss(node, [self._at[node][0][0], 0, 0], why, is_ended and not may_have_met, is_gone))  # fmt: skip
+    def _is_missing(self, handler: Any, node: int) -> bool:
+        """Tell whether a node has not come, as far as is known, and nobody would tell us if it were lost."""
+        if node in self._detector.losses or any(peer.node == node for peer in list(self._detector.peers)):
+            return False
+        state = handler._state_holder.state
+        is_past = state.complete and state.round == self._round and not self._has_moved
+        return is_past or node == self._serving or not self._rendezvous.count_inside(handler, [self._descriptions[node]])  # fmt: skip
+
+    def _judge_missing(self, handler: Any, node: int, states: set[str]) -> None:
+        """Take a node that has not come for lost if it has ended, or is silent and can be done without; it may have met others before it ended."""
+        if "open" in states or self._detector.is_expelled or not self._is_missing(handler, node):
+            self._silent_s.pop(node, None)
+            return
+        silent_s = time.monotonic() - self._silent_s.setdefault(node, time.monotonic())
+        if self._is_refused(node, states) or (silent_s >= _PROBE_EVERY_S and self._has_enough_without(node)):
+            self._note(node, "it does not come, and its launcher does not answer")
+            self._tell(f"node {node} (at {self._at[node][0][0]}) is lost: it does not come, and its launcher does not answer")  # fmt: skip
+
+    def _judge_first(self, begin_s: float, node: int, states: set[str]) -> None:
+        if self._is_refused(node, states):
+            _, is_gone = self._detector.judge_end(time.monotonic(), begin_s)
+            self._note(node, "its launcher has ended", is_gone=is_gone)
+
+    def _is_refused(self, node: int, states: set[str]) -> bool:
+        """Tell whether a launcher has ended; not of one that was never reached: a firewall may refuse what comes in."""
+        return states == {"refused"} and node in self._reached
+
+    def _has_enough_without(self, node: int) -> bool:
+        num_left = len(self._members) - len(self._detector.losses) - 1
+        return num_left >= self._count_needed(keeps_store=self._keeps_store and node != self._serving)
+
+    def _note_reached(self, node: int, states: set[str]) -> None:
+        if "open" in states:
+            self._reached.add(node)
+
+    def _note(self, node: int, why: str, *, is_ended: bool = False, is_gone: bool = False) -> None:
+        self._detector.note(self._detecting.Loss(node, [self._at[node][0][0], 0, 0], why, is_ended, is_gone))
+
+    def _ask(self, node: int, conclude: Callable[[int, set[str]], None]) -> None:
+        """Find out what is at a launcher's port, and conclude in the thread that hears the others."""
+
+        def ask() -> None:
+            states = self._reach_all(node)
+            self._beats.do(partial(conclude, node, states))
+
+        threading.Thread(target=ask, daemon=True).start()
+
+    def _reach_all(self, node: int) -> set[str]:
+        return {self._reach(host, port, *name) for host, port, *name in self._at[node]}
+
+    @property
+    def _others(self) -> set[int]:
+        return set(self._at) & set(self._descriptions) - {self._node}
 
     @property
     def knowledge(self) -> int:
@@ -254,16 +314,12 @@ class Members:
         return -1 if self._detector.is_expelled else sum(1 + loss.is_ended + loss.is_gone for loss in lost)
 
     def exclude_lost(self, handler: Any) -> None:
-        """Have nobody wait for nodes that are lost, and as many meet as it takes; called again if more are lost meanwhile.
-
-        If this node serves the store, and is left with too few, nobody meets there any more: whoever does looks for the others.
-        """
+        """Have nobody wait for nodes that are lost, and as many meet as it takes; called again if more are lost meanwhile."""
         lost, needed = dict(self._detector.losses), self._needed
-        if lost and self._serving == self._node and not self._has_moved and len(self._members) - len(lost) < needed:  # fmt: skip
+        if not self._is_cut_off and len(self._members) - len(lost) < needed:
+            self._is_cut_off = True
             num_silent = sum(not loss.is_ended for loss in lost.values())
-            self._standby.announce_move(handler, self._orders["run_id"], self._elsewhere[0])
-            self._tell(f"this node can't reach {num_silent} of the {len(self._members)} nodes, which may continue without it: it looks for them, so that one job does not become two")  # fmt: skip
-            return
+            self._tell(f"this node can't reach {num_silent} of the {len(self._members)} nodes, which may continue without it: it waits, and looks for them, so that one job does not become two; check the network between the nodes")  # fmt: skip
         self._change(handler, needed)
         if lost:
             self._standby.announce_needed(handler, self._orders["run_id"], needed)
@@ -275,10 +331,16 @@ class Members:
         """How many of those that took part have to meet, by what is known now; 0 while none is lost."""
         if self._detector.is_expelled:
             return len(self._members) // 2 + 1
+        return self._count_needed(keeps_store=self._keeps_store) if self._detector.losses else 0
+
+    @property
+    def _keeps_store(self) -> bool:
+        return self._serving is not None and not self.has_to_move and not self._has_moved
+
+    def _count_needed(self, *, keeps_store: bool) -> int:
         lost = list(self._detector.losses.values())
         num_ended, num_gone = sum(loss.is_ended for loss in lost), sum(loss.is_gone for loss in lost)
-        keeps_store = self._serving is not None and not self.has_to_move and not self._has_moved
-        return count_needed(len(self._members), num_ended, num_gone, keeps_store=keeps_store) if lost else 0
+        return count_needed(len(self._members), num_ended, num_gone, keeps_store=keeps_store)
 
     def restore(self) -> None:
         """Give latecomers torch's time again, and let as few nodes meet as the user does."""

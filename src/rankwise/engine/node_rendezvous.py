@@ -221,7 +221,9 @@ def _identify(node: Any) -> tuple[str, int]:
 
 def count_inside(handler: Any, nodes: Iterable[Any]) -> int:
     """Return how many of these nodes take part in the round."""
-    return len(set(map(_identify, nodes)) & set(map(_identify, handler._state_holder.state.participants)))
+    return len(
+        set(map(_identify, nodes)) & set(map(_identify, list(handler._state_holder.state.participants)))
+    )
 
 
 def _retire(handler: Any) -> None:

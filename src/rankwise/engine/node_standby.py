@@ -86,11 +86,6 @@ def announce_needed(handler: Any, run_id: str, needed: int) -> None:
         store.set(f"rankwise/{run_id}/needed", str(needed))
 
 
-def announce_move(handler: Any, run_id: str, place: tuple[str, int]) -> None:
-    """Tell whoever is here, or comes, that the job goes on elsewhere, and where to look first."""
-    handler._store.set(f"rankwise/{run_id}/moved", json.dumps(place))
-
-
 def announce_end(handler: Any, run_id: str) -> None:
     """Tell who stands by that the job is over."""
     store = getattr(handler, "_store", None)

@@ -260,8 +260,10 @@ class SeveralNodes:
             raise RendezvousError(
                 f"node {self._spec.node_rank} did not meet the other nodes at {meeting.endpoint} "
                 f"({meeting.backend}, --nnodes {self._spec.min_nodes}:{self._spec.max_nodes}): {error.message}",
-                hint="start the same command on every node; check with `nc -vz HOST PORT` that the endpoint is reached",
+                hint="start the same command on every node; check with `nc -vz HOST PORT` that the endpoint is reached, and the network between the nodes",
             ) from error
+        finally:
+            self._say_messages()
 
     def _explain_refusal(self, error: LaunchError) -> RankwiseError:
         """Return why this node could not even begin to meet the others."""
