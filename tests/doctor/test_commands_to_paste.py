@@ -14,10 +14,10 @@ from fake_hosts import look, make_host
 from network_hosts import ask, compare, find_one
 from rankwise.base.host import find_port_holder
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.network.names import forget_name
+from rankwise.doctor.network.names import remove_name
 from rankwise.doctor.probes import ports
 from rankwise.doctor.rendezvous.cluster_report import ClusterReport, NameLookup
-from rankwise.doctor.rendezvous.join_failure import explain_failure
+from rankwise.doctor.rendezvous.coordinator_client import explain_failure
 from rankwise.doctor.rendezvous.judging import judge_names
 from rankwise.doctor.rendezvous.plan import Plan
 
@@ -123,7 +123,7 @@ def test_taking_a_name_out_adds_no_line(end: str, last: str, tmp_path: Path) -> 
     """The command itself, run twice: the last line gets an end if it has none, and no empty line comes behind it."""
     path = tmp_path / "hosts"
     path.write_text(f"127.0.0.1 localhost\n10.0.0.4 host2\n{last}{end}")
-    command = forget_name("host2").replace("/etc/hosts", str(path)).replace("sudo ", "")
+    command = remove_name("host2").replace("/etc/hosts", str(path)).replace("sudo ", "")
     for _ in range(2):
         subprocess.run(["sh", "-ec", command], check=True, capture_output=True, timeout=20)
     assert [line.rstrip(" ") for line in path.read_text().split("\n")] == [

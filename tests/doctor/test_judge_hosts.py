@@ -10,7 +10,6 @@ import pytest
 
 from rankwise.doctor.rendezvous.blaming import find_blames
 from rankwise.doctor.rendezvous.cluster_report import (
-    INVALID_ANSWER,
     AllReduce,
     ClusterReport,
     HostReport,
@@ -21,6 +20,7 @@ from rankwise.doctor.rendezvous.cluster_report import (
 )
 from rankwise.doctor.rendezvous.judging import find_blocked, find_suspects, judge
 from rankwise.doctor.rendezvous.plan import Plan
+from rankwise.doctor.rendezvous.wire import INVALID_ANSWER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import pytest
 
 from doctor.test_judge_hosts import bad, make_set, ways
 from rankwise.doctor.json_records import to_json
-from rankwise.doctor.network.names import forget_name
+from rankwise.doctor.network.names import remove_name
 from rankwise.doctor.probe import Reading
 from rankwise.doctor.rendezvous import cluster_report
 from rankwise.doctor.rendezvous.blaming import find_blames
@@ -300,7 +300,7 @@ def test_the_fix_of_a_hosts_file_takes_out_one_name_only(tmp_path: Path, before:
 
 def test_a_name_with_dots_is_meant_as_written() -> None:
     """A dot in a name stands for itself."""
-    assert "host2[.]cluster" in forget_name("host2.cluster")
+    assert "host2[.]cluster" in remove_name("host2.cluster")
 
 
 def test_no_told_name_becomes_a_command() -> None:

@@ -18,7 +18,7 @@ from rankwise.doctor.rendezvous.all_reduce import AllReduceRanks, read_reduce
 from rankwise.doctor.rendezvous.cluster_report import from_json
 from rankwise.doctor.rendezvous.connection import Connection
 from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
-from rankwise.doctor.rendezvous.join_failure import explain_failure
+from rankwise.doctor.rendezvous.coordinator_client import explain_failure
 from rankwise.doctor.rendezvous.peer import Admission, Peer
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
 from rankwise.doctor.rendezvous.results import Results

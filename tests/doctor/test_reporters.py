@@ -18,7 +18,7 @@ from rankwise.doctor.rendezvous.cluster_report import (
     Measure,
     from_json,
 )
-from rankwise.doctor.reporters import heat, page, text
+from rankwise.doctor.reporters import page, text
 from rankwise.doctor.reporters.grouping import count_verdicts, group, judge, name_hosts
 from rankwise.doctor.reporters.record import record
 from rankwise.doctor.units import format_rate, format_seconds
@@ -281,14 +281,14 @@ def test_a_page_shows_code_as_code_and_what_was_looked_at_where_all_is_well() ->
 
 def test_heat_shows_who_is_worse_than_the_others() -> None:
     """The slow host's row is hot, the others' cells are cool; a blocked pair is red whatever else went well."""
-    reached, bandwidth, latency, resent = heat.make_maps(make())
+    reached, bandwidth, latency, resent = page.make_maps(make())
     assert bandwidth.cells["node1", "node0"].heat == 1.0
     assert bandwidth.cells["node0", "node1"].heat == 0.0
     assert latency.cells["node1", "node0"].heat == 0.0
     assert reached.cells["node0", "node2"].heat == 1.0
     assert reached.cells["node2", "node0"].heat == 0.0
     assert resent.cells["node0", "node3"].heat == pytest.approx(1.0)
-    assert heat.color(0.0) != heat.color(1.0)
+    assert page.color(0.0) != page.color(1.0)
 
 
 def test_many_hosts_fit_on_a_page() -> None:

@@ -5,18 +5,15 @@ A launcher says only what is surely wrong. What may be right on some hosts is fo
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rankwise.doctor import registry
 from rankwise.doctor.examine import examine
-from rankwise.doctor.host import Host
-from rankwise.doctor.probe import first_step
+from rankwise.doctor.host import Host, JobShape
+from rankwise.doctor.probe import Reading, first_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from rankwise.doctor.host import JobShape
-    from rankwise.doctor.probe import Reading
     from rankwise.doctor.torch_facts import TorchFacts
 
 #: Asked before each start: they read some files.
@@ -59,9 +56,7 @@ def _query_nothing(host: Host) -> TorchFacts:
 
 def look_before(host: Host) -> list[Reading]:
     """Return what will surely break the job that is about to start; milliseconds."""
-    asked = [
-        name for name, starts in _BEFORE_IF_SET.items() if any(one.startswith(starts) for one in host.env)
-    ]
+    asked = [name for name, heads in _BEFORE_IF_SET.items() if any(one.startswith(heads) for one in host.env)]
     found = examine(host, registry.find(*_BEFORE, *asked), most_s=_MOST_BEFORE_S)
     return [one for one in found if one.verdict == "fail"]
 
@@ -73,13 +68,9 @@ def look_after(host: Host, *, class_id: str | None, reported: str = "") -> list[
     the verdict says already (``reported``) is not said again.
     """
     classes = {class_id, *_BEHIND.get(class_id, ())} if class_id else set[str]()
-    probes = [
-        one for one in registry.all_probes() if one.id in _VITAL or (one.look and classes & {*one.classes})
-    ]
+    probes = [it for it in registry.all_probes() if it.id in _VITAL or (it.look and classes & {*it.classes})]
     found = examine(host, probes, most_s=_MOST_AFTER_S)
-    bad = [
-        one for one in found if one.verdict == "fail" or (one.verdict == "warn" and one.class_id in classes)
-    ]
+    bad = [it for it in found if it.verdict == "fail" or (it.verdict == "warn" and it.class_id in classes)]
     return [one for one in bad if one.what not in reported]
 
 
@@ -92,6 +83,5 @@ def find_host_problems(host: Host) -> list[Reading]:
 def format_readings(readings: Iterable[Reading], *, host: str = "") -> tuple[str, ...]:
     """Return readings as sentences with the way out, for a report; with the name of the host, where the reader may be on another one."""
     where = f"on {host}: " if host else ""
-    return tuple(
-        f"{where}{one.what}" + (f" -> {step}" if (step := first_step(one.fix)) else "") for one in readings
-    )
+    steps = ((one.what, first_step(one.fix)) for one in readings)
+    return tuple(f"{where}{what}" + f" -> {step}" * bool(step) for what, step in steps)

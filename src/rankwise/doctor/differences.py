@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from rankwise.doctor.probe import Reading
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rankwise.doctor.probe import Fact, Facts, Verdict
+from rankwise.doctor.probe import Fact, Facts, Reading
 
 
 def report_difference(
-    facts: Mapping[str, Facts],
-    name: str,
-    what: str,
-    why: str,
-    fix: str,
-    *,
-    verdict: Verdict = "warn",
-    class_id: str = "",
+    facts: Mapping[str, Facts], name: str, what: str, why: str, fix: str, class_id: str = ""
 ) -> Iterator[Reading]:
-    """Yield a reading if the hosts differ in a fact; in ``fix``, ``{most}`` stands for the most common value."""
+    """Yield a reading if the hosts differ in a fact: a failure if it leads to a failure class.
+
+    In ``fix``, ``{most}`` stands for the most common value.
+    """
     groups = group_hosts(facts, name)
     if len(groups) > 1:
-        yield Reading(
-            verdict=verdict, what=f"{what}: {format_groups(groups)}", why=why, fix=fix.replace("{most}", next(iter(groups))),
-            class_id=class_id, hosts=find_odd_hosts(groups),
-        )  # fmt: skip
+        what, fix = f"{what}: {format_groups(groups)}", fix.replace("{most}", next(iter(groups)))
+        yield Reading("fail" if class_id else "warn", what, why, fix, class_id, hosts=find_odd_hosts(groups))
 
 
 def group_hosts(facts: Mapping[str, Facts], name: str) -> dict[str, list[str]]:

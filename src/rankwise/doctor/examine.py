@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event, Thread
 from typing import TYPE_CHECKING, final
 
-from rankwise.doctor.probe import Reading, skipped
+from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Speed, skipped
 from rankwise.doctor.variables.masking import make_mask, mask_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Fact, Facts, Probe, Speed
 
 #: So long a probe may take; what is late is told as skipped.
 BOUND_S: dict[Speed, float] = {"instant": 5.0, "quick": 20.0, "slow": 120.0}

@@ -9,6 +9,7 @@ import errno
 import os
 import socket
 import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,15 +17,12 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, final
 
-from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.base.clock import SYSTEM_CLOCK, Clock
 from rankwise.base.environ import environ
 from rankwise.base.osdoor import KILL_SIGNAL
 from rankwise.doctor.network.names import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from rankwise.base.clock import Clock
     from rankwise.doctor.gpu.nvidia import NvidiaReport
     from rankwise.doctor.network.interfaces import Interface
     from rankwise.doctor.torch_facts import TorchFacts
@@ -178,8 +176,9 @@ class Host:
     def may_write(self, path: str) -> bool:
         """Return whether we may put files into a folder, by its rights and by how its file system is mounted; nothing is written."""
         # Asking by effective ids is a newer call, which old runtimes of containers refuse to everybody.
-        is_other = os.access in os.supports_effective_ids and (
-            (os.getuid(), os.getgid()) != (os.geteuid(), os.getegid())
+        is_other = os.access in os.supports_effective_ids and (os.getuid(), os.getgid()) != (
+            os.geteuid(),
+            os.getegid(),
         )
         return os.access(self.path(path), os.W_OK | os.X_OK, effective_ids=is_other)
 
@@ -200,9 +199,8 @@ class Host:
 
     def time_lookup(self, name: str) -> tuple[tuple[str, ...], float]:
         """Return the addresses of a name, and how many seconds it took to get them. Each name is asked for once."""
-        with (
-            self._lookup_lock
-        ):  # several probes want the same name, and a dead name server costs seconds each time
+        # Several probes want the same name, and a dead name server costs seconds each time.
+        with self._lookup_lock:
             if name not in self._looked_up:
                 begin_s = self.clock.monotonic()
                 ips = self._lookup(name)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import types
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
+from rankwise.doctor.probe import Fact, Facts
 
-    from rankwise.doctor.probe import Fact, Facts
-
-    Reader: TypeAlias = Callable[[Fact], object]
+Reader: TypeAlias = Callable[[Fact], object]
 
 Record = TypeVar("Record")
 _LARGEST = 1 << 53
@@ -40,9 +37,7 @@ def from_json(kind: type[Record], info: Facts) -> Record | None:
 
 def read_int(value: Fact) -> int | None:
     """Return a whole number, or None."""
-    return (
-        value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST else None
-    )
+    return value if type(value) is int and abs(value) <= _LARGEST else None
 
 
 def read_float(value: Fact) -> float:

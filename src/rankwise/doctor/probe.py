@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from rankwise.doctor.host import Host
 
 
@@ -51,7 +51,7 @@ Fact: TypeAlias = "str | int | float | bool | list[Fact] | dict[str, Fact] | Non
 Facts: TypeAlias = "Mapping[str, Fact]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Reading:
     """What one probe tells of one thing.
 
@@ -73,9 +73,15 @@ class Reading:
     why: str = ""
     fix: str = ""
     class_id: str = ""
+    _: KW_ONLY
     facts: Facts = field(default_factory=dict)
     probe: str = ""
     hosts: tuple[str, ...] = ()
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether there is something to fix."""
+        return self.verdict in {"warn", "fail"}
 
     def of(self, probe: str, *hosts: str) -> Reading:
         """Return it with the name of its probe, and of its hosts if it names none."""
@@ -105,6 +111,10 @@ class Reading:
         )  # fmt: skip
 
 
+#: Of what breaks or hangs a job; of what does so in some settings, or makes it slow: what was seen, what comes of it, the fix, the failure class.
+fail, warn = partial(Reading, "fail"), partial(Reading, "warn")
+
+
 def ok(what: str, **facts: Fact) -> Reading:
     """Return a reading that all is well."""
     return Reading(verdict="ok", what=what, facts=facts)
@@ -126,3 +136,8 @@ def first_step(fix: str) -> str:
     # A remark that ends so leads to the command below it; another one is itself what is to be done first.
     first = next((line for line in lines if not (line.startswith("#") and line.endswith((":", "?")))), fix)
     return first.lstrip("# ").partition("  # ")[0]
+
+
+def on_host(name: str, *commands: str) -> str:
+    """Return commands as they stand in a fix, under the host where they are to be typed."""
+    return "\n".join([f"# on {name}:", *commands])

@@ -5,17 +5,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from rankwise.base.errors import UsageError
 from rankwise.doctor import probes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import ModuleType
-
-    from rankwise.doctor.probe import Probe
+from rankwise.doctor.probe import TOPICS, Probe
 
 
 @cache
@@ -33,8 +29,6 @@ def _import(id_: str) -> ModuleType:
 @cache
 def all_probes() -> tuple[Probe, ...]:
     """Return all probes, by topic, then by id; ValueError: A probe's id is not that of its module, or is a topic, too."""
-    from rankwise.doctor.probe import TOPICS  # noqa: PLC0415
-
     found: list[Probe] = []
     for name, module in _modules().items():
         if module.PROBE.id != name:
@@ -55,8 +49,6 @@ def probe(id: str) -> Probe:  # noqa: A002 - the word for it
 
 def choose(word: str) -> tuple[Probe, ...]:
     """Return the probe of an id, or those of a topic; UsageError: there is none; says which word may be meant."""
-    from rankwise.doctor.probe import TOPICS  # noqa: PLC0415
-
     found = tuple(one for one in all_probes() if _plain(word) in {one.id, one.topic})
     if not found:
         raise _report_unknown("probe or topic", word, (*(one.id for one in all_probes()), *TOPICS))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Literal, TypeAlias, final
 
 from rankwise.doctor.probe import Reading, skipped
 
 if TYPE_CHECKING:
     from rankwise.doctor.host import Host, ProgramResult
-
 
 #: Where nothing holds the driver awake it wakes each GPU first: a second or two for one, more than ten for eight.
 ANSWER_S = 30.0
@@ -126,7 +125,7 @@ def _explain_silence(host: Host, ran: ProgramResult, output: str) -> NvidiaRepor
     driver, is_on_bus = read_driver_version(host), bool(list_pci_gpus(host))
     if ran.code is None and "did not end" in ran.why:
         return NvidiaReport(
-            status="late", why=f"nvidia-smi did not answer within {ANSWER_S:.0f} s", driver=driver
+            status="late", why=f"nvidia-smi did not answer within {ANSWER_S:g} s", driver=driver
         )
     if ran.code is None and (driver or host.has("/proc/driver/nvidia/gpus")):
         why = f"the NVIDIA driver {driver} is loaded, but there is no nvidia-smi to query it"
@@ -162,14 +161,16 @@ def to_int(text: str) -> int:
     return int(number) if number.isdigit() else 0
 
 
+Matrix: TypeAlias = dict[tuple[str, str], str]
+Pairs: TypeAlias = dict[tuple[int, int], str]
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines the head of a matrix, whoever reads it
 
 
-def read_matrix(text: str) -> dict[tuple[str, str], str]:
+def read_matrix(text: str) -> Matrix:
     """Read a matrix of ``nvidia-smi topo``: ``{("GPU0", "GPU1"): "NV18", ("GPU0", "NIC0"): "PIX", ...}``, without the diagonal."""
     lines = [_ESCAPES.sub("", line) for line in text.splitlines()]
     names: list[str] = []
-    found: dict[tuple[str, str], str] = {}
+    found: Matrix = {}
     for line in lines:
         cells = line.split()
         if not cells or cells[0] == "Legend:":
@@ -185,7 +186,7 @@ def read_matrix(text: str) -> dict[tuple[str, str], str]:
     return found
 
 
-def list_gpu_pairs(matrix: dict[tuple[str, str], str]) -> dict[tuple[int, int], str]:
+def list_gpu_pairs(matrix: Matrix) -> Pairs:
     """Return the pairs of GPUs of a matrix, the lower number first."""
     found = {}
     for (a, b), cell in matrix.items():
@@ -225,9 +226,7 @@ def list_bridges_with_acs(text: str) -> list[str]:
 def list_switches_above(host: Host, bus_id: str) -> list[str]:
     """Return the PCI bridges between a device and its root port, without that: what lies below decides whether peers go the short way."""
     path = host.path(f"/sys/bus/pci/devices/{bus_id}").resolve()
-    above = [
-        part for part in path.parts if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", part)
-    ]
+    above = [at for at in path.parts if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", at)]
     return above[1:-1]
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from rankwise.base.host import own_cgroups
-
-if TYPE_CHECKING:
-    from rankwise.doctor.host import Host
+from rankwise.doctor.host import Host
 
 _ROOT = "/sys/fs/cgroup"
 
@@ -51,16 +48,14 @@ def find_memory_room(host: Host) -> tuple[float, float]:
     """
     found = (math.inf, math.inf)
     is_first = _find_root(host, "memory")[0] == f"{_ROOT}/memory"
-    names = (
-        ("memory.limit_in_bytes", "memory.usage_in_bytes") if is_first else ("memory.max", "memory.current")
-    )
+    top, used = ("limit_in_bytes", "usage_in_bytes") if is_first else ("max", "current")
     for folder in list_groups(host, "memory"):
-        limit = read_number(host, f"{folder}/{names[0]}")
+        limit = read_number(host, f"{folder}/memory.{top}")
         if math.isinf(limit):
             continue
         counters = read_counters(host, f"{folder}/memory.stat")
         cache = counters.get("total_inactive_file" if is_first else "inactive_file", 0)
-        left = limit - read_number(host, f"{folder}/{names[1]}") + cache
+        left = limit - read_number(host, f"{folder}/memory.{used}") + cache
         if not math.isinf(left):
             found = min(found, (limit, left), key=lambda one: one[1])
     return found

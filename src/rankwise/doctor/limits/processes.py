@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, TypeAlias, final
+from types import ModuleType
+from typing import TypeAlias, final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from types import ModuleType
+from rankwise.doctor.host import Host
 
-    from rankwise.doctor.host import Host
-
-    #: By what the processes of one job know each other: the job's id, and the address and port of its rendezvous.
-    JobKey: TypeAlias = tuple[str, str, str]
+#: By what the processes of one job know each other: the job's id, and the address and port of its rendezvous.
+JobKey: TypeAlias = tuple[str, str, str]
 
 
 @final

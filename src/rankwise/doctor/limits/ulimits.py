@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rankwise.doctor.host import Host
-
+from rankwise.doctor.host import Host
 
 _CAP_SYS_RESOURCE = 24
 _MANY_FILES = 65536

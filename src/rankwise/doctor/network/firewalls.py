@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from rankwise.doctor.host import Host, ProgramResult
+
 
 Program = Literal["ufw", "firewalld", "iptables", "nftables", ""]
 Hook = Literal["input", "output"]
@@ -65,13 +65,11 @@ class Firewall:
         """Return whether a rule that names no port accepts one of some IPv4 networks, or a part of it."""
         own = [ipaddress.IPv4Network(one) for one in networks]
         named = [
-            ipaddress.ip_network(word, strict=False)
+            ipaddress.IPv4Network(word, strict=False)
             for one in self.chains for rule in one.rules if _ACCEPTS.search(rule) and not _DROPS.search(rule) and "dport" not in rule
             for word in re.findall(r"(?:-s|saddr) (\d+(?:\.\d+){3}(?:/\d+)?)", rule)
         ]  # fmt: skip
-        return any(
-            one.overlaps(other) for one in own for other in named if isinstance(other, ipaddress.IPv4Network)
-        )
+        return any(one.overlaps(other) for one in own for other in named)
 
     def list_dropping(self, hook: Hook) -> list[Chain]:
         """Return the chains at a hook that drop something, themselves or by a chain that they call."""
@@ -180,11 +178,8 @@ def _explain_silence(saved: ProgramResult, listed: ProgramResult) -> str:
     asked = {"iptables-save": saved, "nft": listed}
     if all(_is_missing(ran) for ran in asked.values()):
         return "neither nft nor iptables can be queried here"
-    failed = {
-        name: ran
-        for name, ran in asked.items()
-        if not (ran.is_good or _is_missing(ran) or _NO_RULES.search(ran.err))
-    }
+    bad = ((name, ran) for name, ran in asked.items() if not ran.is_good and not _is_missing(ran))
+    failed = {name: ran for name, ran in bad if not _NO_RULES.search(ran.err)}
     if any(ran.code is not None and _REFUSED.search(ran.err) for ran in failed.values()):
         return "only root may read the rules"
     return "; ".join(

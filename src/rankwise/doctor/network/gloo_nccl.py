@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.doctor.network.names import is_loopback_address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rankwise.doctor.host import Host
     from rankwise.doctor.network.interfaces import Address, Interface
 
+    #: Interfaces, each with the address that NCCL takes there.
+    Chosen = list[tuple[Interface, Address]]
 
 #: NCCL keeps no more.
 _MOST_INTERFACES = 16
@@ -88,7 +89,7 @@ def match_names(value: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if is_meant(name) != is_not)
 
 
-def _choose(host: Host, interfaces: Sequence[Interface]) -> list[tuple[Interface, Address]]:
+def _choose(host: Host, interfaces: Sequence[Interface]) -> Chosen:
     settings = read_settings(host)
 
     def value(name: str) -> str:
@@ -106,28 +107,24 @@ def _choose(host: Host, interfaces: Sequence[Interface]) -> list[tuple[Interface
     )  # fmt: skip
 
 
-def _pick(found: list[tuple[Interface, Address]], names: str) -> list[tuple[Interface, Address]]:
+def _pick(found: Chosen, names: str) -> Chosen:
     chosen = match_names(names, [interface.name for interface, _ in found])
     return [one for one in found if one[0].name in chosen][:_MOST_INTERFACES]
 
 
-def _list_running(interfaces: Sequence[Interface], family: str) -> list[tuple[Interface, Address]]:
+def _list_running(interfaces: Sequence[Interface], family: str) -> Chosen:
     """List interfaces with the address that NCCL would take: the first one of its family; those of IPv4 come first."""
     wanted = {"AF_INET": (True,), "AF_INET6": (False,)}.get(family, (True, False))
     found: dict[str, tuple[Interface, Address]] = {}
     for is_ipv4 in wanted:
         for one in interfaces:
-            fitting = [
-                address for address in one.addresses if address.is_ipv4 == is_ipv4 and address.ip != "::1"
-            ]
+            fitting = [at for at in one.addresses if at.is_ipv4 == is_ipv4 and at.ip != "::1"]
             if one.is_up and fitting:
                 found.setdefault(one.name, (one, fitting[0]))
     return list(found.values())
 
 
-def _match_network(
-    host: Host, found: list[tuple[Interface, Address]], comm_id: str
-) -> list[tuple[Interface, Address]]:
+def _match_network(host: Host, found: Chosen, comm_id: str) -> Chosen:
     name = comm_id[1:].partition("]")[0] if comm_id.startswith("[") else comm_id.rpartition(":")[0]
     ips = [ipaddress.ip_address(ip) for ip in host.lookup(name)[:1]] if name else []
     return [one for one in found if any(ip in ipaddress.ip_network(one[1].network) for ip in ips)]
@@ -166,6 +163,4 @@ def find_interface(ip: str, interfaces: Sequence[Interface]) -> Interface | None
     for one in interfaces:
         if any(address.ip == ip for address in one.addresses):
             return one
-    return (
-        next((one for one in interfaces if one.kind == "loopback"), None) if is_loopback_address(ip) else None
-    )
+    return next((one for one in interfaces if one.kind == "loopback" and is_loopback_address(ip)), None)

@@ -6,6 +6,7 @@ import ipaddress
 import re
 import socket
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Literal
@@ -14,10 +15,7 @@ from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.doctor.network.names import is_loopback_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from rankwise.doctor.host import Host
-
 
 Kind = Literal["loopback", "ethernet", "infiniband", "wireless", "bridge", "container", "vpn", "virtual"]
 
@@ -89,7 +87,11 @@ def read_interfaces(host: Host) -> tuple[Interface, ...]:
     for name, info in psutil.net_if_addrs().items():
         shown = [one for one in info if one.family in {socket.AF_INET, socket.AF_INET6}]
         addresses = [
-            Address(ip=one.address.partition("%")[0], prefix=_count_bits(one.netmask)) for one in shown
+            Address(
+                ip=one.address.split("%")[0],
+                prefix=int(ipaddress.ip_address(one.netmask or "::")).bit_count(),
+            )
+            for one in shown
         ]
         about = stats.get(name)
         found.append(
@@ -139,12 +141,6 @@ def choose_best(interfaces: Iterable[Interface], near: Iterable[str] = ()) -> In
     return min((one for one in interfaces if one.is_candidate), key=rank, default=None)
 
 
-def _count_bits(netmask: str | None) -> int:
-    if not netmask:
-        return 0
-    return int(ipaddress.ip_address(netmask)).bit_count()
-
-
 #: Above this, one name is taken for a slip of the other one.
 _ALIKE = 0.6
 
@@ -173,15 +169,11 @@ def suggest_name(host: Host, interfaces: Sequence[Interface], near: str = "") ->
     """Return the name of the interface to take; of those that are alike to what was typed, if something was; empty if there is none."""
     best = suggest_interface(host, interfaces)
     typed = near.strip("^= \t'\"")
-    usable = [
-        one for one in interfaces if one.is_up and one.addresses and one.kind not in {"loopback", "container"}
-    ]
+    usable = [one for one in interfaces if one.is_up and one.addresses and one is not best]
     ordered = [best.name] if best else []
-    ordered += [one.name for one in usable if one is not best]
+    ordered += [one.name for one in usable if one.kind not in {"loopback", "container"}]
     scores = {name: SequenceMatcher(None, typed, name).ratio() for name in ordered}
-    alike = [
-        name for name, score in scores.items() if typed and score == max(scores.values()) and score >= _ALIKE
-    ]
+    alike = [name for name, score in scores.items() if typed and _ALIKE <= score == max(scores.values())]
     return next(iter([*alike, *(ordered if best else [])]), "")
 
 

@@ -45,14 +45,14 @@ def is_host_name(text: str) -> bool:
 _PLAIN = re.compile(r"[A-Za-z0-9._:-]+")
 
 
-def forget_name(name: str) -> str:
+def remove_name(name: str) -> str:
     """Return the command that takes a name out of ``/etc/hosts``, and leaves the other names of its lines there."""
     # A line without a name goes, too. The last `a` ends the last line where it has no end: more is to be added behind it.
     take_out = rf":a;s/^([^#]*[[:space:]]){_escape(name)}([[:space:]#]|$)/\1\2/I;ta;/^[[:space:]]*[^#[:space:]]+[[:space:]]*(#.*)?$/d;$a"
     return _rewrite(f"{take_out}\\")
 
 
-def lead_name(name: str, address: str, hosts: str = "", *, is_written: bool = False) -> list[str]:
+def map_name(name: str, address: str, hosts: str = "", *, is_written: bool = False) -> list[str]:
     """Return the commands that make a name lead to an address, and nowhere else.
 
     ``hosts`` is what ``/etc/hosts`` holds now; of another host it is only known whether the name ``is_written`` there.
@@ -65,16 +65,13 @@ def lead_name(name: str, address: str, hosts: str = "", *, is_written: bool = Fa
     wrong = [words for words in lines if name.lower() in words[1:] and words[0] != address.lower()]
     short = name.lower().partition(".")[0]
     # All names of its only line are one host's: ``host2.cluster host2``.
-    if (
-        len(wrong) == 1
-        and {word.partition(".")[0] for word in wrong[0][1:]} == {short}
-        and _PLAIN.fullmatch(wrong[0][0])
-    ):
+    names = [{word.partition(".")[0] for word in words[1:]} for words in wrong]
+    if names == [{short}] and _PLAIN.fullmatch(wrong[0][0]):
         # The whole line: its long name, host.domain, is to lead there, too.
         old = rf"^[[:space:]]*{_escape(wrong[0][0])}"
         named = rf"{old}[[:space:]]([^#]*[[:space:]])?{_escape(name)}([[:space:]#]|$)"
         return [_rewrite(f"/{named}/Is/{old}/{address}/I")]
-    return [forget_name(name), add] if wrong or is_written else [add]
+    return [remove_name(name), add] if wrong or is_written else [add]
 
 
 def choose_interface(interface: str, for_good: list[str]) -> list[str]:

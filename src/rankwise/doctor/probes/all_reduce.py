@@ -11,8 +11,6 @@ ended after a minute, or as soon as one of the hosts is lost: the all-reduce of 
 streams of `speed`, look at the host for which the others waited.
 """
 
-from __future__ import annotations
-
 from rankwise.doctor.probe import Probe
 
 PROBE = Probe("all-reduce", "an all-reduce by torch over all hosts", "hosts", "slow")

@@ -14,26 +14,14 @@ hosts the device or the server's export, and the number of the folder there (ino
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from rankwise.doctor.differences import find_odd_hosts, format_groups, group_values
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
-from rankwise.doctor.storage.folder_trial import try_folder
-from rankwise.doctor.storage.mounts import (
-    find_absolute,
-    find_dangling,
-    find_existing,
-    find_mount,
-    is_object_store,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Fact, Facts, Verdict
-    from rankwise.doctor.storage.folder_trial import Trial
-    from rankwise.doctor.storage.mounts import Mount
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, fail, ok, skipped, warn
+from rankwise.doctor.storage import mounts
+from rankwise.doctor.storage.folder_trial import Trial, try_folder
+from rankwise.doctor.storage.mounts import Mount
 
 _MIB = 1 << 20
 #: A model of a billion parameters with its optimizer is 12 GB: twenty minutes at this speed.
@@ -41,40 +29,37 @@ _SLOW_BYTES_PER_S = 10e6
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Try the folder, and tell what it is on."""
     if host.job.checkpoints is None:
         yield skipped("no checkpoint folder given (--checkpoints)", "nothing to look at")
         return
-    if is_object_store(host.job.checkpoints):
+    if mounts.is_object_store(host.job.checkpoints):
         address = str(host.job.checkpoints).replace(":/", "://", 1)
         yield skipped(f"checkpoints go to {address}", "an object store, not a folder")
         return
-    wanted = find_absolute(host, host.job.checkpoints)
+    wanted = mounts.find_absolute(host, host.job.checkpoints)
     if not wanted:
-        yield Reading(
-            verdict="fail", what=f"{host.job.checkpoints} is relative to the current folder, which has been deleted",
-            why="the first checkpoint fails: `No such file or directory`", fix='cd "$PWD"  # or pass an absolute path',
+        yield fail(
+            f"{host.job.checkpoints} is relative to the current folder, which has been deleted", "the first checkpoint fails: `No such file or directory`",
+            'cd "$PWD"  # or pass an absolute path'
         )  # fmt: skip
         return
-    dangling = find_dangling(host, wanted)
+    dangling = mounts.find_dangling(host, wanted)
     if dangling:
         yield _report_dangling(host, dangling)
         return
-    folder = find_existing(host, wanted)
-    mount = find_mount(host, folder)
+    folder = mounts.find_existing(host, wanted)
+    mount = mounts.find_mount(host, folder)
     facts = _collect(host, folder, mount)
     facts["exists"] = folder == wanted
     if not host.path(folder).is_dir():
         why = "the first checkpoint fails: `Not a directory`"
-        yield Reading(
-            verdict="fail", what=f"{folder} is not a folder", why=why, fix=f"ls -l {folder}", facts=facts
-        )
+        yield fail(f"{folder} is not a folder", why, f"ls -l {folder}", facts=facts)
         return
     trial = try_folder(host.path(folder), host.clock)
     if trial.error:
-        yield Reading(
-            verdict="fail", what=f"{folder} can't be written to: {trial.error}", why="the first checkpoint fails, long after startup",
-            fix=f"ls -ld {folder}; df -h {folder}  # or use another folder", facts=facts,
+        yield fail(
+            f"{folder} can't be written to: {trial.error}", "the first checkpoint fails, long after startup",
+            f"ls -ld {folder}; df -h {folder}  # or use another folder", facts=facts
         )  # fmt: skip
         return
     yield from (*_judge_trial(wanted, mount, trial), *_judge_mount(wanted, mount))
@@ -87,18 +72,17 @@ def look(host: Host) -> Iterator[Reading]:
 def _report_dangling(host: Host, link: str) -> Reading:
     what, error = f"{link} is a link to {host.path(link).readlink()}", host.find_error(link)
     if error:
-        return Reading(
-            verdict="fail", what=f"{what}, which can't be read: {error}", why=f"the first checkpoint fails, long after startup: `{error}`",
-            fix=f"namei -l {shlex.quote(link)}  # or use another folder",
+        return fail(
+            f"{what}, which can't be read: {error}", f"the first checkpoint fails, long after startup: `{error}`",
+            f"namei -l {shlex.quote(link)}  # or use another folder"
         )  # fmt: skip
-    return Reading(
-        verdict="fail", what=f"{what}, which does not exist", fix=f"readlink -m {shlex.quote(link)}  # mount what is to be there, or make that folder",
-        why="no folder can be created there: the first checkpoint fails, with `File exists` or `No such file or directory`",
+    return fail(
+        f"{what}, which does not exist", "no folder can be created there: the first checkpoint fails, with `File exists` or `No such file or directory`",
+        f"readlink -m {shlex.quote(link)}  # mount what is to be there, or make that folder"
     )  # fmt: skip
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Report hosts that have another folder under the name."""
     groups = group_values({host: _name_place(info) for host, info in facts.items()})
     if len(groups) < 2:
         return
@@ -111,19 +95,17 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         why = "the file system is not mounted there: checkpoints of these hosts are lost to the others, and the job can't resume"
         fix = f"mount -a  # there, or: findmnt {folder}"
     elif local:
-        what, fix = (
-            f"another folder on each host: {_describe_kinds(facts)}",
-            "# use a folder on a file system that all hosts mount, or copy the checkpoints before you resume",
+        what = f"another folder on each host: {_describe_kinds(facts)}"
+        fix = (
+            "# use a folder on a file system that all hosts mount, or copy the checkpoints before you resume"
         )
         why = f"no host has a complete checkpoint of a sharded model, and {lost}"
     else:
         what, hosts = f"not the same folder on all hosts: {format_groups(groups)}", find_odd_hosts(groups)
-        why, fix = (
-            lost.replace("some find one", "some ranks find a checkpoint"),
-            f"findmnt -T {folder}  # on these hosts",
-        )
+        why = lost.replace("some find one", "some ranks find a checkpoint")
+        fix = f"findmnt -T {folder}  # on these hosts"
     verdict: Verdict = "fail" if shared and local else "warn"
-    yield Reading(verdict=verdict, what=f"{folder} is {what}", why=why, fix=fix, class_id="K8", hosts=hosts)
+    yield Reading(verdict, f"{folder} is {what}", why, fix, "K8", hosts=hosts)
 
 
 def _collect(host: Host, folder: str, mount: Mount | None) -> dict[str, Fact]:
@@ -160,41 +142,32 @@ def _judge_trial(folder: str, mount: Mount | None, trial: Trial) -> Iterator[Rea
     kind, other = f" ({mount.kind})" if mount else "", "# use a folder on another file system"
     if trial.rename_error:
         why = "checkpoints are written under another name and renamed when they are complete: this fails"
-        yield Reading(
-            verdict="fail", what=f"a file or folder in {folder}{kind} can't take its final name: {trial.rename_error}", why=why, fix=other,
+        yield fail(
+            f"a file or folder in {folder}{kind} can't take its final name: {trial.rename_error}", why, other
         )  # fmt: skip
     if trial.sync_error:
         why = "after a crash of the host, a checkpoint may be empty"
-        yield Reading(
-            verdict="warn", what=f"data in {folder}{kind} can't be flushed: {trial.sync_error}", why=why, fix=other,
-        )  # fmt: skip
+        yield warn(f"data in {folder}{kind} can't be flushed: {trial.sync_error}", why, other)
     if not trial.has_locks:
-        why, fix = (
-            "two jobs that write into one folder by mistake are not detected",
-            "# mount it with locks: without nolock for NFS, with flock for Lustre",
-        )
-        yield Reading(verdict="warn", what=f"files in {folder}{kind} can't be locked", why=why, fix=fix)
+        why = "two jobs that write into one folder by mistake are not detected"
+        fix = "# mount it with locks: without nolock for NFS, with flock for Lustre"
+        yield warn(f"files in {folder}{kind} can't be locked", why, fix)
     if trial.bytes_per_s < _SLOW_BYTES_PER_S:
-        yield Reading(
-            verdict="warn", what=f"{folder}{kind} takes {trial.bytes_per_s / 1e6:.1f} MB/s ({trial.size_bytes // _MIB} MiB, flushed)",
-            why="all ranks wait while a checkpoint is written; a long wait ends in the timeout of a collective",
-            fix=f"df -h {folder}  # or use a faster folder",
+        yield warn(
+            f"{folder}{kind} takes {trial.bytes_per_s / 1e6:.1f} MB/s ({trial.size_bytes // _MIB} MiB, flushed)",
+            "all ranks wait while a checkpoint is written; a long wait ends in the timeout of a collective", f"df -h {folder}  # or use a faster folder"
         )  # fmt: skip
 
 
 def _judge_mount(folder: str, mount: Mount | None) -> Iterator[Reading]:
     if mount is not None and mount.kind in {"tmpfs", "ramfs"}:
         why = "checkpoints take memory from the job, and are lost when the host restarts"
-        yield Reading(
-            verdict="warn", what=f"{folder} is in memory ({mount.kind})", why=why, fix="# use a folder on a disk",
-        )  # fmt: skip
+        yield warn(f"{folder} is in memory ({mount.kind})", why, "# use a folder on a disk")
     elif mount is not None and mount.kind == "overlay" and mount.point == "/":
         fix = f"docker run -v /some/disk:{folder} …  # or a volume of Kubernetes"
-        what, why = (
-            f"{folder} is in the container's own file system (overlay)",
-            "checkpoints are lost with the container",
-        )
-        yield Reading(verdict="warn", what=what, why=why, fix=fix)
+        what = f"{folder} is in the container's own file system (overlay)"
+        why = "checkpoints are lost with the container"
+        yield warn(what, why, fix)
 
 
 PROBE = Probe("checkpoint-folder", "the folder for checkpoints", "storage", "quick", look, classes=("K8",), compare=compare)  # fmt: skip

@@ -12,22 +12,17 @@ are checked together.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from rankwise.doctor.host import Host
 from rankwise.doctor.network.interfaces import has_several_hosts
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Probe, Reading, ok, skipped, warn
 
 #: c10d takes a node for dead after 15 s; a clock that is off by this much already has no one who keeps it.
 _FAR_S = 5.0
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Return whether a time server keeps the clock."""
     who, is_kept, offset_s = _query(host)
     if not who:
         why = "no chronyc, timedatectl or ntpq answers here; a container has its host's clock"
@@ -39,10 +34,10 @@ def look(host: Host) -> Iterator[Reading]:
     elif not has_several_hosts(host):
         yield ok(f"by {who}, no time server synchronizes the clock{off}; a single host needs none")
     else:
-        yield Reading(
-            verdict="warn", what=f"by {who}, {'the clock is wrong' if is_kept else 'no time server synchronizes the clock'}{off}", class_id="I23",
-            why="where clocks of hosts are more than 15 s apart, c10d drops live nodes, which rejoin forever",
-            fix="sudo chronyc makestep" if who == "chronyc" else "sudo timedatectl set-ntp true",
+        yield warn(
+            f"by {who}, {'the clock is wrong' if is_kept else 'no time server synchronizes the clock'}{off}",
+            "where clocks of hosts are more than 15 s apart, c10d drops live nodes, which rejoin forever",
+            "sudo chronyc makestep" if who == "chronyc" else "sudo timedatectl set-ntp true", "I23"
         )  # fmt: skip
 
 

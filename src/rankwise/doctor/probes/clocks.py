@@ -10,8 +10,6 @@ shortest round trip counts, and half of that is the possible error. More than a 
 its host.
 """
 
-from __future__ import annotations
-
 from rankwise.doctor.probe import Probe
 
 PROBE = Probe("clocks", "by how much the hosts' clocks differ", "hosts", "quick", classes=("I23",))

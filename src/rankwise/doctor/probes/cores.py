@@ -17,19 +17,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rankwise.base.host import find_cpu_quota
 from rankwise.base.identity import Identity, read_all
+from rankwise.doctor.host import Host
 from rankwise.doctor.limits.cgroups import list_groups, read_counters
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped, warn
 from rankwise.doctor.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.host import Host
 
 #: A group that was stopped in more than this share of its periods has too few cores for what it runs.
 _OFTEN, _ENOUGH_PERIODS = 0.25, 100
@@ -52,19 +48,15 @@ class Cores:
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report how many cores there are, and whether ranks, threads and workers fit."""
     cores = read_cores(host)
     if cores is None:
-        yield skipped(
-            "this system does not report which cores a process may use", "there is no /proc/self/status"
-        )
+        why = "there is no /proc/self/status"
+        yield skipped("this system does not report which cores a process may use", why)
         return
-    found = [*_check_ranks(host, cores), *_check_throttled(host)]
-    yield from found
-    if not found:
-        limit = "" if math.isinf(cores.quota) else f", {cores.quota:g} of them by quota"
-        what = f"{format_count(cores.cores, 'core')} ({format_count(cores.cpus, 'processor')}){limit}"
-        yield ok(what, cores=cores.cores, cpus=cores.cpus, usable=cores.usable)
+    limit = "" if math.isinf(cores.quota) else f", {cores.quota:g} of them by quota"
+    what = f"{format_count(cores.cores, 'core')} ({format_count(cores.cpus, 'processor')}){limit}"
+    fine = ok(what, cores=cores.cores, cpus=cores.cpus, usable=cores.usable)
+    yield from [*_check_ranks(host, cores), *_check_throttled(host)] or [fine]
 
 
 def read_cores(host: Host) -> Cores | None:
@@ -82,9 +74,8 @@ def _count_cores(host: Host, cpus: list[int]) -> int:
     def read_siblings(cpu: int) -> str:
         return host.read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
 
-    if (
-        len(cpus) > _MANY_CPUS
-    ):  # a large host is as its first core is: reading hundreds of files takes too long
+    # A large host is as its first core is: reading hundreds of files takes too long.
+    if len(cpus) > _MANY_CPUS:
         return math.ceil(len(cpus) / max(1, len(read_list(read_siblings(cpus[0])))))
     return len({read_siblings(cpu) or str(cpu) for cpu in cpus})
 
@@ -106,17 +97,17 @@ def _check_ranks(host: Host, cores: Cores) -> Iterator[Reading]:
     limit = "" if math.isinf(cores.quota) else f" (quota {cores.quota:g})"
     seen = f"{format_count(cores.usable, 'processor')} can be used here{limit}"
     if ranks > cores.usable:
-        yield Reading(
-            verdict="warn", what=f"{format_count(ranks, 'rank')}, and {seen}", why="ranks share cores: fine for testing, but slower than fewer ranks",
-            class_id="X17", fix=f"rankwise run --nproc-per-node {cores.usable} …",
+        yield warn(
+            f"{format_count(ranks, 'rank')}, and {seen}", "ranks share cores: fine for testing, but slower than fewer ranks",
+            f"rankwise run --nproc-per-node {cores.usable} …", "X17"
         )  # fmt: skip
     else:
         yield from _check_threads(host, cores, ranks, seen)
     if ranks * workers > cores.usable:
-        yield Reading(
-            verdict="warn", what=f"{format_count(ranks, 'rank')} with {format_count(workers, 'worker')} each {'is' if ranks * workers == 1 else 'are'} {format_count(ranks * workers, 'process', 'processes')} that load data, and {seen}",
-            why="they compete with each other and with the ranks; torch warns `Our suggested max number of worker`", class_id="X17",
-            fix=f"# num_workers={max(1, cores.usable // ranks - 1)} in the DataLoader, or more cores for the job",
+        yield warn(
+            f"{format_count(ranks, 'rank')} with {format_count(workers, 'worker')} each {'is' if ranks * workers == 1 else 'are'} {format_count(ranks * workers, 'process', 'processes')} that load data, and {seen}",
+            "they compete with each other and with the ranks; torch warns `Our suggested max number of worker`",
+            f"# num_workers={max(1, cores.usable // ranks - 1)} in the DataLoader, or more cores for the job", "X17"
         )  # fmt: skip
 
 
@@ -126,20 +117,20 @@ def _check_threads(host: Host, cores: Cores, ranks: int, seen: str) -> Iterator[
     share = max(1, min(cores.cores, cores.usable) // ranks)
     launcher = _find_plain_launcher(host)
     if ranks * threads > cores.usable:
-        yield Reading(
-            verdict="warn", what=f"{format_count(ranks, 'rank')} with OMP_NUM_THREADS={threads} are {ranks * threads} threads, and {seen}",
-            why="the threads compete for cores: many times slower than with fewer", fix=f"export OMP_NUM_THREADS={share}", class_id="X17",
+        yield warn(
+            f"{format_count(ranks, 'rank')} with OMP_NUM_THREADS={threads} are {ranks * threads} threads, and {seen}",
+            "the threads compete for cores: many times slower than with fewer", f"export OMP_NUM_THREADS={share}", "X17"
         )  # fmt: skip
     elif threads == 1 and share >= _IDLE and host.job.backend == "gloo":
-        yield Reading(
-            verdict="warn", what=f"OMP_NUM_THREADS=1 lets {format_count(ranks, 'rank')} use {ranks} of {format_count(min(cores.cores, cores.usable), 'core')}",
-            why="a job on the CPU is slower by as much", fix="unset OMP_NUM_THREADS  # rankwise run gives each rank its share", class_id="X17",
+        yield warn(
+            f"OMP_NUM_THREADS=1 lets {format_count(ranks, 'rank')} use {ranks} of {format_count(min(cores.cores, cores.usable), 'core')}",
+            "a job on the CPU is slower by as much", "unset OMP_NUM_THREADS  # rankwise run gives each rank its share", "X17"
         )  # fmt: skip
     elif not text and launcher and ranks > 1:
-        yield Reading(
-            verdict="warn", what=f"{launcher} starts {ranks} ranks here without OMP_NUM_THREADS: each starts a thread for each of {format_count(cores.cpus, 'processor')}",
-            why="the threads compete for cores: many times slower than with fewer; torchrun and rankwise run set it, srun and mpirun do not",
-            fix=f"export OMP_NUM_THREADS={share}", class_id="X17",
+        yield warn(
+            f"{launcher} starts {ranks} ranks here without OMP_NUM_THREADS: each starts a thread for each of {format_count(cores.cpus, 'processor')}",
+            "the threads compete for cores: many times slower than with fewer; torchrun and rankwise run set it, srun and mpirun do not",
+            f"export OMP_NUM_THREADS={share}", "X17"
         )  # fmt: skip
 
 
@@ -166,10 +157,10 @@ def _check_throttled(host: Host) -> Iterator[Reading]:
         info = read_counters(host, f"{folder}/cpu.stat")
         periods, stopped = info.get("nr_periods", 0), info.get("nr_throttled", 0)
         if periods >= _ENOUGH_PERIODS and stopped > _OFTEN * periods:
-            yield Reading(
-                verdict="warn", what=f"the cgroup's CPU quota was exhausted in {stopped} of {periods} periods ({stopped / periods:.0%})",
-                why="all threads were stopped until the next period: ranks stall for up to 0.1 s at a time, and all wait for them", class_id="X17",
-                fix="# fewer threads and workers, or a larger quota: docker run --cpus=…, resources.limits.cpu of Kubernetes",
+            yield warn(
+                f"the cgroup's CPU quota was exhausted in {stopped} of {periods} periods ({stopped / periods:.0%})",
+                "all threads were stopped until the next period: ranks stall for up to 0.1 s at a time, and all wait for them",
+                "# fewer threads and workers, or a larger quota: docker run --cpus=…, resources.limits.cpu of Kubernetes", "X17"
             )  # fmt: skip
             return
 

@@ -11,25 +11,14 @@ launchers, compilers of kernels and data-loading workers at their start. A disk 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
-from rankwise.doctor.storage.mounts import (
-    find_absolute,
-    find_current,
-    find_dangling,
-    find_existing,
-    find_mount,
-    read_mounts,
-)
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped
+from rankwise.doctor.storage import mounts
+from rankwise.doctor.storage.mounts import Mount
 from rankwise.doctor.units import format_count, format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.storage.mounts import Mount
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _FEW_INODES = 1000
@@ -47,17 +36,16 @@ class _Place:
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report what is free in each of the folders; one that is on the disk of another is reported once."""
-    current = find_current(host)
-    mounts = read_mounts(host)
+    current = mounts.find_current(host)
+    mounted = mounts.read_mounts(host)
     info: list[str] = []
     found: list[Reading] = [] if current else [_report_deleted()]
     for place in _list_places(host, current):
-        folder = find_existing(host, place.folder)
+        folder = mounts.find_existing(host, place.folder)
         usage = host.usage(folder)
         if usage is None:
             continue
-        found += _judge(host, place, folder, usage, find_mount(host, folder, mounts))
+        found += _judge(host, place, folder, usage, mounts.find_mount(host, folder, mounted))
         # Some file systems of networks and programs tell no size at all.
         info += [f"{place.folder}: {format_size(usage[1])}"] if usage[0] else []
     yield from found
@@ -68,9 +56,9 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _list_places(host: Host, current: str) -> list[_Place]:
-    folder = find_absolute(host, host.job.checkpoints) if host.job.checkpoints is not None else ""
+    folder = mounts.find_absolute(host, host.job.checkpoints) if host.job.checkpoints is not None else ""
     # A link to nowhere is on no disk: the probe of that folder reports it.
-    if folder and find_dangling(host, folder):
+    if folder and mounts.find_dangling(host, folder):
         folder = ""
     places = [
         _Place("the folder of the checkpoints", folder, 256 * _MIB, 2 * _GIB),
@@ -81,9 +69,10 @@ def _list_places(host: Host, current: str) -> list[_Place]:
 
 
 def _report_deleted() -> Reading:
-    return Reading(
-        verdict="fail", what="the current folder has been deleted", fix='cd "$PWD"  # or another folder',
-        why="every program that asks for its current folder ends with `FileNotFoundError: [Errno 2] No such file or directory`",
+    return fail(
+        "the current folder has been deleted",
+        "every program that asks for its current folder ends with `FileNotFoundError: [Errno 2] No such file or directory`",
+        'cd "$PWD"  # or another folder'
     )  # fmt: skip
 
 
@@ -97,26 +86,27 @@ def _judge(
     is_temporary, is_checkpoint = "temporary" in place.title, "checkpoints" in place.title
     inodes = host.count_inodes(folder)
     if mount is not None and not mount.holds_files and place.must_write:
-        yield Reading(
-            verdict="fail", what=f"{where} is in {mount.point} ({mount.kind}), a kernel file system that holds no files",
-            why="a rank ends with `No such file or directory` or `Permission denied`" + " at the first checkpoint" * is_checkpoint,
-            fix="export TMPDIR=…  # a folder on a disk" if is_temporary else "# use a folder on a disk",
+        yield fail(
+            f"{where} is in {mount.point} ({mount.kind}), a kernel file system that holds no files",
+            "a rank ends with `No such file or directory` or `Permission denied`" + " at the first checkpoint" * is_checkpoint,
+            "export TMPDIR=…  # a folder on a disk" if is_temporary else "# use a folder on a disk"
         )  # fmt: skip
     elif mount is not None and mount.is_read_only and place.must_write:
-        yield Reading(
-            verdict="fail", what=f"{where} can't be written to: {mount.point} ({mount.kind}) is mounted read-only",
-            why="`Read-only file system`: launchers, compilers of kernels or checkpoints fail", fix=f"mount | grep ' {mount.point} '  # and use another folder",
+        yield fail(
+            f"{where} can't be written to: {mount.point} ({mount.kind}) is mounted read-only",
+            "`Read-only file system`: launchers, compilers of kernels or checkpoints fail", f"mount | grep ' {mount.point} '  # and use another folder"
         )  # fmt: skip
     elif inodes is not None and inodes[1] < _FEW_INODES:
         yield Reading(
-            verdict="fail" if inodes[1] < 10 else "warn", what=f"{where} has space for {format_count(inodes[1], 'more file')} of {inodes[0]}{disk}, and {format_size(free)} free",
-            why="`No space left on device`, although bytes are free", fix=f"du --inodes -xs {top}/* | sort -n | tail",
+            "fail" if inodes[1] < 10 else "warn",
+            f"{where} has space for {format_count(inodes[1], 'more file')} of {inodes[0]}{disk}, and {format_size(free)} free",
+            "`No space left on device`, although bytes are free", f"du --inodes -xs {top}/* | sort -n | tail"
         )  # fmt: skip
     elif free < min(place.tight_bytes, size):
         yield Reading(
-            verdict="fail" if free < place.full_bytes else "warn", what=f"{where} has {format_size(free)} of {format_size(size)} free{disk}",
-            why="a rank ends with `No space left on device`" + " in the middle of a checkpoint" * is_checkpoint,
-            fix=f"du -xsh {top}/* | sort -h | tail  # what takes the space" + "\nexport TMPDIR=…  # a folder with space" * is_temporary,
+            "fail" if free < place.full_bytes else "warn", f"{where} has {format_size(free)} of {format_size(size)} free{disk}",
+            "a rank ends with `No space left on device`" + " in the middle of a checkpoint" * is_checkpoint,
+            f"du -xsh {top}/* | sort -h | tail  # what takes the space" + "\nexport TMPDIR=…  # a folder with space" * is_temporary
         )  # fmt: skip
 
 

@@ -12,51 +12,43 @@ whether the firewall drops what no rule accepts, without a rule for this host's 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from rankwise.doctor.host import Host
 from rankwise.doctor.network.firewalls import find_firewall, suggest
 from rankwise.doctor.network.interfaces import find_master, has_several_hosts, suggest_interface
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped, warn
 from rankwise.doctor.probes.ports import read_range
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.host import Host
 
 _MOST_RULES = 4
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report the firewall, and its rules for the port of the rendezvous."""
     firewall = find_firewall(host)
     name = f", by {firewall.program}" if firewall.program else ""
     port = find_master(host)[1]
     rules = firewall.list_rules(port)
     shown = "; ".join(rules[:_MOST_RULES]) + "; …" * (len(rules) > _MOST_RULES)
-    named = (
-        f"; rules that name port {port}: {shown}" if rules else f"; no rule names port {port}" * bool(port)
-    )
+    more = f"; rules that name port {port}: {shown}" if rules else f"; no rule names port {port}" * bool(port)
     best = suggest_interface(host, host.interfaces())
     networks = [address.network for address in best.reachable if address.is_ipv4] if best else []
     if firewall.is_closed() and networks and not firewall.accepts(networks):
-        what = (
-            f"the firewall drops what no rule accepts{name}, and no rule accepts {', '.join(networks)}{named}"
-        )
+        own = ", ".join(networks)
+        what = f"the firewall drops what no rule accepts{name}, and no rule accepts {own}{more}"
         if not has_several_hosts(host):
             yield ok(f"{what}; a single host does not need it")
             return
         low, high = read_range(host)
-        yield Reading(
-            verdict="warn", what=what, class_id="I8", fix=suggest(host, networks, "input"),
-            why=f"Gloo and NCCL listen at ports {low} to {high}: the ranks may rendezvous, and then hang at the first collective: "
-            "`connectFullMesh failed`, `NCCL WARN Connect to ... failed`",
+        yield warn(
+            what,
+            f"Gloo and NCCL listen at ports {low} to {high}: the ranks may rendezvous, and then hang at the first collective: `connectFullMesh failed`, `NCCL WARN Connect to ... failed`",
+            suggest(host, networks, "input"), "I8"
         )  # fmt: skip
     elif firewall.why:
         yield skipped(f"the firewall's rules{name}", firewall.why)
     elif firewall.program:
         yield ok(
-            f"a firewall is running{name}{named}; whether hosts reach each other is tried when several are checked together"
+            f"a firewall is running{name}{more}; whether hosts reach each other is tried when several are checked together"
         )
     else:
         yield ok("no firewall is running here")

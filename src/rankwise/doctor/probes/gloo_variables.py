@@ -11,20 +11,14 @@ needs its own value.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import find_odd_hosts, group_hosts, report_difference
+from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import split_names, uses_nccl
-from rankwise.doctor.network.interfaces import describe_interface, has_several_hosts, suggest_name
-from rankwise.doctor.probe import Probe, Reading, ok
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.network.interfaces import Interface
-    from rankwise.doctor.probe import Fact, Facts, Verdict
+from rankwise.doctor.network.interfaces import Interface, describe_interface, has_several_hosts, suggest_name
+from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, ok, warn
 
 #: torch's builds for Linux know the first two; other systems and builds have the rest.
 _TRANSPORTS = ("TCP", "LINUX", "TCP_TLS", "UV", "APPLE", "WIN32", "IBVERBS")
@@ -32,7 +26,6 @@ _TLS_FILES = ("GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY", "GLOO_DEVICE_TRANSPORT_TCP_T
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report what Gloo and TensorPipe are told, and what of it does not fit this host."""
     wrong = [*_judge_names(host), *_judge_transport(host), *_judge_rpc(host)]
     names = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT", "TP_SOCKET_IFNAME")
     info = ", ".join(f"{name}={host.env[name]}" for name in names if name in host.env)
@@ -42,7 +35,6 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Report hosts whose Gloo uses another transport; interfaces may have other names on each host."""
     groups = group_hosts(facts, "transport")
     common = next(iter(groups), "none set")
     fix = "unset GLOO_DEVICE_TRANSPORT" if common == "none set" else f"export GLOO_DEVICE_TRANSPORT={common}"
@@ -56,27 +48,25 @@ def _judge_names(host: Host) -> Iterator[Reading]:
     value = host.env.get("GLOO_SOCKET_IFNAME", "")
     interfaces = host.interfaces() if value else ()
     if len(value) == 1:
-        yield Reading(
-            verdict="warn", what=f"GLOO_SOCKET_IFNAME={value} is one letter", why="torch ignores it, and uses the address of the host's name",
-            fix=_set(host, "GLOO_SOCKET_IFNAME"),
+        yield warn(
+            f"GLOO_SOCKET_IFNAME={value} is one letter", "torch ignores it, and uses the address of the host's name", _set(host, "GLOO_SOCKET_IFNAME")
         )  # fmt: skip
     for name in split_names(value):
         info = _find_fault(name, interfaces)
         one = next((one for one in interfaces if one.name == name), None)
         if info:
             yield Reading(
-                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {info}", class_id="I6",
-                why=f"every rank that uses Gloo fails: `Unable to find address for: {name}`", fix=_set(host, "GLOO_SOCKET_IFNAME", near=name),
+                _bad(host), f"GLOO_SOCKET_IFNAME={value}: {info}", f"every rank that uses Gloo fails: `Unable to find address for: {name}`",
+                _set(host, "GLOO_SOCKET_IFNAME", near=name), "I6"
             )  # fmt: skip
         elif one is not None and has_several_hosts(host) and one.kind in {"loopback", "container"}:
             yield Reading(
-                verdict=_bad(host), what=f"GLOO_SOCKET_IFNAME={value}: {describe_interface(one)} is local to this host", class_id="I5",
-                why="the other hosts don't reach it: `Gloo connectFullMesh failed`, or a hang", fix=_set(host, "GLOO_SOCKET_IFNAME"),
+                _bad(host), f"GLOO_SOCKET_IFNAME={value}: {describe_interface(one)} is local to this host",
+                "the other hosts don't reach it: `Gloo connectFullMesh failed`, or a hang", _set(host, "GLOO_SOCKET_IFNAME"), "I5"
             )  # fmt: skip
         elif one is not None and not one.is_up:
-            yield Reading(
-                verdict="warn", what=f"GLOO_SOCKET_IFNAME={value}: {name} is down", why="no host can reach this one there: a hang",
-                fix=f"sudo ip link set dev {name} up",
+            yield warn(
+                f"GLOO_SOCKET_IFNAME={value}: {name} is down", "no host can reach this one there: a hang", f"sudo ip link set dev {name} up"
             )  # fmt: skip
 
 
@@ -100,15 +90,15 @@ def _judge_transport(host: Host) -> Iterator[Reading]:
         return
     if value not in _TRANSPORTS:
         yield Reading(
-            verdict=_bad(host), what=f"GLOO_DEVICE_TRANSPORT={value} is not one of {', '.join(_TRANSPORTS[:3])}",
-            why="every rank that uses Gloo fails: `makeDeviceForHostname(): unsupported gloo device`", fix="unset GLOO_DEVICE_TRANSPORT",
+            _bad(host), f"GLOO_DEVICE_TRANSPORT={value} is not one of {', '.join(_TRANSPORTS[:3])}",
+            "every rank that uses Gloo fails: `makeDeviceForHostname(): unsupported gloo device`", "unset GLOO_DEVICE_TRANSPORT"
         )  # fmt: skip
     elif value == "TCP_TLS":
         lost = [name for name in _TLS_FILES if not host.env.get(name) or not host.has(host.env[name])]
         if lost:
             yield Reading(
-                verdict=_bad(host), what=f"GLOO_DEVICE_TRANSPORT=TCP_TLS, and {' and '.join(lost)} names no file here",
-                why="Gloo can't make its encrypted connections", fix="\n".join(f"export {name}=…" for name in lost),
+                _bad(host), f"GLOO_DEVICE_TRANSPORT=TCP_TLS, and {' and '.join(lost)} names no file here", "Gloo can't make its encrypted connections",
+                "\n".join(f"export {name}=…" for name in lost)
             )  # fmt: skip
 
 
@@ -116,9 +106,8 @@ def _judge_rpc(host: Host) -> Iterator[Reading]:
     name = host.env.get("TP_SOCKET_IFNAME", "")
     info = _find_fault(name, host.interfaces()) if name else ""
     if info:
-        yield Reading(
-            verdict="warn", what=f"TP_SOCKET_IFNAME={name}: {info}", why="torch.distributed.rpc fails at init_rpc; nothing else reads it",
-            fix=_set(host, "TP_SOCKET_IFNAME", near=name),
+        yield warn(
+            f"TP_SOCKET_IFNAME={name}: {info}", "torch.distributed.rpc fails at init_rpc; nothing else reads it", _set(host, "TP_SOCKET_IFNAME", near=name)
         )  # fmt: skip
 
 

@@ -14,56 +14,42 @@ virtual machine the real switches can't be seen. What could not be read is repor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from rankwise.base.environ import is_on
-from rankwise.doctor.gpu.nvidia import (
-    is_translated,
-    is_virtual,
-    list_bridges_with_acs,
-    list_gpu_pairs,
-    list_switches_above,
-    read_matrix,
-    run_smi,
-)
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
+from rankwise.doctor.gpu import nvidia
+from rankwise.doctor.gpu.nvidia import NvidiaReport, Pairs
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Probe, Reading, ok, skipped, warn
 from rankwise.doctor.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.gpu.nvidia import NvidiaReport
-    from rankwise.doctor.host import Host
 
 _NOW = "NCCL_P2P_DISABLE=1 rankwise run …  # at once, and slower"
 _WHY = "NCCL takes the direct way, and the copies crawl or never arrive: the first collective hangs with all GPUs at 100 %"
 _REASONS = {
     "CNS": "the chipset does not allow it", "GNS": "these GPUs can't", "TNS": "not on these paths", "NS": "not supported", "DR": "switched off",
 }  # fmt: skip
-_Pairs = dict[tuple[int, int], str]
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report which GPUs reach each other, and what stands in their way."""
-    nvidia = host.nvidia
-    if len(nvidia.gpus) < 2:
-        yield nvidia.skip() if not nvidia.gpus else ok("one GPU: no peer to reach")
+    report = host.nvidia
+    if len(report.gpus) < 2:
+        yield report.skip() if not report.gpus else ok("one GPU: no peer to reach")
         return
-    access = list_gpu_pairs(read_matrix(run_smi(host, "topo", "-p2p", "r").out))
-    ways = list_gpu_pairs(read_matrix(run_smi(host, "topo", "-m").out))
+    access = nvidia.list_gpu_pairs(nvidia.read_matrix(nvidia.run_smi(host, "topo", "-p2p", "r").out))
+    ways = nvidia.list_gpu_pairs(nvidia.read_matrix(nvidia.run_smi(host, "topo", "-m").out))
     if not access:
         yield skipped(
             "nvidia-smi does not report which GPUs reach each other", "`nvidia-smi topo -p2p r` has no matrix"
         )
         return
     direct = {pair: ways.get(pair, "") for pair, cell in access.items() if cell == "OK"}
-    found = [*_check_links(access, ways), *_check_torch(host, access), *_check_bridges(host, nvidia, direct)]
+    found = [*_check_links(access, ways), *_check_torch(host, access), *_check_bridges(host, report, direct)]
     yield from found
     if all(one.verdict == "skipped" for one in found):
         yield ok(_describe(access, direct), direct=len(direct), pairs=len(access))
 
 
-def _describe(access: _Pairs, direct: _Pairs) -> str:
+def _describe(access: Pairs, direct: Pairs) -> str:
     if len(direct) == len(access):
         pairs = f"all {len(access)} pairs of GPUs" if len(access) > 1 else "both GPUs"
         return f"{pairs} reach each other directly"
@@ -73,18 +59,17 @@ def _describe(access: _Pairs, direct: _Pairs) -> str:
     return f"{len(direct)} of {format_count(len(access), 'pair')} of GPUs reach each other directly ({reasons}); the others go through the host's memory"
 
 
-def _check_links(access: _Pairs, ways: _Pairs) -> Iterator[Reading]:
+def _check_links(access: Pairs, ways: Pairs) -> Iterator[Reading]:
     closed = [pair for pair, way in ways.items() if way.startswith("NV") and access.get(pair, "OK") != "OK"]
     if closed:
         a, b = closed[0]
-        yield Reading(
-            verdict="warn", what=f"{format_count(len(closed), 'pair')} of GPUs with NVLink that can't be used: GPU {a} and GPU {b} say {access[a, b]}",
-            why="NCCL goes through the host's memory instead, many times slower",
-            fix="nvidia-smi topo -p2p n  # and: sudo systemctl status nvidia-fabricmanager",
+        yield warn(
+            f"{format_count(len(closed), 'pair')} of GPUs with NVLink that can't be used: GPU {a} and GPU {b} say {access[a, b]}",
+            "NCCL goes through the host's memory instead, many times slower", "nvidia-smi topo -p2p n  # and: sudo systemctl status nvidia-fabricmanager"
         )  # fmt: skip
 
 
-def _check_torch(host: Host, access: _Pairs) -> Iterator[Reading]:
+def _check_torch(host: Host, access: Pairs) -> Iterator[Reading]:
     info = host.torch
     # Only where torch sees the same GPUs in the same order can the two be held against each other.
     if "CUDA_VISIBLE_DEVICES" in host.env or len(info.peers) * (len(info.peers) - 1) // 2 != len(access):
@@ -93,37 +78,37 @@ def _check_torch(host: Host, access: _Pairs) -> Iterator[Reading]:
     closed = [(a, b) for (a, b), cell in access.items() if cell == "OK" and not (peers[a][b] and peers[b][a])]
     if closed:
         a, b = closed[0]
-        yield Reading(
-            verdict="warn", what=f"the driver says that GPU {a} and GPU {b} reach each other, but CUDA says that they don't ({format_count(len(closed), 'such pair')})",
-            why="NCCL goes through the host's memory instead: slower", fix="NCCL_DEBUG=INFO rankwise run …  # shows the way that NCCL takes", class_id="R12",
+        yield warn(
+            f"the driver says that GPU {a} and GPU {b} reach each other, but CUDA says that they don't ({format_count(len(closed), 'such pair')})",
+            "NCCL goes through the host's memory instead: slower", "NCCL_DEBUG=INFO rankwise run …  # shows the way that NCCL takes", "R12"
         )  # fmt: skip
 
 
-def _check_bridges(host: Host, nvidia: NvidiaReport, direct: _Pairs) -> Iterator[Reading]:
+def _check_bridges(host: Host, report: NvidiaReport, direct: Pairs) -> Iterator[Reading]:
     by_pcie = {pair: way for pair, way in direct.items() if way and not way.startswith("NV")}
     level = host.env.get("NCCL_P2P_LEVEL", "").upper()
     if not by_pcie or is_on("NCCL_P2P_DISABLE", env=host.env) or level in {"LOC", "NVL", "0"}:
         return
-    if is_virtual(host):
+    if nvidia.is_virtual(host):
         yield skipped(
             "what is between the GPUs on PCIe can't be seen", "a virtual machine does not show the real switches",
         )  # fmt: skip
         return
-    places = {one.index: one.bus_id for one in nvidia.gpus}
+    places = {one.index: one.bus_id for one in report.gpus}
     by_switch = {index for pair, way in by_pcie.items() if way in {"PIX", "PXB"} for index in pair}
     yield from _check_access_control(host, {places[index] for index in by_switch if index in places})
     indexes = sorted({index for pair in by_pcie for index in pair} & set(places))
-    translated = [str(index) for index in indexes if is_translated(host, places[index])]
+    translated = [str(index) for index in indexes if nvidia.is_translated(host, places[index])]
     if translated:
-        yield Reading(
-            verdict="warn", what=f"the IOMMU translates the addresses of GPU {', '.join(translated)}, which reach others over PCIe", why=_WHY,
-            fix=f"{_NOW}\n# for good: iommu=pt on the kernel's command line, or the IOMMU off in the firmware", class_id="R12",
+        yield warn(
+            f"the IOMMU translates the addresses of GPU {', '.join(translated)}, which reach others over PCIe", _WHY,
+            f"{_NOW}\n# for good: iommu=pt on the kernel's command line, or the IOMMU off in the firmware", "R12"
         )  # fmt: skip
 
 
 def _check_access_control(host: Host, places: set[str]) -> Iterator[Reading]:
     """Report the switches above some GPUs that send their copies up to the processor."""
-    above = {bridge for place in places for bridge in list_switches_above(host, place)}
+    above = {bridge for place in places for bridge in nvidia.list_switches_above(host, place)}
     if not above:
         return
     ran = host.run("lspci", "-vvv", timeout_s=10.0)
@@ -131,18 +116,17 @@ def _check_access_control(host: Host, places: set[str]) -> Iterator[Reading]:
     if not ran.is_good:
         why = ran.why or f"lspci ended with {ran.code}: {' '.join(ran.err.split())[:200]}"
         fix = "sudo apt-get install pciutils" if ran.code is None and "No such file" in ran.why else ""
-        yield Reading(verdict="skipped", what=what, why=why, fix=fix)
+        yield Reading("skipped", what, why, fix)
         return
-    closed = [one for one in list_bridges_with_acs(ran.out) if one in above]
+    closed = [one for one in nvidia.list_bridges_with_acs(ran.out) if one in above]
     if closed:
-        yield Reading(
-            verdict="warn", what=f"ACS is on at {format_count(len(closed), 'PCIe switch', 'PCIe switches')} above the GPUs: {', '.join(closed[:8])}", why=_WHY,
-            fix="\n".join([_NOW, *(f"sudo setpci -s {one} ECAP_ACS+0x6.w=0000" for one in closed[:8]), "# for good: switch ACS off in the firmware"]),
-            class_id="R12",
+        yield warn(
+            f"ACS is on at {format_count(len(closed), 'PCIe switch', 'PCIe switches')} above the GPUs: {', '.join(closed[:8])}", _WHY,
+            "\n".join([_NOW, *(f"sudo setpci -s {one} ECAP_ACS+0x6.w=0000" for one in closed[:8]), "# for good: switch ACS off in the firmware"]), "R12"
         )  # fmt: skip
     elif "<access denied>" in ran.out:
         yield Reading(
-            verdict="skipped", what=what, why="only root may read it", fix="sudo $(command -v rankwise) doctor --only gpu-peer-access"
+            "skipped", what, "only root may read it", "sudo $(command -v rankwise) doctor --only gpu-peer-access"
         )  # fmt: skip
 
 

@@ -11,17 +11,12 @@ of one model are compared on the host and between hosts. A GPU at its power limi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from rankwise.doctor.differences import group_hosts, report_difference
 from rankwise.doctor.gpu.nvidia import query, to_int
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Facts
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Facts, Probe, Reading, ok, skipped, warn
 
 _REASONS = {
     "hw_thermal_slowdown": "it is too hot", "sw_thermal_slowdown": "it is too hot", "hw_power_brake_slowdown": "the power supply asks for it",
@@ -30,7 +25,6 @@ _REASONS = {
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report which GPUs are slowed down, and which may use less power than others."""
     nvidia = host.nvidia
     if not nvidia.gpus:
         yield nvidia.skip()
@@ -47,7 +41,7 @@ def look(host: Host) -> Iterator[Reading]:
         if reason:
             what = f"GPU {index} is slowed down at this moment ({reason}), {values['temperature.gpu']} °C"
             fix = f"nvidia-smi -i {index} -q -d PERFORMANCE,TEMPERATURE,POWER"
-            found.append(Reading(verdict="warn", what=what, why=why, fix=fix))
+            found.append(warn(what, why, fix))
     highest: dict[str, int] = {}
     limits = {one.index: to_int(info.get(one.index, {}).get("power.limit", "")) for one in nvidia.gpus}
     for one in nvidia.gpus:
@@ -56,21 +50,16 @@ def look(host: Host) -> Iterator[Reading]:
         if 0 < limits[one.index] < 0.95 * highest[one.name]:
             what = f"GPU {one.index} may use {limits[one.index]} W, others of its model here {highest[one.name]} W"
             fix = f"sudo nvidia-smi -i {one.index} -pl {highest[one.name]}"
-            found.append(Reading(verdict="warn", what=what, why=why, fix=fix))
-    yield from found
-    if not found:
-        power = ", ".join(f"{name}: {watts} W" for name, watts in sorted(highest.items()))
-        yield ok(f"no GPU is slowed down; power limits {power}", power=power)
+            found.append(warn(what, why, fix))
+    power = ", ".join(f"{name}: {watts} W" for name, watts in sorted(highest.items()))
+    yield from found or [ok(f"no GPU is slowed down; power limits {power}", power=power)]
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Report hosts whose GPUs, of the same models, may use less power."""
     values = group_hosts(facts, "power")
     if len({tuple(part.rpartition(":")[0] for part in value.split(", ")) for value in values}) == 1:
-        why, fix = (
-            "all ranks wait for the slowest GPU at each step",
-            "sudo nvidia-smi -pl …  # the same on all hosts",
-        )
+        why = "all ranks wait for the slowest GPU at each step"
+        fix = "sudo nvidia-smi -pl …  # the same on all hosts"
         yield from report_difference(facts, "power", "the power limits of the GPUs differ", why, fix)
 
 
@@ -79,10 +68,8 @@ def _query_reasons(host: Host) -> dict[int, dict[str, str]]:
     for prefix in ("clocks_event_reasons.", "clocks_throttle_reasons."):
         info = query(host, "temperature.gpu", "power.limit", *(prefix + name for name in _REASONS))
         if info:
-            return {
-                index: {name.removeprefix(prefix): one for name, one in values.items()}
-                for index, values in info.items()
-            }
+            short = {prefix + name: name for name in _REASONS}
+            return {at: {short.get(name, name): one for name, one in row.items()} for at, row in info.items()}
     return {}
 
 

@@ -14,17 +14,13 @@ than there are is faster on those that are near each other: choose them by `CUDA
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from rankwise.doctor.gpu.nvidia import list_gpu_pairs, query, read_links, read_matrix, run_smi
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
+from rankwise.doctor.gpu import nvidia
+from rankwise.doctor.gpu.nvidia import Matrix, NvidiaReport, Pairs
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
 from rankwise.doctor.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.gpu.nvidia import NvidiaReport
-    from rankwise.doctor.host import Host
 
 #: From near to far.
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -33,61 +29,56 @@ _SETTLED = {"completed", "n/a", "[n/a]", "not supported", "[not supported]", ""}
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report the ways between the GPUs, and the links that are lost."""
-    nvidia = host.nvidia
-    if not nvidia.gpus:
-        yield nvidia.skip()
+    report = host.nvidia
+    if not report.gpus:
+        yield report.skip()
         return
     yield from _check_fabric(host)
-    if len(nvidia.gpus) == 1:
+    if len(report.gpus) == 1:
         yield ok("one GPU: no links to others")
         return
-    yield from _check_links(host, nvidia)
-    matrix = read_matrix(run_smi(host, "topo", "-m").out)
-    pairs = list_gpu_pairs(matrix)
+    yield from _check_links(host, report)
+    matrix = nvidia.read_matrix(nvidia.run_smi(host, "topo", "-m").out)
+    pairs = nvidia.list_gpu_pairs(matrix)
     if not pairs:
         yield skipped("the links between the GPUs are unknown", "`nvidia-smi topo -m` has no matrix")
         return
-    yield ok(_describe(nvidia, pairs, matrix), ways=", ".join(sorted(set(pairs.values()))))
+    yield ok(_describe(report, pairs, matrix), ways=", ".join(sorted(set(pairs.values()))))
 
 
 def _check_fabric(host: Host) -> Iterator[Reading]:
-    states = {index: info["fabric.state"] for index, info in query(host, "fabric.state").items()}
+    states = {index: info["fabric.state"] for index, info in nvidia.query(host, "fabric.state").items()}
     late = {index: state for index, state in states.items() if state.strip().lower() not in _SETTLED}
     if late:
-        yield Reading(
-            verdict="fail", what=f"the NVLink fabric of GPU {', '.join(map(str, late))} is not set up: {next(iter(late.values()))}",
-            why="CUDA can't be used: `system not yet initialized` (error 802)", fix="sudo systemctl start nvidia-fabricmanager  # of the driver's version",
+        yield fail(
+            f"the NVLink fabric of GPU {', '.join(map(str, late))} is not set up: {next(iter(late.values()))}",
+            "CUDA can't be used: `system not yet initialized` (error 802)", "sudo systemctl start nvidia-fabricmanager  # of the driver's version"
         )  # fmt: skip
 
 
-def _check_links(host: Host, nvidia: NvidiaReport) -> Iterator[Reading]:
-    links = read_links(run_smi(host, "nvlink", "-s").out)
-    models = {one.index: one.name for one in nvidia.gpus}
+def _check_links(host: Host, report: NvidiaReport) -> Iterator[Reading]:
+    links = nvidia.read_links(nvidia.run_smi(host, "nvlink", "-s").out)
+    models = {one.index: one.name for one in report.gpus}
     for index, active in sorted(links.items()):
         alike = [sum(theirs) for other, theirs in links.items() if models.get(other) == models.get(index)]
         # Cards that are joined in pairs by a bridge may have none at all: only a part that is missing is a loss.
         if 0 < sum(active) < max(alike):
             dead = ", ".join(str(at) for at, is_active in enumerate(active) if not is_active)
             which = f"; inactive: {dead}" if dead else ""
-            yield Reading(
-                verdict="warn", what=f"GPU {index} has {format_count(sum(active), 'active NVLink')}, others of its model here have {max(alike)}{which}",
-                why="all GPUs wait for the slowest link: collectives are slower by as much",
-                fix="nvidia-smi nvlink -e  # counts its errors\nsudo nvidia-smi --gpu-reset  # when idle",
+            yield warn(
+                f"GPU {index} has {format_count(sum(active), 'active NVLink')}, others of its model here have {max(alike)}{which}",
+                "all GPUs wait for the slowest link: collectives are slower by as much",
+                "nvidia-smi nvlink -e  # counts its errors\nsudo nvidia-smi --gpu-reset  # when idle"
             )  # fmt: skip
 
 
-def _describe(
-    nvidia: NvidiaReport, pairs: dict[tuple[int, int], str], matrix: dict[tuple[str, str], str]
-) -> str:
+def _describe(report: NvidiaReport, pairs: Pairs, matrix: Matrix) -> str:
     counts = sorted(Counter(pairs.values()).items(), key=lambda one: (one[0] in _NEAR, one[0]))
     ways = ", ".join(f"{count} by {way}" for way, count in counts)
     nics = {a for a, _ in matrix if not a.startswith("GPU")}
-    near = {
-        a for (a, b), way in matrix.items() if a.startswith("GPU") and b in nics and way in {"PIX", "PXB"}
-    }
+    near = {a for (a, b), way in matrix.items() if a[:3] == "GPU" and b in nics and way in {"PIX", "PXB"}}
     beside = f"; {format_count(len(near), 'GPU')} with a network card near" if nics else ""
-    return f"{len(nvidia.gpus)} GPUs, {format_count(len(pairs), 'pair')}: {ways}{beside}"
+    return f"{len(report.gpus)} GPUs, {format_count(len(pairs), 'pair')}: {ways}{beside}"
 
 
 PROBE = Probe("gpu-topology", "links between the GPUs", "gpu", "slow", look, classes=("R12",))

@@ -13,18 +13,13 @@ be seen; their memory can.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from rankwise.doctor.gpu.nvidia import run_smi, split_row, to_int
+from rankwise.doctor.gpu.nvidia import Gpu, run_smi, split_row, to_int
+from rankwise.doctor.host import Host
 from rankwise.doctor.limits.processes import is_inside, is_left_over, read_process
 from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.gpu.nvidia import Gpu
-    from rankwise.doctor.host import Host
 
 #: A driver, a display and a monitor hold less.
 _SMALL_MIB = 1024
@@ -33,7 +28,6 @@ _FULL = 0.9
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report which processes hold memory on which GPU."""
     nvidia = host.nvidia
     if not nvidia.gpus:
         yield nvidia.skip()
@@ -68,9 +62,7 @@ def _report(gpu: Gpu, who: str, orphans: list[int], used_mib: int) -> Reading:
         )
         fix = "kill " + " ".join(map(str, orphans))
     is_full = used_mib > _FULL * gpu.memory_mib
-    return Reading(
-        verdict="fail" if is_full else "warn", what=what, why=why, fix=fix, class_id="R5" if orphans else ""
-    )
+    return Reading("fail" if is_full else "warn", what, why, fix, "R5" if orphans else "")
 
 
 PROBE = Probe("gpus-busy", "who holds memory on the GPUs", "gpu", "slow", look, classes=("R5",))

@@ -17,20 +17,14 @@ if it comes back like that, repair.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from rankwise.doctor.differences import report_difference
-from rankwise.doctor.gpu.nvidia import NO_DEVICES, query, run_smi, to_int, to_kernel_bus_id
+from rankwise.doctor.gpu.nvidia import NO_DEVICES, NvidiaReport, query, run_smi, to_int, to_kernel_bus_id
+from rankwise.doctor.host import Host
 from rankwise.doctor.limits.processes import list_processes
-from rankwise.doctor.probe import Probe, Reading, ok
+from rankwise.doctor.probe import Facts, Probe, Reading, fail, ok, warn
 from rankwise.doctor.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rankwise.doctor.gpu.nvidia import NvidiaReport
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Facts
 
 #: The driver's errors that tell of the hardware or of the driver itself, and not of a program.
 _XIDS = {
@@ -44,7 +38,6 @@ _ECC = "ecc.errors.uncorrected.volatile.total"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report what the driver says, how many GPUs a rank can see, and which of them are ill."""
     nvidia = host.nvidia
     if nvidia.status in {"broken", "late"}:
         yield _report_broken(host, nvidia)
@@ -56,7 +49,6 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Report hosts with other GPUs."""
     yield from report_difference(
         facts, "count", "the number of GPUs differs", "with as many ranks on each host, those without a GPU end with `CUDA error: invalid device ordinal`",
         "nvidia-smi -L  # there: is a GPU missing, or hidden by CUDA_VISIBLE_DEVICES?",
@@ -98,16 +90,16 @@ def _report(host: Host, nvidia: NvidiaReport) -> Reading:
 
 def _report_broken(host: Host, nvidia: NvidiaReport) -> Reading:
     if "mismatch" in nvidia.why:
-        return Reading(
-            verdict="fail", what=f"nvidia-smi reports: {nvidia.why}",
-            why="the driver's files were updated, and the old one is still loaded: torch says that CUDA is not available, and uses the CPU",
-            fix="sudo reboot  # or: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
+        return fail(
+            f"nvidia-smi reports: {nvidia.why}",
+            "the driver's files were updated, and the old one is still loaded: torch says that CUDA is not available, and uses the CPU",
+            "sudo reboot  # or: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia"
         )  # fmt: skip
     if nvidia.status == "broken":
         return Reading(
-            verdict="fail" if host.job.backend == "nccl" or nvidia.driver else "warn", what=f"the NVIDIA driver does not serve the GPU here: {nvidia.why}",
-            why="no rank can use a GPU here: torch says that CUDA is not available, and NCCL that it needs GPUs",
-            fix="sudo modprobe nvidia  # in a container: docker run --gpus all …",
+            "fail" if host.job.backend == "nccl" or nvidia.driver else "warn", f"the NVIDIA driver does not serve the GPU here: {nvidia.why}",
+            "no rank can use a GPU here: torch says that CUDA is not available, and NCCL that it needs GPUs",
+            "sudo modprobe nvidia  # in a container: docker run --gpus all …"
         )  # fmt: skip
     # It was told to end, and one that only waits for a slow driver has done so.
     stuck = [one.pid for one in list_processes(host) if one.is_stuck and one.name == "nvidia-smi"]
@@ -115,28 +107,29 @@ def _report_broken(host: Host, nvidia: NvidiaReport) -> Reading:
     signs = [f"nvidia-smi (pid {pid}) is stuck in the kernel" for pid in stuck]
     signs += [f"the kernel's log has Xid {number}: {_XIDS[number]}" for number in xids]
     if signs:
-        return Reading(
-            verdict="fail", what=f"{nvidia.why}, and {'; '.join(signs[:4])}", why="the driver hangs, mostly after a GPU has fallen off the bus: each "
-            "rank hangs in its first use of CUDA, silently, and can't be killed", fix="sudo dmesg | grep -i -e xid -e nvrm  # which GPU it is\nsudo reboot",
+        return fail(
+            f"{nvidia.why}, and {'; '.join(signs[:4])}",
+            "the driver hangs, mostly after a GPU has fallen off the bus: each rank hangs in its first use of CUDA, silently, and can't be killed",
+            "sudo dmesg | grep -i -e xid -e nvrm  # which GPU it is\nsudo reboot"
         )  # fmt: skip
-    return Reading(
-        verdict="warn", what=nvidia.why, fix="sudo nvidia-smi -pm 1  # keeps the driver loaded\ntime nvidia-smi\nsudo dmesg | grep -i -e xid -e nvrm  # if it hangs",
-        why="a driver that nothing keeps loaded is initialized again for each program, and every rank waits for that; "
-        "or it hangs, and each rank hangs in its first use of CUDA, silently",
+    return warn(
+        nvidia.why,
+        "a driver that nothing keeps loaded is initialized again for each program, and every rank waits for that; or it hangs, and each rank hangs in its first use of CUDA, silently",
+        "sudo nvidia-smi -pm 1  # keeps the driver loaded\ntime nvidia-smi\nsudo dmesg | grep -i -e xid -e nvrm  # if it hangs"
     )  # fmt: skip
 
 
 def _check_lost(nvidia: NvidiaReport) -> Iterator[Reading]:
     for line in nvidia.lost:
-        yield Reading(
-            verdict="fail", what=f"a GPU does not answer: {line}", fix="sudo dmesg | grep -i xid  # the reason\nsudo reboot",
-            why="the rank of this GPU, and often all use of CUDA on this host, fails or hangs until a reboot",
+        yield fail(
+            f"a GPU does not answer: {line}", "the rank of this GPU, and often all use of CUDA on this host, fails or hangs until a reboot",
+            "sudo dmesg | grep -i xid  # the reason\nsudo reboot"
         )  # fmt: skip
     for one in nvidia.gpus:
         if one.compute_mode == "Prohibited":
-            yield Reading(
-                verdict="fail", what=f"GPU {one.index} is closed to all programs (compute mode Prohibited)",
-                why="a rank there ends with `all CUDA-capable devices are busy or unavailable`", fix=f"sudo nvidia-smi -i {one.index} -c DEFAULT",
+            yield fail(
+                f"GPU {one.index} is closed to all programs (compute mode Prohibited)",
+                "a rank there ends with `all CUDA-capable devices are busy or unavailable`", f"sudo nvidia-smi -i {one.index} -c DEFAULT"
             )  # fmt: skip
 
 
@@ -147,23 +140,22 @@ def _check_visible(host: Host, nvidia: NvidiaReport) -> Iterator[Reading]:
     text = host.env.get("CUDA_VISIBLE_DEVICES")
     visible, unknown = (len(nvidia.gpus), "") if text is None else read_visible(text, nvidia, mig)
     if unknown:
-        yield Reading(
-            verdict="warn", what=f"CUDA_VISIBLE_DEVICES={text}: {unknown} names no GPU of the {len(nvidia.gpus)} here; {visible} are seen",
-            why="CUDA stops reading at the first entry that names no GPU, and uses none if one is listed twice", fix="unset CUDA_VISIBLE_DEVICES",
-            class_id="L7",
+        yield warn(
+            f"CUDA_VISIBLE_DEVICES={text}: {unknown} names no GPU of the {len(nvidia.gpus)} here; {visible} are seen",
+            "CUDA stops reading at the first entry that names no GPU, and uses none if one is listed twice", "unset CUDA_VISIBLE_DEVICES", "L7"
         )  # fmt: skip
     if mig and (ranks or 0) > 1 and backend != "gloo":
-        yield Reading(
-            verdict="warn", what=f"the GPUs are split (MIG, {format_count(mig, 'device')}), and {ranks} ranks are to run here",
-            why="a rank can use one MIG device only, and NCCL refuses two ranks on one GPU: `Duplicate GPU detected`",
-            fix="sudo nvidia-smi -mig 0  # whole GPUs again; needs them idle",
+        yield warn(
+            f"the GPUs are split (MIG, {format_count(mig, 'device')}), and {ranks} ranks are to run here",
+            "a rank can use one MIG device only, and NCCL refuses two ranks on one GPU: `Duplicate GPU detected`",
+            "sudo nvidia-smi -mig 0  # whole GPUs again; needs them idle"
         )  # fmt: skip
     elif ranks is not None and ranks > visible and backend != "gloo" and (visible or backend == "nccl"):
         named = "" if text is None else f" (CUDA_VISIBLE_DEVICES={text})"
-        yield Reading(
-            verdict="fail", what=f"{format_count(ranks, 'rank')}, and {format_count(visible, 'GPU')} that they can see{named}", class_id="L7",
-            why="the ranks above end with `CUDA error: invalid device ordinal`, or share a GPU, which NCCL refuses: `Duplicate GPU detected`",
-            fix=f"rankwise run --nproc-per-node {visible} …" if visible else "unset CUDA_VISIBLE_DEVICES",
+        yield fail(
+            f"{format_count(ranks, 'rank')}, and {format_count(visible, 'GPU')} that they can see{named}",
+            "the ranks above end with `CUDA error: invalid device ordinal`, or share a GPU, which NCCL refuses: `Duplicate GPU detected`",
+            f"rankwise run --nproc-per-node {visible} …" if visible else "unset CUDA_VISIBLE_DEVICES", "L7"
         )  # fmt: skip
 
 
@@ -173,19 +165,16 @@ def _check_health(nvidia: NvidiaReport, host: Host) -> Iterator[Reading]:
     for index, values in (query(host, ecc, pending, failure) or query(host, ecc)).items():
         reset, count = f"sudo nvidia-smi --gpu-reset -i {index}  # when it is idle", to_int(values[ecc])
         if count:
-            yield Reading(
-                verdict="warn", what=f"GPU {index} has counted {format_count(count, 'memory error')} that could not be corrected",
-                why="ranks there end with `uncorrectable ECC error encountered`, or compute wrong numbers",
-                fix=f"{reset}; errors that come back need repair",
+            yield warn(
+                f"GPU {index} has counted {format_count(count, 'memory error')} that could not be corrected",
+                "ranks there end with `uncorrectable ECC error encountered`, or compute wrong numbers", f"{reset}; errors that come back need repair"
             )  # fmt: skip
         for name, says in {
             pending: "has memory rows that wait for a reset to be replaced", failure: "could not replace broken memory rows",
         }.items():  # fmt: skip
             if values.get(name, "0") == "Yes" or to_int(values.get(name, "0")):
                 why = "ranks there end with `uncorrectable ECC error encountered`"
-                yield Reading(
-                    verdict="warn", what=f"GPU {index} {says}", why=why, fix=f"{reset}; a failure needs repair",
-                )  # fmt: skip
+                yield warn(f"GPU {index} {says}", why, f"{reset}; a failure needs repair")
     yield from _check_kernel_log(nvidia, host)
 
 
@@ -194,10 +183,10 @@ def _check_kernel_log(nvidia: NvidiaReport, host: Host) -> Iterator[Reading]:
     for (place, number), count in sorted(_read_kernel_log(host).items()):
         # In a container the log is that of the whole host: other jobs' GPUs are not ours to tell of.
         if number in _XIDS and (place in names or nvidia.lost):
-            yield Reading(
-                verdict="warn", what=f"{names.get(place, f'the GPU at {place}')} had Xid {number} {format_count(count, 'time')} since the host was started: "
-                f"{_XIDS[number]}", why="ranks on this GPU fail or hang when it happens again",
-                fix="sudo dmesg | grep -i xid  # when it was\nsudo reboot  # and see whether it comes back",
+            yield warn(
+                f"{names.get(place, f'the GPU at {place}')} had Xid {number} {format_count(count, 'time')} since the host was started: " f"{_XIDS[number]}",
+                "ranks on this GPU fail or hang when it happens again",
+                "sudo dmesg | grep -i xid  # when it was\nsudo reboot  # and see whether it comes back"
             )  # fmt: skip
 
 

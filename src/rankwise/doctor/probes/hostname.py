@@ -14,32 +14,26 @@ answer will do, and ranks that use NCCL alone do not look it up; so with GPUs it
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from rankwise.doctor.differences import group_hosts
+from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import can_bind, find_gloo_address, split_names, uses_nccl
 from rankwise.doctor.network.interfaces import has_several_hosts, suggest_interface
-from rankwise.doctor.network.names import choose_interface, is_loopback_address, lead_name
-from rankwise.doctor.probe import Probe, Reading, ok
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Facts
+from rankwise.doctor.network.names import choose_interface, is_loopback_address, map_name
+from rankwise.doctor.probe import Facts, Probe, Reading, ok, warn
 
 #: Each rank asks for the name at least once, when it starts.
 _SLOW_S = 1.0
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report the address of the host's own name, and how long it took to get it."""
     ips, took_s = host.time_lookup(host.name)
     yield _judge_address(host, ips)
     if took_s > _SLOW_S:
-        yield Reading(
-            verdict="warn", what=f"looking up {host.name} took {took_s:.1f} s", why="each rank looks it up at startup, and waits as long",
-            fix=f"getent hosts {shlex.quote(host.name)}  # slow too? then write the name into /etc/hosts, or fix the name server in /etc/resolv.conf",
+        yield warn(
+            f"looking up {host.name} took {took_s:.1f} s", "each rank looks it up at startup, and waits as long",
+            f"getent hosts {shlex.quote(host.name)}  # slow too? then write the name into /etc/hosts, or fix the name server in /etc/resolv.conf"
         )  # fmt: skip
 
 
@@ -56,21 +50,21 @@ def _judge_address(host: Host, ips: tuple[str, ...]) -> Reading:
         return ok(f"{info}; Gloo takes {taken}", name=host.name)
     fix = ["ip -br addr  # no interface here has an address that other hosts could reach"]
     if best is not None:
-        fix = choose_interface(best.name, lead_name(host.name, best.reachable[0].ip, host.read("/etc/hosts")))
+        fix = choose_interface(best.name, map_name(host.name, best.reachable[0].ip, host.read("/etc/hosts")))
     return Reading(
-        verdict="warn" if uses_nccl(host) else "fail", what=f"{info}; Gloo takes {taken}", class_id="I5",
-        why="the other hosts connect to themselves: `Gloo connectFullMesh failed`, `Connection refused`, or a hang",
-        fix="\n".join(fix), facts={"name": host.name},
+        "warn" if uses_nccl(host) else "fail", f"{info}; Gloo takes {taken}",
+        "the other hosts connect to themselves: `Gloo connectFullMesh failed`, `Connection refused`, or a hang", "\n".join(fix), "I5",
+        facts={"name": host.name}
     )  # fmt: skip
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     for name, hosts in group_hosts(facts, "name").items():
         if len(hosts) > 1:
-            yield Reading(
-                verdict="warn", what=f"{len(hosts)} hosts are called {name}", hosts=tuple(hosts),
-                why="logs and reports can't tell them apart, and with --rdzv-backend c10d each may consider itself the host of the store",
-                fix="sudo hostnamectl set-hostname NAME  # another name on each; in containers: docker run --hostname NAME",
+            yield warn(
+                f"{len(hosts)} hosts are called {name}",
+                "logs and reports can't tell them apart, and with --rdzv-backend c10d each may consider itself the host of the store",
+                "sudo hostnamectl set-hostname NAME  # another name on each; in containers: docker run --hostname NAME", hosts=tuple(hosts)
             )  # fmt: skip
 
 

@@ -12,33 +12,23 @@ Containers get the devices by `--device=/dev/infiniband`, and the right to lock 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from rankwise.doctor.differences import report_difference
+from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import list_rdma_devices, uses_nccl
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Facts
+from rankwise.doctor.probe import Facts, Probe, Reading, ok, warn
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report the ports of InfiniBand and RoCE, and whether ranks may use them."""
     root = "/sys/class/infiniband"
     devices = list_rdma_devices(host)
     if not devices:
-        yield replace(
-            skipped("InfiniBand", "this host has no InfiniBand or RoCE device"), facts={"active": 0}
-        )
+        why = "this host has no InfiniBand or RoCE device"
+        yield Reading("skipped", "InfiniBand", why, facts={"active": 0})
         return
     info, rates = [], []
-    for port in (
-        f"{device}/ports/{number}" for device in devices for number in host.names(f"{root}/{device}/ports")
-    ):
+    for port in (f"{one}/ports/{number}" for one in devices for number in host.names(f"{root}/{one}/ports")):
         state, rate = host.read(f"{root}/{port}/state"), host.read(f"{root}/{port}/rate")
         if state.endswith("ACTIVE"):
             rates.append(rate)
@@ -50,24 +40,22 @@ def look(host: Host) -> Iterator[Reading]:
     what = ", ".join(info) or f"{', '.join(devices)} without a port"
     why = "NCCL falls back to TCP, many times slower"
     if not rates and uses_nccl(host):
-        yield Reading(
-            verdict="warn", what=f"no InfiniBand port is active: {what}", why=why, fix="ibstat", facts={"active": 0},
-        )  # fmt: skip
+        yield warn(f"no InfiniBand port is active: {what}", why, "ibstat", facts={"active": 0})
         return
     yield ok(what, active=len(rates), rate=", ".join(sorted(set(rates))))
     has_files = any(name.startswith("uverbs") for name in host.names("/dev/infiniband"))
     if rates and not has_files and uses_nccl(host):
-        yield Reading(
-            verdict="warn", what="there are InfiniBand ports, but no /dev/infiniband/uverbs0", why=why,
-            fix="docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …  # outside of a container: sudo modprobe ib_uverbs",
+        yield warn(
+            "there are InfiniBand ports, but no /dev/infiniband/uverbs0", why,
+            "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …  # outside of a container: sudo modprobe ib_uverbs"
         )  # fmt: skip
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    for fact, words in (
-        ("active", "active ports of InfiniBand"),
-        ("rate", "the speed of InfiniBand's ports"),
-    ):
+    for fact, words in {
+        "active": "active ports of InfiniBand",
+        "rate": "the speed of InfiniBand's ports",
+    }.items():
         why, fix = "all hosts are as slow as the slowest one", "ibstat  # on the hosts that have less"
         yield from report_difference(facts, fact, f"{words} differ", why, fix)
 

@@ -14,41 +14,28 @@ or with `=` whole ones, or with `^` those to leave out; Gloo's is a whole name.
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
-from rankwise.doctor.network.gloo_nccl import (
-    choose_nccl_interfaces,
-    find_gloo_address,
-    find_interface,
-    match_names,
-    read_settings,
-    split_names,
-    uses_nccl,
-)
+from rankwise.doctor.host import Host
+from rankwise.doctor.network import gloo_nccl
 from rankwise.doctor.network.interfaces import (
+    Interface,
     describe_interface,
     find_master,
     has_several_hosts,
     suggest_interface,
 )
 from rankwise.doctor.network.names import is_loopback_address
-from rankwise.doctor.probe import Probe, Reading, ok
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.network.interfaces import Interface
-    from rankwise.doctor.probe import Fact, Facts, Verdict
+from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, ok, warn
 
 _FOREIGN = ("container", "vpn", "loopback")
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report the interfaces, and what is wrong with those that Gloo and NCCL take."""
     interfaces = host.interfaces()
-    gloo = find_interface(find_gloo_address(host, interfaces), interfaces)
-    nccl = choose_nccl_interfaces(host, interfaces) if uses_nccl(host) else ()
+    gloo = gloo_nccl.find_interface(gloo_nccl.find_gloo_address(host, interfaces), interfaces)
+    nccl = gloo_nccl.choose_nccl_interfaces(host, interfaces) if gloo_nccl.uses_nccl(host) else ()
     yield ok(_describe(interfaces, gloo, nccl), **_collect(host, interfaces, gloo))
     if has_several_hosts(host):
         best = suggest_interface(host, interfaces)
@@ -70,7 +57,7 @@ def _collect(host: Host, interfaces: Sequence[Interface], gloo: Interface | None
     networks: dict[str, Fact] = {
         one.name: [address.network for address in one.reachable if address.is_ipv4] for one in interfaces if one.is_candidate
     }  # fmt: skip
-    nccl = read_settings(host).get("NCCL_SOCKET_IFNAME")
+    nccl = gloo_nccl.read_settings(host).get("NCCL_SOCKET_IFNAME")
     return {
         "networks": networks,
         "names": [one.name for one in interfaces],
@@ -82,36 +69,32 @@ def _collect(host: Host, interfaces: Sequence[Interface], gloo: Interface | None
 
 def _judge_gloo(host: Host, taken: Interface | None, best: Interface | None) -> Iterator[Reading]:
     # What a variable names is meant, and an address of loopback is told by the probe `hostname`.
-    is_named = bool(split_names(host.env.get("GLOO_SOCKET_IFNAME", "")))
+    is_named = bool(gloo_nccl.split_names(host.env.get("GLOO_SOCKET_IFNAME", "")))
     if taken is None or best is None or is_named or host.job.backend == "nccl":
         return
     if taken.kind in {"container", "vpn"} and not _leads_to_master(host, taken):
         yield Reading(
-            verdict="warn" if uses_nccl(host) else _weigh(host, taken, best), what=f"Gloo takes {describe_interface(taken)}, the address of the host's name",
-            why="other hosts can't reach it: `Gloo connectFullMesh failed`, `timed out connecting`, or a hang",
-            fix=f"export GLOO_SOCKET_IFNAME={best.name}",
+            "warn" if gloo_nccl.uses_nccl(host) else _weigh(host, taken, best), f"Gloo takes {describe_interface(taken)}, the address of the host's name",
+            "other hosts can't reach it: `Gloo connectFullMesh failed`, `timed out connecting`, or a hang", f"export GLOO_SOCKET_IFNAME={best.name}"
         )  # fmt: skip
 
 
 def _judge_nccl(host: Host, taken: Sequence[Interface], best: Interface | None) -> Iterator[Reading]:
-    settings, interfaces = read_settings(host), host.interfaces()
+    settings, interfaces = gloo_nccl.read_settings(host), host.interfaces()
     wanted, off = settings.get("NCCL_SOCKET_IFNAME"), settings.get("NCCL_IB_DISABLE")
     # Where data goes by InfiniBand or EFA, only the bootstrap goes by TCP, and takes the first.
     has_rdma = bool(host.names("/sys/class/infiniband")) and (off is None or off.value.strip() != "1")
-    foreign = [
-        one
-        for one in (taken[:1] if has_rdma else taken)
-        if one.kind in _FOREIGN and not _leads_to_master(host, one)
-    ]
+    own = [one for one in (taken[:1] if has_rdma else taken) if one.kind in _FOREIGN]
+    foreign = [one for one in own if not _leads_to_master(host, one)]
     if best is None or not foreign or (wanted is not None and len(wanted.value) > 1):
         return
     is_first = foreign[0] is taken[0]
-    is_alone = match_names(best.name, [one.name for one in interfaces]) == (best.name,)
+    is_alone = gloo_nccl.match_names(best.name, [one.name for one in interfaces]) == (best.name,)
     yield Reading(
-        verdict=_weigh(host, foreign[0], best) if is_first else "warn", class_id="I7",
-        what=f"NCCL takes {', '.join(map(describe_interface, foreign))}" + ("" if is_first else f" besides {taken[0].name}"),
-        why="other hosts can't reach it: `NCCL WARN Connect to ... failed`, `unhandled system error`, or a hang at the first collective",
-        fix=f"export NCCL_SOCKET_IFNAME={best.name if is_alone else f'={best.name}'}",
+        _weigh(host, foreign[0], best) if is_first else "warn",
+        f"NCCL takes {', '.join(map(describe_interface, foreign))}" + ("" if is_first else f" besides {taken[0].name}"),
+        "other hosts can't reach it: `NCCL WARN Connect to ... failed`, `unhandled system error`, or a hang at the first collective",
+        f"export NCCL_SOCKET_IFNAME={best.name if is_alone else f'={best.name}'}", "I7"
     )  # fmt: skip
 
 
@@ -122,54 +105,44 @@ def _weigh(host: Host, taken: Interface, best: Interface) -> Verdict:
 
 def _leads_to_master(host: Host, one: Interface) -> bool:
     name, _ = find_master(host)
-    ips = [
-        ipaddress.ip_address(ip) for ip in (host.lookup(name) if name else ()) if not is_loopback_address(ip)
-    ]
+    known = host.lookup(name) if name else ()
+    ips = [ipaddress.ip_address(ip) for ip in known if not is_loopback_address(ip)]
     return any(ip in ipaddress.ip_network(address.network) for ip in ips for address in one.reachable)
 
 
 def _report_none(interfaces: Sequence[Interface]) -> Reading:
     up = [one for one in interfaces if one.is_up and one.kind != "loopback"]
-    down = [
-        one.name for one in interfaces if not one.is_up and one.kind in {"ethernet", "infiniband", "wireless"}
-    ]
+    cards = [one for one in interfaces if one.kind in {"ethernet", "infiniband", "wireless"}]
+    down = [one.name for one in cards if not one.is_up]
     local = [one.name for one in up if one.addresses and not one.reachable]
     others = [describe_interface(one) for one in up if one.reachable]
     info = [f"{', '.join(down)} down"] if down else []
     info += [f"{', '.join(local)} with a link-local address only"] if local else []
     info += [f"other interfaces: {', '.join(others)}"] if others else []
     return Reading(
-        verdict="warn" if others else "fail",
-        what="no interface has an address that other hosts reach" + (f": {'; '.join(info)}" if info else ""),
-        why="the ranks of this host can't reach those of others", fix=f"sudo ip link set dev {down[0]} up" if down else "ip -br addr",
+        "warn" if others else "fail", "no interface has an address that other hosts reach" + (f": {'; '.join(info)}" if info else ""),
+        "the ranks of this host can't reach those of others", f"sudo ip link set dev {down[0]} up" if down else "ip -br addr"
     )  # fmt: skip
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     yield from _compare_names(facts)
     networks = {host: _by_name(info) for host, info in facts.items()}
-    common = set.intersection(
-        *({one for found in by_name.values() for one in found} for by_name in networks.values())
-    )
+    common = set.intersection(*(set(chain(*by_name.values())) for by_name in networks.values()))
     if not common:
         yield ok("no network is common to all hosts: they must reach each other through a router")
         return
     taken = {host: str(info.get("gloo") or "") for host, info in facts.items()}
-    apart = {
-        host: name
-        for host, name in taken.items()
-        if name in networks[host] and not common.intersection(networks[host][name])
-    }
+    apart = {host: name for host, name in taken.items() if not common & {*networks[host].get(name, common)}}
     if apart:
         there = {
             host: next(name for name, found in networks[host].items() if common.intersection(found))
             for host in apart
         }
-        yield Reading(
-            verdict="warn", hosts=tuple(apart),
-            what=f"all hosts are in {', '.join(sorted(common))}, and Gloo takes " + ", ".join(f"{name} on {host}" for host, name in apart.items()),
-            why="other hosts may not reach this one where Gloo listens: `connectFullMesh failed`, or a hang",
-            fix="\n".join(f"export GLOO_SOCKET_IFNAME={name}  # on {host}" for host, name in there.items()),
+        yield warn(
+            f"all hosts are in {', '.join(sorted(common))}, and Gloo takes " + ", ".join(f"{name} on {host}" for host, name in apart.items()),
+            "other hosts may not reach this one where Gloo listens: `connectFullMesh failed`, or a hang",
+            "\n".join(f"export GLOO_SOCKET_IFNAME={name}  # on {host}" for host, name in there.items()), hosts=tuple(apart)
         )  # fmt: skip
 
 
@@ -192,11 +165,10 @@ def _compare_names(facts: Mapping[str, Facts]) -> Iterator[Reading]:
             lacking = [host for host, info in without.items() if not _fits(variable, value, info)]
             if lacking and setters:
                 names = {host: next(iter(_by_name(facts[host])), "") for host in lacking}
-                yield Reading(
-                    verdict="warn", hosts=tuple(lacking),
-                    what=f"{variable}={value} on {', '.join(setters)}; {', '.join(lacking)} has no such interface, and no such variable",
-                    why="one value does not fit all hosts: a launcher that passes it on makes ranks fail there",
-                    fix="\n".join(f"export {variable}={name}  # on {host}" for host, name in names.items() if name) or "ip -br addr",
+                yield warn(
+                    f"{variable}={value} on {', '.join(setters)}; {', '.join(lacking)} has no such interface, and no such variable",
+                    "one value does not fit all hosts: a launcher that passes it on makes ranks fail there",
+                    "\n".join(f"export {variable}={name}  # on {host}" for host, name in names.items() if name) or "ip -br addr", hosts=tuple(lacking)
                 )  # fmt: skip
 
 
@@ -204,8 +176,8 @@ def _fits(variable: str, value: str, info: Facts) -> bool:
     given = info.get("names")
     names = [str(one) for one in given] if isinstance(given, list) else []
     if variable == "GLOO_SOCKET_IFNAME":
-        return set(split_names(value)) <= set(names)
-    return bool(match_names(value, names))
+        return set(gloo_nccl.split_names(value)) <= set(names)
+    return bool(gloo_nccl.match_names(value, names))
 
 
 PROBE = Probe("interfaces", "network interfaces, and which ones are used", "network", "quick", look, classes=("I7",), compare=_compare)  # fmt: skip

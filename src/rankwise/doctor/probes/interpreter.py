@@ -15,22 +15,16 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import report_difference
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Facts
-    from rankwise.doctor.torch_facts import TorchFacts
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Facts, Probe, Reading, fail, ok, skipped, warn
+from rankwise.doctor.torch_facts import TorchFacts
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report which interpreter and torch the ranks get, and whether torchrun on PATH belongs to another one."""
     info = host.torch
     yield _report_torch(info)
     # Where torch is missing the ranks can't run on this interpreter, whatever stands on PATH.
@@ -44,15 +38,14 @@ def look(host: Host) -> Iterator[Reading]:
         if python and host.path(python).parent.resolve() != host.path(info.python).parent.resolve():
             module = {"torchrun": "torch.distributed.run"}.get(name, name)
             has_own = host.path(f"{folder}/{name}").is_file()
-            yield Reading(
-                verdict="warn", what=f"{name} on PATH is {launcher}, which starts {python}; the ranks of this job run on {info.python}", class_id="L17",
-                why=f"a job started with {name} here uses the packages of another environment",
-                fix=f'export PATH="{folder}:$PATH"' if has_own else f"{shlex.quote(info.python)} -m {module} …  # instead of {name}",
+            yield warn(
+                f"{name} on PATH is {launcher}, which starts {python}; the ranks of this job run on {info.python}",
+                f"a job started with {name} here uses the packages of another environment",
+                f'export PATH="{folder}:$PATH"' if has_own else f"{shlex.quote(info.python)} -m {module} …  # instead of {name}", "L17"
             )  # fmt: skip
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Report hosts with another Python or torch."""
     fixes = {
         "Python": "# use Python {most} on all of these hosts",
         "torch": "python -m pip install torch=={most}  # there",
@@ -60,7 +53,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     for title, fix in fixes.items():
         yield from report_difference(
             facts, title.lower(), f"{title} differs", "ranks of different versions hang at their first collective, or fail much later, at an object that the other can't read",
-            fix, verdict="fail", class_id="R11",
+            fix, "R11",
         )  # fmt: skip
 
 
@@ -76,11 +69,10 @@ def _report_torch(info: TorchFacts) -> Reading:
     is_absent = "No module named 'torch'" in info.why
     install = f"{info.python} -m pip install torch" if is_absent else f'{info.python} -c "import torch"'
     is_missing = "can't be run" in info.why
-    return Reading(
-        verdict="fail", what=f"{info.python} " + ("can't be started: " if is_missing else "can't import torch: ") + info.why, class_id="L17",
-        why="each rank here ends at once with this error",
-        fix="# name the interpreter of the environment that has torch" if is_missing else f"{install}  # or use another environment's Python",
-        facts={"python": minor, "interpreter": info.python},
+    return fail(
+        f"{info.python} " + ("can't be started: " if is_missing else "can't import torch: ") + info.why, "each rank here ends at once with this error",
+        "# name the interpreter of the environment that has torch" if is_missing else f"{install}  # or use another environment's Python", "L17",
+        facts={"python": minor, "interpreter": info.python}
     )  # fmt: skip
 
 

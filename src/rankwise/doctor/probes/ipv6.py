@@ -12,24 +12,18 @@ ok, also with the usual line for `::1` in `/etc/hosts`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from rankwise.base.host import is_loopback
 from rankwise.doctor.differences import group_hosts
+from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_interface
 from rankwise.doctor.network.interfaces import find_master, suggest_interface
 from rankwise.doctor.network.names import is_loopback_address
-from rankwise.doctor.probe import Probe, Reading, ok
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Facts
+from rankwise.doctor.probe import Facts, Probe, Reading, fail, ok
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Return whether there is IPv6, and whether the master's name wants it."""
     interfaces = host.interfaces()
     gloo = find_gloo_address(host, interfaces)
     one, best = find_interface(gloo, interfaces), suggest_interface(host, interfaces)
@@ -60,26 +54,23 @@ def _judge_master(host: Host) -> Iterator[Reading]:
     if not ips or ":" not in ips[0] or is_loopback_address(ips[0]) or _has_route(host):
         return
     other = next((ip for ip in ips if ":" not in ip), "")
-    why, fix = (
-        "ranks here never reach the store: `The client socket has timed out`",
-        "export MASTER_ADDR=…  # the master's IPv4 address, on all hosts",
-    )
+    why = "ranks here never reach the store: `The client socket has timed out`"
+    fix = "export MASTER_ADDR=…  # the master's IPv4 address, on all hosts"
     if other:
         why = "ranks try IPv6 first: warnings of socket.cpp (errno 97, 101), or a long wait, before they take IPv4"
         fix = f"export MASTER_ADDR={other}  # on all hosts"
     what = f"the master's name {name} is {', '.join(ips)}, but this host has no IPv6 address for other hosts"
-    yield Reading(verdict="warn" if other else "fail", what=what, why=why, fix=fix, class_id="I22")
+    yield Reading("warn" if other else "fail", what, why, fix, "I22")
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     families = group_hosts(facts, "family")
     if len(families) == 2:
         hosts = families["IPv6"]
-        yield Reading(
-            verdict="fail", hosts=tuple(hosts), class_id="I22",
-            what=f"Gloo takes an IPv6 address on {', '.join(hosts)}, and an IPv4 address on {', '.join(families['IPv4'])}",
-            why="it can't connect the two: each rank fails in init_process_group with `ss1.ss_family == ss2.ss_family. 10 vs 2`",
-            fix="\n".join(f"export GLOO_SOCKET_IFNAME={facts[host].get('interface')}  # on {host}" for host in hosts),
+        yield fail(
+            f"Gloo takes an IPv6 address on {', '.join(hosts)}, and an IPv4 address on {', '.join(families['IPv4'])}",
+            "it can't connect the two: each rank fails in init_process_group with `ss1.ss_family == ss2.ss_family. 10 vs 2`",
+            "\n".join(f"export GLOO_SOCKET_IFNAME={facts[host].get('interface')}  # on {host}" for host in hosts), "I22", hosts=tuple(hosts)
         )  # fmt: skip
 
 

@@ -14,22 +14,17 @@ be started. Unset what is left over; look for its `export` in `~/.bashrc` and in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from rankwise.doctor.host import Host
 from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.variables.contradictions import find_contradictions
 from rankwise.doctor.variables.launches import find_launch_contradictions, may_have_gpus
 from rankwise.doctor.variables.table import report_misspellings
 from rankwise.doctor.variables.understanding import understand
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.host import Host
-
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report what the variables contradict each other in; else who they say that this is."""
     job, has_gpus = host.job, may_have_gpus(host)
     if not job.is_launch:
         wrong = find_contradictions(host.env, backend=job.backend, has_gpus=has_gpus)

@@ -17,23 +17,20 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from rankwise.doctor.host import Host
 from rankwise.doctor.limits.processes import (
+    Holdings,
+    Process,
     find_holdings,
     find_possible_launcher,
     list_left_over,
     list_suspects,
 )
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok, skipped, warn
 from rankwise.doctor.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.limits.processes import Holdings, Process
 
 _MIB = 1 << 20
 #: What is less is no reason to look.
@@ -46,7 +43,6 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report which processes and files are left over."""
     suspects = list_suspects(host)
     left = list_left_over(host, suspects)
     if left:
@@ -55,14 +51,14 @@ def look(host: Host) -> Iterator[Reading]:
     size = sum(files.values())
     if size >= _MUCH_BYTES:
         names = sorted(files, key=lambda name: -files[name])[:_MOST_NAMES]
-        yield Reading(
-            verdict="warn", what=f"{format_count(len(files), 'file')} in /dev/shm that no process has open, {size // _MIB} MiB", class_id="R5",
-            why="they take memory, and space that workers and NCCL need: a full /dev/shm kills them with SIGBUS (exit code -7)",
-            fix="rm " + " ".join(f"/dev/shm/{name}" for name in names) + _warn_of_others(host),
+        yield warn(
+            f"{format_count(len(files), 'file')} in /dev/shm that no process has open, {size // _MIB} MiB",
+            "they take memory, and space that workers and NCCL need: a full /dev/shm kills them with SIGBUS (exit code -7)",
+            "rm " + " ".join(f"/dev/shm/{name}" for name in names) + _warn_of_others(host), "R5"
         )  # fmt: skip
     elif not left:
-        forgotten = (
-            f"; {format_count(len(files), 'forgotten file')} in /dev/shm, {size // 1024} KiB" if files else ""
+        forgotten = f"; {format_count(len(files), 'forgotten file')} in /dev/shm, {size // 1024} KiB" * bool(
+            files
         )
         first = find_possible_launcher(host)
         if suspects and first:
@@ -80,9 +76,7 @@ def _report_left(host: Host, left: list[Process]) -> Reading:
     if stuck:
         fix += f"\n# {stuck} {'is' if stuck == 1 else 'are'} stuck in the kernel (state D) until a reboot"
     what = f"{format_count(len(left), 'process', 'processes')} of jobs whose launcher is gone: {_show(left)}"
-    return Reading(
-        verdict="warn", what=what, why=_describe_holdings(find_holdings(host, left)), fix=fix, class_id="R5"
-    )
+    return warn(what, _describe_holdings(find_holdings(host, left)), fix, "R5")
 
 
 def _show(processes: list[Process]) -> str:
@@ -113,9 +107,7 @@ def _list_dead_files(host: Host) -> dict[str, int]:
     if sum(found.values()) >= _MUCH_BYTES:
         used = _list_used(host)
         return {name: size for name, size in found.items() if name not in used}
-    of_dead = {
-        name for name in found if name.startswith("torch_") and not host.has(f"/proc/{name.split('_')[1]}")
-    }
+    of_dead = {one for one in found if one[:6] == "torch_" and not host.has(f"/proc/{one.split('_')[1]}")}
     return {name: size for name, size in found.items() if name in of_dead}
 
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from rankwise.doctor.host import Host
 from rankwise.doctor.limits.cgroups import find_process_room
 from rankwise.doctor.limits.ulimits import (
     Limit,
@@ -27,12 +28,7 @@ from rankwise.doctor.limits.ulimits import (
     read_limits,
     suggest_more,
 )
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Probe, Reading, ok, skipped, warn
 
 _GIB = 1 << 30
 #: What any Linux allows; a worker's batch of many tensors takes some hundreds.
@@ -43,18 +39,15 @@ _CAP_IPC_LOCK = 14
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report the limits that break jobs."""
     limits = read_limits(host.read("/proc/self/limits"))
     if not limits:
         yield skipped("this system does not report its limits", "there is no /proc/self/limits")
         return
     checks = (_check_files, _check_processes, _check_memory, _check_kills)
-    found = [one for check in checks for one in check(host, limits)]
-    yield from found
-    if not found:
-        names = ("Max open files", "Max processes", "Max locked memory")
-        files, processes, locked = (_describe(limits.get(name, Limit()).soft) for name in names)
-        yield ok(f"{files} open files, {processes} processes, {locked} bytes of locked memory")
+    names = ("Max open files", "Max processes", "Max locked memory")
+    files, processes, locked = (_describe(limits.get(name, Limit()).soft) for name in names)
+    fine = ok(f"{files} open files, {processes} processes, {locked} bytes of locked memory")
+    yield from [one for check in checks for one in check(host, limits)] or [fine]
 
 
 def _check_files(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
@@ -62,10 +55,10 @@ def _check_files(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     workers = host.job.num_workers or 0
     if files < _FEW_FILES or (files <= _FEW_FILES and workers >= _MANY_WORKERS):
         beside = f", and {workers} workers of each rank" if workers else ""
-        yield Reading(
-            verdict="warn", what=f"a process may open {_describe(files)} files{beside}",
-            why="data-loading workers pass each tensor as an open file: `Too many open files`, or `received 0 items of ancdata`",
-            fix=raise_limit(host, limits, "Max open files", least=_FEW_FILES + 1),
+        yield warn(
+            f"a process may open {_describe(files)} files{beside}",
+            "data-loading workers pass each tensor as an open file: `Too many open files`, or `received 0 items of ancdata`",
+            raise_limit(host, limits, "Max open files", least=_FEW_FILES + 1)
         )  # fmt: skip
 
 
@@ -75,14 +68,15 @@ def _check_processes(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     why = "`can't start new thread`, `Resource temporarily unavailable`, or `pthread_create failed`"
     if left < need:
         yield Reading(
-            verdict="fail" if left < need / 3 else "warn", what=f"this container or session allows {_describe(limit)} processes and threads, {_describe(left)} "
-            f"more than now; the ranks take about {need}", why=why, fix=suggest_more(host, "processes"),
+            "fail" if left < need / 3 else "warn",
+            f"this container or session allows {_describe(limit)} processes and threads, {_describe(left)} more than now; the ranks take about {need}",
+            why, suggest_more(host, "processes")
         )  # fmt: skip
     allowed = limits.get("Max processes", Limit()).soft
     if allowed < need and not _is_root(host):
-        yield Reading(
-            verdict="warn", what=f"your user may run {_describe(allowed)} processes and threads; the ranks take about {need}", why=why,
-            fix=raise_limit(host, limits, "Max processes", least=need),
+        yield warn(
+            f"your user may run {_describe(allowed)} processes and threads; the ranks take about {need}", why,
+            raise_limit(host, limits, "Max processes", least=need)
         )  # fmt: skip
 
 
@@ -92,38 +86,34 @@ def _check_memory(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     if has_card and locked < _GIB and host.job.backend != "gloo" and not has_capability(host, _CAP_IPC_LOCK):
         is_sure = host.job.backend == "nccl" and host.job.num_nodes > 1
         yield Reading(
-            verdict="fail" if is_sure else "warn", what=f"a process may lock {_describe(locked)} bytes of memory, and this host has an InfiniBand card",
-            why="NCCL can't register its buffers with the card: `ibv_reg_mr failed with error Cannot allocate memory`, `unhandled system error`",
-            fix=raise_limit(host, limits, "Max locked memory", least=_GIB),
+            "fail" if is_sure else "warn", f"a process may lock {_describe(locked)} bytes of memory, and this host has an InfiniBand card",
+            "NCCL can't register its buffers with the card: `ibv_reg_mr failed with error Cannot allocate memory`, `unhandled system error`",
+            raise_limit(host, limits, "Max locked memory", least=_GIB)
         )  # fmt: skip
     space = limits.get("Max address space", Limit()).soft
     if not math.isinf(space):
-        yield Reading(
-            verdict="warn", what=f"a process may use {space / _GIB:.0f} GiB of addresses",
-            why="CUDA reserves more addresses than the host has memory, and torch maps large files: `Cannot allocate memory` with memory free",
-            fix=raise_limit(host, limits, "Max address space"),
+        yield warn(
+            f"a process may use {space / _GIB:.0f} GiB of addresses",
+            "CUDA reserves more addresses than the host has memory, and torch maps large files: `Cannot allocate memory` with memory free",
+            raise_limit(host, limits, "Max address space")
         )  # fmt: skip
 
 
 def _check_kills(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     time, size = limits.get("Max cpu time", Limit()).soft, limits.get("Max file size", Limit()).soft
     if not math.isinf(time):
-        way, other = (
-            raise_limit(host, limits, "Max cpu time"),
-            "# on a login node: start the job through the batch system",
-        )
-        yield Reading(
-            verdict="warn", what=f"a process may use {time / 60:.0f} min of processor time, as on a login node",
-            why="the kernel kills a rank that has used it up: SIGXCPU or SIGKILL, with no message from Python", class_id="R3",
-            # A limit that can't be raised in the shell is mostly the rule of the place.
-            fix=f"{way}\n{other}" if way.startswith("ulimit") else f"{other}; elsewhere, raise the limit\n{way}",
+        way = raise_limit(host, limits, "Max cpu time")
+        other = "# on a login node: start the job through the batch system"
+        # A limit that can't be raised in the shell is mostly the rule of the place.
+        fix = f"{way}\n{other}" if way.startswith("ulimit") else f"{other}; elsewhere, raise the limit\n{way}"
+        yield warn(
+            f"a process may use {time / 60:.0f} min of processor time, as on a login node",
+            "the kernel kills a rank that has used it up: SIGXCPU or SIGKILL, with no message from Python", fix, "R3"
         )  # fmt: skip
     if not math.isinf(size):
-        what, why = (
-            f"a process may write files of {size / (1 << 20):.0f} MiB",
-            "a larger checkpoint ends in `File too large`, or in SIGXFSZ",
-        )
-        yield Reading(verdict="warn", what=what, why=why, fix=raise_limit(host, limits, "Max file size"))
+        what = f"a process may write files of {size / (1 << 20):.0f} MiB"
+        why = "a larger checkpoint ends in `File too large`, or in SIGXFSZ"
+        yield warn(what, why, raise_limit(host, limits, "Max file size"))
 
 
 def _is_root(host: Host) -> bool:

@@ -14,8 +14,6 @@ command that is printed is for the firewall that runs on the host that is named.
 containers that each of them has: set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` to the interface that they share.
 """
 
-from __future__ import annotations
-
 from rankwise.doctor.probe import Probe
 
 PROBE = Probe("links", "every way between two hosts", "hosts", "slow", classes=("I2", "I7", "I8"))

@@ -14,27 +14,21 @@ they must not be. Of several hosts, what the others got is compared with the add
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from rankwise.base.host import is_loopback, is_unspecified
+from rankwise.doctor.host import Host
 from rankwise.doctor.network.interfaces import find_master, has_several_hosts, suggest_interface
 from rankwise.doctor.network.names import is_host_name, is_loopback_address
-from rankwise.doctor.probe import Probe, Reading, ok
+from rankwise.doctor.probe import Fact, Facts, Probe, Reading, fail, ok, warn
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy
 from rankwise.doctor.variables.masking import mask_value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Fact, Facts
 
 _NOUN = "the master's name "
 _WHY_LOST = "ranks can't find the store: `The client socket has timed out`, with no mention of the name"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report where the master's address leads from here."""
     mistake = _find_mistake(host)
     if mistake is not None:
         yield mistake
@@ -51,7 +45,7 @@ def look(host: Host) -> Iterator[Reading]:
     facts: dict[str, Fact] = {"is_master": host.job.is_master, "ips": list(ips), "own": list(own)}
     facts["name"] = mask_value("MASTER_ADDR", name)
     fault = _find_fault(host, name, ips, own)
-    yield Reading(verdict="ok", what=_report_ips(name, ips), facts=facts) if fault is None else fault
+    yield Reading("ok", _report_ips(name, ips), facts=facts) if fault is None else fault
     if fault is None:
         yield from _judge_endpoint(host, name, ips, own)
 
@@ -64,9 +58,8 @@ def _find_mistake(host: Host) -> Reading | None:
     mistake = find_mistake(given)
     if mistake is None or (job.master_addr and mistake.has_brackets_only):
         return None
-    return Reading(
-        verdict="fail", what=f"the master's address {mistake.what}", class_id="I3",
-        why=_WHY_LOST, fix=write_remedy(mistake, find_master(host)[1]),
+    return fail(
+        f"the master's address {mistake.what}", _WHY_LOST, write_remedy(mistake, find_master(host)[1]), "I3"
     )  # fmt: skip
 
 
@@ -80,9 +73,10 @@ def _judge_localhost(host: Host, name: str) -> Reading:
     # To listen on all addresses is what the first host does anyway; the others may be told where it is.
     is_open = is_unspecified(name) and host.job.is_master is True
     return Reading(
-        verdict="warn" if is_open else "fail", what=f"the master's address is {name}, and {host.job.num_nodes} hosts are to rendezvous there", class_id="I4",
-        why="that is a different host on each of them: every node waits for the rest" + (", unless those are given an address of this one" if is_open else ""),
-        fix=f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "export MASTER_ADDR=…  # an address of the first host that the others reach",
+        "warn" if is_open else "fail", f"the master's address is {name}, and {host.job.num_nodes} hosts are to rendezvous there",
+        "that is a different host on each of them: every node waits for the rest" + (", unless those are given an address of this one" if is_open else ""),
+        f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "export MASTER_ADDR=…  # an address of the first host that the others reach",
+        "I4"
     )  # fmt: skip
 
 
@@ -93,29 +87,26 @@ def _report_ips(name: str, ips: Sequence[str], noun: str = "") -> str:
 
 def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> Reading | None:
     if not ips:
-        what, fix = (
-            f"the master's address {name} is not a host name",
-            "export MASTER_ADDR=…  # the name or an address of the first host",
-        )
+        what = f"the master's address {name} is not a host name"
+        fix = "export MASTER_ADDR=…  # the name or an address of the first host"
         if is_host_name(name):
             what = f"the master's name {name} has no address here"
             fix = f"getent hosts {shlex.quote(name)}  # on the host {name} itself: ip -br addr; then here: echo 'ADDRESS {name}' | sudo tee -a /etc/hosts"
-        return Reading(verdict="fail", what=what, why=_WHY_LOST, fix=fix, class_id="I3")
+        return fail(what, _WHY_LOST, fix, "I3")
     is_loop = any(map(is_loopback_address, ips))
     if host.job.is_master is False and all(is_loopback_address(ip) or ip in own for ip in ips):
         # Two nodes may be simulated on one host, by its address; by a name that means loopback nobody does.
         return Reading(
-            verdict="fail" if is_loop else "warn", class_id="I2",
-            what=f"{_report_ips(name, ips, _NOUN)} here, this host itself, but the ranks rendezvous on another one",
-            why="ranks here look for the store on their own host: `Connection refused`, and the others wait",
-            fix=f"grep -n {shlex.quote(name)} /etc/hosts  # must lead to the first host's address",
+            "fail" if is_loop else "warn", f"{_report_ips(name, ips, _NOUN)} here, this host itself, but the ranks rendezvous on another one",
+            "ranks here look for the store on their own host: `Connection refused`, and the others wait",
+            f"grep -n {shlex.quote(name)} /etc/hosts  # must lead to the first host's address", "I2"
         )  # fmt: skip
     if host.job.is_master and not is_loop and not set(ips) & set(own) and has_several_hosts(host):
         best = suggest_interface(host, host.interfaces())
-        return Reading(
-            verdict="warn", what=f"the ranks are to rendezvous on this host, but {_report_ips(name, ips)}, which is on no interface here",
-            why="behind NAT this may work; else the ranks look for the store on another host: `The client socket has timed out`",
-            fix=f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "ip -br addr", class_id="I2",
+        return warn(
+            f"the ranks are to rendezvous on this host, but {_report_ips(name, ips)}, which is on no interface here",
+            "behind NAT this may work; else the ranks look for the store on another host: `The client socket has timed out`",
+            f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "ip -br addr", "I2"
         )  # fmt: skip
     return None
 
@@ -127,10 +118,10 @@ def _judge_endpoint(host: Host, name: str, ips: tuple[str, ...], own: list[str])
     known = host.lookup(host.name)
     if name != host.name and not set(ips) & set(known):
         resolved = "" if name in ips else f" ({', '.join(ips)})"
-        yield Reading(
-            verdict="warn", what=f"the endpoint {name}{resolved} is this host, whose own name {host.name} is {', '.join(known) or 'without an address'}",
-            why="torch's c10d compares just these: no node opens the store, and all fail with `RendezvousConnectionError` after 60 s", class_id="I21",
-            fix="export PET_RDZV_CONF=is_host=1  # on this host; is_host=0 on the others",
+        yield warn(
+            f"the endpoint {name}{resolved} is this host, whose own name {host.name} is {', '.join(known) or 'without an address'}",
+            "torch's c10d compares just these: no node opens the store, and all fail with `RendezvousConnectionError` after 60 s",
+            "export PET_RDZV_CONF=is_host=1  # on this host; is_host=0 on the others", "I21"
         )  # fmt: skip
 
 
@@ -145,10 +136,10 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         ips = [str(ip) for ip in got] if isinstance(got, list) else []
         if host != masters[0] and ips and not any(ip in own or is_loopback_address(ip) for ip in ips):
             name = info.get("name")
-            yield Reading(
-                verdict="warn", what=f"{_report_ips(str(name), ips)} on {host}, and {masters[0]} has {', '.join(ip for ip in own if not is_loopback_address(ip))}",
-                why="behind NAT this may work; else ranks there look for the store on another host: `The client socket has timed out`",
-                fix=f"getent hosts {shlex.quote(str(name))}  # on {host}; and on {masters[0]}: ip -br addr", class_id="I2", hosts=(host,),
+            yield warn(
+                f"{_report_ips(str(name), ips)} on {host}, and {masters[0]} has {', '.join(ip for ip in own if not is_loopback_address(ip))}",
+                "behind NAT this may work; else ranks there look for the store on another host: `The client socket has timed out`",
+                f"getent hosts {shlex.quote(str(name))}  # on {host}; and on {masters[0]}: ip -br addr", "I2", hosts=(host,)
             )  # fmt: skip
 
 

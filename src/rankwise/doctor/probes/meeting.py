@@ -17,8 +17,6 @@ work there while the doctor waits? If a connection is refused, nothing listens a
 not started. If it is dropped, a firewall is in between.
 """
 
-from __future__ import annotations
-
 from rankwise.doctor.probe import Probe
 
 PROBE = Probe("meeting", "whether all hosts reach the master's address", "hosts", "slow", classes=("I1", "I2", "I4", "I10", "I11", "I12"))  # fmt: skip

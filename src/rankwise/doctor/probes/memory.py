@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from rankwise.doctor.host import Host
 from rankwise.doctor.limits.cgroups import count_oom_kills, find_memory_room
 from rankwise.doctor.limits.ulimits import suggest_more
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
 from rankwise.doctor.units import format_count, format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.host import Host
 
 _MIB, _GIB = 1 << 20, 1 << 30
 #: A rank that has only imported torch takes this much.
@@ -33,7 +29,6 @@ _WHO_HAS_IT = "ps aux --sort=-rss | head  # who has it"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report what memory is left, and what has been killed."""
     rows = re.findall(r"^(\w+):\s+(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
     info = {name: int(kib) << 10 for name, kib in rows}
     if "MemAvailable" not in info:
@@ -50,9 +45,7 @@ def look(host: Host) -> Iterator[Reading]:
         what += f" (the limit of this container or session is {format_size(limit)})"
     found = [*_check_room(host, what, size, left, is_capped=is_capped, is_tight=left < _TIGHT_SHARE * whole)]
     found += _check_others(host, info)
-    yield from found
-    if not found:
-        yield ok(what, free=int(left), size=int(size))
+    yield from found or [ok(what, free=int(left), size=int(size))]
 
 
 def _check_room(
@@ -63,39 +56,33 @@ def _check_room(
     if left < need:
         # Where all of it would be too little, nobody else has it.
         more = suggest_more(host, "memory") if is_capped else "# fewer ranks, or a host with more memory"
-        yield Reading(
-            verdict="fail", what=f"{what}; {format_count(ranks, 'rank')} take{'s' * (ranks == 1)} {format_size(need)} for torch alone", class_id="R3",
-            why="the kernel kills a rank with SIGKILL (exit code -9), and the others wait for it", fix=more if size < need else _WHO_HAS_IT,
+        yield fail(
+            f"{what}; {format_count(ranks, 'rank')} take{'s' * (ranks == 1)} {format_size(need)} for torch alone",
+            "the kernel kills a rank with SIGKILL (exit code -9), and the others wait for it", more if size < need else _WHO_HAS_IT, "R3"
         )  # fmt: skip
     elif left < _TIGHT_BYTES and is_tight:
-        yield Reading(
-            verdict="warn", what=what, why="a rank that needs more is killed with SIGKILL (exit code -9)", class_id="R3",
-            fix=_WHO_HAS_IT,
-        )  # fmt: skip
+        yield warn(what, "a rank that needs more is killed with SIGKILL (exit code -9)", _WHO_HAS_IT, "R3")
 
 
 def _check_others(host: Host, info: dict[str, int]) -> Iterator[Reading]:
     """Report processes that were killed, memory that has gone to swap, and a kernel that promises no more than it has."""
     kills, swapped = count_oom_kills(host), info.get("SwapTotal", 0) - info.get("SwapFree", 0)
     if kills:
-        yield Reading(
-            verdict="warn", what=f"the kernel has killed {format_count(kills, 'process', 'processes')} of this container or session for lack of memory", class_id="R3",
-            why="a rank or a data-loading worker that is killed this way ends with SIGKILL (exit code -9), silently",
-            fix=suggest_more(host, "memory"),
+        yield warn(
+            f"the kernel has killed {format_count(kills, 'process', 'processes')} of this container or session for lack of memory",
+            "a rank or a data-loading worker that is killed this way ends with SIGKILL (exit code -9), silently", suggest_more(host, "memory"), "R3"
         )  # fmt: skip
     if swapped > _GIB and info["MemAvailable"] < 0.1 * info["MemTotal"]:
-        yield Reading(
-            verdict="warn", what=f"{format_size(swapped)} have gone to swap, and {format_size(info['MemAvailable'])} of memory are free",
-            why="a rank whose memory is on disk is many times slower, and all wait for it", fix=_WHO_HAS_IT,
+        yield warn(
+            f"{format_size(swapped)} have gone to swap, and {format_size(info['MemAvailable'])} of memory are free",
+            "a rank whose memory is on disk is many times slower, and all wait for it", _WHO_HAS_IT
         )  # fmt: skip
-    left, is_strict = (
-        info.get("CommitLimit", 0) - info.get("Committed_AS", 0),
-        host.read("/proc/sys/vm/overcommit_memory") == "2",
-    )
+    left = info.get("CommitLimit", 0) - info.get("Committed_AS", 0)
+    is_strict = host.read("/proc/sys/vm/overcommit_memory") == "2"
     if is_strict and left < 8 * _GIB * (host.job.num_ranks or 1):
-        yield Reading(
-            verdict="warn", what=f"the kernel does not overcommit memory (vm.overcommit_memory=2), and {format_size(left)} can still be committed",
-            why="CUDA and workers reserve much more than they use: `Cannot allocate memory` with memory free", fix="sudo sysctl vm.overcommit_memory=0",
+        yield warn(
+            f"the kernel does not overcommit memory (vm.overcommit_memory=2), and {format_size(left)} can still be committed",
+            "CUDA and workers reserve much more than they use: `Cannot allocate memory` with memory free", "sudo sysctl vm.overcommit_memory=0"
         )  # fmt: skip
 
 

@@ -11,22 +11,16 @@ tunnels between virtual machines or pods. Of several hosts, those of the same ne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from rankwise.doctor.probe import Probe, Reading, ok
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Fact, Facts
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Fact, Facts, Probe, Reading, ok, warn
 
 #: The least that IPv6 takes; some tunnels have just that.
 _LEAST = 1280
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report the MTU of the interfaces that other hosts reach."""
     shown = [one for one in host.interfaces() if one.is_candidate and one.mtu]
     networks: dict[str, Fact] = {
         address.network: [one.name, one.mtu] for one in shown for address in one.reachable if address.is_ipv4
@@ -35,9 +29,9 @@ def look(host: Host) -> Iterator[Reading]:
     yield ok(info, networks=networks)
     for one in shown:
         if one.mtu < _LEAST:
-            yield Reading(
-                verdict="warn", what=f"{one.name} sends packets of {one.mtu} bytes at most", why="transfers are slow, and IPv6 does not work",
-                fix=f"sudo ip link set dev {one.name} mtu 1500",
+            yield warn(
+                f"{one.name} sends packets of {one.mtu} bytes at most", "transfers are slow, and IPv6 does not work",
+                f"sudo ip link set dev {one.name} mtu 1500"
             )  # fmt: skip
 
 
@@ -53,11 +47,10 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         common = max(sizes, key=sizes.count)
         odd = {host: one for host, one in hosts.items() if one[1] != common}
         if odd:
-            yield Reading(
-                verdict="warn", hosts=tuple(odd),
-                what=f"in {network} most hosts have MTU {common}, and " + ", ".join(f"{host} {name} {mtu}" for host, (name, mtu) in odd.items()),
-                why="small messages pass and large ones may vanish: the first large collective hangs, or is slow",
-                fix="\n".join(f"sudo ip link set dev {name} mtu {common}  # on {host}" for host, (name, _) in odd.items()),
+            yield warn(
+                f"in {network} most hosts have MTU {common}, and " + ", ".join(f"{host} {name} {mtu}" for host, (name, mtu) in odd.items()),
+                "small messages pass and large ones may vanish: the first large collective hangs, or is slow",
+                "\n".join(f"sudo ip link set dev {name} mtu {common}  # on {host}" for host, (name, _) in odd.items()), hosts=tuple(odd)
             )  # fmt: skip
 
 

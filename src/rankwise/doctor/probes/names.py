@@ -11,8 +11,6 @@ the addresses that these hosts really have. A name that has no address counts on
 `getent hosts node1` shows what a rank there gets.
 """
 
-from __future__ import annotations
-
 from rankwise.doctor.probe import Probe
 
 PROBE = Probe("names", "what the hosts' names resolve to on other hosts", "hosts", "quick", classes=("I2", "I3", "I5"))  # fmt: skip

@@ -15,31 +15,19 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rankwise.doctor.differences import report_difference
-from rankwise.doctor.network.gloo_nccl import (
-    choose_nccl_interfaces,
-    list_rdma_devices,
-    match_names,
-    read_settings,
-    uses_nccl,
-)
+from rankwise.doctor.host import Host
+from rankwise.doctor.network import gloo_nccl
+from rankwise.doctor.network.gloo_nccl import Setting
 from rankwise.doctor.network.interfaces import suggest_name
-from rankwise.doctor.probe import Probe, Reading, ok
+from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, ok, warn
 from rankwise.doctor.variables.masking import mask_fact, mask_value
-from rankwise.doctor.variables.table import find, report_misspellings
+from rankwise.doctor.variables.table import Variable, find, report_misspellings
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.network.gloo_nccl import Setting
-    from rankwise.doctor.probe import Fact, Facts, Verdict
-    from rankwise.doctor.variables.table import Variable
-
-    Settings = Mapping[str, Setting]
+Settings = Mapping[str, Setting]
 
 #: Not NCCL's own: its plugins', its tests', and where builds look for it.
 _FOREIGN = re.compile(
@@ -57,10 +45,9 @@ _SMALL_BUFFER_BYTES = 64 << 10
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report what NCCL is told, and what of it is wrong."""
     values: dict[str, Fact] = {}
     settings: dict[str, Setting] = {}
-    for name, one in read_settings(host).items():
+    for name, one in gloo_nccl.read_settings(host).items():
         if re.match(r"NC+[CIL]*_(?!PSK)", name):
             is_known = find(name) is not None
             settings[name] = replace(one, value=mask_value(name, one.value, is_known=is_known))
@@ -81,9 +68,8 @@ def _judge_spelling(host: Host, settings: Settings) -> Iterator[Reading]:
         if known is not None and known.kind == "old name of":
             yield _report_old(host, known, one)
         elif known is not None and known.kind == "replaced by":
-            yield Reading(
-                verdict="warn", what=f"{info} has an old name", why="newer versions of torch and NCCL no longer read it",
-                fix=f"unset {name}  # now: {known.words[0]}",
+            yield warn(
+                f"{info} has an old name", "newer versions of torch and NCCL no longer read it", f"unset {name}  # now: {known.words[0]}"
             )  # fmt: skip
     yield from report_misspellings(name for name in settings if not _FOREIGN.match(name))
 
@@ -92,18 +78,17 @@ def _report_old(host: Host, known: Variable, one: Setting) -> Reading:
     name, now = known.name, known.words[0]
     info = f"{name}={one.value}{one.place}"
     if one.source:
-        return Reading(
-            verdict="warn", what=f"{info} is read by torch, which does not know this file", why="what was meant does not happen",
-            fix=f"export {now}={shlex.quote(one.value.strip())}; sed -i '/^{name}=/d' {one.source}",
+        return warn(
+            f"{info} is read by torch, which does not know this file", "what was meant does not happen",
+            f"export {now}={shlex.quote(one.value.strip())}; sed -i '/^{name}=/d' {one.source}"
         )  # fmt: skip
     if now in host.env:
-        return Reading(
-            verdict="warn", what=f"{info} is an old name of {now}, which is set, too", why="torch uses the new one, and warns of the old one",
-            fix=f"unset {name}",
+        return warn(
+            f"{info} is an old name of {now}, which is set, too", "torch uses the new one, and warns of the old one", f"unset {name}"
         )  # fmt: skip
-    return Reading(
-        verdict="warn", what=f"{info} is an old name of {now}", why="torch still reads it, and warns in each rank that it is deprecated",
-        fix=f"export {now}={shlex.quote(one.value)}; unset {name}",
+    return warn(
+        f"{info} is an old name of {now}", "torch still reads it, and warns in each rank that it is deprecated",
+        f"export {now}={shlex.quote(one.value)}; unset {name}"
     )  # fmt: skip
 
 
@@ -118,14 +103,12 @@ def _judge_values(host: Host, settings: Settings) -> Iterator[Reading]:
         else:
             fault, why = _find_fault(host, one.value, form) if form else ("", "")
         if fault:
-            yield Reading(
-                verdict="warn", what=f"{name}={one.value}{one.place}: {fault}", why=why, fix=_correct(name, one)
-            )  # fmt: skip
+            yield warn(f"{name}={one.value}{one.place}: {fault}", why, _correct(name, one))
     for low, high in (("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")):
         least, most = (settings[name].value if name in settings else "" for name in (low, high))
         if least.isdecimal() and most.isdecimal() and int(least) > int(most) > 0:
             what, why = f"{low}={least} is above {high}={most}", "NCCL can follow only one of them"
-            yield Reading(verdict="warn", what=what, why=why, fix=f"unset {low} {high}")
+            yield warn(what, why, f"unset {low} {high}")
 
 
 def _find_fault(host: Host, value: str, form: Variable) -> tuple[str, str]:
@@ -194,42 +177,41 @@ def _judge_devices(host: Host, settings: Settings) -> Iterator[Reading]:
     yield from _judge_interfaces(host, settings)
     devices = host.names("/sys/class/infiniband")
     hca, net = settings.get("NCCL_IB_HCA"), settings.get("NCCL_NET")
-    if hca and devices and len(hca.value) > 1 and not match_names(hca.value, devices):
-        yield Reading(
-            verdict="warn", what=f"NCCL_IB_HCA={hca.value}{hca.place} matches none of {', '.join(devices)}",
-            why="NCCL uses TCP instead of InfiniBand or RoCE, many times slower", fix=f"export NCCL_IB_HCA=={devices[0]}",
+    if hca and devices and len(hca.value) > 1 and not gloo_nccl.match_names(hca.value, devices):
+        yield warn(
+            f"NCCL_IB_HCA={hca.value}{hca.place} matches none of {', '.join(devices)}", "NCCL uses TCP instead of InfiniBand or RoCE, many times slower",
+            f"export NCCL_IB_HCA=={devices[0]}"
         )  # fmt: skip
     if net and net.value.upper() == "IB" and not devices:
         yield Reading(
-            verdict=_bad(host), what=f"NCCL_NET=IB{net.place}, and this host has no InfiniBand device", fix="unset NCCL_NET",
-            why="every rank fails when NCCL starts: `Failed to initialize any NET plugin`",
+            _bad(host), f"NCCL_NET=IB{net.place}, and this host has no InfiniBand device",
+            "every rank fails when NCCL starts: `Failed to initialize any NET plugin`", "unset NCCL_NET"
         )  # fmt: skip
 
 
 def _judge_interfaces(host: Host, settings: Settings) -> Iterator[Reading]:
-    given = {
-        name: settings[name] for name in ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY") if name in settings
-    }
+    given = {key: settings[key] for key in ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY") if key in settings}
     interfaces = host.interfaces()
-    if not given or choose_nccl_interfaces(host, interfaces):
+    if not given or gloo_nccl.choose_nccl_interfaces(host, interfaces):
         return
     info = ", ".join(f"{name}={one.value}{one.place}" for name, one in given.items())
     names = ", ".join(one.name for one in interfaces if one.is_up and one.addresses)
     typed = given["NCCL_SOCKET_IFNAME"].value if "NCCL_SOCKET_IFNAME" in given else ""
     fits = bool(typed) and bool(
-        match_names(typed, [one.name for one in interfaces if one.is_up and one.addresses])
+        gloo_nccl.match_names(typed, [one.name for one in interfaces if one.is_up and one.addresses])
     )
     name = "" if fits or not typed else suggest_name(host, interfaces, typed)
     yield Reading(
-        verdict=_bad(host), what=f"{info} matches no interface that is up with an address; there are: {names or 'none'}",
-        why="every rank fails when NCCL starts: `Bootstrap : no socket interface found`",
-        fix=f"export NCCL_SOCKET_IFNAME={name}" if name else f"unset {' '.join(['NCCL_SOCKET_FAMILY'] if fits else given)}",
+        _bad(host), f"{info} matches no interface that is up with an address; there are: {names or 'none'}",
+        "every rank fails when NCCL starts: `Bootstrap : no socket interface found`",
+        f"export NCCL_SOCKET_IFNAME={name}" if name else f"unset {' '.join(['NCCL_SOCKET_FAMILY'] if fits else given)}"
     )  # fmt: skip
 
 
 def _judge_leftovers(host: Host, settings: Settings) -> Iterator[Reading]:
     """Report fast ways that are switched off where they are there."""
-    has_ib, is_alone = bool(list_rdma_devices(host)), len(host.names("/proc/driver/nvidia/gpus")) == 1
+    has_ib = bool(gloo_nccl.list_rdma_devices(host))
+    is_alone = len(host.names("/proc/driver/nvidia/gpus")) == 1
     off = {
         "NCCL_P2P_DISABLE": ("1", "GPUs of this host copy through its memory, not directly"),
         "NCCL_P2P_LEVEL": ("LOC", "GPUs of this host copy through its memory, not directly"),
@@ -240,16 +222,16 @@ def _judge_leftovers(host: Host, settings: Settings) -> Iterator[Reading]:
     for name, (value, why) in off.items():
         one = settings.get(name)
         matters = has_ib if name in {"NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL"} else not is_alone
-        if one is not None and one.value.upper() == value and uses_nccl(host) and matters:
-            yield Reading(
-                verdict="warn", what=f"{name}={one.value}{one.place}", why=f"{why}: slow; if it was set for debugging, remove it",
-                fix=f"sed -i '/^{name}=/d' {one.source}" if one.source else f"unset {name}",
+        if one is not None and one.value.upper() == value and gloo_nccl.uses_nccl(host) and matters:
+            yield warn(
+                f"{name}={one.value}{one.place}", f"{why}: slow; if it was set for debugging, remove it",
+                f"sed -i '/^{name}=/d' {one.source}" if one.source else f"unset {name}"
             )  # fmt: skip
 
 
 def _bad(host: Host) -> Verdict:
     """Return how bad a mistake is: where NCCL is not used, it does no harm yet."""
-    return "fail" if uses_nccl(host) else "warn"
+    return "fail" if gloo_nccl.uses_nccl(host) else "warn"
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:

@@ -14,17 +14,13 @@ of them, or end the process that holds it.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from rankwise.base.host import find_port_holder
+from rankwise.doctor.host import Host
 from rankwise.doctor.limits.processes import name_command
 from rankwise.doctor.network.interfaces import find_master, has_several_hosts
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
 
 #: torchrun's port with several nodes.
 _TORCH_PORT = 29500
@@ -35,7 +31,6 @@ _MUCH_WAITING = 0.8
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Return whether the master's port is free, and whether there are ports enough."""
     low, high = read_range(host)
     yield _judge_port(host, low, high)
     yield from _judge_range(host, low, high)
@@ -68,21 +63,21 @@ def _judge_given(host: Host, port: int, low: int, high: int) -> Reading:
         pid = holder.split()[1] if holder.startswith("pid ") else ""
         if pid:  # its arguments may be secret
             holder = f"pid {pid} ({name_command(host.read(f'/proc/{pid}/cmdline').split(chr(0))) or 'without a name'})"
-        return Reading(
-            verdict="fail", what=f"the rendezvous port {port} is held by {holder}", class_id="I9",
-            why="rank 0 can't open its store there: `EADDRINUSE`, `address already in use`; or the ranks join another job",
-            fix=f"kill {pid}  # if it is left over" if pid else f"export MASTER_PORT={_find_free(host, port)}  # on all hosts",
+        return fail(
+            f"the rendezvous port {port} is held by {holder}",
+            "rank 0 can't open its store there: `EADDRINUSE`, `address already in use`; or the ranks join another job",
+            f"kill {pid}  # if it is left over" if pid else f"export MASTER_PORT={_find_free(host, port)}  # on all hosts", "I9"
         )  # fmt: skip
     if port < int(least) and getattr(os, "geteuid", lambda: 0)() != 0:
-        return Reading(
-            verdict="fail", what=f"the rendezvous port {port} is below {least}", why="only root may open it: `Permission denied`",
-            fix=f"export MASTER_PORT={_TORCH_PORT}  # on all hosts",
+        return fail(
+            f"the rendezvous port {port} is below {least}", "only root may open it: `Permission denied`",
+            f"export MASTER_PORT={_TORCH_PORT}  # on all hosts"
         )  # fmt: skip
     if low <= port <= high and has_several_hosts(host):
-        return Reading(
-            verdict="warn", what=f"the rendezvous port {port} is in the ephemeral range ({low} to {high})",
-            why="any program may be assigned it, and then the job fails to start: `EADDRINUSE`", class_id="I9",
-            fix=f"export MASTER_PORT={_find_free(host, _TORCH_PORT)}  # on all hosts",
+        return warn(
+            f"the rendezvous port {port} is in the ephemeral range ({low} to {high})",
+            "any program may be assigned it, and then the job fails to start: `EADDRINUSE`",
+            f"export MASTER_PORT={_find_free(host, _TORCH_PORT)}  # on all hosts", "I9"
         )  # fmt: skip
     return ok(f"the rendezvous port {port} is free")
 
@@ -101,14 +96,15 @@ def _judge_range(host: Host, low: int, high: int) -> Iterator[Reading]:
     info = words[0].split() if words else []
     waiting = int(info[info.index("tw") + 1]) if "tw" in info else 0
     if size < _FEW_PORTS:
-        yield Reading(
-            verdict="warn", what=f"the system has {size} ephemeral ports, {low} to {high}", fix=f'sudo sysctl -w net.ipv4.ip_local_port_range="{_USUAL_RANGE[0]} {_USUAL_RANGE[1]}"',
-            why="each pair of ranks takes several: `Cannot assign requested address` with many ranks",
+        yield warn(
+            f"the system has {size} ephemeral ports, {low} to {high}",
+            "each pair of ranks takes several: `Cannot assign requested address` with many ranks",
+            f'sudo sysctl -w net.ipv4.ip_local_port_range="{_USUAL_RANGE[0]} {_USUAL_RANGE[1]}"'
         )  # fmt: skip
     elif waiting > _MUCH_WAITING * size:
-        yield Reading(
-            verdict="warn", what=f"{waiting} connections that have ended keep their ports (TIME_WAIT), of {size} ports, {low} to {high}",
-            why="new connections may find none: `Cannot assign requested address`", fix="sudo sysctl -w net.ipv4.tcp_tw_reuse=1",
+        yield warn(
+            f"{waiting} connections that have ended keep their ports (TIME_WAIT), of {size} ports, {low} to {high}",
+            "new connections may find none: `Cannot assign requested address`", "sudo sysctl -w net.ipv4.tcp_tw_reuse=1"
         )  # fmt: skip
 
 
@@ -117,10 +113,9 @@ def _judge_queue(host: Host) -> Iterator[Reading]:
     info = host.read("/proc/sys/net/core/somaxconn")
     num_ranks = (host.job.num_ranks or 1) * host.job.num_nodes
     if info.isdecimal() and int(info) < num_ranks and host.job.is_master is not False:
-        yield Reading(
-            verdict="warn", what=f"{num_ranks} ranks, and {info} connections may wait to be accepted (net.core.somaxconn)",
-            why="ranks that connect at once are rejected, and retry late: `The client socket has timed out`",
-            fix="sudo sysctl -w net.core.somaxconn=4096",
+        yield warn(
+            f"{num_ranks} ranks, and {info} connections may wait to be accepted (net.core.somaxconn)",
+            "ranks that connect at once are rejected, and retry late: `The client socket has timed out`", "sudo sysctl -w net.core.somaxconn=4096"
         )  # fmt: skip
 
 

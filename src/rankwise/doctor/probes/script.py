@@ -13,19 +13,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rankwise.doctor.differences import find_odd_hosts, format_groups, group_hosts, group_values
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Fact, Facts, Probe, Reading, fail, ok, skipped
 from rankwise.doctor.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Fact, Facts
 
 #: More files than this are a library and no script.
 _MOST_FILES = 400
@@ -34,15 +29,14 @@ _NOT_OURS = {"site-packages", "node_modules", "__pycache__", "venv", "env", "bui
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report what the program consists of, with a checksum of each file."""
     if host.job.script is None:
         yield skipped("no script given (--script)", "nothing to compare between hosts")
         return
     script = host.path(str(host.job.script.absolute()))
     if not script.exists():
-        yield Reading(
-            verdict="fail", what=f"there is no {host.job.script} here", why="each rank here ends at once: `can't open file`",
-            fix=f"ls -l {host.job.script}  # copy the code to this host, or mount its folder", facts={"missing": True},
+        yield fail(
+            f"there is no {host.job.script} here", "each rank here ends at once: `can't open file`",
+            f"ls -l {host.job.script}  # copy the code to this host, or mount its folder", facts={"missing": True}
         )  # fmt: skip
         return
     digests = _read_files(script)
@@ -55,24 +49,21 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Report which files differ, and where."""
     if len(group_hosts(facts, "whole")) < 2:
         return
     by_host = {host: files for host, info in facts.items() if isinstance(files := info.get("files"), dict)}
-    names = sorted({name for files in by_host.values() for name in files})
-    sums = {
-        name: group_values({host: files.get(name) or "missing" for host, files in by_host.items()})
-        for name in names
-    }
-    differing = [(name, groups) for name, groups in sums.items() if len(groups) > 1]
-    if not differing:
+    found = []
+    for name in sorted({name for files in by_host.values() for name in files}):
+        groups = group_values({host: files.get(name) or "missing" for host, files in by_host.items()})
+        found += [(name, groups)] if len(groups) > 1 else []
+    if not found:
         return
-    name, groups = differing[0]
-    more = f", and {format_count(len(differing) - 1, 'more file')}" if len(differing) > 1 else ""
-    yield Reading(
-        verdict="fail", what=f"{name} differs: {format_groups(groups)}{more}", class_id="X19", hosts=find_odd_hosts(groups),
-        why="ranks with other code call other collectives or build another model: they hang, or keep training silently",
-        fix="rsync -a ./ HOST:\"$PWD\"/  # to each of these hosts, from one whose code is right",
+    name, groups = found[0]
+    more = f", and {format_count(len(found) - 1, 'more file')}" if len(found) > 1 else ""
+    yield fail(
+        f"{name} differs: {format_groups(groups)}{more}",
+        "ranks with other code call other collectives or build another model: they hang, or keep training silently",
+        "rsync -a ./ HOST:\"$PWD\"/  # to each of these hosts, from one whose code is right", "X19", hosts=find_odd_hosts(groups)
     )  # fmt: skip
 
 

@@ -17,16 +17,15 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
 from rankwise.doctor.storage.mounts import find_mount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.host import Host
     from rankwise.doctor.limits.ulimits import Container
 
 _SHM = "/dev/shm"
@@ -41,13 +40,13 @@ _AMPLE_BYTES = 16 * 1024 * _MIB
 _MOST_FILES, _MOST_NAMES = 5000, 3
 #: What a launcher of rankwise keeps there, and removes itself.
 _OWN = "rankwise-"
+_REMOVED_BY_US = "# what is called rankwise-… belongs to a running job, and is removed with its launcher, or when the next one starts"
 #: Apptainer and Singularity mostly bind it from the host.
 _OUTSIDE = "/dev/shm is usually the host's, outside the container; there"
 _WHO_HAS_IT = r"find /proc/[0-9]*/fd /proc/[0-9]*/map_files -lname '/dev/shm/*' -printf '%h %l\n' 2>/dev/null | sort -u  # who has what open there"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report the size of /dev/shm and what is free in it."""
     usage = host.usage(_SHM)
     if usage is None:
         yield skipped("there is no /dev/shm", "this system does shared memory differently")
@@ -64,9 +63,8 @@ def look(host: Host) -> Iterator[Reading]:
     if free < _FULL_BYTES and (more or free < size // 2):
         yield _report_full(host, info, size, free, more)
     elif more:
-        yield Reading(
-            verdict="warn", what=info, class_id="X16", why="workers that pass large batches fill it, and die with SIGBUS (exit code -7)",
-            fix=more, facts={"size": size, "free": free},
+        yield warn(
+            info, "workers that pass large batches fill it, and die with SIGBUS (exit code -7)", more, "X16", facts={"size": size, "free": free}
         )  # fmt: skip
     else:
         yield ok(info, size=size, free=free)
@@ -84,7 +82,7 @@ def _report_closed(host: Host) -> Reading:
     elif container:
         fix += "  # or start the container without a volume of its own at /dev/shm"
     why = f"data-loading workers, locks of multiprocessing, and NCCL between ranks of one host end with `{says}`"
-    return Reading(verdict="fail", what=what, class_id="X16", why=why, fix=fix)
+    return fail(what, why, fix, "X16")
 
 
 def _report_full(host: Host, info: str, size: int, free: int, more: str) -> Reading:
@@ -95,24 +93,22 @@ def _report_full(host: Host, info: str, size: int, free: int, more: str) -> Read
         later = [f"# or more space: {more.removeprefix('# ')}"] if more else []
         fix = [more, *clear] if size < _TINY_BYTES else [*clear, *later]
     return Reading(
-        verdict="fail" if is_used_up else "warn", what=what, class_id="X16", fix="\n".join(line for line in fix if line),
-        why="data-loading workers, and NCCL between ranks of one host, die there with SIGBUS (exit code -7)", facts={"size": size, "free": free},
+        "fail" if is_used_up else "warn", what, "data-loading workers, and NCCL between ranks of one host, die there with SIGBUS (exit code -7)",
+        "\n".join(line for line in fix if line), "X16", facts={"size": size, "free": free}
     )  # fmt: skip
 
 
 def _describe_held(host: Host, used: int) -> tuple[str, list[str]]:
     """Describe what fills it, and how it can be emptied: what can be removed in remarks, as nobody here knows whether it is needed."""
     sizes, is_all = _measure(host)
-    large = sorted((name for name in sizes if sizes[name] >= used // 10), key=lambda name: -sizes[name])[
-        :_MOST_NAMES
-    ]
+    by_size = sorted(sizes, key=lambda name: -sizes[name])[:_MOST_NAMES]
+    large = [name for name in by_size if sizes[name] >= used // 10]
     info = [f"{ascii(name)[1:-1]} takes {sizes[name] // _MIB} MiB" for name in large]
     nameless = used - sum(sizes.values())
     if is_all and nameless > used // 2:
         # torch's workers remove the names of their files at once.
-        info.append(
-            f"{nameless // _MIB} MiB are in files without a name, which are freed when the processes that have them open end"
-        )
+        freed = "which are freed when the processes that have them open end"
+        info.append(f"{nameless // _MIB} MiB are in files without a name, {freed}")
     folders = {name for name in large if host.path(f"{_SHM}/{name}").is_dir()}
     sudo = "" if getattr(os, "geteuid", lambda: 0)() == 0 else "sudo "
     fix = ["ls -lhS /dev/shm | head  # the largest, and whose they are"] * bool(large)
@@ -121,14 +117,10 @@ def _describe_held(host: Host, used: int) -> tuple[str, list[str]]:
     # Another name could be more than a name to a shell.
     plain = [name for name in large if name not in own and re.fullmatch(r"\w[\w.+=@-]*", name, re.ASCII)]
     if plain:
-        rm = "rm -r" if folders & set(plain) else "rm"
-        fix.append(
-            f"# what no process has open or needs can be deleted: {rm} {' '.join(f'{_SHM}/{name}' for name in plain)}"
-        )
+        rm, paths = "rm -r" if folders & set(plain) else "rm", " ".join(f"{_SHM}/{name}" for name in plain)
+        fix.append(f"# what no process has open or needs can be deleted: {rm} {paths}")
     if own:
-        fix.append(
-            "# what is called rankwise-… belongs to a running job, and is removed with its launcher, or when the next one starts"
-        )
+        fix.append(_REMOVED_BY_US)
     return ", ".join(info), fix
 
 

@@ -13,8 +13,6 @@ is set. Where small messages pass and large ones do not, packets are too large f
 slow, the traffic may use a management network: `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` choose another.
 """
 
-from __future__ import annotations
-
 from rankwise.doctor.probe import Probe
 
 PROBE = Probe("speed", "latency, bandwidth and loss between hosts", "hosts", "slow")

@@ -16,26 +16,19 @@ environment; make all hosts alike.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from rankwise.doctor.differences import group_hosts, report_difference
-from rankwise.doctor.gpu.nvidia import NO_DEVICES, find_driver_cuda
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
+from rankwise.doctor.gpu.nvidia import NO_DEVICES, NvidiaReport, find_driver_cuda
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Facts, Probe, Reading, fail, ok, skipped, warn
+from rankwise.doctor.torch_facts import TorchFacts
 from rankwise.doctor.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rankwise.doctor.gpu.nvidia import NvidiaReport
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Facts
-    from rankwise.doctor.torch_facts import TorchFacts
 
 _INDEX = "https://download.pytorch.org/whl"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report what the build is made for, and what of it does not fit."""
     info = host.torch
     if not info.has_torch:
         yield skipped("torch could not be queried", f"{info.why} ({info.python})")
@@ -53,7 +46,6 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Report hosts with another CUDA, NCCL, driver or plugin."""
     why = "ranks of different versions hang at their first collective, or end with `internal error` or `unhandled system error`"
     fixes = {
         "cuda": "# install the same build of torch on all hosts", "nccl": "# install the same build of torch on all hosts",
@@ -63,9 +55,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     is_alike = len(group_hosts(facts, "torch")) < 2
     for name, title in (("cuda", "the CUDA of torch"), ("nccl", "NCCL"), ("plugin", "NCCL's network plugin")):
         if is_alike or name == "plugin":
-            yield from report_difference(
-                facts, name, f"{title} differs", why, fixes[name], verdict="fail", class_id="R11"
-            )
+            yield from report_difference(facts, name, f"{title} differs", why, fixes[name], "R11")
     yield from report_difference(
         facts, "driver", "the NVIDIA driver differs",
         "most jobs work; features of the newer one (such as CUDA graphs or NVLink SHARP) fail on the hosts with the older one",
@@ -74,30 +64,26 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
 
 
 def _check_devices(host: Host, info: TorchFacts, nvidia: NvidiaReport) -> Iterator[Reading]:
-    has_gpus = bool(nvidia.gpus)
+    gpus = nvidia.gpus
     if not info.cuda and not info.hip:
-        if (has_gpus and host.job.backend != "gloo") or host.job.backend == "nccl":
-            seen = (
-                f"this host has {len(nvidia.gpus)} of {nvidia.gpus[0].name}"
-                if has_gpus
-                else "the job asks for NCCL"
-            )
+        if (gpus and host.job.backend != "gloo") or host.job.backend == "nccl":
+            seen = f"this host has {len(gpus)} of {gpus[0].name}" if gpus else "the job asks for NCCL"
             yield Reading(
-                verdict="fail" if host.job.backend == "nccl" else "warn", what=f"torch {info.version} is built for the CPU, and {seen}", class_id="I17",
-                why="no rank uses a GPU: `Distributed package doesn't have NCCL built in`, or everything runs on the CPU, many times slower",
-                fix=f"{info.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}"
-                if has_gpus else "# --backend gloo, or a host with GPUs",
+                "fail" if host.job.backend == "nccl" else "warn", f"torch {info.version} is built for the CPU, and {seen}",
+                "no rank uses a GPU: `Distributed package doesn't have NCCL built in`, or everything runs on the CPU, many times slower",
+                f"{info.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}" if gpus else "# --backend gloo, or a host with GPUs",
+                "I17"
             )  # fmt: skip
         return
     is_hidden = host.env.get("CUDA_VISIBLE_DEVICES", "all").strip() in NO_DEVICES
-    if has_gpus and not info.devices and not is_hidden:
+    if gpus and not info.devices and not is_hidden:
         yield _report_unusable(host, info, nvidia)
     old = [one for one in info.devices if info.cuda and info.archs and not serves(info.archs, one.capability)]
     for name, capability in sorted({(one.name, one.capability) for one in old}):
-        yield Reading(
-            verdict="fail", what=f"torch {info.version} has code for {', '.join(info.archs)}, and none for {name} (sm_{capability.replace('.', '')})",
-            why="the first operation on such a GPU ends with `no kernel image is available for execution on the device`",
-            fix=f"{info.python} -m pip install --upgrade torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}",
+        yield fail(
+            f"torch {info.version} has code for {', '.join(info.archs)}, and none for {name} (sm_{capability.replace('.', '')})",
+            "the first operation on such a GPU ends with `no kernel image is available for execution on the device`",
+            f"{info.python} -m pip install --upgrade torch --index-url {_INDEX}/{_name_index(find_driver_cuda(host))}"
         )  # fmt: skip
 
 
@@ -107,12 +93,10 @@ def _report_unusable(host: Host, info: TorchFacts, nvidia: NvidiaReport) -> Read
     why = info.cuda_error or "torch reports no reason; `nvidia-smi` sees them"
     if is_older:
         why = f"`The NVIDIA driver on your system is too old`: torch needs CUDA {info.cuda}; {why}"
-    return Reading(
-        verdict="fail",
-        what=f"nvidia-smi lists {format_count(len(nvidia.gpus), 'GPU')}, torch {info.version} (CUDA {info.cuda}) sees none; driver {nvidia.driver or 'unknown'} serves "
-        f"CUDA {serves_up_to or 'unknown'}",
-        why=why, fix=f"{info.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(serves_up_to)}  # or a newer driver"
-        if is_older else f"{info.python} -c 'import torch; torch.cuda.init()'  # shows the error",
+    return fail(
+        f"nvidia-smi lists {format_count(len(nvidia.gpus), 'GPU')}, torch {info.version} (CUDA {info.cuda}) sees none; driver {nvidia.driver or 'unknown'} serves CUDA {serves_up_to or 'unknown'}",
+        why,
+        f"{info.python} -m pip install --force-reinstall torch --index-url {_INDEX}/{_name_index(serves_up_to)}  # or a newer driver" if is_older else f"{info.python} -c 'import torch; torch.cuda.init()'  # shows the error"
     )  # fmt: skip
 
 
@@ -136,23 +120,23 @@ def serves(archs: tuple[str, ...], capability: str) -> bool:
 def _check_packages(info: TorchFacts) -> Iterator[Reading]:
     torches = [one for one in info.wheels if one.startswith(("torch ", "torch-nightly"))]
     if len({one.split()[1] for one in torches}) > 1:
-        yield Reading(
-            verdict="warn", what=f"several torch are installed: {'; '.join(torches)}; {info.version} comes first",
-            why="which one a rank gets depends on its PYTHONPATH and its user: ranks with two versions hang or fail",
-            fix=f"{info.python} -m pip uninstall torch  # once for each, then install the one that you want", class_id="R11",
+        yield warn(
+            f"several torch are installed: {'; '.join(torches)}; {info.version} comes first",
+            "which one a rank gets depends on its PYTHONPATH and its user: ranks with two versions hang or fail",
+            f"{info.python} -m pip uninstall torch  # once for each, then install the one that you want", "R11"
         )  # fmt: skip
     nccls = [one for one in info.wheels if one.startswith("nvidia-nccl")]
     if len({one.split()[0] for one in nccls}) > 1:
-        yield Reading(
-            verdict="warn", what=f"several NCCL are installed into one folder: {'; '.join(nccls)}",
-            why="the package that was installed last has overwritten the other's libnccl.so.2: torch may get one that it was not built for",
-            fix=f"{info.python} -m pip uninstall {' '.join(one.split()[0] for one in nccls)}  # then install torch again", class_id="R11",
+        yield warn(
+            f"several NCCL are installed into one folder: {'; '.join(nccls)}",
+            "the package that was installed last has overwritten the other's libnccl.so.2: torch may get one that it was not built for",
+            f"{info.python} -m pip uninstall {' '.join(one.split()[0] for one in nccls)}  # then install torch again", "R11"
         )  # fmt: skip
     elif nccls and info.nccl_file and "/nvidia/nccl/" not in info.nccl_file:
-        yield Reading(
-            verdict="warn", what=f"torch has loaded {info.nccl_file} (NCCL {info.nccl}), and not the one that was installed with it ({nccls[0]})",
-            why="LD_LIBRARY_PATH or LD_PRELOAD puts another NCCL first: with other versions on other ranks, the first collective hangs",
-            fix="unset LD_PRELOAD LD_LIBRARY_PATH  # or take the folder of that file out of them", class_id="R11",
+        yield warn(
+            f"torch has loaded {info.nccl_file} (NCCL {info.nccl}), and not the one that was installed with it ({nccls[0]})",
+            "LD_LIBRARY_PATH or LD_PRELOAD puts another NCCL first: with other versions on other ranks, the first collective hangs",
+            "unset LD_PRELOAD LD_LIBRARY_PATH  # or take the folder of that file out of them", "R11"
         )  # fmt: skip
 
 

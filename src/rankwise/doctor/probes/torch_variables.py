@@ -12,17 +12,12 @@ are set; with DETAIL, torch 2.13 without CUDA crashes when a model is wrapped in
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import uses_nccl
-from rankwise.doctor.probe import Probe, Reading, ok
+from rankwise.doctor.probe import Probe, Reading, Verdict, ok
 from rankwise.doctor.variables.table import report_misspellings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Verdict
 
 _OURS = re.compile(
     r"TORCH_(NCCL|DISTRIBUTED|DIST|CPP_LOG|GLOO)_|(CUDA_LAUNCH_BLOCKING|USE_LIBUV|OMP_NUM_THREADS)$"
@@ -51,7 +46,6 @@ _RULES: tuple[tuple[str, str, Verdict, str, str, str], ...] = (
 
 
 def look(host: Host) -> Iterator[Reading]:
-    """Report what torch is told, and what of it is wrong or slow."""
     wrong = [*report_misspellings(host.env, prefixes=("TORCH_",)), *_judge_values(host)]
     info = ", ".join(f"{name}={value}" for name, value in sorted(host.env.items()) if _OURS.match(name))
     yield from wrong or [ok(info or "no variable of torch.distributed is set")]
@@ -65,8 +59,7 @@ def _judge_values(host: Host) -> Iterator[Reading]:
         value = host.env.get(name, "")
         if re.fullmatch(pattern, value, re.IGNORECASE) and (not is_switch or uses_nccl(host)):
             yield Reading(
-                verdict=verdict, what=f"{name}={value.strip()}{remark}", why=why, fix=f"unset {name}" if fix == "unset" else fix,
-                class_id="X17" if "threads" in why else "",
+                verdict, f"{name}={value.strip()}{remark}", why, f"unset {name}" if fix == "unset" else fix, "X17" if "threads" in why else ""
             )  # fmt: skip
 
 

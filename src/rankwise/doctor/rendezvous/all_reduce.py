@@ -7,21 +7,17 @@ import socket
 import statistics
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, cast, final
+from typing import cast, final
 
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.environ import environ
 from rankwise.doctor.host import Host, kill_group
 from rankwise.doctor.rendezvous.cluster_report import AllReduce, ClusterReport
-from rankwise.doctor.rendezvous.wire import entries, number, one_line, parts, text, texts, whole
+from rankwise.doctor.rendezvous.wire import Message, entries, number, one_line, parts, text, texts, whole
 from rankwise.engine import ALL_REDUCE_PROCESS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from rankwise.doctor.rendezvous.wire import Message
 
 #: For so long torch may import itself, meet and reduce; then it is killed.
 BOUND_S = 60.0
@@ -170,9 +166,7 @@ def read_reduce(
     absent = [name for name in orders if name not in message]
     if failed or absent or len(ranks) < world:
         # The error that is closest to the cause: a rank that lost its peer is mostly a consequence.
-        name, why = min(
-            failed, key=lambda one: "onnection" in one[1], default=(", ".join(absent), "no answer")
-        )
+        name, why = min(failed, key=lambda it: "onnection" in it[1], default=(", ".join(absent), "no answer"))
         class_id = next((class_id for words, class_id in _CLASSES.items() if words in why), "")
         return AllReduce(backend=backend, num_ranks=world, why=f"{name}: {why}", class_id=class_id)
     first = ranks[0][1]

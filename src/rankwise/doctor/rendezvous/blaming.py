@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-#: A link in one direction: from which host to which.
-Way: TypeAlias = "tuple[str, str]"
+from rankwise.doctor.rendezvous.cluster_report import Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, TypeAlias
 
 from rankwise.doctor import json_records
-from rankwise.doctor.probe import Reading  # noqa: TC001 - json_records reads the type hints
+from rankwise.doctor.probe import Facts, Reading
 from rankwise.doctor.rendezvous.wire import clean_all
 from rankwise.doctor.units import format_rate, format_seconds
-
-if TYPE_CHECKING:
-    from rankwise.doctor.probe import Facts
 
 #: Where the target listens: at the address and on the kind of ports that Gloo, or NCCL, will take there; at the master's port.
 Plane = Literal["gloo", "nccl", "master"]
@@ -27,8 +24,10 @@ Outcome = Literal[
     "ok", "refused", "timeout", "unreachable", "no route", "reset", "other host", "stalled", "not tried"
 ]
 
-#: So ``HostReport.lost`` begins for a host whose answers are invalid.
-INVALID_ANSWER = "its answer makes no sense"
+#: A link in one direction: from which host to which.
+Way: TypeAlias = "tuple[str, str]"
+#: From this share of packets on that were sent again, a link is lossy.
+LOSSY = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +61,10 @@ class HostReport:
     private: tuple[str, ...] = ()
     own_name: str = ""
 
+    def find_interface(self, *addresses: str) -> str:
+        """Return its first interface that has one of some addresses; empty if none has."""
+        return next((name for name, ip in self.interfaces if ip in addresses), "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameLookup:
@@ -87,6 +90,11 @@ class Link:
     detail: str = ""
     connect_s: float = 0.0
 
+    @property
+    def way(self) -> Way:
+        """From which host to which."""
+        return self.source, self.target
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
@@ -105,6 +113,16 @@ class Measure:
     bytes_per_s: float
     resent: float | None = None
     tries: int = 1
+
+    @property
+    def way(self) -> Way:
+        """From which host to which."""
+        return self.source, self.target
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether packets get lost, as far as the kernel tells."""
+        return self.resent is None or self.resent > LOSSY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,16 +171,6 @@ class ClusterReport:
     took_s: float = 0.0
     names: tuple[NameLookup, ...] = ()
     doubled: tuple[tuple[str, str, int], ...] = ()
-
-
-def find_interface(report: HostReport, *addresses: str) -> str:
-    """Return the first interface of a host that has one of some addresses; empty if none has."""
-    return next((name for name, ip in report.interfaces if ip in addresses), "")
-
-
-def on_host(name: str, *commands: str) -> str:
-    """Return commands as they stand in a fix, under the host where they are to be typed."""
-    return "\n".join([f"# on {name}:", *commands])
 
 
 def from_json(message: Facts) -> ClusterReport:

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Thread
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TypeVar, final
 
-from rankwise.doctor.rendezvous.wire import (
-    CLOSED,
-    GoneError,
-    Message,
-    StrangerError,
-    decode,
-    encode,
-    explain,
-    tune,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from rankwise.doctor.probe import Fact
+from rankwise.doctor.probe import Fact
+from rankwise.doctor.rendezvous import wire
+from rankwise.doctor.rendezvous.wire import GoneError, Message, StrangerError
 
 Result = TypeVar("Result")
 #: So long a line may be: from somebody unknown, and from a host of the rendezvous.
@@ -35,7 +24,7 @@ class Connection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         sock = writer.get_extra_info("socket")
-        tune(sock)
+        wire.tune(sock)
         # A socket for both families shows addresses of IPv4 within IPv6.
         self.address, self.local_address = (
             str(*name[:1]).removeprefix("::ffff:").partition("%")[0] for name in (sock.getpeername(), sock.getsockname())
@@ -45,7 +34,7 @@ class Connection:
         #: Whether the other side is known to be a doctor: then its messages may be long.
         self.is_known = False
         #: When something last arrived, by the event loop's clock.
-        self.heard_s = asyncio.get_running_loop().time()
+        self.received_s = asyncio.get_running_loop().time()
 
     @property
     def waiting_bytes(self) -> int:
@@ -55,8 +44,8 @@ class Connection:
     def send(self, message: Mapping[str, Fact], line: bytes = b"") -> None:
         """Send a message; ``line`` is the same, if it was encoded already; GoneError: the connection has ended."""
         if self._writer.is_closing():
-            raise GoneError(CLOSED)
-        self._writer.write(line or encode(message))
+            raise GoneError(wire.CLOSED)
+        self._writer.write(line or wire.encode(message))
 
     async def receive(self) -> Message:
         """Return the next message.
@@ -74,17 +63,17 @@ class Connection:
             try:
                 data = await self._reader.read(_READ_BYTES)
             except OSError as error:
-                raise GoneError(explain(error)) from error
+                raise GoneError(wire.explain(error)) from error
             if not data:
                 if self._buffer and not self.is_known:
                     raise StrangerError(f"it sent {bytes(self._buffer[:40])!r}")
-                raise GoneError(CLOSED)
-            self.heard_s = asyncio.get_running_loop().time()
+                raise GoneError(wire.CLOSED)
+            self.received_s = asyncio.get_running_loop().time()
             self._buffer += data
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         self._seen = 0
-        return decode(line)
+        return wire.decode(line)
 
     def close(self) -> None:
         """Close it, after what waits to be sent."""

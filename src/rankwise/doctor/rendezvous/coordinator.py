@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, final
+from typing import final
 
-from rankwise.doctor.rendezvous.cluster_report import INVALID_ANSWER
+from rankwise.doctor.host import Host
+from rankwise.doctor.rendezvous import wire
 from rankwise.doctor.rendezvous.connection import Connection
 from rankwise.doctor.rendezvous.peer import Admission, Peer, list_names, refuse
-from rankwise.doctor.rendezvous.wire import (
-    BEAT_S,
-    CLOSED,
-    GREETING,
-    VERSION,
-    GoneError,
-    Message,
-    StrangerError,
-    clean_name,
-    encode,
-    is_proof,
-    make_nonce,
-    mark,
-    number,
-    one_line,
-    prove,
-    text,
-    whole,
-)  # fmt: skip
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Mapping
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.rendezvous.plan import Plan
+from rankwise.doctor.rendezvous.plan import Plan
+from rankwise.doctor.rendezvous.wire import GoneError, Message, StrangerError
 
 #: So long a host that connects may take to say who it is; so many may be about to.
 _HELLO_S, _MOST_UNKNOWN = 10.0, 1024
@@ -86,11 +65,9 @@ class Coordinator:
         """Return the hosts that still answer."""
         return [one for one in self.peers if one.is_here]
 
-    async def ask(
-        self, orders: Mapping[Peer, Message], *, timeout_s: float, doing: str
-    ) -> dict[Peer, Message]:
+    async def ask(self, orders: Mapping[Peer, Message], timeout_s: float, doing: str) -> dict[Peer, Message]:
         """Give orders (all of one kind, which stands as ``do``), and return the answers. A host that is late is lost; OwnHostLostError: our own host is lost."""
-        kind = next((text(one, "do") for one in orders.values()), "")
+        kind = next((wire.text(one, "do") for one in orders.values()), "")
         for peer, order in orders.items():
             peer.answers.pop(kind, None)
             self.tell(peer, order)
@@ -119,7 +96,7 @@ class Coordinator:
         if peer not in answers:
             return None
         trip_s = self._clock.monotonic() - begin_s
-        return number(answers[peer], "at") - (begin + trip_s / 2), trip_s / 2
+        return wire.number(answers[peer], "at") - (begin + trip_s / 2), trip_s / 2
 
     async def wait_change(self, timeout_s: float) -> None:
         """Wait until a host arrives, answers or is lost, or until the time is over."""
@@ -138,7 +115,7 @@ class Coordinator:
 
     def tell_all(self, message: Message) -> None:
         """Send a message to all hosts that are here."""
-        line = encode(message)
+        line = wire.encode(message)
         for peer in self.here():
             self.tell(peer, message, line)
 
@@ -164,11 +141,7 @@ class Coordinator:
         """Report all hosts that there will be no result."""
         self._is_over = True
         self.tell_all(refuse(why, hint))
-        await self.wait_until_sent(2.0)
-
-    async def wait_until_sent(self, timeout_s: float) -> None:
-        """Wait until all that was sent has left."""
-        end_s = asyncio.get_running_loop().time() + timeout_s
+        end_s = asyncio.get_running_loop().time() + 2.0
         while self._count_waiting() and asyncio.get_running_loop().time() < end_s:
             await asyncio.sleep(_POLL_S)
 
@@ -223,11 +196,11 @@ class Coordinator:
         """Return the host at the other end, if it is one of ours; else it is told why not."""
         hello = await connection.receive()
         peer = Peer(
-            connection=connection, address=connection.address, met_at=connection.local_address,
-            name=clean_name(text(hello, "name")) or connection.address, node_rank=_read_count(hello, "node_rank"),
-            num_hosts=_read_count(hello, "num_hosts"), rival=text(hello, "holds"),
+            connection=connection, address=connection.address, arrived_at=connection.local_address,
+            name=wire.clean_name(wire.text(hello, "name")) or connection.address, node_rank=_read_count(hello, "node_rank"),
+            num_hosts=_read_count(hello, "num_hosts"), rival=wire.text(hello, "holds"),
             # Compared as a whole: nobody else knows it.
-            is_own=text(hello, "own") == self.admission.secret,
+            is_own=wire.text(hello, "own") == self.admission.secret,
         )  # fmt: skip
         refusal = self._find_mismatch(hello)
         # A rival is told nothing but that it is one.
@@ -240,26 +213,26 @@ class Coordinator:
             return None
         connection.is_known = True
         self.peers.append(peer)
-        self.tell(peer, {"welcome": VERSION})
+        self.tell(peer, {"welcome": wire.VERSION})
         self._changed.set()
         return peer
 
     def _find_mismatch(self, hello: Message) -> Message | None:
-        if hello.get(GREETING) != VERSION:
+        if hello.get(wire.GREETING) != wire.VERSION:
             return refuse(
-                f"the rendezvous host speaks version {VERSION} of the doctor's protocol, this host {one_line(repr(hello.get(GREETING)), 20)}",
+                f"the rendezvous host speaks version {wire.VERSION} of the doctor's protocol, this host {wire.one_line(repr(hello.get(wire.GREETING)), 20)}",
                 "use the same version of rankwise on all hosts", "R11",
             )  # fmt: skip
-        return _REFUSE_OTHER if text(hello, "mark") != mark(self._plan.token) else None
+        return _REFUSE_OTHER if wire.text(hello, "mark") != wire.mark(self._plan.token) else None
 
     async def _prove(self, hello: Message, connection: Connection) -> bool:
         """Prove that we know the token, and return whether the other side does, too."""
-        nonce, challenge = text(hello, "nonce"), make_nonce()
+        nonce, challenge = wire.text(hello, "nonce"), wire.make_nonce()
         connection.send(
-            {"challenge": challenge, "proof": prove(self._plan.token, "coordinator", nonce, challenge)}
+            {"challenge": challenge, "proof": wire.prove(self._plan.token, "coordinator", nonce, challenge)}
         )
         answer = await connection.receive()
-        return is_proof(text(answer, "proof"), self._plan.token, "peer", nonce, challenge)
+        return wire.is_proof(wire.text(answer, "proof"), self._plan.token, "peer", nonce, challenge)
 
     async def _listen(self, peer: Peer) -> None:
         try:
@@ -269,29 +242,29 @@ class Coordinator:
             self.lose(peer, _explain_end(error))
 
     def _take(self, peer: Peer, message: Message) -> None:
-        if text(message, "broke"):
-            why = one_line(text(message, "broke"), 500)
+        if wire.text(message, "broke"):
+            why = wire.one_line(wire.text(message, "broke"), 500)
             self.lose(peer, f"its doctor failed ({why}): please report this bug in rankwise")
-        elif text(message, "leaves"):
-            self.lose(peer, one_line(text(message, "leaves"), 500))
-        elif text(message, "answer"):
-            peer.answers[text(message, "answer")] = message
+        elif wire.text(message, "leaves"):
+            self.lose(peer, wire.one_line(wire.text(message, "leaves"), 500))
+        elif wire.text(message, "answer"):
+            peer.answers[wire.text(message, "answer")] = message
             self._changed.set()
 
     async def _watch(self) -> None:
         """Send signs of life, and give up hosts that send none."""
         loop = asyncio.get_running_loop()
-        beat, last_s = encode({"beat": 1}), loop.time()
+        beat, last_s = wire.encode({"beat": 1}), loop.time()
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(wire.BEAT_S)
             now_s = loop.time()
             # If we were stopped ourselves, what the others have sent still waits to be read: then nobody was silent.
             was_stopped, last_s = now_s - last_s > self._plan.silence_s / 2, now_s
             for peer in self.here():
                 if was_stopped:
-                    peer.connection.heard_s = now_s
+                    peer.connection.received_s = now_s
                 # Our own is in this process: if it is slow, so are we.
-                if now_s - peer.connection.heard_s > self._plan.silence_s and not peer.is_own:
+                if now_s - peer.connection.received_s > self._plan.silence_s and not peer.is_own:
                     why = f"nothing received for {self._plan.silence_s:.0f} s: it is frozen, or its cable is cut"
                     self.lose(peer, why)
                 else:
@@ -301,10 +274,10 @@ class Coordinator:
 def _explain_end(error: GoneError) -> str:
     """Return why a host is not here any more; that it closed the connection says all."""
     if isinstance(error, StrangerError):
-        return f"{INVALID_ANSWER}: {error}"
-    return str(error) if str(error) == CLOSED else f"its connection ended: {error}"
+        return f"{wire.INVALID_ANSWER}: {error}"
+    return str(error) if str(error) == wire.CLOSED else f"its connection ended: {error}"
 
 
 def _read_count(message: Message, key: str) -> int | None:
-    count = whole(message, key)
+    count = wire.whole(message, key)
     return count if count is not None and 0 <= count <= _MOST_HOSTS else None

@@ -1,44 +1,30 @@
-"""A host's connection to the coordinator: it connects, says who it is, sends signs of life, and notices when the coordinator is gone."""
+"""A host's connection to the coordinator: it connects, says who it is, sends signs of life, and notices when the coordinator is gone.
+
+Where a host does not reach it: what was found at the endpoint, and what the endpoint's name means here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import re
+import shlex
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from rankwise.base.clock import Clock
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.host import find_port_holder, listen_tcp
+from rankwise.doctor.host import Host
+from rankwise.doctor.network.names import is_address, is_host_name, remove_name
+from rankwise.doctor.rendezvous import wire
 from rankwise.doctor.rendezvous.connection import Connection, in_thread
-from rankwise.doctor.rendezvous.join_failure import describe, explain_failure
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
-from rankwise.doctor.rendezvous.wire import (
-    BEAT_S,
-    GREETING,
-    VERSION,
-    GoneError,
-    SilentError,
-    StrangerError,
-    explain,
-    is_proof,
-    keep_packets_small,
-    make_nonce,
-    mark,
-    one_line,
-    prove,
-    text,
-    whole,
-)  # fmt: skip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rankwise.base.clock import Clock
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.rendezvous.wire import Message
+from rankwise.doctor.rendezvous.wire import GoneError, Message, SilentError, StrangerError, explain
+from rankwise.doctor.variables.addresses import find_mistake, write_remedy
 
 _OPEN_S, _ANSWER_S, _LEAST_ANSWER_S, _AGAIN_S, _LOOK_UP_S = 4.0, 8.0, 2.0, 0.3, 5.0
 _FIRST_SAY_S, _SAY_S = 2.0, 10.0
@@ -81,7 +67,7 @@ class CoordinatorClient:
         try:
             bound_s = timeout_s or self._silence_s
             while not (await asyncio.wait({receiving}, timeout=bound_s))[0]:
-                silent_s = asyncio.get_running_loop().time() - self._connection.heard_s
+                silent_s = asyncio.get_running_loop().time() - self._connection.received_s
                 if silent_s >= bound_s and not (await asyncio.wait({receiving}, timeout=_GRACE_S))[0]:
                     raise self._explain_silence(bound_s)
             return receiving.result()
@@ -104,7 +90,7 @@ class CoordinatorClient:
             if not self._connection.is_known and not {"welcome", "no", "challenge"} & message.keys():
                 raise StrangerError(f"it sent {str(message)[:40]!r}")
             self._connection.is_known = True
-            if text(message, "do") == "time":
+            if wire.text(message, "do") == "time":
                 # At once, and not when the rest has time: the round trip bounds the error.
                 self.send({"answer": "time", "at": self._clock.time()})
             elif "beat" not in message:
@@ -112,7 +98,7 @@ class CoordinatorClient:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(wire.BEAT_S)
             self.send({"beat": 1})
 
 
@@ -132,7 +118,7 @@ def bind_endpoint(plan: Plan) -> socket.socket | None:
         if plan.is_coordinator is None and error.errno == errno.EADDRINUSE:
             return None
         raise _explain_taken(plan, error) from error
-    keep_packets_small(listener)
+    wire.keep_packets_small(listener)
     return listener
 
 
@@ -172,32 +158,32 @@ async def _try_join(host: Host, plan: Plan, until_s: float, secret: str) -> Coor
 async def _shake_hands(
     client: CoordinatorClient, host: Host, plan: Plan, secret: str, bound_s: float
 ) -> None:
-    nonce = make_nonce()
+    nonce = wire.make_nonce()
     client.send(_make_hello(host, plan, nonce=nonce, own=secret))
     answer = await client.receive(bound_s)
     if plan.token and "no" not in answer:
-        challenge = text(answer, "challenge")
-        if not is_proof(text(answer, "proof"), plan.token, "coordinator", nonce, challenge):
+        challenge = wire.text(answer, "challenge")
+        if not wire.is_proof(wire.text(answer, "proof"), plan.token, "coordinator", nonce, challenge):
             raise StrangerError("it does not have the token of this rendezvous")
-        client.send({"proof": prove(plan.token, "peer", nonce, challenge)})
+        client.send({"proof": wire.prove(plan.token, "peer", nonce, challenge)})
         answer = await client.receive(bound_s)
     if "no" in answer:
         raise read_refusal(answer)
-    if whole(answer, "welcome") != VERSION:
+    if wire.whole(answer, "welcome") != wire.VERSION:
         raise StrangerError("it uses another version of the doctor's protocol")
 
 
 def _make_hello(host: Host, plan: Plan, **more: str) -> Message:
     return {
-        GREETING: VERSION, "mark": mark(plan.token), "name": one_line(host.name), "node_rank": plan.node_rank,
+        wire.GREETING: wire.VERSION, "mark": wire.mark(plan.token), "name": wire.one_line(host.name), "node_rank": plan.node_rank,
         "num_hosts": plan.num_hosts, **more,
     }  # fmt: skip
 
 
 def read_refusal(message: Message) -> JoinError:
     """Return what a coordinator says that rejects us."""
-    hint, class_id = one_line(text(message, "hint")), one_line(text(message, "class"), 8)
-    return JoinError(one_line(text(message, "no")), hint=hint, class_id=class_id)
+    hint, class_id = wire.one_line(wire.text(message, "hint")), wire.one_line(wire.text(message, "class"), 8)
+    return JoinError(wire.one_line(wire.text(message, "no")), hint=hint, class_id=class_id)
 
 
 async def find_rival(host: Host, plan: Plan, secret: str) -> JoinError | None:
@@ -219,7 +205,7 @@ async def find_rival(host: Host, plan: Plan, secret: str) -> JoinError | None:
             finally:
                 await client.close()
             if "no" in answer:
-                return read_refusal(answer) if text(answer, "class") == _RIVAL_CLASS else None
+                return read_refusal(answer) if wire.text(answer, "class") == _RIVAL_CLASS else None
         await asyncio.sleep(_RIVAL_AGAIN_S)
     return None
 
@@ -233,7 +219,7 @@ def _connect(where: str, plan: Plan) -> socket.socket:
     for family, kind, protocol, _, address in found:
         sock = socket.socket(family, kind, protocol)
         try:
-            keep_packets_small(sock)
+            wire.keep_packets_small(sock)
             sock.settimeout(_OPEN_S)
             if plan.listen_address:
                 sock.bind((plan.listen_address, 0))
@@ -262,7 +248,7 @@ def _is_own(name: str) -> bool:
 def _explain_taken(plan: Plan, error: OSError) -> JoinError:
     if error.errno != errno.EADDRINUSE:
         return JoinError(
-            f"this host can't listen at {plan.endpoint}: {explain(error)}", class_id="I9",
+            f"this host can't listen at {plan.endpoint}: {wire.explain(error)}", class_id="I9",
             hint="choose a port from 1024 to 65535 that is free, the same one on all hosts",
         )  # fmt: skip
     holder = find_port_holder(plan.endpoint_port)
@@ -272,3 +258,103 @@ def _explain_taken(plan: Plan, error: OSError) -> JoinError:
         f"the rendezvous port {plan.endpoint_port} is taken{by}", class_id="I9",
         hint=f"end it (ss -ltnp 'sport = :{plan.endpoint_port}' shows it), or choose another port on all hosts",
     )  # fmt: skip
+
+
+def describe(plan: Plan, error: Exception) -> str:
+    """Describe what happened at the endpoint."""
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return f"{plan.endpoint_host} has no address here"
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there yet"
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return explain(error) if isinstance(error, OSError) else str(error)
+
+
+def explain_failure(host: Host, plan: Plan, error: Exception) -> JoinError:
+    """Return the error that says why this host could not join, by what happened the last time."""
+    waited = f"within {plan.arrival_timeout_s:.0f} s"
+    name, port = plan.endpoint_host, plan.endpoint_port
+    if isinstance(error, socket.gaierror | UnicodeError | OverdueError):
+        return _report_no_address(name, waited)
+    where, is_written = _report_address(host, name)
+    if isinstance(error, StrangerError | SilentError):
+        what = (
+            f"at {plan.endpoint} something listens that sends nothing ({waited}): another program, or a doctor that is frozen"
+            if isinstance(error, SilentError)
+            else f"at {plan.endpoint} something else answers, not rankwise doctor: {error}"
+        )
+        who = f"ss -ltnp 'sport = :{port}'"
+        return JoinError(
+            what + where, class_id="I9", hint=f"on {name}, `{who}` shows what it is: end it, or choose another port on all hosts",
+            fix=f"# on {name}: what is it? End it, or choose another port on all hosts\nsudo {who}" + _write_check(name, where, is_written=is_written),
+        )  # fmt: skip
+    if isinstance(error, ConnectionRefusedError):
+        what = f"nothing listened at {plan.endpoint} {waited}"
+        hint = f"start the doctor on {name} at the same time"
+        fix = f"# on {name}: start the doctor there at the same time"
+    elif isinstance(error, TimeoutError):
+        what = f"{plan.endpoint} gave no answer {waited}: packets are dropped"
+        hint = f"on {name}, open the port: sudo ufw allow {port}/tcp (or: sudo firewall-cmd --add-port={port}/tcp)"
+        fix = f"# on {name}, open the port:\nsudo ufw allow {port}/tcp  # or: sudo firewall-cmd --add-port={port}/tcp"
+    else:
+        what = f"{plan.endpoint} can't be reached ({waited}): {describe(plan, error)}"
+        hint = f"`ip route get {shlex.quote(name)}` shows the way from here"
+        fix = f"ip route get {shlex.quote(name if is_address(name) else next(iter(host.lookup(name)), name))}"
+    check = _write_check(name, where, is_written=is_written).lstrip()
+    if check:
+        # A name that leads elsewhere is likelier than a doctor that was not started, or a firewall: it comes first.
+        hint = f"is {name} the first host, for all hosts, and is that its address, seen from here? (getent hosts {shlex.quote(name)}) If so, {hint}"
+        fix = f"{check}\n{fix}"
+    else:
+        hint += f"; is {name} the right address? (on that host: ip -br addr)"
+    return JoinError(what + where, class_id="I2", hint=hint, fix=fix)
+
+
+def _report_no_address(name: str, waited: str) -> JoinError:
+    mistake = find_mistake(name)
+    if mistake is not None and mistake.host:
+        port = f", and {mistake.port} as the port" if mistake.port else ""
+        return JoinError(
+            f"{mistake.what}: the hosts are to rendezvous there, but no name server knows it", class_id="I3", hint=f"give {mistake.host} as the address{port}",
+            fix=write_remedy(mistake, None),
+        )  # fmt: skip
+    if not is_host_name(name):
+        return JoinError(
+            f"{name}, the rendezvous address, is not a host name", class_id="I3", hint="give the name or an address of the first host",
+            fix="export MASTER_ADDR=…  # the name or an address of the first host, on all hosts",
+        )  # fmt: skip
+    command = f"getent hosts {shlex.quote(name)}"
+    return JoinError(
+        f"{name}, the rendezvous address, has no address here ({waited})", class_id="I3",
+        hint=f"`{command}` must print one: pass the address instead of the name, or add it to /etc/hosts",
+        fix=f"{command}  # must print an address; else pass one instead of the name, or add it to /etc/hosts",
+    )  # fmt: skip
+
+
+def _report_address(host: Host, name: str) -> tuple[str, bool]:
+    """Return what a name means here, and whether /etc/hosts says so; nothing for an address."""
+    if is_address(name):
+        return "", False
+    found = host.lookup(name)
+    if not found:
+        return "", False
+    for index, line in enumerate(host.read("/etc/hosts").splitlines(), 1):
+        address, *names = line.partition("#")[0].split() or [""]
+        if address in found and name.lower() in [one.lower() for one in names]:
+            return f"; {name} is {address} here, by line {index} of /etc/hosts", True
+    return f"; {name} is {', '.join(found)} here, by the name server", False
+
+
+def _write_check(name: str, where: str, *, is_written: bool) -> str:
+    """Return how to see what is wrong with a name. Which of the two it is nobody knows here: nothing is changed by what can be pasted."""
+    if not where:
+        return ""
+    lines = [
+        f"# is {name} the first host? All hosts must be given the same one, by --master-addr, --rdzv-endpoint or MASTER_ADDR",
+        f"getent hosts {shlex.quote(name)}  # is that the address of {name}?",
+    ]
+    if is_written and is_host_name(name):
+        lines[-1] += " If not, take it out of /etc/hosts:"
+        lines += [f"# {line}" for line in remove_name(name).splitlines()]
+    return "\n" + "\n".join(lines)

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from rankwise.doctor.rendezvous import cluster_report
-from rankwise.doctor.rendezvous.coordinator_client import bind_endpoint, find_rival, join, read_refusal
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Probe
+from rankwise.doctor.rendezvous import cluster_report, coordinator_client
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport
+from rankwise.doctor.rendezvous.coordinator_client import CoordinatorClient
 from rankwise.doctor.rendezvous.host_tasks import HostTasks
 from rankwise.doctor.rendezvous.phases import END_S, Phases
 from rankwise.doctor.rendezvous.plan import JoinError, Plan
-from rankwise.doctor.rendezvous.wire import INTERRUPTED, GoneError, one_line, text
+from rankwise.doctor.rendezvous.wire import INTERRUPTED, GoneError, Message, one_line, text
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Probe
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
-    from rankwise.doctor.rendezvous.coordinator_client import CoordinatorClient
-    from rankwise.doctor.rendezvous.wire import Message
+Say: TypeAlias = Callable[[str], None]
 
 
-def examine_hosts(
-    host: Host, probes: Sequence[Probe], plan: Plan, say: Callable[[str], None]
-) -> ClusterReport:
+def examine_hosts(host: Host, probes: Sequence[Probe], plan: Plan, say: Say) -> ClusterReport:
     """Meet the other hosts, look at this one and at the links to them, and judge what all of them found.
 
     Every host of the set calls it at about the same time, with the same probes. Its time is bounded: a host that does not arrive, dies or
@@ -43,10 +38,8 @@ def examine_hosts(
     return asyncio.run(_examine(host, probes, plan, say))
 
 
-async def _examine(
-    host: Host, probes: Sequence[Probe], plan: Plan, say: Callable[[str], None]
-) -> ClusterReport:
-    tasks, listener = HostTasks(host, probes, plan), bind_endpoint(plan)
+async def _examine(host: Host, probes: Sequence[Probe], plan: Plan, say: Say) -> ClusterReport:
+    tasks, listener = HostTasks(host, probes, plan), coordinator_client.bind_endpoint(plan)
     if listener is None:
         return await _participate(host, tasks, plan, say, "")
     phases = Phases(host, probes, plan)
@@ -63,9 +56,7 @@ async def _examine(
     return found
 
 
-async def _participate(
-    host: Host, tasks: HostTasks, plan: Plan, say: Callable[[str], None], secret: str
-) -> ClusterReport:
+async def _participate(host: Host, tasks: HostTasks, plan: Plan, say: Say, secret: str) -> ClusterReport:
     work = [asyncio.create_task(_take_part(host, tasks, plan, say, secret))]
     if secret and plan.is_coordinator and not plan.listen_address:
         work.append(asyncio.create_task(_raise_rival(host, plan, secret)))
@@ -85,16 +76,14 @@ async def _participate(
 
 
 async def _raise_rival(host: Host, plan: Plan, secret: str) -> ClusterReport:
-    if (error := await find_rival(host, plan, secret)) is not None:
+    if (error := await coordinator_client.find_rival(host, plan, secret)) is not None:
         raise error
     never: asyncio.Future[ClusterReport] = asyncio.get_running_loop().create_future()
     return await never
 
 
-async def _take_part(
-    host: Host, tasks: HostTasks, plan: Plan, say: Callable[[str], None], secret: str
-) -> ClusterReport:
-    client = await join(host, plan, say, secret=secret)
+async def _take_part(host: Host, tasks: HostTasks, plan: Plan, say: Say, secret: str) -> ClusterReport:
+    client = await coordinator_client.join(host, plan, say, secret=secret)
     try:
         return await _obey(client, tasks, plan, say)
     except asyncio.CancelledError as error:
@@ -108,9 +97,7 @@ async def _take_part(
         await client.close()
 
 
-async def _obey(
-    client: CoordinatorClient, tasks: HostTasks, plan: Plan, say: Callable[[str], None]
-) -> ClusterReport:
+async def _obey(client: CoordinatorClient, tasks: HostTasks, plan: Plan, say: Say) -> ClusterReport:
     running: set[asyncio.Task[None]] = set()
     while True:
         try:
@@ -121,7 +108,7 @@ async def _obey(
                 hint=f"look at the doctor's output on {plan.endpoint_host}, see that it stays up, and start all hosts again",
             ) from error
         if "no" in message:
-            raise read_refusal(message)
+            raise coordinator_client.read_refusal(message)
         if isinstance(result := message.get("result"), dict):
             return _read_result(result, plan)
         if "say" in message:

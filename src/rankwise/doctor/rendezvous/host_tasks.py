@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import BoundedSemaphore
-from typing import TYPE_CHECKING, cast, final
+from typing import TypeAlias, cast, final
 
 from rankwise.base.host import is_loopback
 from rankwise.doctor.examine import examine
+from rankwise.doctor.host import Host
 from rankwise.doctor.json_records import to_json
-from rankwise.doctor.network.firewalls import suggest
+from rankwise.doctor.network.firewalls import Hook, suggest
 from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_nccl_address
+from rankwise.doctor.network.interfaces import Interface
 from rankwise.doctor.network.names import is_address, resolve
+from rankwise.doctor.probe import Fact, Probe
+from rankwise.doctor.rendezvous import wire
 from rankwise.doctor.rendezvous.all_reduce import AllReduceRanks, describe_torch
+from rankwise.doctor.rendezvous.cluster_report import Outcome, Plane
 from rankwise.doctor.rendezvous.connection import in_thread
 from rankwise.doctor.rendezvous.judging_links import list_networks
 from rankwise.doctor.rendezvous.link_probe import LinkAttempt, try_all
 from rankwise.doctor.rendezvous.link_speed import LinkServer, measure_link
-from rankwise.doctor.rendezvous.wire import entries, mark, number, parts, read_port, text, texts, whole
+from rankwise.doctor.rendezvous.plan import Plan
+from rankwise.doctor.rendezvous.wire import Message
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from typing import TypeAlias
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.network.firewalls import Hook
-    from rankwise.doctor.network.interfaces import Interface
-    from rankwise.doctor.probe import Fact, Probe
-    from rankwise.doctor.rendezvous.cluster_report import Outcome, Plane
-    from rankwise.doctor.rendezvous.plan import Plan
-    from rankwise.doctor.rendezvous.wire import Message
-
-    Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
+Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
 
 #: So long a link is measured at most, whatever the coordinator orders.
 _MOST_MEASURE_S = 60.0
@@ -67,8 +62,8 @@ class HostTasks:
 
     async def do(self, order: Message, reached_at: str) -> Message:
         """Do what the coordinator asks for, and return the answer; ``reached_at`` is our address, by which we reached it."""
-        kind = text(order, "do")
-        if kind == "open" and not text(order, "own"):
+        kind = wire.text(order, "do")
+        if kind == "open" and not wire.text(order, "own"):
             order = {**order, "own": reached_at}
         handler = self._handlers.get(kind)
         takes_turns = self._plan.listen_address and kind in {"connect", "measure"}
@@ -91,23 +86,21 @@ class HostTasks:
 
     async def _open(self, order: Message) -> Message:
         host, plan = self._host, self._plan
-        self._number, self._count = whole(order, "number") or 0, whole(order, "count") or 1
+        self._number, self._count = wire.whole(order, "number") or 0, wire.whole(order, "count") or 1
         if self._server is not None:
             self._server.close()
-        server = LinkServer(mark=mark(plan.token), number=self._number, name=host.name, clock=host.clock)
+        server = LinkServer(mark=wire.mark(plan.token), number=self._number, name=host.name, clock=host.clock)
         self._server = server
-        own = plan.listen_address or text(order, "own")
+        own = plan.listen_address or wire.text(order, "own")
         interfaces, gloo, nccl = await in_thread(self._find_addresses)
-        places: list[tuple[Plane, str]] = [
-            ("gloo", own if is_loopback(gloo) and not plan.listen_address else gloo or own)
-        ]
-        if nccl and nccl != places[0][1]:
-            places.append(("nccl", nccl))
+        at = own if is_loopback(gloo) and not plan.listen_address else gloo or own
+        places: list[tuple[Plane, str]] = [("gloo", at)]
+        places += [("nccl", nccl)] if nccl not in {"", at} else []
         opened = [(plane, address, self._listen(server, address)) for plane, address in places]
         if not opened[0][2]:  # Gloo's address can't be used: the link itself is tried all the same
             opened[0] = ("gloo", own, self._listen(server, own))
         planes: list[Fact] = [
-            {"plane": plane, "address": address, "ports": ports} for plane, address, ports in opened if ports
+            {"plane": one, "address": at, "ports": ports} for one, at, ports in opened if ports
         ]
         planes += self._listen_as_master(server, is_first=bool(order.get("is_first")))
         return {
@@ -120,11 +113,14 @@ class HostTasks:
         }  # fmt: skip
 
     def _find_addresses(self) -> tuple[Sequence[Interface], str, str]:
-        """Return the interfaces, and where Gloo and NCCL will listen."""
+        """Return the interfaces, and where Gloo and NCCL will listen; empty for NCCL if nobody uses it."""
         if self._plan.listen_address:
             return (), self._plan.listen_address, ""
-        interfaces = self._host.interfaces()
-        return interfaces, find_gloo_address(self._host, interfaces), _find_nccl(self._host, interfaces)
+        host, backend, interfaces = self._host, self._host.job.backend, self._host.interfaces()
+        # nvidia-smi is not asked: all hosts wait for this answer.
+        has_nccl = backend == "nccl" or (backend != "gloo" and host.has("/proc/driver/nvidia/version"))
+        nccl = find_nccl_address(host, interfaces) if has_nccl else ""
+        return interfaces, find_gloo_address(host, interfaces), nccl
 
     def _listen(self, server: LinkServer, address: str) -> list[Fact]:
         ports: list[Fact] = []
@@ -145,39 +141,40 @@ class HostTasks:
         return [{"plane": "master", "address": job.master_addr or self._plan.endpoint_host, "ports": [port]}]
 
     async def _connect(self, order: Message) -> Message:
-        self._peers = [one for one in parts(order, "peers") if whole(one, "number") != self._number]
-        self._networks = list_networks([text(one, "address") for one in self._peers])
+        self._peers = [one for one in wire.parts(order, "peers") if wire.whole(one, "number") != self._number]
+        self._networks = list_networks([wire.text(one, "address") for one in self._peers])
         simulated, master = bool(self._plan.listen_address), self._master_name()
-        wanted = {text(one, "name") for one in self._peers} | {master}
+        wanted = {wire.text(one, "name") for one in self._peers} | {master}
         names = {} if simulated else await resolve_all(sorted(wanted - {"", self._host.name}))
         tried = await try_all(
-            self._list_targets(names), mark=mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
+            self._list_targets(names), mark=wire.mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
             at_once=_AT_ONCE_SIMULATED if simulated else _AT_ONCE, greeting_s=_GREETING_S_SIMULATED if simulated else _GREETING_S,
         )  # fmt: skip
         reported = self._report_names(names)
         if master and names.get(master) == ():
             reported.append({"name": master, "to": None, "got": [], "is_written": False})
-        return {"links": [to_json(one) for one in _take_worst(tried)], "names": reported}
+        # Of the ports of one host and plane, the worst counts.
+        by_outcome = sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome))
+        worst = {(one.number, one.plane): one for one in by_outcome}
+        return {"links": [to_json(one) for one in worst.values()], "names": reported}
 
     def _list_targets(self, names: dict[str, tuple[str, ...] | None]) -> list[LinkAttempt]:
         found = []
         for peer in self._peers:
-            for one in parts(peer, "planes"):
-                plane, address = cast("Plane", text(one, "plane")), text(one, "address")
+            for one in wire.parts(peer, "planes"):
+                plane, address = cast("Plane", wire.text(one, "plane")), wire.text(one, "address")
                 got = names.get(address) if plane == "master" else None
                 address = got[0] if got else address
-                ports = [read_port(port) for port in entries(one, "ports")] if is_address(address) else []
-                number = whole(peer, "number") or 0
-                found += [
-                    LinkAttempt(number=number, plane=plane, address=address, port=port) for port in ports
-                ]
+                ports = map(wire.read_port, wire.entries(one, "ports") if is_address(address) else [])
+                at = wire.whole(peer, "number") or 0
+                found += [LinkAttempt(number=at, plane=plane, address=address, port=port) for port in ports]
         return found
 
     def _master_name(self) -> str:
         for peer in self._peers:
-            for one in parts(peer, "planes"):
-                if text(one, "plane") == "master" and not is_address(text(one, "address")):
-                    return text(one, "address")
+            for one in wire.parts(peer, "planes"):
+                if wire.text(one, "plane") == "master" and not is_address(wire.text(one, "address")):
+                    return wire.text(one, "address")
         return ""
 
     def _report_names(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
@@ -185,15 +182,15 @@ class HostTasks:
         written = {word for line in lines for word in line.partition("#")[0].split()[1:]}
         message: list[Fact] = []
         for peer in self._peers:
-            name = text(peer, "name")
+            name = wire.text(peer, "name")
             got = names.get(name)
-            own = {text(peer, "address"), *texts(peer, "addresses")}
+            own = {wire.text(peer, "address"), *wire.texts(peer, "addresses")}
             # Of many hosts only what is wrong is reported: right ones are as many as there are pairs.
             if got is None or (self._count > _MANY and (not got or own & set(got))):
                 continue
             is_written = name in written
             message.append(
-                {"name": name, "to": whole(peer, "number"), "got": list(got), "is_written": is_written}
+                {"name": name, "to": wire.whole(peer, "number"), "got": list(got), "is_written": is_written}
             )
         return message
 
@@ -206,11 +203,11 @@ class HostTasks:
 
     async def _measure(self, order: Message) -> Message:
         speed = await measure_link(
-            text(order, "address"), whole(order, "port") or 0, clock=self._host.clock, seconds=max(0.0, min(number(order, "seconds"), _MOST_MEASURE_S)),
-            source_address=self._plan.listen_address, bytes_per_s=number(order, "pace"),
+            wire.text(order, "address"), wire.whole(order, "port") or 0, clock=self._host.clock, seconds=max(0.0, min(wire.number(order, "seconds"), _MOST_MEASURE_S)),
+            source_address=self._plan.listen_address, bytes_per_s=wire.number(order, "pace"),
         )  # fmt: skip
         return {
-            "target": whole(order, "target"), "latency": speed.latency_s, "speed": speed.bytes_per_s, "resent": speed.resent, "why": speed.why,
+            "target": wire.whole(order, "target"), "latency": speed.latency_s, "speed": speed.bytes_per_s, "resent": speed.resent, "why": speed.why,
         }  # fmt: skip
 
     async def _stop(self, _: Message) -> Message:
@@ -238,16 +235,3 @@ async def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]
     with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(asyncio.gather(*map(look_up, names)), _NAMES_S)
     return found
-
-
-def _find_nccl(host: Host, interfaces: Sequence[Interface]) -> str:
-    """Return where NCCL listens here; empty if nobody uses it. nvidia-smi is not asked: all hosts wait for this answer."""
-    backend = host.job.backend
-    is_used = backend == "nccl" or (backend != "gloo" and host.has("/proc/driver/nvidia/version"))
-    return find_nccl_address(host, interfaces) if is_used else ""
-
-
-def _take_worst(tried: Sequence[LinkAttempt]) -> list[LinkAttempt]:
-    """Return one result for each host and plane: the worst of its ports."""
-    by_outcome = sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome))
-    return list({(one.number, one.plane): one for one in by_outcome}.values())

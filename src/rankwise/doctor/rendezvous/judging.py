@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from rankwise.base.host import is_loopback
-from rankwise.doctor.network.names import choose_interface, is_host_name, lead_name
-from rankwise.doctor.probe import Reading, ok
-from rankwise.doctor.rendezvous.cluster_report import INVALID_ANSWER, find_interface, on_host
+from rankwise.doctor.network.names import choose_interface, is_host_name, map_name
+from rankwise.doctor.probe import Reading, fail, ok, on_host, warn
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport, NameLookup
 from rankwise.doctor.rendezvous.judging_links import find_blocked, judge_links
 from rankwise.doctor.rendezvous.judging_speed import find_suspects, judge_speed
 from rankwise.doctor.rendezvous.peer import short_name
-from rankwise.doctor.rendezvous.wire import INTERRUPTED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport, NameLookup
-    from rankwise.doctor.rendezvous.plan import Plan
-
+from rankwise.doctor.rendezvous.plan import Plan
+from rankwise.doctor.rendezvous.wire import INTERRUPTED, INVALID_ANSWER
 
 __all__ = ["find_blocked", "find_suspects", "judge"]
 
@@ -53,35 +47,33 @@ def _judge_arrival(found: ClusterReport, plan: Plan) -> Iterator[Reading]:
         class_id, why = "I4", f"on each host {host} is that host itself: each waits for the others"
         address = next((ip for name, ip in found.hosts[0].interfaces if ":" not in ip), "") or "ADDRESS"
         fix = f"export MASTER_ADDR={address}  # on all hosts: the address of {found.hosts[0].name}"
-    yield Reading(
-        verdict="fail", what=f"{missing} did not reach {plan.endpoint} within {plan.arrival_timeout_s:.0f} s; arrived: {names}", why=why, fix=fix,
-        class_id=class_id, hosts=found.missing,
+    yield fail(
+        f"{missing} did not reach {plan.endpoint} within {plan.arrival_timeout_s:.0f} s; arrived: {names}", why, fix, class_id, hosts=found.missing
     )  # fmt: skip
 
 
 def _judge_numbers(found: ClusterReport, plan: Plan) -> Iterator[Reading]:
     for first, second, rank in found.doubled:
-        yield Reading(
-            verdict="fail", what=f"{first} and {second} both claim node rank {rank}; {second} was rejected", class_id="I10",
-            why="two processes claim one rank: the job hangs, or trains in a wrong group", hosts=(first, second),
-            fix=f"# on {second}: give it a node rank of its own, from 0: --node-rank R",
+        yield fail(
+            f"{first} and {second} both claim node rank {rank}; {second} was rejected",
+            "two processes claim one rank: the job hangs, or trains in a wrong group",
+            f"# on {second}: give it a node rank of its own, from 0: --node-rank R", "I10", hosts=(first, second)
         )  # fmt: skip
     message = {one.name: one.num_hosts for one in found.hosts if one.num_hosts is not None}
     if len(set(message.values())) > 1:
         counts = sorted(set(message.values()), key=lambda one: -list(message.values()).count(one))
         odd = tuple(name for name, count in message.items() if count != counts[0])
-        yield Reading(
-            verdict="fail", what="the hosts wait for different numbers of hosts: " + ", ".join(f"{name} for {count}" for name, count in message.items()),
-            why="ranks with different world sizes wait for each other forever", class_id="I12", hosts=odd,
-            fix="\n".join(f"# on {name}: the same number of nodes as on the others" for name in odd),
+        yield fail(
+            "the hosts wait for different numbers of hosts: " + ", ".join(f"{name} for {count}" for name, count in message.items()),
+            "ranks with different world sizes wait for each other forever",
+            "\n".join(f"# on {name}: the same number of nodes as on the others" for name in odd), "I12", hosts=odd
         )  # fmt: skip
     count = plan.num_hosts or len(found.hosts)
     for one in found.hosts:
         if one.node_rank is not None and one.node_rank >= max(count, one.num_hosts or 0):
-            yield Reading(
-                verdict="fail", what=f"{one.name} claims node rank {one.node_rank} of {count}", class_id="I11", hosts=(one.name,),
-                why="node ranks count from 0: no host waits for this one",
-                fix=f"# on {one.name}: a node rank from 0 to {count - 1}",
+            yield fail(
+                f"{one.name} claims node rank {one.node_rank} of {count}", "node ranks count from 0: no host waits for this one",
+                f"# on {one.name}: a node rank from 0 to {count - 1}", "I11", hosts=(one.name,)
             )  # fmt: skip
 
 
@@ -97,9 +89,7 @@ def _judge_losses(found: ClusterReport) -> Iterator[Reading]:
         elif one.lost == INTERRUPTED:
             why = "somebody pressed Ctrl-C there, or what started it ended: what it had not sent yet is not in the result"
             fix = "# start the doctor on all hosts again"
-        yield Reading(
-            verdict="fail", what=f"{one.name} was lost: {one.lost}", hosts=(one.name,), why=why, fix=fix
-        )
+        yield fail(f"{one.name} was lost: {one.lost}", why, fix, hosts=(one.name,))
 
 
 def _judge_all_reduce(found: ClusterReport) -> Iterator[Reading]:
@@ -109,16 +99,16 @@ def _judge_all_reduce(found: ClusterReport) -> Iterator[Reading]:
     if reduced.why:
         is_broken = bool(reduced.backend)
         yield Reading(
-            verdict="fail" if is_broken else "skipped", what="torch's all-reduce over all hosts " + ("failed" if is_broken else "was not done"),
-            why=reduced.why, class_id=reduced.class_id, fix="# see the links and the names above" if is_broken else "",
+            "fail" if is_broken else "skipped", "torch's all-reduce over all hosts " + ("failed" if is_broken else "was not done"), reduced.why,
+            "# see the links and the names above" if is_broken else "", reduced.class_id
         )  # fmt: skip
         return
     yield ok(f"torch's all-reduce {reduced.summary}")
     for name, late_s in reduced.waited_s:
         if late_s > 0.5:
-            yield Reading(
-                verdict="warn", what=f"in each round of the all-reduce the others waited {late_s:.1f} s for {name}", hosts=(name,),
-                why="each step of a job takes as long as its slowest host", fix=f"# on {name}: who else uses its cores?\ntop -b -n 1 | head -n 15",
+            yield warn(
+                f"in each round of the all-reduce the others waited {late_s:.1f} s for {name}", "each step of a job takes as long as its slowest host",
+                f"# on {name}: who else uses its cores?\ntop -b -n 1 | head -n 15", hosts=(name,)
             )  # fmt: skip
 
 
@@ -150,10 +140,10 @@ def _judge_master(look: NameLookup) -> Reading | None:
         f"getent hosts {shlex.quote(look.name)}  # prints nothing now; else use an address: "
         * is_host_name(look.name)
     )
-    return Reading(
-        verdict="fail", what=f"{look.source} has no address for {look.name}, where the ranks rendezvous", class_id="I3", hosts=(look.source,),
-        why="its ranks wait for the store until their timeout: 'The client socket has timed out'",
-        fix=on_host(look.source, f"{ask}export MASTER_ADDR=…"),
+    return fail(
+        f"{look.source} has no address for {look.name}, where the ranks rendezvous",
+        "its ranks wait for the store until their timeout: 'The client socket has timed out'", on_host(look.source, f"{ask}export MASTER_ADDR=…"), "I3",
+        hosts=(look.source,)
     )  # fmt: skip
 
 
@@ -174,10 +164,9 @@ def _judge_name(look: NameLookup, target: HostReport, found: ClusterReport, plan
     matters, name = bool(other) or is_master, look.name
     where = f"in {look.source}'s /etc/hosts" if look.is_written else f"by {look.source}'s name server"
     return Reading(
-        verdict="fail" if matters else "warn", class_id="I2" if matters else "",
-        what=f"{where} {name} is {', '.join(look.got)}, and {whose}; {target.name} is {right}", hosts=(look.source,),
-        why=f"what connects to {name} from there reaches the wrong place: the ranks if {name} is the master (torchrun takes the name "
-        "of node 0), ssh and mpirun always", fix=on_host(look.source, *lead_name(name, right, is_written=look.is_written)),
+        "fail" if matters else "warn", f"{where} {name} is {', '.join(look.got)}, and {whose}; {target.name} is {right}",
+        f"what connects to {name} from there reaches the wrong place: the ranks if {name} is the master (torchrun takes the name of node 0), ssh and mpirun always",
+        on_host(look.source, *map_name(name, right, is_written=look.is_written)), "I2" if matters else "", hosts=(look.source,)
     )  # fmt: skip
 
 
@@ -187,27 +176,22 @@ def judge_addresses(found: ClusterReport) -> Iterator[Reading]:
         return
     for one in found.hosts:
         # The probe of the host's own name may have reported it already, in more detail.
-        is_known = any(
-            reading.class_id == "I5" and reading.verdict in {"warn", "fail"} for reading in one.readings
-        )
+        is_known = any(reading.class_id == "I5" and reading.is_bad for reading in one.readings)
         if one.lost or is_known or not one.gloo_address or not is_loopback(one.gloo_address):
             continue
-        interface = find_interface(one, one.address) or "IFACE"
-        lines = choose_interface(interface, lead_name(one.own_name, one.address, is_written=True))
-        yield Reading(
-            verdict="fail", what=f"Gloo would listen at {one.gloo_address} on {one.name}: that is what its own name resolves to", class_id="I5",
-            why="the other hosts look for it at their own such address: 'connectFullMesh failed … Connection refused, remote=[127.0.0.1]', or a hang",
-            fix=on_host(one.name, *lines),
-            hosts=(one.name,),
+        interface = one.find_interface(one.address) or "IFACE"
+        lines = choose_interface(interface, map_name(one.own_name, one.address, is_written=True))
+        yield fail(
+            f"Gloo would listen at {one.gloo_address} on {one.name}: that is what its own name resolves to",
+            "the other hosts look for it at their own such address: 'connectFullMesh failed … Connection refused, remote=[127.0.0.1]', or a hang",
+            on_host(one.name, *lines), "I5", hosts=(one.name,)
         )  # fmt: skip
 
 
 def judge_clocks(found: ClusterReport) -> Iterator[Reading]:
     """Report clocks that differ."""
     alive = [one for one in found.hosts if not one.lost]
-    offsets = {
-        one.name: (one.clock_ahead_s, one.clock_error_s) for one in alive if one.clock_ahead_s is not None
-    }
+    offsets = {it.name: (it.clock_ahead_s, it.clock_error_s) for it in alive if it.clock_ahead_s is not None}
     if len(offsets) < 2:
         return
     # Most hosts are right: the middle one is, if the coordinator's own clock is wrong, too.
@@ -223,10 +207,10 @@ def judge_clocks(found: ClusterReport) -> Iterator[Reading]:
         than = "the other hosts'" if len(offsets) > 2 else f"{first}'s"
         lines = [on_host(host, "sudo timedatectl set-ntp true && sudo chronyc makestep") for host in hosts]
         yield Reading(
-            verdict="fail" if abs(off_s) - error_s > _FAR_APART_S else "warn", class_id="I23", hosts=hosts, fix="\n".join(lines),
-            what=f"{name}'s clock is {abs(off_s):.1f} s {'ahead of' if off_s > 0 else 'behind'} {than} (± {error_s * 1000:.0f} ms)",
-            why="torchrun's c10d rendezvous considers a node dead whose heartbeat is 15 s old by its "
-            "own clock, and restarts again and again; files and logs are out of order" + ("" if len(offsets) > 2 else ". With two hosts either clock may be wrong"),
+            "fail" if abs(off_s) - error_s > _FAR_APART_S else "warn",
+            f"{name}'s clock is {abs(off_s):.1f} s {'ahead of' if off_s > 0 else 'behind'} {than} (± {error_s * 1000:.0f} ms)",
+            "torchrun's c10d rendezvous considers a node dead whose heartbeat is 15 s old by its own clock, and restarts again and again; files and logs are out of order" + ("" if len(offsets) > 2 else ". With two hosts either clock may be wrong"),
+            "\n".join(lines), "I23", hosts=hosts
         )  # fmt: skip
     if good:
         worst_s = max(abs(ahead_s - usual_s) for ahead_s, _ in offsets.values())

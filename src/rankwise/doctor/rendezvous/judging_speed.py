@@ -7,19 +7,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Sequence
 
-from rankwise.doctor.probe import Reading, ok
-from rankwise.doctor.rendezvous.blaming import find_blames
-from rankwise.doctor.rendezvous.cluster_report import find_interface
+from rankwise.doctor.probe import Reading, ok, warn
+from rankwise.doctor.rendezvous.blaming import Blame, find_blames
+from rankwise.doctor.rendezvous.cluster_report import LOSSY, ClusterReport, HostReport, Measure, Way
 from rankwise.doctor.units import format_rate, format_seconds, join_names
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from rankwise.doctor.rendezvous.blaming import Blame, Way
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport, Measure
 
 #: Slow is a host's links, or a single one, below this share of what the better links reach; and below so many bytes in a second.
 _HOST_SHARE, _HOST_FLOOR, _LINK_SHARE, _LINK_FLOOR = 1 / 3, 250e6, 1 / 5, 100e6
@@ -28,39 +21,26 @@ _ALL_FLOOR = 12.5e6
 #: Far is a round trip that takes so many times as long as elsewhere, and so much longer; or so long at all.
 _FAR_TIMES, _FAR_MORE_S, _ALL_FAR_S = 10.0, 0.02, 0.05
 #: Shares of packets that were sent again.
-_LOSSY, _VERY_LOSSY = 0.001, 0.01
+_VERY_LOSSY = 0.01
 #: So many links of a host are measured again; no host is blamed for links that were not.
 _SAMPLE, _LEAST_TRIES = 3, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspect:
-    """A link that is to be measured again before a host is blamed."""
-
-    source: str
-    target: str
-    bytes_per_s: float
-    is_lossy: bool
-
-
-def find_suspects(found: ClusterReport) -> list[Suspect]:
-    """Return the links that seem bad."""
+def find_suspects(found: ClusterReport) -> list[Measure]:
+    """Return the links that seem bad, and are to be measured again before a host is blamed."""
     measures = _list_alive(found)
     bad = _find_slow(measures, _HOST_SHARE, _HOST_FLOOR) | _find_far(measures) | _find_lossy(measures)
-    chosen: list[Suspect] = []
+    chosen: list[Measure] = []
     count: Counter[tuple[str, int]] = Counter()
     for one in measures:
         ends = (one.source, 0), (one.target, 1)
         # Some links say as much about a host as all of them.
         is_enough = max(count[end] for end in ends) >= _SAMPLE
         is_stalled = not one.bytes_per_s and one.tries < _LEAST_TRIES
-        if is_enough or not (is_stalled or (one.source, one.target) in bad):
+        if is_enough or not (is_stalled or one.way in bad):
             continue
         count.update(ends)
-        is_lossy = one.resent is None or one.resent > _LOSSY
-        chosen.append(
-            Suspect(source=one.source, target=one.target, bytes_per_s=one.bytes_per_s, is_lossy=is_lossy)
-        )
+        chosen.append(one)
     return chosen
 
 
@@ -70,28 +50,22 @@ def judge_speed(found: ClusterReport, *, is_simulated: bool = False) -> Iterator
     if not measures:
         return
     reports = {one.name: one for one in found.hosts}
-    good = True
     judged = [] if is_simulated else measures
     # Loss makes a link slow, in both directions, since acknowledgements get lost, too: it is reported once.
     lossy = {way for blame in _blame_loss(judged) for way in blame.bad}
-    clean = [one for one in judged if not {(one.source, one.target), (one.target, one.source)} & lossy]
-    for reading in (
-        *_report_lossy(judged, reports),
-        *_report_slow(clean, reports),
-        *_report_far(clean, reports),
-    ):
-        good = False
-        yield reading
+    clean = [one for one in judged if not {one.way, one.way[::-1]} & lossy]
+    bad = [*_report_lossy(judged, reports), *_report_slow(clean, reports), *_report_far(clean, reports)]
+    yield from bad
     speed = statistics.median(one.bytes_per_s for one in measures)
     latency_s = statistics.median(one.latency_s for one in measures)
     message = f"{len(measures)} ways measured: {format_rate(speed)} by one stream and {format_seconds(latency_s)} for a round trip (medians)"
     if is_simulated or (speed >= _ALL_FLOOR and latency_s <= _ALL_FAR_S):
-        if good:
+        if not bad:
             yield ok(message)
-    elif good:
-        yield Reading(
-            verdict="warn", what=message, why="all links are slow: each step waits for the gradients of all ranks to pass them",
-            fix=f"ip route get {found.hosts[-1].address}  # which interface is it, and is there a faster one? Then:\nexport GLOO_SOCKET_IFNAME=… NCCL_SOCKET_IFNAME=…",
+    elif not bad:
+        yield warn(
+            message, "all links are slow: each step waits for the gradients of all ranks to pass them",
+            f"ip route get {found.hosts[-1].address}  # which interface is it, and is there a faster one? Then:\nexport GLOO_SOCKET_IFNAME=… NCCL_SOCKET_IFNAME=…"
         )  # fmt: skip
 
 
@@ -108,28 +82,28 @@ def _find_reference(measures: Sequence[Measure]) -> float:
 
 def _find_slow(measures: Sequence[Measure], share: float, floor: float) -> set[Way]:
     limit = min(share * _find_reference(measures), floor)
-    return {(one.source, one.target) for one in measures if 0 < one.bytes_per_s < limit}
+    return {one.way for one in measures if 0 < one.bytes_per_s < limit}
 
 
 def _find_far(measures: Sequence[Measure]) -> set[Way]:
     trips = sorted(one.latency_s for one in measures)
     usual_s = trips[len(trips) // 4] if trips else 0.0
     limit_s = max(_FAR_TIMES * usual_s, usual_s + _FAR_MORE_S)
-    return {(one.source, one.target) for one in measures if one.latency_s > limit_s}
+    return {one.way for one in measures if one.latency_s > limit_s}
 
 
 def _find_lossy(measures: Sequence[Measure]) -> set[Way]:
-    return {(one.source, one.target) for one in measures if (one.resent or 0.0) > _LOSSY}
+    return {one.way for one in measures if (one.resent or 0.0) > LOSSY}
 
 
 def _blame(measures: Sequence[Measure], tried: Collection[Way], bad: set[Way]) -> list[Blame]:
     """Return which hosts are to blame, by links that stayed bad when they were measured again."""
-    sure = {(one.source, one.target) for one in measures if one.tries >= _LEAST_TRIES}
+    sure = {one.way for one in measures if one.tries >= _LEAST_TRIES}
     return [one for one in find_blames(tried, bad) if sure & set(one.bad)]
 
 
 def _report_slow(measures: Sequence[Measure], reports: dict[str, HostReport]) -> Iterator[Reading]:
-    speeds = {(one.source, one.target): one.bytes_per_s for one in measures}
+    speeds = {one.way: one.bytes_per_s for one in measures}
     reference = _find_reference(measures)
     for blame in _blame(measures, speeds, _find_slow(measures, _HOST_SHARE, _HOST_FLOOR)):
         worst = min(speeds[way] for way in blame.bad)
@@ -142,38 +116,39 @@ def _report_slow(measures: Sequence[Measure], reports: dict[str, HostReport]) ->
         else:
             noun = "the way" if blame.kind == "split" else "the link"
             what = f"{noun} {_name_way(blame)} is slow: {format_rate(speed)}, other links reach {format_rate(reference)}"
-        yield Reading(
-            verdict="warn", what=what, hosts=blame.hosts, fix=_look_at_interfaces(blame, reports),
-            why="a ring is as fast as its slowest link: in each all-reduce all hosts wait for this one" + _either_side(blame, reports),
+        yield warn(
+            what, "a ring is as fast as its slowest link: in each all-reduce all hosts wait for this one" + _either_side(blame, reports),
+            _look_at_interfaces(blame, reports), hosts=blame.hosts
         )  # fmt: skip
 
 
 def _report_far(measures: Sequence[Measure], reports: dict[str, HostReport]) -> Iterator[Reading]:
-    trips = {(one.source, one.target): one.latency_s for one in measures}
+    trips = {one.way: one.latency_s for one in measures}
     for blame in _blame(measures, trips, _find_far(measures)):
         late_s = statistics.median(trips[way] for way in blame.bad)
         usual_s = sorted(trips.values())[len(trips) // 4]
         target = reports[blame.bad[0][1]]
-        yield Reading(
-            verdict="warn", what=f"a round trip {_name_way(blame)} takes {format_seconds(late_s)}, elsewhere {format_seconds(usual_s)}", hosts=blame.hosts,
-            why="each collective makes several round trips: small ones are that much slower on all hosts" + _either_side(blame, reports),
-            fix=f"# on {blame.bad[0][0]}:\ntraceroute {target.address}  # which way do the packets take?",
+        yield warn(
+            f"a round trip {_name_way(blame)} takes {format_seconds(late_s)}, elsewhere {format_seconds(usual_s)}",
+            "each collective makes several round trips: small ones are that much slower on all hosts" + _either_side(blame, reports),
+            f"# on {blame.bad[0][0]}:\ntraceroute {target.address}  # which way do the packets take?", hosts=blame.hosts
         )  # fmt: skip
 
 
 def _blame_loss(measures: Sequence[Measure]) -> list[Blame]:
-    tried = [(one.source, one.target) for one in measures if one.resent is not None]
+    tried = [one.way for one in measures if one.resent is not None]
     return _blame(measures, tried, _find_lossy(measures))
 
 
 def _report_lossy(measures: Sequence[Measure], reports: dict[str, HostReport]) -> Iterator[Reading]:
-    resent = {(one.source, one.target): one.resent or 0.0 for one in measures}
+    resent = {one.way: one.resent or 0.0 for one in measures}
     for blame in _blame_loss(measures):
         share = statistics.median(resent[way] for way in blame.bad)
         yield Reading(
-            verdict="fail" if share > _VERY_LOSSY else "warn", hosts=blame.hosts, fix=_look_at_interfaces(blame, reports),
-            what=f"packets {_name_way(blame)} get lost: {share:.1%} had to be sent again ({len(blame.bad)} of {blame.tried} ways)",
-            why="TCP slows down to a fraction at each loss, and a lost packet holds all ranks up for 0.2 s and more" + _either_side(blame, reports),
+            "fail" if share > _VERY_LOSSY else "warn",
+            f"packets {_name_way(blame)} get lost: {share:.1%} had to be sent again ({len(blame.bad)} of {blame.tried} ways)",
+            "TCP slows down to a fraction at each loss, and a lost packet holds all ranks up for 0.2 s and more" + _either_side(blame, reports),
+            _look_at_interfaces(blame, reports), hosts=blame.hosts
         )  # fmt: skip
 
 
@@ -190,9 +165,7 @@ def _name_way(blame: Blame) -> str:
 
 
 def _either_side(blame: Blame, reports: dict[str, HostReport]) -> str:
-    return (
-        ". With two hosts either side may be the cause" if blame.kind == "link" and len(reports) == 2 else ""
-    )
+    return ". With two hosts either side may be the cause" * (blame.kind == "link" and len(reports) == 2)
 
 
 def _look_at_interfaces(blame: Blame, reports: dict[str, HostReport]) -> str:
@@ -201,12 +174,10 @@ def _look_at_interfaces(blame: Blame, reports: dict[str, HostReport]) -> str:
         return f"# the way from {source} to {target}: how fast is what is between their switches?\ntraceroute {reports[target].address}"
     lines = []
     for name in blame.hosts if blame.kind != "all" else blame.hosts[:1]:
-        interface = (
-            find_interface(reports[name], reports[name].gloo_address, reports[name].address) or "IFACE"
-        )
+        taken = reports[name].find_interface(reports[name].gloo_address, reports[name].address) or "IFACE"
         lines += [
             f"# on {name}: speed and errors of its cable, and what shapes or drops its traffic",
-            f"ip -s link show dev {interface}; tc -s qdisc show dev {interface}",
-            f"ethtool {interface} | grep -E 'Speed|Duplex'; sudo nft list ruleset",
+            f"ip -s link show dev {taken}; tc -s qdisc show dev {taken}",
+            f"ethtool {taken} | grep -E 'Speed|Duplex'; sudo nft list ruleset",
         ]
     return "\n".join(lines)

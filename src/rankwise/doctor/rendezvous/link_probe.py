@@ -6,18 +6,14 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from rankwise.doctor.rendezvous.cluster_report import Outcome, Plane  # noqa: TC001 - json_records reads the type hints
+from rankwise.base.clock import Clock
+from rankwise.doctor.probe import Fact
+from rankwise.doctor.rendezvous.cluster_report import Outcome, Plane
 from rankwise.doctor.rendezvous.wire import GREETING, GoneError, StrangerError, decode, explain, text, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rankwise.base.clock import Clock
-    from rankwise.doctor.probe import Fact
 
 #: A first packet that is lost is sent again after 1 s and after 3 s. A host that has accepted may be busy: its greeting may take longer.
 _OPEN_S, _GREETING_S = 3.5, 10.0

@@ -9,14 +9,11 @@ import struct
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from rankwise.base.clock import Clock
 from rankwise.doctor.rendezvous.link_probe import begin_connect, open_socket, read_exactly, wait_connected
 from rankwise.doctor.rendezvous.wire import GREETING, VERSION, encode, explain, tune
-
-if TYPE_CHECKING:
-    from rankwise.base.clock import Clock
-
 
 _PINGS, _PINGS_S = 20, 3.0
 _MOST_BYTES = 64 << 20

@@ -6,27 +6,17 @@ import os
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, final
+from typing import IO, final
 
+from rankwise.base.clock import Clock
 from rankwise.base.deadline import call_within
 from rankwise.base.errors import UsageError
-from rankwise.base.ssh import (
-    SSH_FAILED,
-    SSH_TRY_S,
-    find_ssh_failure,
-    read_ssh,
-    write_ssh,
-    write_ssh_test,
-)
+from rankwise.base.ssh import SSH_FAILED, SSH_TRY_S, find_ssh_failure, read_ssh, write_ssh, write_ssh_test
 from rankwise.doctor.probe import Reading
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rankwise.base.clock import Clock
 
 _END_S, _LOOK_S = 5.0, 0.1
 
@@ -93,8 +83,8 @@ class RemoteHosts:
         what = f"ssh to {remote.host} does not end within {SSH_TRY_S:.0f} s"
         self._describe(f"rankwise: {what}")
         return Reading(
-            verdict="fail", what=what, why="the host, its login shell or its home folder hangs", fix=write_ssh_test(self._ssh, remote.host), probe="meeting",
-            hosts=(remote.host,),
+            "fail", what, "the host, its login shell or its home folder hangs", write_ssh_test(self._ssh, remote.host), probe="meeting",
+            hosts=(remote.host,)
         )  # fmt: skip
 
     def take_output(self, host: str, *, timeout_s: float) -> bytes:
@@ -143,14 +133,14 @@ class RemoteHosts:
         lines = [line for line in remote.words.read().decode(errors="replace").splitlines() if line.strip()]
         if code == SSH_FAILED:
             return Reading(
-                verdict="fail", what=find_ssh_failure(remote.host, lines), why="the host is down, its name is wrong, or it asks for a password",
-                fix=write_ssh_test(self._ssh, remote.host), probe="meeting", hosts=(remote.host,),
+                "fail", find_ssh_failure(remote.host, lines), "the host is down, its name is wrong, or it asks for a password",
+                write_ssh_test(self._ssh, remote.host), probe="meeting", hosts=(remote.host,)
             )  # fmt: skip
         output = " ".join(lines[-2:]) if lines else f"exit code {code}"
         what = f"the doctor could not be started on {remote.host}: {output}"
         is_absent = code in {126, 127} or "No module named" in output
         fix = "# install the same rankwise there, at the same path" if is_absent else ""
-        return Reading(verdict="fail", what=what, fix=fix, probe="meeting", hosts=(remote.host,))
+        return Reading("fail", what, fix=fix, probe="meeting", hosts=(remote.host,))
 
 
 def find_own(

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from rankwise.base.clock import Clock
+from rankwise.doctor.rendezvous.connection import Connection
+from rankwise.doctor.rendezvous.plan import Plan
+from rankwise.doctor.rendezvous.wire import Message
 from rankwise.doctor.units import join_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from rankwise.base.clock import Clock
-    from rankwise.doctor.rendezvous.connection import Connection
-    from rankwise.doctor.rendezvous.plan import Plan
-    from rankwise.doctor.rendezvous.wire import Message
-
 
 _LAST = 1 << 30
 
@@ -26,7 +22,7 @@ class Peer:
 
     Attributes:
         name: Fit for a terminal and for a command's comment; made distinct when all are there.
-        met_at: At which of our addresses it arrived.
+        arrived_at: At which of our addresses it arrived.
         rival: What another coordinator calls itself, which asks whether this is it; empty for all others.
         lost: Why it is not here any more; empty while it is.
         answers: The last answer to each kind of order.
@@ -34,7 +30,7 @@ class Peer:
 
     connection: Connection
     address: str = ""
-    met_at: str = ""
+    arrived_at: str = ""
     name: str = ""
     node_rank: int | None = None
     num_hosts: int | None = None
@@ -142,7 +138,7 @@ class Admission:
         if peer.rival:
             # It is a coordinator itself, as node 0, and asks whether there is another one at its master's address.
             own = refuse("this is your own rendezvous", "")
-            return own if peer.rival == self.secret else self._reject(peer, self._name, peer.met_at, 0)
+            return own if peer.rival == self.secret else self._reject(peer, self._name, peer.arrived_at, 0)
         if not self.is_open:
             late_s = self._clock.monotonic() - self._begin_s
             return refuse(
@@ -156,7 +152,7 @@ class Admission:
         same = [(one.name, one.address) for one in self._here() if one.node_rank == peer.node_rank]
         # Our own host may arrive later than others do; its place is its own all the same.
         if not same and plan.node_rank == peer.node_rank:
-            same = [(self._name, peer.met_at)]
+            same = [(self._name, peer.arrived_at)]
         return self._reject(peer, *same[0], peer.node_rank) if same else None
 
     def _admit_without_rank(self) -> Message | None:

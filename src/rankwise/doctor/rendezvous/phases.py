@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TypeAlias, final
 
 from rankwise.doctor.examine import BOUND_S, collect_facts, compare_hosts
+from rankwise.doctor.host import Host
 from rankwise.doctor.json_records import to_json
-from rankwise.doctor.probe import Reading
+from rankwise.doctor.probe import Facts, Probe, Reading
 from rankwise.doctor.rendezvous.all_reduce import find_obstacle, plan_reduce, read_reduce
-from rankwise.doctor.rendezvous.cluster_report import INVALID_ANSWER
+from rankwise.doctor.rendezvous.cluster_report import AllReduce, ClusterReport
 from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
 from rankwise.doctor.rendezvous.judging import find_blocked, find_suspects, judge
-from rankwise.doctor.rendezvous.peer import make_names_distinct, order_peers
+from rankwise.doctor.rendezvous.peer import Peer, make_names_distinct, order_peers
+from rankwise.doctor.rendezvous.plan import Plan
 from rankwise.doctor.rendezvous.results import Results
-from rankwise.doctor.rendezvous.wire import INTERRUPTED, BadMessageError, Message, encode
+from rankwise.doctor.rendezvous.wire import INTERRUPTED, INVALID_ANSWER, BadMessageError, Message, encode
 
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Mapping, Sequence
-
-    from rankwise.doctor.host import Host
-    from rankwise.doctor.probe import Facts, Probe
-    from rankwise.doctor.rendezvous.cluster_report import AllReduce, ClusterReport
-    from rankwise.doctor.rendezvous.peer import Peer
-    from rankwise.doctor.rendezvous.plan import Plan
-
-
+Take: TypeAlias = Callable[[Peer, Message], None]
 _OPEN_S, _SUGGEST_S, _ALL_REDUCE_S = 30.0, 15.0, 100.0
 #: At the end all hosts are waited for: so long at most, and less if nobody takes anything of what still waits to be sent.
 _LEAVE_S, END_S = 3.0, 60.0
@@ -93,16 +87,14 @@ class Phases:
             if loop.time() >= say_s:
                 say_s += _SAY_S
                 missing = ", ".join(admission.list_missing(here)) or admission.describe_vacancy()
-                coordinator.say(
-                    f"waiting for {missing} ({len(here)} of {wanted or 'an unknown number'} are here)"
-                )
+                count = f"{len(here)} of {wanted or 'an unknown number'}"
+                coordinator.say(f"waiting for {missing} ({count} are here)")
             await coordinator.wait_change(min(end_s, say_s) - loop.time())
         admission.is_open = False
         self._numbered = coordinator.peers[:] = order_peers(coordinator.here(), self._plan)
         make_names_distinct(self._numbered)
-        self._found = Results(
-            peers=self._numbered, missing=admission.list_missing(self._numbered), doubled=admission.doubled
-        )
+        missing_hosts = admission.list_missing(self._numbered)
+        self._found = Results(self._numbered, missing_hosts, admission.doubled)
 
     def _count_wanted(self, here: Sequence[Peer]) -> int:
         """Return how many are to come: where the hosts disagree, the most."""
@@ -115,14 +107,11 @@ class Phases:
         await self._open()
         peers = self._found.list_peers(self._coordinator.here())
         bound_s = _CONNECT_S + _CONNECT_S_PER_HOST * len(self._numbered)
-        await self._take_all(
-            {"do": "connect", "peers": peers}, bound_s, "trying all links", self._found.take_links
-        )
+        order: Message = {"do": "connect", "peers": peers}
+        await self._take_all(order, bound_s, "trying all links", self._found.take_links)
         bounds = [BOUND_S[one.speed] for one in self._probes] + [BOUND_S["slow"]] * self._plan.all_reduce
-        look: Message = {"do": "readings", "torch": self._plan.all_reduce}
-        await self._take_all(
-            look, max(bounds, default=0.0) + 10.0, "looking at each host", self._found.take_readings
-        )
+        order, bound_s = {"do": "readings", "torch": self._plan.all_reduce}, max(bounds, default=0.0) + 10.0
+        await self._take_all(order, bound_s, "looking at each host", self._found.take_readings)
         await self._compare_clocks()
         if self._plan.measure:
             await self._measure()
@@ -131,7 +120,7 @@ class Phases:
         await self._send_result(await self._reduce() if self._plan.all_reduce else None)
 
     async def _open(self) -> None:
-        others = [one.met_at for one in self._numbered if not one.is_own]
+        others = [one.arrived_at for one in self._numbered if not one.is_own]
         orders: dict[Peer, Message] = {}
         for peer in self._coordinator.here():
             # At which of our addresses the others arrived: that is the one by which we can be reached.
@@ -157,7 +146,7 @@ class Phases:
         begin_s = self._clock.monotonic()
         for pairs in plan_rounds(count, most=None if count <= MANY_HOSTS else most):
             for ways in (pairs, [(b, a) for a, b in pairs]):
-                await self._measure_at_once(ways)
+                await self._measure_ways(ways)
             # Slow links take longer than they should. All hosts have been measured equally often at any time.
             if self._clock.monotonic() - begin_s > 1.3 * _MEASURE_S:
                 break
@@ -171,40 +160,33 @@ class Phases:
                     return
                 way = self._found.number_of(one.source), self._found.number_of(one.target)
                 # Loss that stays at half the speed, and for longer, is none that we made ourselves.
-                pace, seconds = (
-                    (0.5 * one.bytes_per_s, 3 * self._plan.seconds_per_link) if one.is_lossy else (0.0, 0.0)
-                )
-                await self._measure_at_once([way], pace=pace, seconds=seconds)
+                pace = 0.5 * one.bytes_per_s if one.is_lossy else 0.0
+                await self._measure_ways([way], pace=pace, times=3 if one.is_lossy else 1)
 
-    async def _measure_at_once(
-        self, ways: Sequence[tuple[int, int]], *, pace: float = 0.0, seconds: float = 0.0
-    ) -> None:
+    async def _measure_ways(self, ways: Sequence[tuple[int, int]], pace: float = 0.0, times: int = 1) -> None:
         orders: dict[Peer, Message] = {}
         for source, target in ways:
-            place = self._found.find_open(source, target)
+            place = self._found.open_at.get((source, target))
             if place and self._numbered[source].is_here and self._numbered[target].is_here:
                 orders[self._numbered[source]] = {
                     "do": "measure", "target": target, "address": place[0], "port": place[1], "pace": pace,
-                    "seconds": seconds or self._plan.seconds_per_link,
+                    "seconds": times * self._plan.seconds_per_link,
                 }  # fmt: skip
         await self._take(orders, _MEASURE_SLACK_S, "measuring", self._found.take_measure)
 
     async def _suggest(self) -> None:
         blocked = find_blocked(self._found.to_report())
-        orders: dict[Peer, Message] = {
-            one: {"do": "suggest"} for one in self._coordinator.here() if one.name in blocked
-        }
-        answers = await self._coordinator.ask(orders, timeout_s=_SUGGEST_S, doing="checking firewalls")
-        for peer, answer in answers.items():
-            self._found.take_openings(peer, answer)
+        peers = [one for one in self._coordinator.here() if one.name in blocked]
+        orders: dict[Peer, Message] = {one: {"do": "suggest"} for one in peers}
+        await self._take(orders, _SUGGEST_S, "checking firewalls", self._found.take_openings)
 
     async def _reduce(self) -> AllReduce:
         found = self._found
         here = {one.name: found.torch.get(one.number, {}) for one in self._numbered if one.is_here}
-        obstacle = find_obstacle(found.to_report(), here)
-        if obstacle is not None:
+        report = found.to_report()
+        if (obstacle := find_obstacle(report, here)) is not None:
             return obstacle
-        orders = plan_reduce(here, found.address_of(self._numbered[0]))
+        orders = plan_reduce(here, report.hosts[0].address)
         peers = {one.name: one for one in self._numbered}
         self._is_reducing = True
         answers = await self._coordinator.ask(
@@ -236,7 +218,7 @@ class Phases:
                 found += compare_hosts([probe], facts)
             except Exception as error:  # noqa: BLE001 - a host may have sent anything
                 why = f"their results can't be compared: {type(error).__name__}: {error}"
-                skip = Reading(verdict="skipped", what="the hosts were not compared", why=why)
+                skip = Reading("skipped", "the hosts were not compared", why)
                 found.append(skip.of(probe.id, *facts))
         return found
 
@@ -246,28 +228,23 @@ class Phases:
             # The others would wait for it until their time is over.
             self._coordinator.tell_all({"do": "stop"})
 
-    async def _take_all(
-        self, order: Message, timeout_s: float, doing: str, take: Callable[[Peer, Message], None]
-    ) -> None:
+    async def _take_all(self, order: Message, timeout_s: float, doing: str, take: Take) -> None:
         await self._take(dict.fromkeys(self._coordinator.here(), order), timeout_s, doing, take)
 
-    async def _take(
-        self, orders: dict[Peer, Message], timeout_s: float, doing: str, take: Callable[[Peer, Message], None]
-    ) -> None:
+    async def _take(self, orders: dict[Peer, Message], timeout_s: float, doing: str, take: Take) -> None:
         """Give orders, and take the answers; a host that sends what no doctor would is lost, and no other one."""
         for peer, answer in (await self._coordinator.ask(orders, timeout_s=timeout_s, doing=doing)).items():
             try:
                 take(peer, answer)
             except BadMessageError as error:
-                self._coordinator.lose(
-                    peer, f"{INVALID_ANSWER} ({error}): it is not a doctor of this version"
-                )
+                why = f"{INVALID_ANSWER} ({error}): it is not a doctor of this version"
+                self._coordinator.lose(peer, why)
 
 
 def _trim(found: ClusterReport, name: str) -> ClusterReport:
     """Leave out what is well elsewhere: a large set's links are tens of thousands."""
     hosts = tuple(
-        one if one.name == name else replace(one, readings=tuple(reading for reading in one.readings if reading.verdict in {"warn", "fail"}))
+        one if one.name == name else replace(one, readings=tuple(it for it in one.readings if it.is_bad))
         for one in found.hosts
     )  # fmt: skip
     links = tuple(one for one in found.links if one.outcome != "ok" or one.source == name)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from rankwise.base.errors import RendezvousError, UsageError
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.base.host_list import expand_hosts
-from rankwise.base.identity import read_identity
+from rankwise.base.identity import Identity, read_identity
 from rankwise.doctor.probe import Reading
 from rankwise.doctor.rendezvous.wire import SILENCE_S
 from rankwise.doctor.variables.places import DEFAULT_PORT, find_place, try_read
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rankwise.base.identity import Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +63,8 @@ class JoinError(RendezvousError):
     def to_reading(self) -> Reading:
         """Return it as a reading of ``meeting``."""
         return Reading(
-            verdict="fail", what=self.message, fix=self.fix or (f"# {self.hint}" if self.hint else ""), class_id=self.class_id, probe="meeting",
-            why="the ranks of this host would not find those of the others, and all would wait in init_process_group until their timeout",
+            "fail", self.message, "the ranks of this host would not find those of the others, and all would wait in init_process_group until their timeout",
+            self.fix or (f"# {self.hint}" if self.hint else ""), self.class_id, probe="meeting"
         )  # fmt: skip
 
 
@@ -100,14 +95,8 @@ def find_plan(requested: Requested, env: Mapping[str, str]) -> Plan | Bystander 
     if requested.num_hosts == 1:
         return None
     if requested.num_hosts:
-        host, port = read_place(requested)
-        rank = requested.node_rank
-        plan = Plan(
-            endpoint_host=host,
-            endpoint_port=port or DEFAULT_PORT,
-            num_hosts=requested.num_hosts,
-            node_rank=rank,
-        )
+        (host, port), count, rank = read_place(requested), requested.num_hosts, requested.node_rank
+        plan = Plan(endpoint_host=host, endpoint_port=port or DEFAULT_PORT, num_hosts=count, node_rank=rank)
         return _check(plan, requested, rank)
     identity = read_own_identity(env)
     if identity is None:
@@ -145,7 +134,7 @@ def _plan_by(identity: Identity, requested: Requested, env: Mapping[str, str]) -
         raise UsageError(what, hint="--master-addr ADDRESS-OF-THE-FIRST-HOST")
     plan = Plan(
         endpoint_host=host, endpoint_port=port or identity.master_port or DEFAULT_PORT, num_hosts=identity.num_nodes, node_rank=identity.node_rank,
-        expected=list_hosts(env), token=env.get("SLURM_JOB_ID", ""),
+        expected=expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")), token=env.get("SLURM_JOB_ID", ""),
     )  # fmt: skip
     return _check(plan, requested, identity.rank)
 
@@ -162,14 +151,9 @@ def _plan_by_place(requested: Requested, env: Mapping[str, str]) -> Plan | None:
         what = f"{place.source} says that this is one of {place.num_nodes} nodes, but nothing says where they rendezvous"
         raise UsageError(what, hint="--master-addr ADDRESS-OF-NODE-0")
     ports = (env.get("PET_MASTER_PORT", ""), port, env.get("MASTER_PORT", ""))
-    given_port = int(next(filter(str.isdecimal, ports), DEFAULT_PORT))
-    plan = Plan(
-        endpoint_host=host,
-        endpoint_port=requested_port or given_port,
-        num_hosts=place.num_nodes,
-        node_rank=place.node_rank,
-    )
-    return _check(plan, requested, place.node_rank)
+    at, rank = requested_port or int(next(filter(str.isdecimal, ports), DEFAULT_PORT)), place.node_rank
+    plan = Plan(endpoint_host=host, endpoint_port=at, num_hosts=place.num_nodes, node_rank=rank)
+    return _check(plan, requested, rank)
 
 
 def is_batch_script(env: Mapping[str, str]) -> bool:
@@ -188,8 +172,3 @@ def read_place(requested: Requested) -> tuple[str, int | None]:
         what = f"--rdzv-endpoint {requested.endpoint}: {port!r} is not a port"
         raise UsageError(what, hint="HOST:PORT, with a port from 1 to 65535")
     return host.strip("[]"), int(port)
-
-
-def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of a job's hosts, as Slurm tells them; none where it does not."""
-    return expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, final, get_args
+from typing import TypeAlias, final, get_args
 
-from rankwise.doctor.probe import Reading
+from rankwise.doctor.probe import Fact, Reading
+from rankwise.doctor.rendezvous import wire
 from rankwise.doctor.rendezvous.cluster_report import (
     ClusterReport,
     HostReport,
@@ -16,30 +18,12 @@ from rankwise.doctor.rendezvous.cluster_report import (
     Outcome,
     Plane,
 )
-from rankwise.doctor.rendezvous.wire import (
-    BadMessageError,
-    clean_host_name,
-    clean_name,
-    entries,
-    number,
-    one_line,
-    parts,
-    read_address,
-    read_number,
-    read_port,
-    text,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rankwise.doctor.probe import Fact
-    from rankwise.doctor.rendezvous.peer import Peer
-    from rankwise.doctor.rendezvous.wire import Message
-
+from rankwise.doctor.rendezvous.peer import Peer
+from rankwise.doctor.rendezvous.wire import BadMessageError, Message
 
 _PLANES: tuple[Plane, ...] = get_args(Plane)
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+Claims: TypeAlias = Sequence[tuple[str, str, int]]
 #: A host has no more of these than that: a stranger could name thousands, and all others would try them.
 _MOST_PLANES, _MOST_PORTS, _MOST_INTERFACES, _MOST_READINGS = 8, 16, 4096, 4096
 _MOST_DETAIL, _MOST_FIX = 300, 8000
@@ -53,13 +37,8 @@ class Results:
     What takes an answer raises BadMessageError where no doctor would send this.
     """
 
-    def __init__(
-        self,
-        peers: Sequence[Peer] = (),
-        missing: tuple[str, ...] = (),
-        doubled: Sequence[tuple[str, str, int]] = (),
-    ) -> None:
-        self.peers, self._missing, self._doubled = peers, missing, tuple(doubled)
+    def __init__(self, peers: Sequence[Peer] = (), missing: Sequence[str] = (), doubled: Claims = ()) -> None:
+        self.peers, self._missing, self._doubled = peers, tuple(missing), tuple(doubled)
         #: By the number of the host: what it says of its torch.
         self.torch: dict[int, Message] = {}
         self._hosts = [
@@ -68,21 +47,20 @@ class Results:
         ]
         self._planes: dict[int, list[Fact]] = {}
         self._links: list[Link] = []
-        self._open_at: dict[tuple[int, int], tuple[str, int]] = {}
+        #: By the numbers of two hosts: where the first one reaches the other.
+        self.open_at: dict[tuple[int, int], tuple[str, int]] = {}
         self._names: list[NameLookup] = []
         self._measures: dict[tuple[int, int], Measure] = {}
 
     def take_opened(self, peer: Peer, message: Message) -> None:
         """Take where a host listens."""
-        interfaces = [
-            (clean_name(text(one, "name")), read_address(one.get("ip")))
-            for one in parts(message, "interfaces")
-        ]
-        planes: list[Fact] = [_read_plane_ports(one) for one in parts(message, "planes")[:_MOST_PLANES]]
+        pairs = ((wire.text(one, "name"), one.get("ip")) for one in wire.parts(message, "interfaces"))
+        interfaces = [(wire.clean_name(name), wire.read_address(ip)) for name, ip in pairs]
+        planes: list[Fact] = [_read_plane_ports(one) for one in wire.parts(message, "planes")[:_MOST_PLANES]]
         self._hosts[peer.number] = replace(
-            self._hosts[peer.number], address=read_address(message.get("reached_at")) or peer.address, interfaces=tuple(interfaces[:_MOST_INTERFACES]),
-            gloo_address=read_address(message.get("gloo")), nccl_address=read_address(message.get("nccl")), own_name=clean_host_name(text(message, "own_name")),
-            private=tuple(read_address(one) for one in entries(message, "private")[:_MOST_INTERFACES]),
+            self._hosts[peer.number], address=wire.read_address(message.get("reached_at")) or peer.address, interfaces=tuple(interfaces[:_MOST_INTERFACES]),
+            gloo_address=wire.read_address(message.get("gloo")), nccl_address=wire.read_address(message.get("nccl")), own_name=wire.clean_host_name(wire.text(message, "own_name")),
+            private=tuple(wire.read_address(one) for one in wire.entries(message, "private")[:_MOST_INTERFACES]),
         )  # fmt: skip
         self._planes[peer.number] = planes
 
@@ -93,7 +71,7 @@ class Results:
 
     def take_openings(self, peer: Peer, message: Message) -> None:
         """Take how a host's firewall is opened."""
-        opening, opening_out = text(message, "opening"), text(message, "opening_out")
+        opening, opening_out = wire.text(message, "opening"), wire.text(message, "opening_out")
         self._hosts[peer.number] = replace(self._hosts[peer.number], opening=opening, opening_out=opening_out)
 
     def list_peers(self, here: Sequence[Peer]) -> list[Fact]:
@@ -101,51 +79,46 @@ class Results:
         known = ((one.number, self._hosts[one.number]) for one in here if one.number in self._planes)
         return [
             {
-                "number": number, "name": host.own_name, "planes": self._planes[number], "address": host.address,
+                "number": at, "name": host.own_name, "planes": self._planes[at], "address": host.address,
                 "addresses": [ip for _, ip in host.interfaces],
             }
-            for number, host in known
+            for at, host in known
         ]  # fmt: skip
-
-    def address_of(self, peer: Peer) -> str:
-        """Return the address by which others reach a host."""
-        return self._hosts[peer.number].address
 
     def take_links(self, peer: Peer, message: Message) -> None:
         """Take what a host has tried, and what names mean to it."""
         links = list[tuple[int, Link]]()
-        for one in parts(message, "links"):
-            target = read_number(one.get("number"), len(self.peers), peer.number)
+        for one in wire.parts(message, "links"):
+            target = wire.read_number(one.get("number"), len(self.peers), peer.number)
             links.append((target, read_link(one, peer.name, self.peers[target].name)))
-        self._names += [self._read_name(peer, one) for one in parts(message, "names")]
+        self._names += [self._read_name(peer, one) for one in wire.parts(message, "names")]
         for target, link in links:
             self._links.append(link)
             if link.outcome == "ok" and link.plane != "master":
-                self._open_at.setdefault((peer.number, target), (link.address, link.port))
+                self.open_at.setdefault((peer.number, target), (link.address, link.port))
 
     def _read_name(self, peer: Peer, message: Message) -> NameLookup:
-        number = message.get("to")
-        target = "" if number is None else self.peers[read_number(number, len(self.peers), peer.number)].name
+        to = message.get("to")
+        target = "" if to is None else self.peers[wire.read_number(to, len(self.peers), peer.number)].name
         return NameLookup(
-            source=peer.name, name=clean_host_name(text(message, "name")), target=target,
-            got=tuple(read_address(one) for one in entries(message, "got")), is_written=bool(message.get("is_written")),
+            source=peer.name, name=wire.clean_host_name(wire.text(message, "name")), target=target,
+            got=tuple(wire.read_address(one) for one in wire.entries(message, "got")), is_written=bool(message.get("is_written")),
         )  # fmt: skip
 
     def take_readings(self, peer: Peer, message: Message) -> None:
         """Take what the probes have found on a host."""
-        self._hosts[peer.number] = replace(
-            self._hosts[peer.number], readings=read_readings(message, peer.name)
-        )
-        self.torch[peer.number] = next(iter(parts(message, "torch")), {})
+        readings = read_readings(message, peer.name)
+        self._hosts[peer.number] = replace(self._hosts[peer.number], readings=readings)
+        self.torch[peer.number] = next(iter(wire.parts(message, "torch")), {})
 
     def take_measure(self, peer: Peer, message: Message) -> None:
         """Take a measure; of several of one way, the best of each."""
-        target = read_number(message.get("target"), len(self.peers), peer.number)
-        if text(message, "why"):
+        target = wire.read_number(message.get("target"), len(self.peers), peer.number)
+        if wire.text(message, "why"):
             return
         new = Measure(
-            source=peer.name, target=self.peers[target].name, latency_s=number(message, "latency"), bytes_per_s=number(message, "speed"),
-            resent=number(message, "resent") if isinstance(message.get("resent"), float) else None,
+            source=peer.name, target=self.peers[target].name, latency_s=wire.number(message, "latency"), bytes_per_s=wire.number(message, "speed"),
+            resent=wire.number(message, "resent") if isinstance(message.get("resent"), float) else None,
         )  # fmt: skip
         if min(new.latency_s, new.bytes_per_s, new.resent or 0.0) < 0:
             raise BadMessageError("a measured value is negative")
@@ -156,10 +129,6 @@ class Results:
             resent=min(lost) if lost else None,
         )  # fmt: skip
 
-    def find_open(self, source: int, target: int) -> tuple[str, int] | None:
-        """Return where a host reaches another one; None if nowhere."""
-        return self._open_at.get((source, target))
-
     def number_of(self, name: str) -> int:
         """Return the number of a host."""
         return next(one.number for one in self.peers if one.name == name)
@@ -167,17 +136,14 @@ class Results:
     def to_report(self) -> ClusterReport:
         """Return all of it as plain facts; nothing is judged yet."""
         measures = tuple(self._measures[key] for key in sorted(self._measures))
-        stalled = {(one.source, one.target) for one in measures if not one.bytes_per_s}
+        stalled = {one.way for one in measures if not one.bytes_per_s}
         links = list(self._links)
         for at, one in enumerate(links):
-            if one.outcome == "ok" and one.plane == "gloo" and (one.source, one.target) in stalled:
-                links[at] = replace(
-                    one, outcome="stalled", detail="small messages pass, but a stream does not"
-                )
-        hosts = tuple(
-            replace(host, lost=one_line(peer.lost))
-            for host, peer in zip(self._hosts, self.peers, strict=True)
-        )
+            if one.outcome == "ok" and one.plane == "gloo" and one.way in stalled:
+                detail = "small messages pass, but a stream does not"
+                links[at] = replace(one, outcome="stalled", detail=detail)
+        both = zip(self._hosts, self.peers, strict=True)
+        hosts = tuple(replace(host, lost=wire.one_line(peer.lost)) for host, peer in both)
         return ClusterReport(
             hosts=hosts, missing=self._missing, links=tuple(links), measures=measures, names=tuple(self._names), doubled=self._doubled
         )  # fmt: skip
@@ -185,16 +151,14 @@ class Results:
 
 def _read_plane_ports(message: Message) -> Fact:
     """Read where a host listens for one plane; it is sent to the others as it is."""
-    plane, address = read_plane(message), text(message, "address")
+    plane, address = read_plane(message), wire.text(message, "address")
     # The master's address is mostly a name, which each host looks up for itself.
-    address = clean_host_name(address) if plane == "master" and ":" not in address else read_address(address)
+    is_name = plane == "master" and ":" not in address
+    address = wire.clean_host_name(address) if is_name else wire.read_address(address)
     if not address:
         raise BadMessageError("it listens at no address")
-    return {
-        "plane": plane,
-        "address": address,
-        "ports": [read_port(one) for one in entries(message, "ports")[:_MOST_PORTS]],
-    }
+    ports = [wire.read_port(one) for one in wire.entries(message, "ports")[:_MOST_PORTS]]
+    return {"plane": plane, "address": address, "ports": [*ports]}
 
 
 def read_plane(message: Message) -> Plane:
@@ -211,20 +175,20 @@ def read_link(message: Message, source: str, target: str) -> Link:
     if outcome is None:
         raise BadMessageError(f"{message.get('outcome')!r:.60} is not an outcome of a connection")
     return Link(
-        source=source, target=target, plane=read_plane(message), address=read_address(message.get("address")), port=read_port(message.get("port")),
-        outcome=outcome, detail=one_line(text(message, "detail"), _MOST_DETAIL), connect_s=max(0.0, number(message, "connect_s")),
+        source=source, target=target, plane=read_plane(message), address=wire.read_address(message.get("address")), port=wire.read_port(message.get("port")),
+        outcome=outcome, detail=wire.one_line(wire.text(message, "detail"), _MOST_DETAIL), connect_s=max(0.0, wire.number(message, "connect_s")),
     )  # fmt: skip
 
 
 def read_readings(message: Message, source: str) -> tuple[Reading, ...]:
     """Read what probes have found on a host: the readings are of the host that sends them, whatever they say; BadMessageError: they are no readings."""
     try:
-        found = [Reading.from_json(one) for one in parts(message, "readings")[:_MOST_READINGS]]
+        found = [Reading.from_json(one) for one in wire.parts(message, "readings")[:_MOST_READINGS]]
     except ValueError as error:
         raise BadMessageError(f"it sent something that is not a reading: {error}") from error
     return tuple(
         replace(
-            one, hosts=(source,), what=one_line(one.what), why=one_line(one.why), fix=one.fix[:_MOST_FIX],
+            one, hosts=(source,), what=wire.one_line(one.what), why=wire.one_line(one.why), fix=one.fix[:_MOST_FIX],
             class_id=one.class_id if _CLASS.fullmatch(one.class_id) else "", probe=one.probe if _PROBE.fullmatch(one.probe) else "",
         )
         for one in found

@@ -9,17 +9,13 @@ import json
 import re
 import secrets
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 from rankwise.base.terminal import clean_text
 from rankwise.doctor.json_records import read_float, read_int
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rankwise.doctor.probe import Fact
-
+from rankwise.doctor.probe import Fact
 
 Message: TypeAlias = "dict[str, Fact]"
 #: The first word of each connection, and the version of what follows.
@@ -30,6 +26,8 @@ BEAT_S, SILENCE_S = 1.0, 6.0
 CLOSED = "it closed the connection"
 #: Why a host has left, as it says itself.
 INTERRUPTED = "its doctor was interrupted there"
+#: So ``HostReport.lost`` begins for a host whose answers are invalid.
+INVALID_ANSWER = "its answer makes no sense"
 
 
 #: Bytes in a packet of the rendezvous: so small that it passes where larger ones are dropped in silence.
@@ -89,7 +87,7 @@ def decode(line: bytes) -> Message:
     """Read a line; its texts have nothing in them that a terminal would obey; StrangerError: it is no message."""
     try:
         message = cast("Fact", json.loads(line))
-        if is_suspect(line):
+        if _SUSPECT.search(line):
             message = clean(message)
     except (ValueError, RecursionError):
         message = None
@@ -166,11 +164,6 @@ def clean(value: Fact) -> Fact:
 def clean_all(message: Mapping[str, Fact]) -> dict[str, Fact]:
     """Return a message without the characters that a terminal would obey; BadMessageError: see `clean`."""
     return {clean_text(key): clean(one) for key, one in message.items()}
-
-
-def is_suspect(line: bytes) -> bool:
-    """Return whether a line of JSON may hold something that `clean` would change."""
-    return _SUSPECT.search(line) is not None
 
 
 def _clean(value: Fact, depth: int) -> Fact:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from rankwise.doctor.probe import find_worst
+from rankwise.doctor.probe import Reading, Verdict, find_worst
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport
 from rankwise.doctor.units import join_names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from rankwise.doctor.probe import Reading, Verdict
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport
 
 #: So many hosts are named; of more the others are counted.
 _MOST_NAMED = 6
@@ -49,7 +44,9 @@ def group(readings: Iterable[Reading]) -> list[Line]:
         key = (one.probe, one.verdict, _NUMBER.sub("0", one.what), _NUMBER.sub("0", one.fix))
         lines.setdefault(key, []).append(line)
     joined = [
-        one for same in lines.values() for one in (_join_alike(same) if len(same) >= _MANY_ALIKE else same)
+        one
+        for same in lines.values()
+        for one in (same if len(same) < _MANY_ALIKE else [replace(same[0], alike=_join_hosts(same[1:]))])
     ]
     return sorted(joined, key=lambda line: _ORDER.index(line.reading.verdict))
 
@@ -61,10 +58,6 @@ def join_same(readings: Iterable[Reading]) -> list[Line]:
         joined.setdefault((one.probe, one.verdict, one.what, one.fix), []).append(one)
     lines = [Line(reading=same[0], hosts=_join_hosts(same)) for same in joined.values()]
     return sorted(lines, key=lambda line: _ORDER.index(line.reading.verdict))
-
-
-def _join_alike(lines: Sequence[Line]) -> list[Line]:
-    return [replace(lines[0], alike=_join_hosts(lines[1:]))]
 
 
 def _join_hosts(parts: Iterable[Line | Reading]) -> tuple[str, ...]:
@@ -90,7 +83,7 @@ def judge_host(host: HostReport, report: ClusterReport) -> Verdict:
 
 def count_host(host: HostReport, report: ClusterReport) -> str:
     """Return the counts by which a host is judged: ``18 ok, 10 skipped, 1 fail with others``; why it was lost, if it was."""
-    shared = [one for one in _list_shared(host, report) if one.verdict in {"warn", "fail"}]
+    shared = [one for one in _list_shared(host, report) if one.is_bad]
     info = (count_verdicts(host.readings), f"{count_verdicts(shared)} with others" if shared else "")
     return host.lost or ", ".join(part for part in info if part)
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rankwise.doctor.json_records import to_json
-from rankwise.doctor.probe import VERDICTS
-from rankwise.doctor.reporters.grouping import join_same, judge, list_readings
-
-if TYPE_CHECKING:
-    from rankwise.doctor.probe import Fact
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
-    from rankwise.doctor.reporters.grouping import Line
+from rankwise.doctor.probe import VERDICTS, Fact
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport
+from rankwise.doctor.reporters.grouping import Line, join_same, judge, list_readings
 
 #: Raised when a key goes or means something else; new keys may come at any time.
 SCHEMA = 1
@@ -22,7 +18,7 @@ def record(report: ClusterReport, *, version: str, made: str, exit_code: int) ->
     """Return the report as plain JSON: first what a gate asks for, then what hosts tell each other as it is. ``made`` is UTC, ISO 8601."""
     readings = list_readings(report)
     counts = Counter(one.verdict for one in readings)
-    bad = [line for line in join_same(readings) if line.reading.verdict in {"fail", "warn"}]
+    bad = [line for line in join_same(readings) if line.reading.is_bad]
     return {
         "rankwise": version, "schema": SCHEMA, "made": made, "verdict": judge(report), "exit_code": exit_code,
         "counts": {one: counts[one] for one in reversed(VERDICTS)}, "findings": [_report(line) for line in bad], **cast("dict[str, Fact]", to_json(report)),

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
-from rankwise.doctor.probe import find_worst
-from rankwise.doctor.reporters.grouping import (
-    count_host,
-    count_verdicts,
-    format_hosts,
-    group,
-    join_skipped,
-    judge_host,
-    list_readings,
-    name_hosts,
-)
+from rankwise.doctor.probe import Verdict, find_worst
+from rankwise.doctor.rendezvous.cluster_report import ClusterReport, Measure
+from rankwise.doctor.reporters import grouping
+from rankwise.doctor.reporters.grouping import Line
 from rankwise.doctor.units import format_count, format_rate, format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rankwise.doctor.probe import Verdict
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport, Measure
-    from rankwise.doctor.reporters.grouping import Line
 
 _STYLES: dict[Verdict, str] = {"ok": "32", "skipped": "2", "warn": "1;33", "fail": "1;31"}
 _SHOWN: dict[Verdict, str] = {"ok": "ok", "skipped": "skip", "warn": "warn", "fail": "FAIL"}
@@ -55,19 +41,18 @@ def render(
 class _Text:
     def __init__(self, report: ClusterReport, *, color: bool, width: int | None) -> None:
         self._all, self._names = report, [host.name for host in report.hosts]
-        self._paint: Callable[[str, str], str] = _paint if color else _plain
+        self._paint: Callable[[str, str], str] = _paint if color else lambda _style, text: text
         self._width = None if width is None or width < _NARROWEST else width
-        self._readings = list_readings(report)
+        self._readings = grouping.list_readings(report)
         self._column = max([8, *(len(one.probe) for one in self._readings)]) + 2
 
     def lines(self, *, verbose: bool, quiet: bool) -> Iterator[str]:
         is_one = len(self._names) == 1 and not self._all.missing
         yield self._paint("1", f"rankwise doctor: {self._names[0] if is_one else self._describe_set()}")
-        lines = group(self._readings)
-        skipped = join_skipped(line for line in lines if line.reading.verdict == "skipped")
+        lines = grouping.group(self._readings)
+        skipped = grouping.join_skipped(line for line in lines if line.reading.verdict == "skipped")
         for line in (*(line for line in lines if line.reading.verdict != "skipped"), *skipped):
-            is_bad = line.reading.verdict in {"warn", "fail"}
-            if is_bad or (not quiet and (is_one or verbose)):
+            if line.reading.is_bad or (not quiet and (is_one or verbose)):
                 yield from self._report(line)
         if not is_one:
             yield from self._report_hosts()
@@ -76,17 +61,17 @@ class _Text:
     def _describe_set(self) -> str:
         here, missing = len(self._names), len(self._all.missing)
         absent = f", {missing} of {here + missing} missing" if missing else ""
-        return f"{format_count(here, 'host')}: {name_hosts(self._names, ())}{absent}"
+        return f"{format_count(here, 'host')}: {grouping.name_hosts(self._names, ())}{absent}"
 
     def _report(self, line: Line) -> Iterator[str]:
         one, verdict = line.reading, line.reading.verdict
         head = f"  {self._paint(_STYLES[verdict], f'{_SHOWN[verdict]:<4}')}  {one.probe:<{self._column}}"
         margin = 8 + self._column
-        whose = format_hosts(line, self._names)
-        named = f" [{one.class_id}]" if one.class_id and verdict in {"warn", "fail"} else ""
+        whose = grouping.format_hosts(line, self._names)
+        named = f" [{one.class_id}]" if one.class_id and one.is_bad else ""
         reason = f" ({one.why})" if verdict == "skipped" and one.why else ""
         yield from self._wrap(head, f"{whose}{one.what}{named}{reason}", margin, verdict)
-        if verdict not in {"warn", "fail"}:
+        if not one.is_bad:
             return
         if one.why:
             yield from self._wrap(" " * margin, one.why, margin, "ok", dim=True)
@@ -111,13 +96,13 @@ class _Text:
         yield ""
         shown = self._all.hosts
         if len(shown) > _MOST_SHOWN:
-            shown = tuple(one for one in shown if judge_host(one, self._all) != "ok")
+            shown = tuple(one for one in shown if grouping.judge_host(one, self._all) != "ok")
             yield f"  {len(self._names) - len(shown)} of {len(self._names)} hosts are ok"
         for host in shown:
             clock = "" if host.clock_ahead_s is None else f"clock {host.clock_ahead_s:+.3f} s"
-            worst = judge_host(host, self._all)
+            worst = grouping.judge_host(host, self._all)
             state = self._paint(_STYLES[worst], "lost" if host.lost else _SHOWN[worst])
-            info = count_host(host, self._all)
+            info = grouping.count_host(host, self._all)
             yield f"  {host.name:<{width}}  {host.address:<15}  {clock:<16}  {state:<4}  {info}".rstrip()
         for name in self._all.missing:
             yield f"  {name:<{width}}  {self._paint('1;31', 'did not arrive')}"
@@ -142,36 +127,28 @@ class _Text:
     def _make_matrix(self) -> list[str]:
         if len(self._names) > _MOST_IN_MATRIX:
             return []
-        by_pair = {(one.source, one.target): one for one in self._all.measures}
+        by_pair = {one.way: one for one in self._all.measures}
         rows = [["", *self._names]]
         for source in self._names:
-            cells = (
-                _cell(by_pair.get((source, target))) if target != source else "." for target in self._names
-            )
+            cells = (_cell(by_pair.get((source, one))) if one != source else "." for one in self._names)
             rows.append([source, *cells])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = (
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-        )
-        return [f"  {line}".rstrip() for line in lines]
+        lines = (map(str.ljust, row, widths) for row in rows)
+        return ["  ".join(["", *line]).rstrip() for line in lines]
 
     def _sum_up(self, *, is_one: bool) -> str:
         took = "" if is_one else f", in {self._all.took_s:.1f} s"
         worst = next((one.probe for one in self._readings if one.verdict == find_worst(self._readings)), "")
         is_bad = find_worst(self._readings) in {"warn", "fail"}
         more = f"; for details: rankwise probe {worst}" if is_bad else ""
-        return f"{count_verdicts(self._readings)}{took}{more}"
+        return f"{grouping.count_verdicts(self._readings)}{took}{more}"
 
 
 def _cell(measure: Measure | None) -> str:
-    return (
-        "-" if measure is None else f"{format_rate(measure.bytes_per_s)}, {format_seconds(measure.latency_s)}"
-    )
+    if measure is None:
+        return "-"
+    return f"{format_rate(measure.bytes_per_s)}, {format_seconds(measure.latency_s)}"
 
 
 def _paint(style: str, text: str) -> str:
     return f"\x1b[{style}m{text}\x1b[0m"
-
-
-def _plain(_style: str, text: str) -> str:
-    return text

@@ -9,12 +9,10 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from rankwise.base.clock import Clock
 from rankwise.base.osdoor import try_lock_file
-
-if TYPE_CHECKING:
-    from rankwise.base.clock import Clock
 
 _BLOCK_BYTES = 4 << 20
 _MOST_BYTES, _MOST_S = 64 << 20, 1.0

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, final
+from typing import final
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rankwise.doctor.host import Host
+from rankwise.doctor.host import Host
 
 #: Those that several hosts can have at once; what a program provides (FUSE) mostly is one of a network or of an object store, too.
 _SHARED = {
@@ -61,11 +59,8 @@ class Mount:
 def read_mounts(host: Host) -> list[Mount]:
     """Return all mounted file systems, in the order in which they were mounted."""
     rows = (line.split(" ") for line in host.read("/proc/mounts").splitlines())
-    return [
-        Mount(_unescape(row[0]), _unescape(row[1]), row[2], tuple(row[3].split(",")))
-        for row in rows
-        if len(row) >= 4
-    ]
+    found = (row for row in rows if len(row) >= 4)
+    return [Mount(_unescape(row[0]), _unescape(row[1]), row[2], tuple(row[3].split(","))) for row in found]
 
 
 def find_mount(host: Host, folder: str, mounts: Sequence[Mount] | None = None) -> Mount | None:

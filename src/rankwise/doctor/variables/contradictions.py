@@ -6,13 +6,13 @@ node, of mpirun inside a Slurm job, of a pod whose RANK counts pods: there varia
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from rankwise.base.errors import UsageError
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.base.identity import Identity, read_all, read_identity
 from rankwise.base.identity_launchers import read_torch
-from rankwise.doctor.probe import Reading
+from rankwise.doctor.probe import Reading, fail, warn
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy
 from rankwise.doctor.variables.incomplete import find_half_set
 from rankwise.doctor.variables.launches import (
@@ -24,9 +24,6 @@ from rankwise.doctor.variables.launches import (
 )
 from rankwise.doctor.variables.masking import make_mask, mask_reading
 from rankwise.doctor.variables.places import count, find_place, number, try_read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 
 def find_contradictions(
@@ -60,15 +57,14 @@ def _check_readable(env: Mapping[str, str]) -> Iterator[Reading]:
         is_other_task = "not part of a process group" in error.message
         if find_place(env) is None or not _is_half(env):
             yield Reading(
-                verdict="warn" if is_other_task else "fail", what=error.message, why="rankwise.init() and init_process_group() stop here",
-                fix=f"# {error.hint}" if error.hint else "",
+                "warn" if is_other_task else "fail", error.message, "rankwise.init() and init_process_group() stop here",
+                f"# {error.hint}" if error.hint else ""
             )  # fmt: skip
         return
     for info in read_all(env) if it is not None else ():
         if isinstance(info, UsageError) and "can't be read" in info.message:
-            yield Reading(
-                verdict="warn", what=info.message, why="nearer variables are complete, so only others read it: TensorFlow, SageMaker's toolkit",
-                fix=f"# {info.hint}",
+            yield warn(
+                info.message, "nearer variables are complete, so only others read it: TensorFlow, SageMaker's toolkit", f"# {info.hint}"
             )  # fmt: skip
 
 
@@ -84,10 +80,10 @@ def _check_rank(env: Mapping[str, str]) -> Iterator[Reading]:
     it = try_read(read_identity, env)
     if it is not None and it.rank >= it.world_size:
         rank, world = it.origins.get("rank", ""), it.origins.get("world_size", "")
-        yield Reading(
-            verdict="fail", what=f"rank {it.rank} of {it.world_size}: {rank}, {world}", class_id="I11",
-            why=f"ranks are 0 to {it.world_size - 1}: the store refuses it, or all others wait for a rank that never arrives",
-            fix=f"# count {it.names[0]} from 0, and let {it.names[1]} be the number of all processes",
+        yield fail(
+            f"rank {it.rank} of {it.world_size}: {rank}, {world}",
+            f"ranks are 0 to {it.world_size - 1}: the store refuses it, or all others wait for a rank that never arrives",
+            f"# count {it.names[0]} from 0, and let {it.names[1]} be the number of all processes", "I11"
         )  # fmt: skip
 
 
@@ -97,7 +93,7 @@ def _check_against_step(env: Mapping[str, str]) -> Iterator[Reading]:
     if outer is None or "TORCHELASTIC_RUN_ID" in env or env.get("SLURM_HET_SIZE"):
         return
     local, world, rank = number(env, "LOCAL_RANK"), number(env, "WORLD_SIZE"), number(env, "RANK")
-    is_alone_on_node = outer.local_world_size in {None, 1}
+    is_alone = outer.local_world_size in {None, 1}
     shares_node = (outer.local_world_size or 1) > 1 or bool(outer.local_rank)
     if local not in {None, outer.local_rank} and not (shares_node and world == outer.world_size):
         return  # a launcher of another make, started by some of the step's processes
@@ -105,9 +101,7 @@ def _check_against_step(env: Mapping[str, str]) -> Iterator[Reading]:
         return
     if world != outer.world_size:
         # With one process a node, each may start the rest of its node's ranks itself.
-        if is_alone_on_node and not (
-            local is None and (world < outer.world_size or world % outer.world_size)
-        ):
+        if is_alone and not (local is None and (world < outer.world_size or world % outer.world_size)):
             return
         what = f"WORLD_SIZE={world}, and {outer.source} has started {outer.world_size} processes ({outer.origins['world_size']})"
         why = f"all {outer.world_size} have the same WORLD_SIZE: they form other worlds, or wait for ranks that are not started"
@@ -116,9 +110,9 @@ def _check_against_step(env: Mapping[str, str]) -> Iterator[Reading]:
         why = "a RANK that was exported once is the same in all processes: two claim one rank, and others never arrive"
     is_stale = _is_stale(env)
     yield Reading(
-        verdict="fail" if is_stale else "warn", what=what, class_id="I10" if world == outer.world_size else "I12",
-        why=why + ("" if is_stale else "; or another launcher ordered them, as Ray does, and they are correct"),
-        fix="unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE  # left over from an export? then also in ~/.bashrc",
+        "fail" if is_stale else "warn", what, why + ("" if is_stale else "; or another launcher ordered them, as Ray does, and they are correct"),
+        "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE  # left over from an export? then also in ~/.bashrc",
+        "I10" if world == outer.world_size else "I12"
     )  # fmt: skip
 
 
@@ -146,8 +140,8 @@ def _check_leftover_local_rank(env: Mapping[str, str]) -> Iterator[Reading]:
     if outer.local_world_size in {None, 1} or (local == 0 and count_devices(env) == 1):
         return
     yield Reading(
-        verdict="fail" if local == 0 else "warn", what=f"LOCAL_RANK={local}, and {outer.source} says {outer.local_rank} ({outer.origins['local_rank']})",
-        why="scripts that choose their GPU by LOCAL_RANK all take the same one", fix="unset LOCAL_RANK  # left over from an export?", class_id="I10",
+        "fail" if local == 0 else "warn", f"LOCAL_RANK={local}, and {outer.source} says {outer.local_rank} ({outer.origins['local_rank']})",
+        "scripts that choose their GPU by LOCAL_RANK all take the same one", "unset LOCAL_RANK  # left over from an export?", "I10"
     )  # fmt: skip
 
 
@@ -158,8 +152,8 @@ def _check_address(env: Mapping[str, str]) -> Iterator[Reading]:
     place = find_place(env)
     is_rank = try_read(read_identity, env) is not None and (place is None or place.is_rank_too)
     yield Reading(
-        verdict="fail" if is_rank else "warn", what=f"MASTER_ADDR={mistake.what}", class_id="I3",
-        why="no host has such a name: `The client socket has timed out`, with no mention of the name", fix=write_remedy(mistake, number(env, "MASTER_PORT")),
+        "fail" if is_rank else "warn", f"MASTER_ADDR={mistake.what}",
+        "no host has such a name: `The client socket has timed out`, with no mention of the name", write_remedy(mistake, number(env, "MASTER_PORT")), "I3"
     )  # fmt: skip
 
 
@@ -182,9 +176,9 @@ def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
         # On the first node it does no harm by itself: the others may be told another address.
         is_first, is_by_hand = is_unspecified(addr) and it.node_rank == 0, it.source == "RANK and WORLD_SIZE"
         yield Reading(
-            verdict="warn" if is_by_hand or is_first else "fail", what=f"MASTER_ADDR={addr}, and the job has several nodes ({how})", class_id="I4",
-            why="on each node it is that node: the ranks of all nodes but one wait for a store that is not there",
-            fix=f"{'export MASTER_ADDR=HOST  #' if is_by_hand else 'unset MASTER_ADDR  # or give it'} an address of node 0 that the others reach",
+            "warn" if is_by_hand or is_first else "fail", f"MASTER_ADDR={addr}, and the job has several nodes ({how})",
+            "on each node it is that node: the ranks of all nodes but one wait for a store that is not there",
+            f"{'export MASTER_ADDR=HOST  #' if is_by_hand else 'unset MASTER_ADDR  # or give it'} an address of node 0 that the others reach", "I4"
         )  # fmt: skip
         return
 
@@ -204,7 +198,9 @@ def _check_ports(env: Mapping[str, str]) -> Iterator[Reading]:
             what = f"{name}={port} is not a port for the rendezvous of all ranks: {first} to 65535"
         else:
             continue
-        yield Reading(verdict="fail", what=what, why="the store can't be opened, or each rank looks for it elsewhere", fix=f"export {name}=29500")  # fmt: skip
+        yield fail(
+            what, "the store can't be opened, or each rank looks for it elsewhere", f"export {name}=29500"
+        )  # fmt: skip
 
 
 def _check_pair(env: Mapping[str, str]) -> Iterator[Reading]:
@@ -220,9 +216,8 @@ def _check_pair(env: Mapping[str, str]) -> Iterator[Reading]:
     if not env.get(has):
         return  # it was derived: scripts with their own address are none of our business
     example = "29500" if lacks == "MASTER_PORT" else "HOST  # where rank 0 runs, the same on all"
-    yield Reading(
-        verdict="fail", what=f"{has}={env[has]} is set, but {lacks} is not", why=f"ValueError: environment variable {lacks} expected, but not set",
-        fix=f"export {lacks}={example}",
+    yield fail(
+        f"{has}={env[has]} is set, but {lacks} is not", f"ValueError: environment variable {lacks} expected, but not set", f"export {lacks}={example}"
     )  # fmt: skip
 
 
@@ -233,10 +228,10 @@ def _check_place(env: Mapping[str, str]) -> Iterator[Reading]:
         return
     if it.master_addr or it.master_port is not None or find_place(env) or len(list(read_all(env))) != 1:
         return
-    yield Reading(
-        verdict="warn", what=f"RANK={it.rank} and WORLD_SIZE={it.world_size} are set, but neither MASTER_ADDR nor MASTER_PORT is",
-        why="ValueError: environment variable MASTER_ADDR expected, but not set; unless the script itself names the rendezvous (init_method=…)",
-        fix="export MASTER_ADDR=HOST MASTER_PORT=29500  # HOST: where rank 0 runs, the same on all",
+    yield warn(
+        f"RANK={it.rank} and WORLD_SIZE={it.world_size} are set, but neither MASTER_ADDR nor MASTER_PORT is",
+        "ValueError: environment variable MASTER_ADDR expected, but not set; unless the script itself names the rendezvous (init_method=…)",
+        "export MASTER_ADDR=HOST MASTER_PORT=29500  # HOST: where rank 0 runs, the same on all"
     )  # fmt: skip
 
 
@@ -256,27 +251,22 @@ def _check_nodes(env: Mapping[str, str]) -> Iterator[Reading]:
         why = "some nodes are in no world"
     else:
         return
-    yield Reading(verdict="fail", what=what, why=why, fix=f"export PET_NNODES={have}", class_id=class_id)
+    yield fail(what, why, f"export PET_NNODES={have}", class_id)
 
 
 def _check_tasks(env: Mapping[str, str]) -> Iterator[Reading]:
     """A launcher in each of several tasks on one node. Agents may be as many as tasks, if they are told so."""
     outer, is_rank = _find_outer(env), "TORCHELASTIC_RUN_ID" in env
     nodes = number(env, "GROUP_WORLD_SIZE" if is_rank else "PET_NNODES")
-    if (
-        outer is None
-        or (outer.local_world_size or 1) < 2
-        or nodes in {None, outer.world_size}
-        or (nodes or 0) < 2
-    ):
+    if outer is None or (outer.local_world_size or 1) < 2 or (nodes or 0) < 2 or nodes == outer.world_size:
         return
     # The first task of a node may be the only one that starts a launcher: scripts do that. And variables alone start none.
     each = f"PET_NNODES={nodes} is for launchers on {nodes} nodes"
     if is_rank:
         each = f"each of them a launcher of a job of {nodes} nodes"
     yield Reading(
-        verdict="fail" if outer.local_rank and is_rank else "warn", class_id="I24", what=f"{describe_tasks(outer)}, and {each}",
-        why="more launchers than nodes: worlds that overlap, ports that are taken, or ranks that wait forever", fix="# srun --ntasks-per-node=1 …",
+        "fail" if outer.local_rank and is_rank else "warn", f"{describe_tasks(outer)}, and {each}",
+        "more launchers than nodes: worlds that overlap, ports that are taken, or ranks that wait forever", "# srun --ntasks-per-node=1 …", "I24"
     )  # fmt: skip
 
 
@@ -287,18 +277,18 @@ def _check_devices(env: Mapping[str, str]) -> Iterator[Reading]:
         return
     is_beyond = local is not None and local >= devices
     yield Reading(
-        verdict="fail" if is_beyond else "warn", what=f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']} is {devices} GPUs for LOCAL_WORLD_SIZE={ranks} ranks" + (f", this one with LOCAL_RANK={local}" if is_beyond else ""),
-        why="ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`", class_id="L7",
-        fix=f"rankwise run --nproc-per-node {devices} …",
+        "fail" if is_beyond else "warn",
+        f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']} is {devices} GPUs for LOCAL_WORLD_SIZE={ranks} ranks" + (f", this one with LOCAL_RANK={local}" if is_beyond else ""),
+        "ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`", f"rankwise run --nproc-per-node {devices} …", "L7"
     )  # fmt: skip
 
 
 def _check_skypilot(env: Mapping[str, str]) -> Iterator[Reading]:
     nodes, addresses = number(env, "SKYPILOT_NUM_NODES"), env.get("SKYPILOT_NODE_IPS", "").split()
     if nodes is not None and addresses and len(addresses) != nodes:
-        yield Reading(
-            verdict="fail", what=f"SKYPILOT_NUM_NODES={nodes}, and SKYPILOT_NODE_IPS has {len(addresses)} addresses", class_id="I12",
-            why="the nodes wait for others that are not there", fix="unset SKYPILOT_NUM_NODES SKYPILOT_NODE_IPS  # left over from another task?",
+        yield fail(
+            f"SKYPILOT_NUM_NODES={nodes}, and SKYPILOT_NODE_IPS has {len(addresses)} addresses", "the nodes wait for others that are not there",
+            "unset SKYPILOT_NUM_NODES SKYPILOT_NODE_IPS  # left over from another task?", "I12"
         )  # fmt: skip
 
 
@@ -327,10 +317,9 @@ def _check_numbers(env: Mapping[str, str]) -> Iterator[Reading]:
         return  # the former: dealt out node by node, one after another
     else:
         what = f"RANK={rank}, and LOCAL_RANK={local} of LOCAL_WORLD_SIZE={ranks} on node GROUP_RANK={node} of {nodes} can't be that one of {world}"
-    yield Reading(
-        verdict="warn", what=what, class_id="I10",
-        why="one of them is left over, or was set by hand: if it is RANK, two processes claim one rank, and the others wait for one that never arrives",
-        fix="unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE  # and start it with a launcher, which sets all of them",
+    yield warn(
+        what, "one of them is left over, or was set by hand: if it is RANK, two processes claim one rank, and the others wait for one that never arrives",
+        "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE  # and start it with a launcher, which sets all of them", "I10"
     )  # fmt: skip
 
 

@@ -6,14 +6,11 @@ Nobody reads them as a rank, and yet such a process is not alone.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from rankwise.base.identity import read_all
-from rankwise.doctor.probe import Reading
-from rankwise.doctor.variables.places import Place, find_meeting, find_place, number, write_static
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from rankwise.doctor.probe import Reading, warn
+from rankwise.doctor.variables.places import Place, find_endpoint, find_place, number, write_static
 
 #: ``PALS_LOCAL_RANKID``, ``HOROVOD_LOCAL_RANK``, ``MPI_LOCALRANKID``: what launchers call the local rank, with a name of their own before it.
 _OTHER_LOCAL_RANK = re.compile(r"([A-Z][A-Z0-9_]*?)_LOCAL_?(?:RANK|RANKID|ID)")
@@ -25,9 +22,9 @@ def find_half_set(env: Mapping[str, str]) -> Iterator[Reading]:
         return
     node, nodes = number(env, "NODE_RANK"), number(env, "NNODES", "NUM_NODES")
     if node is not None and nodes is not None and node >= nodes > 1:
-        yield Reading(
-            verdict="warn", what=f"NODE_RANK={node}, but there are {nodes} nodes: they are numbered 0 to {nodes - 1}", class_id="I11",
-            why="a launcher with this number is refused, or the others wait for a node that never arrives", fix="# count NODE_RANK from 0",
+        yield warn(
+            f"NODE_RANK={node}, but there are {nodes} nodes: they are numbered 0 to {nodes - 1}",
+            "a launcher with this number is refused, or the others wait for a node that never arrives", "# count NODE_RANK from 0", "I11"
         )  # fmt: skip
         return
     if find_exported_node(env) is not None:
@@ -36,20 +33,20 @@ def find_half_set(env: Mapping[str, str]) -> Iterator[Reading]:
     other = _find_other(env, local) if local is not None else None
     fix = "export RANK={} WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is"
     if pmix is not None and pmix >= 0:
-        yield Reading(
-            verdict="warn", what=f"PMIX_RANK={pmix} is set, but no variable says how many processes there are", fix=fix.format("$PMIX_RANK"),
-            why="a process manager that speaks PMIx has started this one, perhaps among others: each believes it is the only one",
+        yield warn(
+            f"PMIX_RANK={pmix} is set, but no variable says how many processes there are",
+            "a process manager that speaks PMIx has started this one, perhaps among others: each believes it is the only one", fix.format("$PMIX_RANK")
         )  # fmt: skip
     elif other is not None and (local or 0) >= 0:
-        yield Reading(
-            verdict="warn", what=f"LOCAL_RANK={local} is set, as {other[0]}={local} says too, but neither RANK nor WORLD_SIZE is", fix=fix.format(other[1]),
-            why="a launcher has started this process, perhaps among others: what reads RANK and WORLD_SIZE treats it as the only one",
+        yield warn(
+            f"LOCAL_RANK={local} is set, as {other[0]}={local} says too, but neither RANK nor WORLD_SIZE is",
+            "a launcher has started this process, perhaps among others: what reads RANK and WORLD_SIZE treats it as the only one", fix.format(other[1])
         )  # fmt: skip
     elif local is not None and local >= 0:
-        yield Reading(
-            verdict="warn", what=f"LOCAL_RANK={local} is set, but neither RANK nor WORLD_SIZE is",
-            why=f"libraries treat the process as one of several (accelerate: `environment variable RANK expected, but not set`), and scripts take GPU {local}",
-            fix="unset LOCAL_RANK  # left over from an export? If this is to be one of several: rankwise run …",
+        yield warn(
+            f"LOCAL_RANK={local} is set, but neither RANK nor WORLD_SIZE is",
+            f"libraries treat the process as one of several (accelerate: `environment variable RANK expected, but not set`), and scripts take GPU {local}",
+            "unset LOCAL_RANK  # left over from an export? If this is to be one of several: rankwise run …"
         )  # fmt: skip
 
 
@@ -70,7 +67,7 @@ def find_exported_node(env: Mapping[str, str]) -> Place | None:
     """
     node, nodes = number(env, "NODE_RANK"), number(env, "NNODES", "NUM_NODES")
     # What lies around by itself says nothing; node 0 of several is told where the others come, as they are.
-    is_met = node == 0 and nodes is None and bool(env.get("MASTER_ADDR")) and find_meeting(env)[0] != "NODE0"
+    is_met = node == 0 and nodes is None and bool(env.get("MASTER_ADDR")) and find_endpoint(env)[0] != "NODE0"
     if not (nodes is None or nodes > 1) or not ((nodes or 0) > 1 or (node or 0) > 0 or is_met):
         return None
     if node is not None and not 0 <= node < (nodes or node + 1):
@@ -81,7 +78,7 @@ def find_exported_node(env: Mapping[str, str]) -> Place | None:
     lacking = "" if nodes else "no variable says how many nodes there are: replace NODES with their number"
     if node is None:
         lacking = "no variable says which node this is: replace NODE with its number, counted from 0"
-    addr, port = find_meeting(env)
+    addr, port = find_endpoint(env)
     return Place(
         source=" and ".join(names), what="one of several nodes, by " + " and ".join(names), node_rank=node, num_nodes=nodes,
         command=write_static(str(nodes or "NODES"), "NODE" if node is None else str(node), addr, str(port), "auto"), note=lacking,

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from rankwise.base.identity_launchers import (
-    read_flux,
-    read_hydra,
-    read_mvapich,
-    read_open_mpi,
-    read_slurm,
-)
-from rankwise.doctor.probe import Reading
+from rankwise.base.identity import Identity
+from rankwise.base.identity_launchers import read_flux, read_hydra, read_mvapich, read_open_mpi, read_slurm
+from rankwise.doctor.host import Host
+from rankwise.doctor.probe import Reading, fail, warn
 from rankwise.doctor.variables.masking import make_mask, mask_reading
 from rankwise.doctor.variables.places import count, number, try_read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rankwise.base.identity import Identity
-    from rankwise.doctor.host import Host
-
 
 #: What accelerate takes for yes.
 _YES = {"1", "true", "yes", "on", "y", "t"}
@@ -64,9 +53,10 @@ def check_switches(env: Mapping[str, str]) -> Iterator[Reading]:
     names = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
     on = [name for name in names if env.get(name, "").strip().lower() in _YES]
     if len(on) > 1:
-        yield Reading(
-            verdict="fail", what=f"{' and '.join(f'{name}={env[name]}' for name in on)}: one way to spread the model can be chosen", class_id="L16",
-            why="one of them is left over from another launch: the model is spread in a way that was not intended, or accelerate stops", fix=f"unset {on[1]}  # or {on[0]}",
+        yield fail(
+            f"{' and '.join(f'{name}={env[name]}' for name in on)}: one way to spread the model can be chosen",
+            "one of them is left over from another launch: the model is spread in a way that was not intended, or accelerate stops",
+            f"unset {on[1]}  # or {on[0]}", "L16"
         )  # fmt: skip
 
 
@@ -83,18 +73,13 @@ def describe_tasks(outer: Identity) -> str:
 
 def _check_tasks(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Reading]:
     outer = find_outer(env)
-    if (
-        outer is None
-        or num_nodes is None
-        or (outer.local_world_size or 1) < 2
-        or num_nodes == outer.world_size
-    ):
+    if outer is None or (outer.local_world_size or 1) < 2 or num_nodes in {None, outer.world_size}:
         return
     why = f"more launchers than the {num_nodes} nodes of the job: worlds that overlap, ports that are taken, or ranks that wait forever"
     yield Reading(
-        verdict="fail" if num_nodes > 1 and outer.local_rank else "warn", class_id="I24", what=f"{describe_tasks(outer)}, and each of them starts a launcher",
-        why=f"{outer.world_size} worlds, each for itself" if num_nodes == 1 else why,
-        fix="# srun --ntasks-per-node=1 …" if outer.source == "Slurm" else "# one process on each node: mpirun -npernode 1 …",
+        "fail" if num_nodes > 1 and outer.local_rank else "warn", f"{describe_tasks(outer)}, and each of them starts a launcher",
+        f"{outer.world_size} worlds, each for itself" if num_nodes == 1 else why,
+        "# srun --ntasks-per-node=1 …" if outer.source == "Slurm" else "# one process on each node: mpirun -npernode 1 …", "I24"
     )  # fmt: skip
 
 
@@ -106,18 +91,19 @@ def _check_nodes(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Read
     if num_nodes is None or have is None or "SLURM_JOB_ID" not in env:
         return
     if num_nodes > max(have, tasks) > 0:
-        yield Reading(
-            verdict="warn", what=f"the job is to have {num_nodes} nodes, but Slurm has allocated {have}", class_id="I1",
-            why="the launcher waits for nodes that are not started, unless they come from another Slurm job", fix=f"rankwise run --nnodes {have} …",
+        yield warn(
+            f"the job is to have {num_nodes} nodes, but Slurm has allocated {have}",
+            "the launcher waits for nodes that are not started, unless they come from another Slurm job", f"rankwise run --nnodes {have} …", "I1"
         )  # fmt: skip
 
 
 def _check_devices(env: Mapping[str, str], num_ranks: int | None) -> Iterator[Reading]:
     devices = count_devices(env)
     if num_ranks is not None and devices is not None and devices < num_ranks:
-        yield Reading(
-            verdict="warn", what=f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']} is {devices} {'GPU' if devices == 1 else 'GPUs'} for {num_ranks} ranks on this node", class_id="L7",
-            why="ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`; ranks on CPUs are not affected", fix=f"rankwise run --nproc-per-node {devices} …",
+        yield warn(
+            f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']} is {devices} {'GPU' if devices == 1 else 'GPUs'} for {num_ranks} ranks on this node",
+            "ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`; ranks on CPUs are not affected",
+            f"rankwise run --nproc-per-node {devices} …", "L7"
         )  # fmt: skip
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from rankwise.doctor.probe import Fact, Reading
 from rankwise.doctor.variables.table import find, find_family, is_explained, rank_family
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from rankwise.doctor.probe import Fact, Reading
 
 MASK = "***"
 _WORDS = r"TOKEN(?!IZ)|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|SIGNATURE|PRIVATE|CERT|BEARER"
@@ -166,9 +163,9 @@ def escape(text: str, *, newlines: bool = False) -> str:
     if text.isprintable():
         return text
     # What is no UTF-8 in the environment comes as half a pair, which no stream takes: it is written out, too.
+    kept = "" if newlines else "\n"
     return "".join(
-        one if one.isprintable() or (one == "\n" and not newlines) else one.encode("unicode_escape").decode()
-        for one in text
+        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in text
     )
 
 
@@ -182,9 +179,7 @@ def _mask_words(text: str) -> str:
     if any(start in text for start in _KNOWN_STARTS):
         text = _mask_forms(text)
     # A word in the midst of a path is the name of a folder.
-    return _LONG_WORD.sub(
-        lambda found: found[0] if re.search(_IN_PATH, text[: found.start()]) else MASK, text
-    )
+    return _LONG_WORD.sub(lambda hit: hit[0] if re.search(_IN_PATH, text[: hit.start()]) else MASK, text)
 
 
 def _mask_named(found: re.Match[str]) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from rankwise.base.errors import UsageError
 from rankwise.base.host import is_loopback, is_unspecified
@@ -18,9 +19,6 @@ from rankwise.base.identity_clusters import read_sagemaker, read_skypilot, read_
 from rankwise.base.identity_facts import Identity, derive_port, expand_tasks
 from rankwise.base.identity_launchers import is_slurm_step, read_slurm
 from rankwise.doctor.variables.addresses import find_mistake, is_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _PET_SIGNS = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")
 #: Who has these is a rank.
@@ -91,7 +89,7 @@ def count(env: Mapping[str, str], *names: str) -> int | None:
     return next((info for name in names if (info := number(env, name)) is not None and info > 0), None)
 
 
-def find_meeting(
+def find_endpoint(
     env: Mapping[str, str], derived: Identity | None = None, *, blank: str = "NODE0", is_first: bool = False
 ) -> tuple[str, int]:
     """Return the address and port where nodes are to meet, as they may stand in a command; ``blank`` is for one that is to be filled in.
@@ -156,7 +154,7 @@ def _read_pod(env: Mapping[str, str]) -> Place | None:
     is_index = "JOB_COMPLETION_INDEX" in env
     info = "a pod of an indexed job" if is_index else "a pod with RANK and WORLD_SIZE"
     # In Kubernetes the first pod is told `localhost`, and only the others get the name.
-    addr, port = find_meeting(env, blank="POD0", is_first=node == 0)
+    addr, port = find_endpoint(env, blank="POD0", is_first=node == 0)
     return Place(
         source="Kubernetes", what=info, node_rank=node, num_nodes=nodes,
         command=write_static(str(nodes or "NODES"), str(node), addr, str(port), "auto"),
@@ -171,7 +169,7 @@ def _read_step(env: Mapping[str, str]) -> Place | None:
         return None
     return Place(
         source="Slurm", what="srun has started one task on each node", node_rank=it.node_rank, num_nodes=it.num_nodes,
-        command=_write_c10d(it.num_nodes, *find_meeting(env, it), env), is_rank_too=True,
+        command=_write_c10d(it.num_nodes, *find_endpoint(env, it), env), is_rank_too=True,
     )  # fmt: skip
 
 
@@ -209,7 +207,10 @@ def _write_srun(env: Mapping[str, str], nodes: int) -> tuple[str, str]:
     Since 22.05 srun does not take --cpus-per-task over from sbatch; asked for none, it gives a task the whole node. The GPUs of a task it
     takes over even where the variable is unset, unless they are counted otherwise; more of them a task than the job's it refuses.
     """
-    tasks, cpus = _list_tasks(env, nodes), count(env, "SLURM_CPUS_PER_TASK")
+    # How many tasks the job was to have on each node, as far as it is told.
+    each = count(env, "SLURM_NTASKS_PER_NODE") or max(1, (count(env, "SLURM_NTASKS") or 1) // nodes)
+    tasks = expand_tasks(env.get("SLURM_TASKS_PER_NODE", "")) or [each]
+    cpus = count(env, "SLURM_CPUS_PER_TASK")
     gpus = count(env, "SLURM_GPUS_ON_NODE")
     wants, is_even = "", len(set(tasks)) == 1
     if cpus and is_even:
@@ -218,18 +219,12 @@ def _write_srun(env: Mapping[str, str], nodes: int) -> tuple[str, str]:
     by_task = [name for name in _OF_A_TASK if env.get(name)]
     if max(tasks) < 2 or not by_task:
         return "srun", wants
-    each = env.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+    gpus_each = env.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
     if is_even and gpus:
         wants += f" --gpus-per-node={gpus}"
-    elif each.isdecimal() and len(tasks) == nodes:
-        wants += f" --gpus={int(each) * sum(tasks)}"
+    elif gpus_each.isdecimal() and len(tasks) == nodes:
+        wants += f" --gpus={int(gpus_each) * sum(tasks)}"
     return " ".join(["env", *(f"-u {name}" for name in by_task), "srun"]), wants
-
-
-def _list_tasks(env: Mapping[str, str], nodes: int) -> list[int]:
-    """Return how many tasks the job was to have on each node, as far as it is told."""
-    each = count(env, "SLURM_NTASKS_PER_NODE") or max(1, (count(env, "SLURM_NTASKS") or 1) // nodes)
-    return expand_tasks(env.get("SLURM_TASKS_PER_NODE", "")) or [each]
 
 
 def try_read(read: Callable[[Mapping[str, str]], Identity | None], env: Mapping[str, str]) -> Identity | None:
@@ -244,13 +239,8 @@ def _read_cluster(env: Mapping[str, str]) -> Place | None:
     """One process on each host, as TF_CONFIG lists them, or SageMaker and SkyPilot start them."""
     for read, source, what, gpus, sign in _CLUSTERS:
         ranks, it = _count_gpus(env, gpus), try_read(read, _forget_address(env))
-        if (
-            it is not None
-            and it.local_world_size == 1
-            and (it.num_nodes or 1) > 1
-            and it.node_rank is not None
-        ):
-            addr, port = find_meeting(env, it)
+        if it and it.local_world_size == 1 and (it.num_nodes or 1) > 1 and it.node_rank is not None:
+            addr, port = find_endpoint(env, it)
             command = write_static(str(it.num_nodes), str(it.node_rank), addr, str(port), ranks)
             return Place(
                 source=it.source, what=what, node_rank=it.node_rank, num_nodes=it.num_nodes, command=command

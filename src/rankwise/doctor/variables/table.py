@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
-from rankwise.doctor.probe import Reading
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from rankwise.doctor.probe import Reading, warn
 
 #: Shorter names differ by a letter and are both real: NCCL_IB_TC, NCCL_IB_SL.
 _LONG, _LEAST = 8, 5
@@ -125,9 +123,8 @@ def report_misspellings(
 ) -> list[Reading]:
     """Return a warning for each name that is probably misspelt, of those that begin with ``prefixes`` and not with ``but``."""
     return [
-        Reading(
-            verdict="warn", what=f"{name} is set, which nothing reads; did you mean {meant}?", why=f"{meant} silently stays at its default",
-            fix=f"unset {name}  # and set {meant}",
+        warn(
+            f"{name} is set, which nothing reads; did you mean {meant}?", f"{meant} silently stays at its default", f"unset {name}  # and set {meant}"
         )
         for name, meant in find_misspellings(env, prefixes=prefixes, but=but)
     ]  # fmt: skip

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, final
+from typing import Literal, final
 
 from rankwise.base.errors import UsageError
 from rankwise.base.identity import Identity, read_all, read_identity
 from rankwise.doctor.variables.incomplete import find_exported_node, find_half_set
 from rankwise.doctor.variables.masking import mask_text, mask_value
-from rankwise.doctor.variables.places import find_place
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rankwise.doctor.variables.places import Place
+from rankwise.doctor.variables.places import Place, find_place
 
 #: ``rank``: one of several; ``node``: a launcher is to be started here; ``alone``: nothing says anything; ``unclear``: what is said can't be right, or is half of it.
 Role = Literal["rank", "node", "alone", "unclear"]
@@ -80,13 +76,9 @@ def understand(env: Mapping[str, str]) -> Understood:
     try:
         it = read_identity(env)
     except UsageError as error:
+        role: Role = "unclear" if place is None else "node"
         hint = mask_text(error.hint or "")
-        return Understood(
-            role="unclear" if place is None else "node",
-            place=place,
-            problem=mask_text(error.message),
-            hint=hint,
-        )
+        return Understood(role=role, place=place, problem=mask_text(error.message), hint=hint)
     others = tuple(
         _describe(one) for one in read_all(env) if it is None or getattr(one, "source", "") != it.source
     )
