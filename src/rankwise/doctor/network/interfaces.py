@@ -153,11 +153,6 @@ def find_master(host: Host) -> tuple[str, int | None]:
     return (host.job.master_addr or host.env.get("MASTER_ADDR", "")).strip().strip("[]"), port
 
 
-def has_several_hosts(host: Host) -> bool:
-    """Return whether the job runs on more hosts than this one."""
-    return host.job.num_nodes > 1
-
-
 def suggest_interface(host: Host, interfaces: Sequence[Interface]) -> Interface | None:
     """Return the interface on which the ranks should meet here, best one in the master's network; None if there is none."""
     name, _ = find_master(host)

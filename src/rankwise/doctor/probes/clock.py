@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator
 
 from rankwise.doctor.host import Host
-from rankwise.doctor.network.interfaces import has_several_hosts
 from rankwise.doctor.probe import Probe, Reading, ok, skipped, warn
 
 #: c10d takes a node for dead after 15 s; a clock that is off by this much already has no one who keeps it.
@@ -31,7 +30,7 @@ def look(host: Host) -> Iterator[Reading]:
     off = "" if offset_s is None else f", {abs(offset_s):.6f} s off"
     if is_kept and abs(offset_s or 0.0) < _FAR_S:
         yield ok(f"{who} synchronizes the clock{off}")
-    elif not has_several_hosts(host):
+    elif host.job.num_nodes < 2:
         yield ok(f"by {who}, no time server synchronizes the clock{off}; a single host needs none")
     else:
         yield warn(

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.firewalls import find_firewall, suggest
-from rankwise.doctor.network.interfaces import find_master, has_several_hosts, suggest_interface
+from rankwise.doctor.network.interfaces import find_master, suggest_interface
 from rankwise.doctor.probe import Probe, Reading, ok, skipped, warn
 from rankwise.doctor.probes.ports import read_range
 
@@ -35,7 +35,7 @@ def look(host: Host) -> Iterator[Reading]:
     if firewall.is_closed() and networks and not firewall.accepts(networks):
         own = ", ".join(networks)
         what = f"the firewall drops what no rule accepts{name}, and no rule accepts {own}{more}"
-        if not has_several_hosts(host):
+        if host.job.num_nodes < 2:
             yield ok(f"{what}; a single host does not need it")
             return
         low, high = read_range(host)

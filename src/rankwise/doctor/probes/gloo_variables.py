@@ -17,7 +17,7 @@ from dataclasses import replace
 from rankwise.doctor.differences import find_odd_hosts, group_hosts, report_difference
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import split_names, uses_nccl
-from rankwise.doctor.network.interfaces import Interface, describe_interface, has_several_hosts, suggest_name
+from rankwise.doctor.network.interfaces import Interface, describe_interface, suggest_name
 from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, ok, warn
 
 #: torch's builds for Linux know the first two; other systems and builds have the rest.
@@ -59,7 +59,7 @@ def _judge_names(host: Host) -> Iterator[Reading]:
                 _bad(host), f"GLOO_SOCKET_IFNAME={value}: {info}", f"every rank that uses Gloo fails: `Unable to find address for: {name}`",
                 _set(host, "GLOO_SOCKET_IFNAME", near=name), "I6"
             )  # fmt: skip
-        elif one is not None and has_several_hosts(host) and one.kind in {"loopback", "container"}:
+        elif one is not None and host.job.num_nodes > 1 and one.kind in {"loopback", "container"}:
             yield Reading(
                 _bad(host), f"GLOO_SOCKET_IFNAME={value}: {describe_interface(one)} is local to this host",
                 "the other hosts don't reach it: `Gloo connectFullMesh failed`, or a hang", _set(host, "GLOO_SOCKET_IFNAME"), "I5"

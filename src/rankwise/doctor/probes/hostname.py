@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from rankwise.doctor.differences import group_hosts
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import can_bind, find_gloo_address, split_names, uses_nccl
-from rankwise.doctor.network.interfaces import has_several_hosts, suggest_interface
+from rankwise.doctor.network.interfaces import suggest_interface
 from rankwise.doctor.network.names import choose_interface, is_loopback_address, map_name
 from rankwise.doctor.probe import Facts, Probe, Reading, ok, warn
 
@@ -46,7 +46,7 @@ def _judge_address(host: Host, ips: tuple[str, ...]) -> Reading:
     named = split_names(host.env.get("GLOO_SOCKET_IFNAME", ""))
     if named:
         return ok(f"{info}; Gloo goes by GLOO_SOCKET_IFNAME={','.join(named)}", name=host.name)
-    if not is_loopback_address(taken) or not has_several_hosts(host):
+    if not is_loopback_address(taken) or host.job.num_nodes < 2:
         return ok(f"{info}; Gloo takes {taken}", name=host.name)
     fix = ["ip -br addr  # no interface here has an address that other hosts could reach"]
     if best is not None:

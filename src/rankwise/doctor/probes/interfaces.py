@@ -19,13 +19,7 @@ from itertools import chain
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.network import gloo_nccl
-from rankwise.doctor.network.interfaces import (
-    Interface,
-    describe_interface,
-    find_master,
-    has_several_hosts,
-    suggest_interface,
-)
+from rankwise.doctor.network.interfaces import Interface, describe_interface, find_master, suggest_interface
 from rankwise.doctor.network.names import is_loopback_address
 from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, ok, warn
 
@@ -37,7 +31,7 @@ def look(host: Host) -> Iterator[Reading]:
     gloo = gloo_nccl.find_interface(gloo_nccl.find_gloo_address(host, interfaces), interfaces)
     nccl = gloo_nccl.choose_nccl_interfaces(host, interfaces) if gloo_nccl.uses_nccl(host) else ()
     yield ok(_describe(interfaces, gloo, nccl), **_collect(host, interfaces, gloo))
-    if has_several_hosts(host):
+    if host.job.num_nodes > 1:
         best = suggest_interface(host, interfaces)
         yield from _judge_gloo(host, gloo, best)
         yield from _judge_nccl(host, nccl, best)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.doctor.host import Host
-from rankwise.doctor.network.interfaces import find_master, has_several_hosts, suggest_interface
+from rankwise.doctor.network.interfaces import find_master, suggest_interface
 from rankwise.doctor.network.names import is_host_name, is_loopback_address
 from rankwise.doctor.probe import Fact, Facts, Probe, Reading, fail, ok, warn
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy
@@ -64,7 +64,7 @@ def _find_mistake(host: Host) -> Reading | None:
 
 
 def _judge_localhost(host: Host, name: str) -> Reading:
-    if not has_several_hosts(host):
+    if host.job.num_nodes < 2:
         return ok(f"the master is {name}, this host")
     # In Kubernetes the first pod is told `localhost`, and only the others get the name.
     if host.job.is_master and "KUBERNETES_SERVICE_HOST" in host.env:
@@ -101,7 +101,7 @@ def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> 
             "ranks here look for the store on their own host: `Connection refused`, and the others wait",
             f"grep -n {shlex.quote(name)} /etc/hosts  # must lead to the first host's address", "I2"
         )  # fmt: skip
-    if host.job.is_master and not is_loop and not set(ips) & set(own) and has_several_hosts(host):
+    if host.job.is_master and not is_loop and not set(ips) & set(own) and host.job.num_nodes > 1:
         best = suggest_interface(host, host.interfaces())
         return warn(
             f"the ranks are to rendezvous on this host, but {_report_ips(name, ips)}, which is on no interface here",

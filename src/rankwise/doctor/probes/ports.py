@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from rankwise.base.host import find_port_holder
 from rankwise.doctor.host import Host
 from rankwise.doctor.limits.processes import name_command
-from rankwise.doctor.network.interfaces import find_master, has_several_hosts
+from rankwise.doctor.network.interfaces import find_master
 from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
 
 #: torchrun's port with several nodes.
@@ -44,7 +44,7 @@ def read_range(host: Host) -> tuple[int, int]:
 
 
 def _judge_port(host: Host, low: int, high: int) -> Reading:
-    port = find_master(host)[1] or (_TORCH_PORT if has_several_hosts(host) else None)
+    port = find_master(host)[1] or (_TORCH_PORT if host.job.num_nodes > 1 else None)
     if host.job.is_master is False:
         return skipped("the master's port", "the ranks rendezvous on another host")
     if port is None:
@@ -73,7 +73,7 @@ def _judge_given(host: Host, port: int, low: int, high: int) -> Reading:
             f"the rendezvous port {port} is below {least}", "only root may open it: `Permission denied`",
             f"export MASTER_PORT={_TORCH_PORT}  # on all hosts"
         )  # fmt: skip
-    if low <= port <= high and has_several_hosts(host):
+    if low <= port <= high and host.job.num_nodes > 1:
         return warn(
             f"the rendezvous port {port} is in the ephemeral range ({low} to {high})",
             "any program may be assigned it, and then the job fails to start: `EADDRINUSE`",
