@@ -123,24 +123,20 @@ def to_kernel_bus_id(text: str) -> str:
 
 def _explain_silence(host: Host, ran: ProgramResult, output: str) -> NvidiaReport:
     driver, is_on_bus = read_driver_version(host), bool(list_pci_gpus(host))
+    status: Status = "broken"
     if ran.code is None and "did not end" in ran.why:
-        return NvidiaReport(
-            status="late", why=f"nvidia-smi did not answer within {ANSWER_S:g} s", driver=driver
-        )
-    if ran.code is None and (driver or host.has("/proc/driver/nvidia/gpus")):
-        why = f"the NVIDIA driver {driver} is loaded, but there is no nvidia-smi to query it"
-        return NvidiaReport(status="blind", why=why, driver=driver)
-    if ran.code is not None and ("mismatch" in output or is_on_bus or driver):
-        return NvidiaReport(
-            status="broken", why=output[:300] or f"nvidia-smi ended with {ran.code}", driver=driver
-        )
-    if host.has("/dev/kfd"):
-        return NvidiaReport(status="amd")
-    if is_on_bus:
-        return NvidiaReport(
-            status="broken", why="there is an NVIDIA GPU on the PCI bus, but no NVIDIA driver is loaded"
-        )
-    return NvidiaReport(status="none", why=output[:300] or "there is no nvidia-smi, and no loaded driver")
+        status, why = "late", f"nvidia-smi did not answer within {ANSWER_S:.0f} s"
+    elif ran.code is None and (driver or host.has("/proc/driver/nvidia/gpus")):
+        status, why = "blind", f"the NVIDIA driver {driver} is loaded, but there is no nvidia-smi to query it"
+    elif ran.code is not None and ("mismatch" in output or is_on_bus or driver):
+        why = output[:300] or f"nvidia-smi ended with {ran.code}"
+    elif host.has("/dev/kfd"):
+        status, why = "amd", ""
+    elif is_on_bus:
+        why = "there is an NVIDIA GPU on the PCI bus, but no NVIDIA driver is loaded"
+    else:
+        status, why = "none", output[:300] or "there is no nvidia-smi, and no loaded driver"
+    return NvidiaReport(status=status, why=why, driver=driver)
 
 
 def split_row(line: str) -> list[str]:

@@ -69,9 +69,8 @@ def count_oom_kills(host: Host) -> int:
     groups = list_groups(host, "memory")
     if not groups or (is_first and own == "/"):
         return 0
-    return read_counters(host, f"{groups[0]}/memory.{'oom_control' if is_first else 'events'}").get(
-        "oom_kill", 0
-    )
+    name = f"memory.{'oom_control' if is_first else 'events'}"
+    return read_counters(host, f"{groups[0]}/{name}").get("oom_kill", 0)
 
 
 def find_process_room(host: Host) -> tuple[float, float]:

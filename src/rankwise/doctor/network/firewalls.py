@@ -93,9 +93,8 @@ def find_firewall(host: Host) -> Firewall:
     names = {one.name for one in chains}
     # What iptables keeps in nftables, iptables-save has printed already.
     nft = [one for one in (_read_nftables(listed.out) if listed.is_good else []) if (one.family, one.table) != ("ip", "filter") or one.name not in names]  # fmt: skip
-    return Firewall(
-        program=_find_program(host, chains, nft), chains=(*chains, *nft), why=_explain_silence(saved, listed)
-    )
+    why = _explain_silence(saved, listed)
+    return Firewall(program=_find_program(host, chains, nft), chains=(*chains, *nft), why=why)
 
 
 def suggest(host: Host, networks: Sequence[str], hook: Hook) -> str:

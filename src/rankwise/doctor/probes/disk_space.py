@@ -35,11 +35,18 @@ class _Place:
     must_write: bool = True
 
 
+_DELETED = fail(
+    "the current folder has been deleted",
+    "every program that asks for its current folder ends with `FileNotFoundError: [Errno 2] No such file or directory`",
+    'cd "$PWD"  # or another folder'
+)  # fmt: skip
+
+
 def look(host: Host) -> Iterator[Reading]:
     current = mounts.find_current(host)
     mounted = mounts.read_mounts(host)
     info: list[str] = []
-    found: list[Reading] = [] if current else [_report_deleted()]
+    found: list[Reading] = [] if current else [_DELETED]
     for place in _list_places(host, current):
         folder = mounts.find_existing(host, place.folder)
         usage = host.usage(folder)
@@ -66,14 +73,6 @@ def _list_places(host: Host, current: str) -> list[_Place]:
         _Place("the current folder", current, 16 * _MIB, _GIB // 2, must_write=False),
     ]
     return [one for one in places if one.folder]
-
-
-def _report_deleted() -> Reading:
-    return fail(
-        "the current folder has been deleted",
-        "every program that asks for its current folder ends with `FileNotFoundError: [Errno 2] No such file or directory`",
-        'cd "$PWD"  # or another folder'
-    )  # fmt: skip
 
 
 def _judge(

@@ -47,9 +47,8 @@ def look(host: Host) -> Iterator[Reading]:
     elif firewall.why:
         yield skipped(f"the firewall's rules{name}", firewall.why)
     elif firewall.program:
-        yield ok(
-            f"a firewall is running{name}{more}; whether hosts reach each other is tried when several are checked together"
-        )
+        tried = "whether hosts reach each other is tried when several are checked together"
+        yield ok(f"a firewall is running{name}{more}; {tried}")
     else:
         yield ok("no firewall is running here")
 

@@ -38,9 +38,8 @@ def look(host: Host) -> Iterator[Reading]:
     access = nvidia.list_gpu_pairs(nvidia.read_matrix(nvidia.run_smi(host, "topo", "-p2p", "r").out))
     ways = nvidia.list_gpu_pairs(nvidia.read_matrix(nvidia.run_smi(host, "topo", "-m").out))
     if not access:
-        yield skipped(
-            "nvidia-smi does not report which GPUs reach each other", "`nvidia-smi topo -p2p r` has no matrix"
-        )
+        why = "`nvidia-smi topo -p2p r` has no matrix"
+        yield skipped("nvidia-smi does not report which GPUs reach each other", why)
         return
     direct = {pair: ways.get(pair, "") for pair, cell in access.items() if cell == "OK"}
     found = [*_check_links(access, ways), *_check_torch(host, access), *_check_bridges(host, report, direct)]
@@ -53,9 +52,8 @@ def _describe(access: Pairs, direct: Pairs) -> str:
     if len(direct) == len(access):
         pairs = f"all {len(access)} pairs of GPUs" if len(access) > 1 else "both GPUs"
         return f"{pairs} reach each other directly"
-    reasons = ", ".join(
-        f"{cell}: {_REASONS.get(cell, 'unknown')}" for cell in sorted({*access.values()} - {"OK"})
-    )
+    closed = sorted({*access.values()} - {"OK"})
+    reasons = ", ".join(f"{cell}: {_REASONS.get(cell, 'unknown')}" for cell in closed)
     return f"{len(direct)} of {format_count(len(access), 'pair')} of GPUs reach each other directly ({reasons}); the others go through the host's memory"
 
 

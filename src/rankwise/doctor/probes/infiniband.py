@@ -52,12 +52,9 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    for fact, words in {
-        "active": "active ports of InfiniBand",
-        "rate": "the speed of InfiniBand's ports",
-    }.items():
-        why, fix = "all hosts are as slow as the slowest one", "ibstat  # on the hosts that have less"
-        yield from report_difference(facts, fact, f"{words} differ", why, fix)
+    why, fix = "all hosts are as slow as the slowest one", "ibstat  # on the hosts that have less"
+    yield from report_difference(facts, "active", "active ports of InfiniBand differ", why, fix)
+    yield from report_difference(facts, "rate", "the speed of InfiniBand's ports differ", why, fix)
 
 
 PROBE = Probe("infiniband", "InfiniBand and RoCE", "network", "instant", look, compare=_compare)

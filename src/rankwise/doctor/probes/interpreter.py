@@ -46,15 +46,11 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    fixes = {
-        "Python": "# use Python {most} on all of these hosts",
-        "torch": "python -m pip install torch=={most}  # there",
-    }
-    for title, fix in fixes.items():
-        yield from report_difference(
-            facts, title.lower(), f"{title} differs", "ranks of different versions hang at their first collective, or fail much later, at an object that the other can't read",
-            fix, "R11",
-        )  # fmt: skip
+    why = "ranks of different versions hang at their first collective, or fail much later, at an object that the other can't read"
+    fix = "# use Python {most} on all of these hosts"
+    yield from report_difference(facts, "python", "Python differs", why, fix, "R11")
+    fix = "python -m pip install torch=={most}  # there"
+    yield from report_difference(facts, "torch", "torch differs", why, fix, "R11")
 
 
 def _report_torch(info: TorchFacts) -> Reading:

@@ -57,17 +57,15 @@ def look(host: Host) -> Iterator[Reading]:
             "rm " + " ".join(f"/dev/shm/{name}" for name in names) + _warn_of_others(host), "R5"
         )  # fmt: skip
     elif not left:
-        forgotten = f"; {format_count(len(files), 'forgotten file')} in /dev/shm, {size // 1024} KiB" * bool(
-            files
-        )
+        more = f"; {format_count(len(files), 'forgotten file')} in /dev/shm, {size // 1024} KiB" * bool(files)
         first = find_possible_launcher(host)
         if suspects and first:
             yield skipped(
-                f"{format_count(len(suspects), 'process', 'processes')} of jobs may be left over, or not: {_show(suspects)}{forgotten}",
+                f"{format_count(len(suspects), 'process', 'processes')} of jobs may be left over, or not: {_show(suspects)}{more}",
                 f"process 1 is {first}, which may have started them itself; a container that is started with --init tells them apart",
             )
         else:
-            yield ok(f"no processes of jobs whose launcher is gone{forgotten}")
+            yield ok(f"no processes of jobs whose launcher is gone{more}")
 
 
 def _report_left(host: Host, left: list[Process]) -> Reading:

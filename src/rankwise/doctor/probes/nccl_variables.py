@@ -195,14 +195,12 @@ def _judge_interfaces(host: Host, settings: Settings) -> Iterator[Reading]:
     if not given or gloo_nccl.choose_nccl_interfaces(host, interfaces):
         return
     info = ", ".join(f"{name}={one.value}{one.place}" for name, one in given.items())
-    names = ", ".join(one.name for one in interfaces if one.is_up and one.addresses)
+    usable = [one.name for one in interfaces if one.is_up and one.addresses]
     typed = given["NCCL_SOCKET_IFNAME"].value if "NCCL_SOCKET_IFNAME" in given else ""
-    fits = bool(typed) and bool(
-        gloo_nccl.match_names(typed, [one.name for one in interfaces if one.is_up and one.addresses])
-    )
+    fits = bool(typed) and bool(gloo_nccl.match_names(typed, usable))
     name = "" if fits or not typed else suggest_name(host, interfaces, typed)
     yield Reading(
-        _bad(host), f"{info} matches no interface that is up with an address; there are: {names or 'none'}",
+        _bad(host), f"{info} matches no interface that is up with an address; there are: {', '.join(usable) or 'none'}",
         "every rank fails when NCCL starts: `Bootstrap : no socket interface found`",
         f"export NCCL_SOCKET_IFNAME={name}" if name else f"unset {' '.join(['NCCL_SOCKET_FAMILY'] if fits else given)}"
     )  # fmt: skip

@@ -43,9 +43,8 @@ def look(host: Host) -> Iterator[Reading]:
     sums: dict[str, Fact] = dict(digests)
     listing = "".join(f"{name} {one}\n" for name, one in sorted(digests.items()))
     whole = hashlib.sha256(listing.encode()).hexdigest()[:12]
-    yield ok(
-        f"{host.job.script}: {format_count(len(digests), 'file')}, checksum {whole}", whole=whole, files=sums
-    )
+    what = f"{host.job.script}: {format_count(len(digests), 'file')}, checksum {whole}"
+    yield ok(what, whole=whole, files=sums)
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:

@@ -47,15 +47,13 @@ def look(host: Host) -> Iterator[Reading]:
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     why = "ranks of different versions hang at their first collective, or end with `internal error` or `unhandled system error`"
-    fixes = {
-        "cuda": "# install the same build of torch on all hosts", "nccl": "# install the same build of torch on all hosts",
-        "plugin": "NCCL_NET_PLUGIN=none rankwise run …  # or install the plugin on all hosts",
-    }  # fmt: skip
+    fix = "# install the same build of torch on all hosts"
     # Another torch brings another CUDA and NCCL, and is told by the probe of the interpreter.
-    is_alike = len(group_hosts(facts, "torch")) < 2
-    for name, title in (("cuda", "the CUDA of torch"), ("nccl", "NCCL"), ("plugin", "NCCL's network plugin")):
-        if is_alike or name == "plugin":
-            yield from report_difference(facts, name, f"{title} differs", why, fixes[name], "R11")
+    if len(group_hosts(facts, "torch")) < 2:
+        yield from report_difference(facts, "cuda", "the CUDA of torch differs", why, fix, "R11")
+        yield from report_difference(facts, "nccl", "NCCL differs", why, fix, "R11")
+    fix = "NCCL_NET_PLUGIN=none rankwise run …  # or install the plugin on all hosts"
+    yield from report_difference(facts, "plugin", "NCCL's network plugin differs", why, fix, "R11")
     yield from report_difference(
         facts, "driver", "the NVIDIA driver differs",
         "most jobs work; features of the newer one (such as CUDA graphs or NVLink SHARP) fail on the hosts with the older one",

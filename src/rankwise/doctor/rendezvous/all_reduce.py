@@ -98,9 +98,8 @@ class AllReduceRanks:
         """Start the ranks, and return what they print; those that are late are killed."""
         count = whole(order, "ranks") or 1
         if not 0 < count <= _MOST_RANKS:
-            return _report_failed(
-                f"{count} ranks on this host were requested; at most {_MOST_RANKS} are started"
-            )
+            why = f"{count} ranks on this host were requested; at most {_MOST_RANKS} are started"
+            return _report_failed(why)
         names: Message = {
             "RANK": whole(order, "first_rank"), "RANKS": count, "WORLD_SIZE": whole(order, "world"), "MASTER_ADDR": text(order, "address"),
             "MASTER_PORT": whole(order, "port"), "BACKEND": text(order, "backend"), "LIFELINE": 1,

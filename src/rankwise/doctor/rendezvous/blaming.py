@@ -125,9 +125,8 @@ def _join_sides(blames: list[Blame]) -> list[Blame]:
         if twin is None:
             found.append(blame)
         else:
-            joined = Blame(
-                kind="both", hosts=blame.hosts, bad=twin.bad + blame.bad, tried=twin.tried + blame.tried
-            )
+            bad, count = twin.bad + blame.bad, twin.tried + blame.tried
+            joined = Blame(kind="both", hosts=blame.hosts, bad=bad, tried=count)
             found[found.index(twin)] = joined
     return found
 

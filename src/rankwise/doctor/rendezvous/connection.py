@@ -57,9 +57,8 @@ class Connection:
         while (end := self._buffer.find(b"\n", self._seen)) < 0:
             self._seen = len(self._buffer)
             if self._seen > (_MOST_BYTES if self.is_known else _FIRST_BYTES):
-                raise StrangerError(
-                    f"it sends a line without an end, which begins with {bytes(self._buffer[:40])!r}"
-                )
+                start = bytes(self._buffer[:40])
+                raise StrangerError(f"it sends a line without an end, which begins with {start!r}")
             try:
                 data = await self._reader.read(_READ_BYTES)
             except OSError as error:

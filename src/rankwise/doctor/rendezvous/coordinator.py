@@ -90,9 +90,7 @@ class Coordinator:
     async def measure_clock(self, peer: Peer) -> tuple[float, float] | None:
         """Return by how much a host's clock is ahead of ours, and how far off that may be, in seconds; None if it does not answer."""
         begin, begin_s = self._clock.time(), self._clock.monotonic()
-        answers = await self.ask(
-            {peer: {"do": "time"}}, timeout_s=self._plan.silence_s, doing="asking for the time"
-        )
+        answers = await self.ask({peer: {"do": "time"}}, self._plan.silence_s, "asking for the time")
         if peer not in answers:
             return None
         trip_s = self._clock.monotonic() - begin_s
@@ -228,9 +226,8 @@ class Coordinator:
     async def _prove(self, hello: Message, connection: Connection) -> bool:
         """Prove that we know the token, and return whether the other side does, too."""
         nonce, challenge = wire.text(hello, "nonce"), wire.make_nonce()
-        connection.send(
-            {"challenge": challenge, "proof": wire.prove(self._plan.token, "coordinator", nonce, challenge)}
-        )
+        proof = wire.prove(self._plan.token, "coordinator", nonce, challenge)
+        connection.send({"challenge": challenge, "proof": proof})
         answer = await connection.receive()
         return wire.is_proof(wire.text(answer, "proof"), self._plan.token, "peer", nonce, challenge)
 

@@ -212,9 +212,8 @@ async def find_rival(host: Host, plan: Plan, secret: str) -> JoinError | None:
 
 def _connect(where: str, plan: Plan) -> socket.socket:
     """Connect to the first address of a name that answers."""
-    found = call_within(
-        _LOOK_UP_S, lambda: socket.getaddrinfo(where, plan.endpoint_port, type=socket.SOCK_STREAM)
-    )
+    ask = partial(socket.getaddrinfo, where, plan.endpoint_port, type=socket.SOCK_STREAM)
+    found = call_within(_LOOK_UP_S, ask)
     failure: OSError | None = None
     for family, kind, protocol, _, address in found:
         sock = socket.socket(family, kind, protocol)
@@ -279,11 +278,9 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> JoinError:
         return _report_no_address(name, waited)
     where, is_written = _report_address(host, name)
     if isinstance(error, StrangerError | SilentError):
-        what = (
-            f"at {plan.endpoint} something listens that sends nothing ({waited}): another program, or a doctor that is frozen"
-            if isinstance(error, SilentError)
-            else f"at {plan.endpoint} something else answers, not rankwise doctor: {error}"
-        )
+        what = f"at {plan.endpoint} something else answers, not rankwise doctor: {error}"
+        if isinstance(error, SilentError):
+            what = f"at {plan.endpoint} something listens that sends nothing ({waited}): another program, or a doctor that is frozen"
         who = f"ss -ltnp 'sport = :{port}'"
         return JoinError(
             what + where, class_id="I9", hint=f"on {name}, `{who}` shows what it is: end it, or choose another port on all hosts",

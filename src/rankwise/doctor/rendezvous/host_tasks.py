@@ -189,9 +189,8 @@ class HostTasks:
             if got is None or (self._count > _MANY and (not got or own & set(got))):
                 continue
             is_written = name in written
-            message.append(
-                {"name": name, "to": wire.whole(peer, "number"), "got": list(got), "is_written": is_written}
-            )
+            number = wire.whole(peer, "number")
+            message.append({"name": name, "to": number, "got": list(got), "is_written": is_written})
         return message
 
     async def _send_readings(self, order: Message) -> Message:

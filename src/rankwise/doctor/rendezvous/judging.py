@@ -153,9 +153,8 @@ def _judge_name(look: NameLookup, target: HostReport, found: ClusterReport, plan
         return None
     right = target.address
     others = (one for one in found.hosts if one.name != target.name)
-    other = next(
-        (one.name for one in others if {one.address, *(ip for _, ip in one.interfaces)} & set(look.got)), ""
-    )
+    known = ((one.name, {one.address, *(ip for _, ip in one.interfaces)}) for one in others)
+    other = next((name for name, ips in known if ips & set(look.got)), "")
     whose = f"that is {other}'s address" if other else "no host of these has that address"
     if look.got[0].startswith("127."):
         whose = f"that is {look.source} itself"

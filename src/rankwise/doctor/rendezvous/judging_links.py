@@ -6,7 +6,7 @@ No firewall blocks what has no route: the fix is another interface, or a route.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from rankwise.doctor.probe import Reading, fail, ok, on_host, skipped
@@ -199,10 +199,7 @@ def _find_own_firewalls(blame: Blame, reports: Reports) -> dict[str, Reading]:
 
 def _suggest_for_split(blame: Blame, guilty: dict[str, Reading], reports: Reports) -> str:
     source, target = blame.bad[0]
-    lines = [
-        on_host(name, reading.fix or _open("in", reports[name], reports.values()))
-        for name, reading in guilty.items()
-    ]
+    lines = [on_host(name, reading.fix or _open("in", name, reports)) for name, reading in guilty.items()]
     address = reports[target].address
     way = f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:\nip route get {address}\ntraceroute {address}"
     rest = next((one for _, one in blame.bad if one not in guilty), "")
@@ -245,14 +242,14 @@ def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostReport], reports: R
     if blame.kind == "link":
         return _suggest_for_link(blame, reports)
     sides: list[Side] = ["out"] if blame.kind == "out" else ["in", "out"] if blame.kind == "both" else ["in"]
-    return "\n".join(on_host(it.name, *(_open(side, it, reports.values()) for side in sides)) for it in fixed)
+    return "\n".join(on_host(it.name, *(_open(side, it.name, reports) for side in sides)) for it in fixed)
 
 
 def _suggest_for_link(blame: Blame, reports: Reports) -> str:
     """Open what may drop something: where the target comes in, and else where the source goes out."""
     ways: list[tuple[Side, str]] = [("in", target) for _, target in blame.bad]
     ways += [("out", source) for source, _ in blame.bad]
-    commands = {(side, name): _open(side, reports[name], reports.values()) for side, name in ways}
+    commands = {(side, name): _open(side, name, reports) for side, name in ways}
     # A host that has looked at its rules, and found none in the way, says so in a comment.
     guilty = [way for way in ways if not commands[way].startswith("#")]
     first = [way for way in guilty if way[0] == "in"] or guilty or ways[: len(blame.bad)]
@@ -263,9 +260,10 @@ def _suggest_for_link(blame: Blame, reports: Reports) -> str:
     ])  # fmt: skip
 
 
-def _open(side: Side, report: HostReport, everyone: Iterable[HostReport]) -> str:
+def _open(side: Side, name: str, reports: Reports) -> str:
     """Return what opens a host's firewall on one side; plain rules where the host did not say."""
-    others = ",".join(list_networks([one.address for one in everyone if one.name != report.name]))
+    report = reports[name]
+    others = ",".join(list_networks([one.address for one in reports.values() if one.name != name]))
     if side == "in":
         return report.opening or f"sudo iptables -I INPUT -p tcp -s {others} -j ACCEPT"
     return report.opening_out or f"sudo iptables -I OUTPUT -p tcp -d {others} -j ACCEPT"
@@ -304,9 +302,8 @@ def _report_stalled(blame: Blame, reports: Reports) -> Reading:
         on_host(name, f"sudo ip link set dev {reports[name].find_interface(reports[name].gloo_address) or 'IFACE'} mtu 1400")
         for name in ((who,) if who else blame.hosts)
     ]  # fmt: skip
-    lines.append(
-        f"ping -c 1 -M do -s 1472 {reports[blame.bad[0][1]].address}  # shows whether whole packets pass"
-    )
+    address = reports[blame.bad[0][1]].address
+    lines.append(f"ping -c 1 -M do -s 1472 {address}  # shows whether whole packets pass")
     return fail(
         f"small messages pass, but a stream does not ({pairs})" + (f": all at {who}" if who else ""),
         "large packets are dropped silently on the way (path MTU): init succeeds, and the first large collective hangs", "\n".join(lines),

@@ -64,9 +64,8 @@ async def measure_link(
             await _skip_greeting(sock, clock)
             latency_s = await _ping(sock, clock)
             taken_bytes, took_s = await _stream(sock, clock, seconds)
-            return Speed(
-                latency_s=latency_s, bytes_per_s=taken_bytes / max(took_s, 1e-6), resent=_read_resent(sock)
-            )
+            speed = taken_bytes / max(took_s, 1e-6)
+            return Speed(latency_s=latency_s, bytes_per_s=speed, resent=_read_resent(sock))
         except OSError as error:
             return Speed(why=explain(error) if str(error) else f"no answer within {_OPEN_S:.0f} s")
         finally:

@@ -55,9 +55,8 @@ class RemoteHosts:
             )  # fmt: skip
         except OSError as error:
             words.close()
-            raise UsageError(
-                f"{self._ssh[0]} can't be run: {error.strerror}", hint="install ssh, or name it by --ssh"
-            ) from error
+            what, hint = f"{self._ssh[0]} can't be run: {error.strerror}", "install ssh, or name it by --ssh"
+            raise UsageError(what, hint=hint) from error
         if secret and process.stdin is not None:
             # Not through its buffer: what an ssh that has ended did not take would be written again when it is closed.
             with suppress(OSError):  # it has ended already: the next look says why

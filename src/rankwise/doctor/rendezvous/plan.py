@@ -124,9 +124,8 @@ def read_own_identity(env: Mapping[str, str]) -> Identity | None:
 def _plan_by(identity: Identity, requested: Requested, env: Mapping[str, str]) -> Plan | Bystander:
     """Return the plan of a process that a launcher has started: of several on a host the first takes part."""
     if identity.local_rank:
-        return Bystander(
-            why=f"rank {identity.rank}: the first rank of this host takes part ({identity.source})"
-        )
+        why = f"rank {identity.rank}: the first rank of this host takes part ({identity.source})"
+        return Bystander(why=why)
     given, port = read_place(requested)
     host = given or identity.master_addr or ""
     if not host:

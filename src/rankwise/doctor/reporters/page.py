@@ -101,10 +101,8 @@ def _render_hosts(report: ClusterReport) -> Iterator[str]:
         worst = grouping.judge_host(host, report)
         state = f'<span class="tag {worst}">{escape("lost" if host.lost else _NAMES[worst])}</span>'
         info = grouping.count_host(host, report)
-        cells = "".join(
-            f"<td>{cell}</td>"
-            for cell in (escape(host.name), escape(host.address), clock, state, escape(info))
-        )
+        shown = (escape(host.name), escape(host.address), clock, state, escape(info))
+        cells = "".join(f"<td>{cell}</td>" for cell in shown)
         yield f"<tr>{cells}</tr>"
     yield "</table>"
 
@@ -204,9 +202,8 @@ def make_maps(report: ClusterReport) -> list[HeatMap]:
         if any(one.resent for one in measures):
             about = "The share of packets that had to be sent again, as the kernel of the sender counts."
             legend = ((0.0, "none"), (0.5, "1 %"), (1.0, "2 % and more"))
-            maps.append(
-                HeatMap(title="Sent again", about=about, cells=_report_losses(measures), legend=legend)
-            )
+            cells = _report_losses(measures)
+            maps.append(HeatMap(title="Sent again", about=about, cells=cells, legend=legend))
     return maps
 
 

@@ -79,17 +79,15 @@ class _Text:
             label = "do" if not number else ""
             yield f"{' ' * (margin - 4)}{label:<4}{self._paint('32', command)}"  # never wrapped: it is to be copied
 
-    def _wrap(
-        self, head: str, text: str, margin: int, verdict: Verdict, *, dim: bool = False
-    ) -> Iterator[str]:
+    def _wrap(self, head: str, text: str, left: int, verdict: Verdict, *, dim: bool = False) -> Iterator[str]:
         lines = [text]
         if self._width is not None:
-            room = max(30, self._width - margin)
+            room = max(30, self._width - left)
             lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
         style = "2" if dim or verdict == "skipped" else "1" if verdict == "fail" else ""
         for number, line in enumerate(lines):
             shown = self._paint(style, line) if style else line
-            yield f"{' ' * margin if number else head}{shown}"
+            yield f"{' ' * left if number else head}{shown}"
 
     def _report_hosts(self) -> Iterator[str]:
         width = max([4, *map(len, self._names)])

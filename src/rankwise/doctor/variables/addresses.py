@@ -35,9 +35,8 @@ def find_mistake(text: str) -> AddressMistake | None:
         shown = repr(text)  # nobody sees a blank at an end
         meant = find_mistake(bare) if bare else None
         host, port = (meant.host, meant.port) if meant else (bare, None)
-        return AddressMistake(
-            what=f"{shown} has blanks around it", host=host if is_plain(host) else "", port=port
-        )
+        plain = host if is_plain(host) else ""
+        return AddressMistake(what=f"{shown} has blanks around it", host=plain, port=port)
     found = _FORM.fullmatch(text)
     if found is None:
         return _find_strange_signs(text)

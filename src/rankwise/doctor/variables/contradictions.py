@@ -295,9 +295,8 @@ def _check_skypilot(env: Mapping[str, str]) -> Iterator[Reading]:
 def _check_numbers(env: Mapping[str, str]) -> Iterator[Reading]:
     """Yield a warning if the numbers don't fit each other; others than torchrun may order ranks as they like."""
     outer = _find_outer(env)
-    rank, world, local, ranks = (
-        number(env, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    )
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, world, local, ranks = (number(env, name) for name in names)
     if rank is None or world is None or ranks is None or not 0 <= rank < world:
         return
     # LOCAL_RANK=0 is given to ranks that see but one GPU, by torchrun itself with --virtual-local-rank.

@@ -174,9 +174,8 @@ def _read_step(env: Mapping[str, str]) -> Place | None:
 
 
 def _alone(source: str, what: str, ranks: str) -> Place:
-    return Place(
-        source=source, what=what, num_nodes=1, command=f"rankwise run --nproc-per-node {ranks} train.py"
-    )
+    command = f"rankwise run --nproc-per-node {ranks} train.py"
+    return Place(source=source, what=what, num_nodes=1, command=command)
 
 
 def _read_allocation(env: Mapping[str, str]) -> Place | None:

@@ -105,9 +105,8 @@ def _values(it: Identity) -> list[Value]:
         value = getattr(it, name)
         if name == "master_addr" and value:
             value = mask_value("MASTER_ADDR", value)
-        return Value(
-            name=name, value=value, how=mask_text(it.origins.get(name, "")) if value is not None else ""
-        )
+        how = mask_text(it.origins.get(name, "")) if value is not None else ""
+        return Value(name=name, value=value, how=how)
 
     return [make(name) for name in VALUES]
 
@@ -116,9 +115,8 @@ def _describe(info: Identity | UsageError) -> Source:
     if isinstance(info, UsageError):
         return Source(name="unreadable", says=mask_text(info.message))
     rank, world = info.origins.get("rank", ""), info.origins.get("world_size", "")
-    return Source(
-        name=info.source, says=mask_text(f"rank {info.rank} of {info.world_size} ({rank}, {world})")
-    )
+    says = mask_text(f"rank {info.rank} of {info.world_size} ({rank}, {world})")
+    return Source(name=info.source, says=says)
 
 
 def _name_launcher(it: Identity, env: Mapping[str, str]) -> str:
