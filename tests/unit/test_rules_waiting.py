@@ -30,6 +30,7 @@ from scenes import (
 
 _OPEN = {"is_over": False}
 _TORCH = "/env/lib/python3.11/site-packages/torch"
+_RENDEZVOUS = f"{_TORCH}/distributed/rendezvous.py"
 
 
 def _first(*ranks: RankFacts, **facts: Any) -> Any:
@@ -205,6 +206,23 @@ def test_messages_in_a_circle_are_a_proof(first: str, second: str) -> None:
     )
 
 
+def test_a_message_that_went_with_its_handle_is_told() -> None:
+    """C12: the isend is issued and its handle discarded; its rank waits for an answer to it, and Gloo's thread is busy with the rest."""
+    early = {"entered_s": NOW_S - 9, **_OPEN}
+    finding = _first(
+        rank(0, op("isend", peer=1, at=10, **_OPEN), op("irecv", peer=1, at=11, **early), at=in_call("irecv", 12), still_s=0.0),
+        rank(1, op("recv", peer=0, at=15, **early), at=in_call("recv", 15)),
+    )  # fmt: skip
+    assert (finding.rule, finding.class_id, finding.certainty, finding.culprits, finding.where) == (
+        "circle",
+        "C12",
+        "suspicion",
+        (0,),
+        "/job/train.py:10",
+    )
+    assert "isend returns at train.py:10" in finding.fix
+
+
 def test_a_ring_of_sends_is_a_circle_of_all() -> None:
     """Each rank sends to the next one before it receives."""
     ranks = [
@@ -274,6 +292,21 @@ def test_a_rank_that_never_came_to_init_is_named(has_ended: bool) -> None:
     finding = _first(*(rank(number, at=meeting, has_joined=False, world=3) for number in range(2)), away)
     assert (finding.rule, finding.class_id, finding.culprits) == ("absent_from_meeting", "I1", (2,))
     assert finding.certainty == ("proof" if has_ended else "suspicion")
+
+
+@pytest.mark.parametrize("num_seeking", [1, 2])
+def test_a_store_that_nobody_serves_is_told(num_seeking: int) -> None:
+    """I2: below a launcher no rank serves the store that a script's own address names, and torch looks for it for half an hour."""
+    seeking = [rank(number, at=stack((_RENDEZVOUS, 171, "_create_c10d_store"), at=3), has_joined=False) for number in range(num_seeking)]  # fmt: skip
+    others = [
+        rank(number, at=in_call("init_process_group", 3), has_joined=False)
+        for number in range(num_seeking, 2)
+    ]
+    finding = _first(*seeking, *others)
+    assert (finding.class_id, finding.culprits, finding.certainty) == ("I2", tuple(range(num_seeking)), "suspicion")  # fmt: skip
+    assert "for the store in init_process_group at train.py:3" in finding.message
+    imports = rank(2, at=elsewhere(1), has_joined=False)
+    assert all(one.class_id != "I2" for one in look(scene(*seeking, *others, imports)))
 
 
 def test_a_rank_that_still_imports_is_slow() -> None:

@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 Kind = Literal["ok", "failure", "hang", "mismatch", "requeue"]
 #: How a rank that is not to blame ended.
 Fate = Literal[
-    "finished",
-    "left for a requeue",
-    "lost its peer",
-    "failed the same way",
-    "failed later",
-    "terminated by rankwise",
-    "timed out",
-]
+    "finished", "left for a requeue", "lost its peer", "failed the same way", "failed later",
+    "terminated by rankwise", "timed out",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

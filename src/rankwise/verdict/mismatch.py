@@ -26,19 +26,9 @@ if TYPE_CHECKING:
 
 #: In which respect; the first one that holds is the one that is told.
 Respect = Literal[
-    "op",
-    "module",
-    "root",
-    "reduce op",
-    "size",
-    "dtype",
-    "shape",
-    "order",
-    "bucket",
-    "model check",
-    "line",
+    "op", "module", "root", "reduce op", "size", "dtype", "shape", "order", "bucket", "model check", "line",
     "splits",
-]
+]  # fmt: skip
 
 #: Ranks that agree with each other, with what the first of them did.
 Sides = tuple[tuple[tuple[int, ...], "Op"], ...]

@@ -35,11 +35,8 @@ _DISPATCH = ("/torch/_ops.py", "/torch/_library/", "/torch/_higher_order_ops/", 
 _COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/_aot_autograd/", "/triton/")
 _LOADERS = ("/torch/utils/data/", "/torchdata/", "/rankwise/data/")
 _SAVERS = (
-    "/torch/serialization.py",
-    "/torch/distributed/checkpoint/",
-    "/rankwise/checkpoint/",
-    "/safetensors/",
-)
+    "/torch/serialization.py", "/torch/distributed/checkpoint/", "/rankwise/checkpoint/", "/safetensors/",
+)  # fmt: skip
 #: Below this share of one core a process does nothing to speak of.
 _IDLE_SHARE = 0.1
 _BUSY_SHARE = 0.5

@@ -39,31 +39,11 @@ if TYPE_CHECKING:
 
 #: Of two rules that see the same cause the first one tells it: what knows more of it comes first.
 RULES = (
-    dead_worker,
-    stopped_process,
-    other_members,
-    cleanup_collective,
-    other_line,
-    wrapped_on_some,
-    other_module,
-    forward_on_some,
-    gradients_met,
-    state_on_some,
-    swapped_order,
-    other_op,
-    other_arguments,
-    other_size,
-    other_splits,
-    circle,
-    absent_from_meeting,
-    fewer_steps,
-    split_barrier,
-    member_ended,
-    kept_waiting,
-    went_on_without,
-    drift,
-    never_wrapped,
-)
+    dead_worker, stopped_process, other_members, cleanup_collective, other_line, wrapped_on_some,
+    other_module, forward_on_some, gradients_met, state_on_some, swapped_order, other_op, other_arguments,
+    other_size, other_splits, circle, absent_from_meeting, fewer_steps, split_barrier, member_ended,
+    kept_waiting, went_on_without, drift, never_wrapped,
+)  # fmt: skip
 
 
 def look(scene: Scene) -> tuple[JobFinding, ...]:

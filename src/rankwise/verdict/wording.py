@@ -14,16 +14,10 @@ if TYPE_CHECKING:
     from rankwise.evidence.reader.scene import Op
 
 #: Functions of FSDP, the first and the second one, in which it gathers what it has spread.
-_UNSHARDING = frozenset(
-    {
-        "_pre_forward",
-        "_pre_backward",
-        "_pre_forward_unshard",
-        "_pre_backward_hook",
-        "_all_gather_flat_param",
-        "foreach_all_gather",
-    }
-)
+_UNSHARDING = frozenset({
+    "_pre_forward", "_pre_backward", "_pre_forward_unshard", "_pre_backward_hook", "_all_gather_flat_param",
+    "foreach_all_gather",
+})  # fmt: skip
 
 
 #: Functions of FSDP2, one of which is called for every module; in the second gradients are reduced.

@@ -1,23 +1,31 @@
-"""Ranks wait in init_process_group, or in new_group, for one that does not come (I1, C10)."""
+"""Ranks wait in init_process_group, or in new_group, for one that does not come (I1, C10), or for a store that nobody serves (I2)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.base.rank_names import name_ranks
 from rankwise.verdict.explain import explain_absence
+from rankwise.verdict.finding import JobFinding
+from rankwise.verdict.rank_state import list_calls
 from rankwise.verdict.scene_view import Absence
-from rankwise.verdict.wording import shorten
+from rankwise.verdict.wording import shorten, verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.verdict.finding import JobFinding
     from rankwise.verdict.scene_view import SceneView
 
 RULE = "absent_from_meeting"
 _INIT = "let all ranks reach init_process_group (the others do at {at}): what takes long, or may fail, on one rank belongs after it"
+#: The function of torch that makes a connection to the store.
+_CONNECT = "_create_c10d_store"
 _NEW_GROUP = (
     "new_group is a collective of all ranks of the job: let all of them call it at {at}, members or not"
+)
+_STORE = (
+    "leave out init_method=, rank= and world_size=, and don't set MASTER_ADDR or MASTER_PORT: the launcher serves the store "
+    "where these variables say, and below it no rank serves one itself"
 )
 
 
@@ -41,6 +49,21 @@ def find(view: SceneView) -> Iterator[JobFinding]:
             view, absence, rule=RULE, class_id=None if view.may_any_come(absence) else class_id,
             culprits=() if has_joined else missing, fix=fix.format(at=shorten(waiting[0].site)),
             certainty="proof" if _is_proved(view, absence, has_joined=has_joined) else "suspicion",
+        )  # fmt: skip
+    yield from _find_unserved(view)
+
+
+def _find_unserved(view: SceneView) -> Iterator[JobFinding]:
+    """Yield the ranks that look for a store where nobody serves one, if all others are there and wait, too."""
+    met = [one for one in view.rank_states.values() if one.wait == "meeting"]
+    stacks = {one.rank: view.by_rank[one.rank].stack for one in met}
+    seeking = tuple(rank for rank, stack in stacks.items() if stack and any(frame.function == _CONNECT for frame in list_calls(stack)))  # fmt: skip
+    if seeking and len(met) == len(view.rank_states):
+        at = view.rank_states[seeking[0]].site
+        yield JobFinding(
+            kind="hang", certainty="suspicion", rule=RULE, culprits=seeking, class_id="I2", where=at, is_stuck=False, fix=_STORE,
+            message=f"{name_ranks(seeking)} {verb(seeking, 'look', 'looks')} for the store in init_process_group at {shorten(at)}, and nothing answers there",
+            waiting=view.list_waiting([one for one in met if one.rank not in seeking]), key=f"unserved {seeking}",
         )  # fmt: skip
 
 

@@ -42,6 +42,8 @@ def find(view: SceneView) -> Iterator[JobFinding]:
     ranks = view.deadlocked
     rank_states = [view.rank_states[rank] for rank in ranks]
     ops = [one.op for one in rank_states if one.op is not None]
+    if not ranks:
+        yield from _find_undelivered(view)
     if not ranks or len(ops) < len(ranks) or view.crossing is not None:
         return
     if any(view.by_rank[rank].still_s < STILL_S for rank in ranks):
@@ -65,6 +67,35 @@ def find(view: SceneView) -> Iterator[JobFinding]:
         message=cause.message, fix=cause.fix, waiting=waiting, doing="in a collective", since_s=view.since(rank_states),
         key=cause.key or f"circle {name_ranks(ranks, None)} {ops[0].name} #{ops[0].seq}",
     )  # fmt: skip
+
+
+def _find_undelivered(view: SceneView) -> Iterator[JobFinding]:
+    """Yield messages that do not come although their sender has begun to send them: it waits for its peer, not for their handle.
+
+    Since when, their records tell: Gloo's own thread may be busy with what is left of a discarded handle.
+    """
+    for one in view.rank_states.values():
+        op = one.op
+        if op is None or op.name not in {"recv", "irecv"} or op.peer not in view.rank_states:
+            continue
+        peer = view.rank_states[op.peer]
+        issued = [
+            it
+            for it in view.by_rank[peer.rank].ops
+            if it.is_send and it.peer == one.rank and it.seq == op.seq
+        ]
+        if not issued or peer.op is None or peer.op.peer != one.rank:
+            continue
+        began_s = max(float("inf") if it.entered_s is None else it.entered_s for it in (op, peer.op))
+        if (sent := issued[0]).is_over or sent == peer.op or view.scene.now_s - began_s < STILL_S:
+            continue
+        yield JobFinding(
+            kind="hang", certainty="suspicion", rule=RULE, culprits=(peer.rank,), class_id="C12", where=sent.site, is_stuck=False,
+            message=f"rank {one.rank} waits in {name_op(op)} at {shorten(one.site)}; rank {peer.rank} has called {sent.name} for it at "
+            f"{shorten(sent.site)}, but waits in {name_op(peer.op)} at {shorten(peer.site)}, not for that handle",
+            fix=f"keep what {sent.name} returns at {shorten(sent.site)}, and wait() for it: what a discarded handle sends may never arrive",
+            key=f"undelivered {one.rank} {peer.rank} {sent.seq}", waiting=view.list_waiting([one]), doing="in a collective", since_s=began_s,
+        )  # fmt: skip
 
 
 def _explain_circle(view: SceneView, rank_states: list[RankState], ops: list[Op]) -> _Cause:

@@ -60,24 +60,18 @@ def _judge(view: SceneView, absence: Absence) -> tuple[str | None, str]:
         any(guard.kind == "except" for guard in view.guards_of(rank)) for rank in absence.missing
     ):
         line = next(guard.line for guard in away if guard.kind == "except")
-        return (
-            "R1",
-            f"{who} caught an exception at line {line} and did not reach {at}: let it end the rank, or notify the other ranks first",
-        )
+        fix = f"{who} caught an exception at line {line} and did not reach {at}: let it end the rank, or notify the other ranks first"
+        return "R1", fix
     # The stages of a pipeline stand under tests of the rank, and are meant to.
     waiting = [one for one in absence.waiting if one.op is None or one.op.flow is None]
     taken = [guard for one in waiting for guard in view.guards_of(one.rank) if guard.kind == "if"]
     own = [guard for guard in taken if guard not in away]
     if test := next((guard for guard in own if guard.is_rank_test), None):
-        return (
-            "C1",
-            f"move the collective at {at} out of the rank test at line {test.line}: all ranks must call it; only what follows may differ",
-        )
+        fix = f"move the collective at {at} out of the rank test at line {test.line}: all ranks must call it; only what follows may differ"
+        return "C1", fix
     if own and view.scene.is_whole and not any(guard.is_rank_test for guard in away):
-        return (
-            "C26",
-            f"the condition at line {own[0].line} holds on some ranks only: let one rank decide, and broadcast the decision before {at}",
-        )
+        fix = f"the condition at line {own[0].line} holds on some ranks only: let one rank decide, and broadcast the decision before {at}"
+        return "C26", fix
     advice = {view.local_waits[rank].advice if rank in view.local_waits else "" for rank in absence.missing}
     if len(advice) == 1 and (found := advice.pop()):
         return None, f"{found}; the others wait at {at}"

@@ -35,16 +35,14 @@ def _judge(mismatch: Mismatch) -> tuple[str, str]:
     op = mismatch.sides[0][1]
     at = shorten(op.site)
     if "broadcast_object_list" in op.inside:
-        return (
-            "C20",
-            f"at {at} the lists must have the same length on all ranks: [None] * n on those that receive",
-        )
+        fix = f"at {at} the lists must have the same length on all ranks: [None] * n on those that receive"
+        return "C20", fix
     if find_family(op) == "all_gather":
         return "C5", f"at {at} gather the lengths first and pad to the longest, or use all_gather_object"
-    return (
-        "C5",
-        f"all ranks must pass tensors of the same shape at {at}, and call their collectives in the same order",
+    fix = (
+        f"all ranks must pass tensors of the same shape at {at}, and call their collectives in the same order"
     )
+    return "C5", fix
 
 
 def _are_two(view: SceneView, mismatch: Mismatch) -> bool:
