@@ -18,6 +18,7 @@ REAL: list[tuple[str, Blame | None, str | None]] = [
     ("ValueError: Error initializing torch.distributed using file:// rendezvous: path missing", "own", "I13"),
     ("ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected, but not set", "own", "I14"),
     ("KeyError: 'LOCAL_RANK'", "own", "I14"),
+    ("RuntimeError: `rank` must be an integer. None", "own", "L12"),
     ("ValueError: Default process group has not been initialized, please make sure to call init_process_group.", "own", "I15"),
     ("RuntimeError: Default process group has not been initialized, please make sure to call init_process_group.", "own", "I15"),
     ("ValueError: trying to initialize the default process group twice!", "own", "I16"),

@@ -97,6 +97,8 @@ MEANINGS: tuple[Meaning, ...] = (
              "an absolute path is needed (file:///…), new for each run; under a launcher init_method is best left out"),
     _meaning("own", "I14", r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set|KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE)'",
              "the launcher sets these variables: don't remove them, and start the script with `rankwise run`"),
+    _meaning("own", "L12", r"`(rank|world_size)` must be an integer",
+             "pass no rank= and no world_size= to init_process_group: an option that nobody gives is None, and the launcher has set RANK and WORLD_SIZE"),
     _meaning("own", "I15", r"[Dd]efault process group has not been initialized",
              "call torch.distributed.init_process_group() before this line, on all ranks"),
     _meaning("own", "I16", r"trying to initialize the default process group twice",

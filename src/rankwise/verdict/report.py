@@ -86,11 +86,8 @@ def render_finding(finding: JobFinding, *, now_s: float | None = None) -> str:
         finding: What is seen.
         now_s: The moment, on the host's monotonic clock; without it the line does not tell for how long.
     """
-    waited = (
-        ""
-        if now_s is None or finding.since_s is None or now_s < finding.since_s
-        else f" (for {now_s - finding.since_s:.0f} s now)"
-    )
+    waited_s = -1.0 if now_s is None or finding.since_s is None else now_s - finding.since_s
+    waited = f" (for {waited_s:.0f} s now)" if waited_s >= 0 else ""
     text = "" if finding.is_proof or finding.kind == "mismatch" else "; it may just be slow"
     if text and finding.doing == "ended":
         text = "; this may be intended, if the script handles the exception that ends the wait"
