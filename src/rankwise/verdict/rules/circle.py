@@ -82,7 +82,7 @@ def _find_undelivered(view: SceneView) -> Iterator[JobFinding]:
         issued = [
             it
             for it in view.by_rank[peer.rank].ops
-            if it.is_send and it.peer == one.rank and it.seq == op.seq
+            if it.is_send and (it.peer, it.group, it.seq) == (one.rank, op.group, op.seq)
         ]
         if not issued or peer.op is None or peer.op.peer != one.rank:
             continue
