@@ -39,6 +39,7 @@ def _find(*body: str, head: str = "for batch in loader:", tail: str = "") -> lis
         (("if epochs_no_improve >= patience:", "    return"), "stop"),
         (("if rank == 1 and step == 2:", "    break"), "stop"),
         (("if r == 1: break",), "stop"),
+        (("if rank == 1 and step == 2:", "    continue"), "own"),
         (("if batch.abs().max() > 5:", "    continue"), "own"),
         (("long = [x for x in batch if len(x) > 9]", "if long: continue"), "own"),
         (("if time.time() - start > limit:", "    return"), "own"),

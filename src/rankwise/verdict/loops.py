@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: "not finite", "exception": the step is skipped for such a loss, or in an except. "empty": there is nothing in the batch. "no loss": the
 #: step before has made none. "stop": the loop is left early, for a measure of the rank's own. "swallowed": an except around the step goes on.
-#: "own": either of both for another value that the loop has read or computed, which may differ between ranks.
+#: "own": either of both for the rank, or for another value that the loop has read or computed, which may differ between ranks.
 Reason = Literal["not finite", "exception", "empty", "no loss", "stop", "swallowed", "own"]
 
 _NOT_FINITE = re.compile(
@@ -118,17 +118,16 @@ def _list_ways(loop: Loop, line: int, shared: frozenset[str], ranks: frozenset[s
         names = frozenset(name for test in tests for name in list_names(test))
         if names & shared:
             continue  # all ranks have agreed on it
+        is_for_some = any(asks_rank(test, ranks) for test in tests)
         reason: Reason | None = None
         if isinstance(node, ast.Continue) and node.lineno < line:
             reason = _find_skip(tests, names, own, is_handled=is_handled)
         elif isinstance(node, (ast.Break, ast.Return)) and not is_handled:
-            is_local = any(_STOPPING.search(name) for name in names) or any(
-                asks_rank(test, ranks) for test in tests
-            )
-            reason = "stop" if is_local else None
+            reason = "stop" if is_for_some or any(_STOPPING.search(name) for name in names) else None
         else:
             continue
-        if reason is None and not is_handled and any(_is_data(test, own, data) for test in tests):
+        is_own = is_for_some or any(_is_data(test, own, data) for test in tests)
+        if reason is None and not is_handled and is_own:
             reason = "own"
         if reason is not None:
             yield WayOut(

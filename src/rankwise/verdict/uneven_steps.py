@@ -34,7 +34,7 @@ _FIXES: dict[Reason, str] = {
     "stop": "the {word} at {at} ends the loop on one rank by that rank's own numbers: make one decision for all ranks (all_reduce or broadcast it first)",
 }
 _OWN = (
-    "the {word} at {at} {does} on one rank by that rank's own data: make one decision for all ranks (all_reduce the flag with MAX first); "
+    "the {word} at {at} {does} on one rank by that rank's own number or data: make one decision for all ranks (all_reduce the flag with MAX first); "
     "if no rank takes it, give all ranks the same number of batches"
 )
 _FILTERED = "the continue at {at} throws away a batch that was filtered after the sampler had assigned it: filter the data set before the sampler"

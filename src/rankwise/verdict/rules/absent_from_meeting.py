@@ -62,7 +62,7 @@ def _find_unserved(view: SceneView) -> Iterator[JobFinding]:
         at = view.rank_states[seeking[0]].site
         yield JobFinding(
             kind="hang", certainty="suspicion", rule=RULE, culprits=seeking, class_id="I2", where=at, is_stuck=False, fix=_STORE,
-            message=f"{name_ranks(seeking)} {verb(seeking, 'look', 'looks')} for the store in init_process_group at {shorten(at)}, and nothing answers there",
+            message=f"{name_ranks(seeking)} {verb(seeking, 'look', 'looks')} for the store in init_process_group at {shorten(at)}, and nothing answers there: below a launcher no rank serves one",
             waiting=view.list_waiting([one for one in met if one.rank not in seeking]), key=f"unserved {seeking}",
         )  # fmt: skip
 
