@@ -62,6 +62,7 @@ REAL: list[tuple[str, Blame | None, str | None]] = [
     ("RuntimeError: DataLoader worker (pid 13) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.", "own", "X16"),
     ("RuntimeError: DataLoader worker (pid 4242) is killed by signal: Killed. ", "own", "R3"),
     ("torch.AcceleratorError: CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.", "own", None),
+    ("RuntimeError: [enforce fail at pair.cc:801] state_ >= CONNECTED. 1 vs 4. Pair is not connected ([127.0.0.1]:60813$1 <--> [none])", "own", None),
     ("ModuleNotFoundError: No module named 'tqdm'", "own", None),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", "own", None),
     ("torch.distributed.DistBackendError: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 2000", "own", "R13"),

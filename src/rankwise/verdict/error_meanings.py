@@ -121,6 +121,8 @@ MEANINGS: tuple[Meaning, ...] = (
              "take the device from LOCAL_RANK, not from RANK, and start no more ranks than there are GPUs"),
     # Collectives.
     _meaning("own", "C11", r"Global rank \d+ is not part of group", "src and dst are global ranks, and must be in the group"),
+    _meaning("own", None, r"Pair is not connected \([^)]{0,80}\[none\]\)",
+             "a rank has no connection to itself: correct the dst= or src= of this line, global ranks both"),
     _meaning("own", "C17", r"No backend type associated with device type|Tensors must be CUDA and dense",
              "move the tensor to the GPU, or initialize with backend='cpu:gloo,cuda:nccl'"),
     _meaning("own", "C18", r"Expected parameter `?tensor`? (of|to be of) type torch\.Tensor", "wrap the number: torch.tensor(value)"),
