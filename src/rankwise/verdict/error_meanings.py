@@ -155,7 +155,7 @@ MEANINGS: tuple[Meaning, ...] = (
              "the cause is an earlier line than this one, usually an index, label or token out of range: CUDA_LAUNCH_BLOCKING=1 names it, and so does a run on the CPU"),
     _meaning("own", None, r"\bModuleNotFoundError: No module named",
              "install it in the Python of the ranks (`rankwise doctor --only interpreter` names it), or choose another Python by PYTHON_EXEC; "
-             "a module of your own must be beside the script or on PYTHONPATH"),
+             "a module of your own must be beside the script or on PYTHONPATH; of a package that is there (torch.…), this version has no such part"),
     _meaning("own", None, r"CUDA out of memory|OutOfMemoryError", "use a smaller batch, gradient accumulation, or activation checkpointing"),
 )  # fmt: skip
 
