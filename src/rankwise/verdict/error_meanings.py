@@ -126,6 +126,7 @@ MEANINGS: tuple[Meaning, ...] = (
     _meaning("own", "C17", r"No backend type associated with device type|Tensors must be CUDA and dense",
              "move the tensor to the GPU, or initialize with backend='cpu:gloo,cuda:nccl'"),
     _meaning("own", "C18", r"Expected parameter `?tensor`? (of|to be of) type torch\.Tensor", "wrap the number: torch.tensor(value)"),
+    _meaning("own", "C18", r"Must specify global_rank or group_rank", "name the rank that gives, or that gets the result: src= or dst="),
     _meaning("own", "C19", r"(gather_list|scatter_list)\S* must (NOT )?be specified on",
              "pass the list on the root rank only, and None on all others"),
     # DDP and the wrappers.
@@ -142,7 +143,7 @@ MEANINGS: tuple[Meaning, ...] = (
              "leave device_ids out for a model on the CPU"),
     _meaning("own", "X2", r"sampler option is mutually exclusive with shuffle",
              "remove shuffle=True from the loader: DistributedSampler(shuffle=True) shuffles"),
-    _meaning("own", "K4", r"Error\(s\) in loading state_dict.{0,8000}?\bmodule\.",
+    _meaning("own", "K4", r"Error\(s\) in loading state_dict(?=.{19000}|.*Unexpected key).{0,8000}?\bmodule\.",
              "save model.module.state_dict(), or strip the prefix 'module.' from the keys"),
     _meaning("own", "L13", r"Can't pickle .{0,200}?lambda|finished its bootstrapping phase",
              "pass mp.spawn a function at the module's top level, and guard the start with `if __name__ == '__main__':`"),

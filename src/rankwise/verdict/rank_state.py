@@ -193,13 +193,9 @@ def _fitting(found: list[Op], stack: Stack) -> list[Op]:
 
 def _with_module(ops: tuple[Op, ...], stack: Stack | None) -> tuple[Op, ...]:
     """Return what a rank may be waiting for, the first of it with the module that runs, if it was called from that very line."""
-    if (
-        not ops
-        or stack is None
-        or stack.module is None
-        or ops[0].module is not None
-        or ops[0].site != stack.where
-    ):
+    if stack is None or stack.module is None:
+        return ops
+    if not ops or ops[0].module is not None or ops[0].site != stack.where:
         return ops
     return (replace(ops[0], module=stack.module), *ops[1:])
 
