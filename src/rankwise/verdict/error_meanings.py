@@ -137,6 +137,7 @@ MEANINGS: tuple[Meaning, ...] = (
     _meaning("own", "D6", r"graph has changed in this iteration", "wrap without static_graph=True"),
     _meaning("own", "D11", r"module doesn't have any parameter that requires a gradient",
              "leave this module unwrapped: it has nothing to train"),
+    _meaning("own", None, r"FSDP needs a non-CPU accelerator", "start it where there is a GPU; fully_shard and rankwise.apply_fsdp shard on the CPU, too"),
     _meaning("own", "D20", r"SyncBatchNorm layers only work with GPU modules",
              "convert to SyncBatchNorm only when the model is on a GPU"),
     _meaning("own", "D27", r"device_ids and output_device arguments only work with",
