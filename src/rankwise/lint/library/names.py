@@ -19,6 +19,12 @@ CONTEXT = "rankwise.RankContext"
 STRATEGY = "rankwise.tf.Strategy"
 RESOLVER = "rankwise.tf.ClusterResolver"
 GROUP = "torch.distributed.ProcessGroup"
+#: Packages whose functions do no more with a loader or a seed than tables tell.
+OPEN = frozenset(
+    """builtins torch torchvision torchaudio numpy os sys time random math tqdm logging json pathlib argparse collections itertools functools datetime
+    uuid sklearn matplotlib PIL cv2 pandas wandb yaml re copy shutil glob datasets transformers accelerate user dataclasses typing subprocess tarfile tempfile operator either
+    zipfile urllib contextlib socket signal string csv pickle warnings omegaconf""".split()  # noqa: SIM905
+)
 #: Longest prefix wins.
 _PREFIXES = {
     "torch.distributed.distributed_c10d.": "torch.distributed.",

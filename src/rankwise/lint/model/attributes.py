@@ -165,7 +165,7 @@ def _part_of(owner: Value, thing: Object, name: str) -> Value | None:
         inner = thing.call.args[0] if thing.call is not None and thing.call.args else ANY
         if inner.thing is not None:
             return Value(thing=inner.thing, path=inner.path)
-        return Value(path="module", origin=frozenset({"module"}))
+        return Value(path="module", origin=frozenset({"module"}), thing=Method(owner, name))
     if name == "cluster_resolver" and thing.kind == STRATEGY:
         # All ranks of such a strategy train: a chief is the first of them, and no test of a rank's needs its name.
         return Value(thing=Object(RESOLVER, attrs={"task_type": Value(const="worker")}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise.lint.library.names import FABRIC
@@ -125,6 +125,16 @@ class Call:
 def arms_of(tests: Tests) -> frozenset[tuple[str | int, bool]]:
     """Which arms enclose a place: of the setting that a test asks for, or of the test itself."""
     return frozenset((value.path or id(node), arm) for node, value, arm in tests)
+
+
+def part_of(value: Value) -> Value:
+    """A part of a value, of which no more is known."""
+    part, made = mixed((value,)), value.made
+    if made is None:
+        return part
+    return replace(
+        part, made=Call(name="operator.Subscript", node=made.node, module=made.module, args=(value, ANY))
+    )
 
 
 def whole_of(value: Value) -> Call | None:

@@ -401,7 +401,7 @@ def _comprehension(
     is_set = isinstance(node, ast.SetComp)
     kind = "numbers" if is_set and all(map(is_number, values)) else "set" if is_set else "list"
     if isinstance(node, ast.DictComp):
-        return mixed((element, length))
+        return replace(mixed((element, length)), made=values[-1].made)
     return Value(
         length.spread, length.origin, thing=Items([element], kind=kind, is_whole=False), via=element.via
     )

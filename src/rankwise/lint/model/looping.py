@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import LOADER
 from rankwise.lint.model.branches import asks_who, merged
-from rankwise.lint.model.calls import Guard
+from rankwise.lint.model.calls import Guard, part_of
 from rankwise.lint.model.history import Exit, Loop
 from rankwise.lint.model.values import (
     ANY,
@@ -210,7 +210,7 @@ def element_of(value: Value) -> Value:
         parts = thing.values if thing.keys is None else thing.keys
         return parts[0] if len(parts) == 1 and thing.is_whole else mixed((value, *parts))
     if not isinstance(thing, Object):
-        return mixed((value,))
+        return part_of(value)
     if thing.kind in {"enumerate", "reversed"}:
         inner = element_of(thing.attrs["of"])
         index = Value(thing=NUMBER)
@@ -226,4 +226,4 @@ def element_of(value: Value) -> Value:
     if thing.kind == "range":
         bounds = mixed(thing.attrs["bounds"].thing.values)
         return Value(bounds.spread, bounds.origin, thing=NUMBER, made=thing.call)
-    return mixed((value,))
+    return part_of(value)

@@ -161,7 +161,7 @@ def _sorted(_run: Run, call: Call) -> Value:
 
 def _dict(_run: Run, call: Call) -> Value | None:
     """`dict(batch_size=8, shuffle=True)`, `dict(DEFAULTS, lr=0.1)`."""
-    if call.has_star or len(call.args) > 1 or not (call.args or call.kwargs):
+    if call.has_star or len(call.args) > 1:
         return None
     parts: dict[str, Value] = {}
     if call.args:
@@ -197,7 +197,7 @@ def _partial(_run: Run, call: Call) -> Value:
 
 
 PLAIN: dict[str, Callable[[Run, Call], Value | None]] = {
-    "builtins.dict": _dict,
+    **dict.fromkeys(("builtins.dict", "collections.OrderedDict"), _dict),
     "builtins.int": _number(int),
     "builtins.float": _number(float),
     "builtins.str": _number(str),

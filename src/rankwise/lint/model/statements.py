@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.library.makers import TENSOR
 from rankwise.lint.model.branches import run_if, run_match, run_try
-from rankwise.lint.model.calls import Call
+from rankwise.lint.model.calls import Call, part_of
 from rankwise.lint.model.defining import define_class, define_function, import_from, import_names
 from rankwise.lint.model.history import Exit
 from rankwise.lint.model.looping import run_for, run_while
@@ -206,7 +206,7 @@ def parts_of(value: Value, targets: Sequence[ast.AST]) -> list[Value]:
     thing = value.thing
     if isinstance(thing, Items) and thing.is_whole and len(thing.values) == len(targets):
         return thing.values if thing.keys is None else thing.keys
-    rest = replace(mixed((value,)), thing=None)
+    rest = part_of(value)
     if isinstance(thing, Object) and "parts" in thing.attrs:
         parts = thing.attrs["parts"].thing
         if isinstance(parts, Items):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.library.names import OPEN
 from rankwise.lint.model.history import Arm, Fork
 from rankwise.lint.model.values import (
     ANY,
@@ -51,7 +52,7 @@ def _enter(run: Run, scope: Scope, items: Sequence[ast.withitem], body: Sequence
     name = _name(run, scope, item.context_expr, value)
     if name == "suppress":
         return _suppress(run, scope, item, lambda: _enter(run, scope, rest, body))
-    with run.within("contexts", name):
+    with run.within("contexts", name, *(["ordered"] if _may_order(value) else [])):
         left[0] = _enter(run, scope, rest, body)
     if isinstance(thing, Instance):
         _leave(run, scope, item, value)
@@ -90,6 +91,16 @@ def _call_method(run: Run, item: ast.withitem, value: Value, name: str, args: tu
     if method is None or not isinstance(method.thing, Function):
         return value
     return run.call(run, Value(thing=Bound(value, method.thing)), args, {}, item.context_expr)
+
+
+def _may_order(value: Value) -> bool:
+    """Whether ranks may go through it one after the other: a lock, `main_process_first`, what is not at hand."""
+    if value.made is not None and value.made.name == "either":
+        return any(map(_may_order, value.made.args))
+    # Of what is only passed on, as by `nullcontext()` and `tqdm(...)`, not even a name is known.
+    name = value.made.name if value.made is not None else getattr(value.thing, "kind", value.path)
+    is_open = isinstance(value.thing, (Instance, Library)) or name.partition(".")[0] in {*OPEN, ""}
+    return name.endswith(("_first", "Lock")) or not is_open
 
 
 def _name(run: Run, scope: Scope, node: ast.expr, value: Value) -> str:

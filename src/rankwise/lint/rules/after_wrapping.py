@@ -39,7 +39,7 @@ def parameters_added_after_wrapping(script: Script) -> Iterator[Found]:
             ):
                 continue
             reported.add(call.node)
-            node = statement_of(script.tree, call.node) if call.name.endswith(".__setattr__") else call.node
+            node = statement_of(script.tree, call.node) if "__set" in call.name else call.node
             yield Found(
                 node or call.node,
                 f"`{text_of(node)}` adds parameters after `{_name(wrap)}` was wrapped, which knows only the earlier ones: these differ between ranks",
@@ -55,40 +55,24 @@ def _name(wrap: Wrap) -> str:
 def _adds(wrap: Wrap, call: Call) -> bool:
     """Whether a call gives the wrapped model a new part."""
     word = call.name.rpartition(".")[2]
-    if not call.args or not _is_module(call.args[-1]):
+    if not call.args or not _is_module(call.args[-1]) or wrap.holds(call.args[-1]):
         return False
     if call.name == "builtins.setattr":
         return wrap.holds(call.args[0])
-    owner = call.receiver
-    # Of what is inside of the wrapper, where that is not known.
-    is_inside = "module" in owner.origin or wrap.holds(_module_of(owner))
-    return is_inside and word in _ADDERS | {"__setattr__", "__setitem__"}
+    return wrap.holds(_module_of(call.receiver)) and word in _ADDERS | {"__setattr__", "__setitem__"}
 
 
 def _is_module(value: Value) -> bool:
     """Whether it has parameters, or may have: a layer, a parameter, a module of the user's."""
     thing = value.thing
     if isinstance(thing, Object):
-        return thing.kind.startswith("torch.nn.") and not thing.kind.endswith(_LIGHT)
+        return thing.kind.startswith("torch.nn.") and any(word in thing.kind for word in _HEAVY)
     return isinstance(thing, Instance) and any("Module" in name for name in thing.cls.library_bases())
 
 
-#: Layers without parameters.
-_LIGHT = (
-    "ReLU",
-    "GELU",
-    "Tanh",
-    "Sigmoid",
-    "Softmax",
-    "Dropout",
-    "Flatten",
-    "Identity",
-    "Loss",
-    "Pool1d",
-    "Pool2d",
-    "Pool3d",
-    "SiLU",
-)
+#: Words in the names of layers that have parameters.
+_HEAVY = ("Linear", "Conv", "Embedding", "LSTM", "GRU", "RNN", "Norm", "Attention", "Transformer", "Parameter", "Sequential", "ModuleList",
+          "ModuleDict", "Bilinear", "PReLU")  # fmt: skip
 
 
 class _Change(NamedTuple):

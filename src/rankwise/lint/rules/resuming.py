@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Found
 from rankwise.lint.model.values import Items
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import is_distributed, kind_of, node_in, text_of
+from rankwise.lint.topics.job_view import is_distributed, is_hidden, kind_of, node_in, text_of
 from rankwise.lint.topics.saved_files import is_model_file, reads
+from rankwise.lint.topics.tensors import sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
 
 _WORDS = {"optimizer": "optimizer", "scheduler": "learning-rate scheduler", "scaler": "gradient scaler"}
@@ -23,13 +25,16 @@ _WORDS = {"optimizer": "optimizer", "scheduler": "learning-rate scheduler", "sca
 @rule("RW608", "warning", "K7", "a resumed run does not restore all the state of the stopped one")
 def incomplete_resume(script: Script) -> Iterator[Found]:
     for entry in script.entries:
-        calls = entry.histories[0].calls
-        load = next((call for call in calls if call.name == "torch.load"), None)
-        starts = (call for call in calls if call.name == "builtins.range" and len(call.args) > 1)
-        turns = next((call for call in starts if "loaded" in call.args[0].origin), None)
-        if load is not None and turns is not None and is_distributed(entry):
-            yield from _left_out(script, calls, load)
-            yield from _done_again(calls, turns)
+        calls, loops = entry.histories[0].calls, entry.histories[0].loops
+        ranges = [call for call in calls if call.name == "builtins.range" and len(call.args) > 1]
+        bounds = [*(call.args[0] for call in ranges), *(loop.value for _, loop in loops if isinstance(loop.node, ast.While))]  # fmt: skip
+        for bound in (one for one in bounds if "loaded" in one.origin and is_distributed(entry)):
+            made = (one.made for one in sources_of(bound, cuts=False))
+            load = next((one for one in made if one is not None and one.name == "torch.load"), None)
+            if load is not None:
+                yield from _left_out(script, calls, load)
+                yield from _done_again(calls, next((one for one in ranges if one.args[0] is bound), None))
+                break
 
 
 def _left_out(script: Script, calls: list[Call], load: Call) -> Iterator[Found]:
@@ -39,18 +44,20 @@ def _left_out(script: Script, calls: list[Call], load: Call) -> Iterator[Found]:
     missing = [part for part in _WORDS if part in made - restored]
     stepped = any(call.name.endswith((".step", ".backward")) and call.loops for call in calls)
     at = node_in(script, load)
-    if (
-        missing
-        and stepped
-        and given
-        and at is not None
-        and all(call.receiver.thing is not None for call in given)
-    ):
+    if missing and stepped and given and at is not None and all(map(_is_told_apart, given)):
         names = " and ".join(_WORDS[part] for part in missing)
         message = f"the run resumes from here, but the state of the {names} is not loaded: it starts over"
         yield Found(
             at, message, f"save and load {' and '.join(part + '.state_dict()' for part in missing)} too"
         )
+
+
+def _is_told_apart(call: Call) -> bool:
+    """Whether it is known what gets its state: an object, an argument, or what a hidden function has made, but none of several in a loop."""
+    what = call.receiver
+    return (
+        what.thing is not None or what.path.isidentifier() or (what.made is not None and is_hidden(what.made))
+    )
 
 
 def _part(kind: str) -> str | None:
@@ -67,9 +74,9 @@ def _has_state(call: Call) -> bool:
     return call.name != "torch.optim.SGD" or (momentum is not None and momentum.const != 0)
 
 
-def _done_again(calls: list[Call], turns: Call) -> Iterator[Found]:
+def _done_again(calls: list[Call], turns: Call | None) -> Iterator[Found]:
     """``"epoch": epoch`` saved at the end of a turn of the loop that starts at the very number that was loaded."""
-    for save in calls if turns.args[0].made is not None else ():
+    for save in calls if turns is not None else ():
         table = save.args[0].thing if save.name == "torch.save" and save.args else None
         entries = (
             zip(table.keys, table.values, strict=False) if isinstance(table, Items) and table.keys else ()
@@ -78,11 +85,21 @@ def _done_again(calls: list[Call], turns: Call) -> Iterator[Found]:
             one.loops[:1] == save.loops[:1] and one.name.startswith("torch.") for one in calls[: save.index]
         )
         for key, value in entries:
-            if value.made is turns and save.loops and is_late:
+            if value.made is turns and key.const == _key_of(turns.args[0]) and save.loops and is_late:
                 text = text_of(turns.arg_node(0))
                 message = f"{key.const!r} was saved after the epoch of that number was complete: the loop from `{text}` on repeats it"
                 yield Found(turns.arg_node(0) or turns.node, message, f"start at {text} + 1")
                 return
+
+
+def _key_of(value: Value) -> object:
+    """The key at which a value was loaded; None if something was computed with it since."""
+    made = value.made
+    if made is None or not made.args:
+        return None
+    if made.name == "builtins.int":
+        return _key_of(made.args[0])
+    return made.args[made.name == "operator.Subscript"].const if made.name.endswith((".Subscript", ".get")) else None
 
 
 _OWN = frozenset({"exists", "files"})

@@ -11,6 +11,7 @@ from rankwise.lint.topics.in_ranks import is_in_ranks
 from rankwise.lint.topics.job_view import (
     called_names,
     is_distributed,
+    is_hidden,
     is_sequence,
     line_of,
     node_in,
@@ -20,6 +21,7 @@ from rankwise.lint.topics.job_view import (
 )
 from rankwise.lint.topics.saved_files import is_chosen, plain_reads, reads, writes
 from rankwise.lint.topics.tensor_text import is_in
+from rankwise.lint.topics.tensors import sources_of
 from rankwise.lint.topics.turns import takes_turns
 from rankwise.lint.topics.wrapping import wraps
 
@@ -50,6 +52,9 @@ def every_rank_saves(script: Script) -> Iterator[Found]:
             and all(is_in(script.tree, test) for test, _, _ in call.tests)
             and any(starts_group(one) for one in entry.histories[0].calls)
             and call.name != "builtins.open"
+            and not any(
+                one.made is not None and is_hidden(one.made) for one in sources_of(use.path, cuts=False)
+            )
         )
         path = text_of(use.node)
         yield Found(

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.library.hints import TORCHRUN
-from rankwise.lint.library.names import STRATEGY
+from rankwise.lint.library.names import OPEN, STRATEGY
 from rankwise.lint.model.branches import asks_who
 from rankwise.lint.model.calls import is_of_one_device
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
@@ -31,12 +31,6 @@ STARTS = frozenset({INIT, "torch.distributed.init_distributed", "deepspeed.init_
                     "accelerate.Accelerator", "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init", STRATEGY})  # fmt: skip
 ALL_RANKS = frozenset(one.rank for one in VIRTUAL_RANKS)
 FIRST_OF_NODES = frozenset(one.rank for one in VIRTUAL_RANKS if one.local_rank == 0)
-#: Packages whose functions do no more with a loader or a seed than tables tell.
-_OPEN = frozenset(
-    """builtins torch torchvision torchaudio numpy os sys time random math tqdm logging json pathlib argparse collections itertools functools datetime
-    uuid sklearn matplotlib PIL cv2 pandas wandb yaml re copy shutil glob datasets transformers accelerate user dataclasses typing subprocess tarfile
-    zipfile urllib contextlib socket signal string csv pickle warnings omegaconf""".split()  # noqa: SIM905
-)
 #: Where a history is taken as read: projects that nest calls deeply repeat themselves.
 _MOST_OPS = 20_000
 
@@ -362,4 +356,4 @@ def called_names(node: ast.AST) -> set[str]:
 def is_hidden(call: Call) -> bool:
     """Whether a call is of a function whose text is not at hand, and which no table knows."""
     first, _, rest = call.name.partition(".")
-    return not rest if first.startswith("?") else first not in _OPEN
+    return not rest if first.startswith("?") else first not in OPEN

@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.calls import whole_of
+from rankwise.lint.library.makers import WRAPPERS
 from rankwise.lint.model.values import ANY
 from rankwise.lint.topics.job_view import once, places, text_of
+from rankwise.lint.topics.tensors import sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,11 +163,24 @@ def is_chosen(call: Call) -> bool:
     )
 
 
+_OF_MODEL = frozenset({"?.eval", "?.train", "?.parameters"})
+
+
 def is_model_file(use: FileUse) -> bool:
-    """Whether what is read, or a part of it, is given to a model or an optimizer."""
-    return any(
-        (made := whole_of(value)) is not None and made.node is use.call.node
-        for call in use.place.entry.histories[0].calls
-        if call.name.endswith(".load_state_dict")
-        for value in (*call.args, *call.kwargs.values())
-    )
+    """Whether what is read, or a part of it, is a model, or given to a model or an optimizer."""
+    for call in use.place.entry.histories[0].calls:
+        is_given = call.name.endswith(".load_state_dict") or call.name in WRAPPERS
+        values = (
+            (*call.args, *call.kwargs.values())
+            if is_given
+            else [call.receiver]
+            if call.name in _OF_MODEL
+            else []
+        )
+        for value in values:
+            if any(
+                one.made is not None and one.made.node is use.call.node
+                for one in sources_of(value, cuts=False)
+            ):
+                return True
+    return False

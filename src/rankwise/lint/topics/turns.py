@@ -13,23 +13,6 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.topics.job_view import Place
 
-#: What may be entered without a word on who goes first.
-_PLAIN = frozenset(
-    {
-        "no_grad",
-        "inference_mode",
-        "enable_grad",
-        "autocast",
-        "open",
-        "join",
-        "finally",
-        "spawned",
-        "device",
-        "stream",
-        "suppress",
-    }
-)
-
 
 def is_barrier(call: Call) -> bool:
     """Whether ranks wait for each other at a call, or may where its text is not at hand."""
@@ -40,8 +23,8 @@ def is_barrier(call: Call) -> bool:
 def takes_turns(place: Place) -> bool:
     """Whether the script orders the ranks at a place, or may: by a lock, `main_process_first`, a barrier for all but the first rank."""
     before = (other for history in place.entry.histories for other in history.calls if other.guards)
-    return not _PLAIN.issuperset(place.last.contexts) or any(
-        other.name in ACTS and ACTS[other.name].family == "barrier" for other in before
+    return "ordered" in place.last.contexts or any(
+        other.name.endswith(("barrier", "wait_for_everyone")) for other in before
     )
 
 
