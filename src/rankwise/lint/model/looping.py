@@ -16,6 +16,7 @@ from rankwise.lint.model.values import (
     Function,
     Instance,
     Items,
+    Library,
     Object,
     Spread,
     Suspended,
@@ -162,7 +163,7 @@ def _to_unroll(value: Value) -> list[Value] | None:
     if not isinstance(thing, Items) or not thing.is_whole or not 0 < len(thing.values) <= _MOST_UNROLLED:
         return None
     parts = thing.values if thing.keys is None else thing.keys
-    return list(parts) if any(isinstance(part.thing, (Object, Instance)) for part in parts) else None
+    return list(parts) if any(isinstance(part.thing, (Object, Instance, Library)) for part in parts) else None
 
 
 def _unroll(run: Run, scope: Scope, node: ast.For, value: Value, each: list[Value]) -> Exit | None:

@@ -124,9 +124,8 @@ def is_by_count(right: Value) -> bool:
 
 def is_counted(left: Value) -> bool:
     """Whether a dividend has been added up, or is of this rank's data."""
-    return left.spread is Spread.LOCAL or (
-        left.made is not None and left.made.name in {"operator.Add", "either"}
-    )
+    is_sum = left.made is not None and left.made.name in {"operator.Add", "either"}
+    return (is_sum or left.spread is Spread.LOCAL) and "time" not in left.origin
 
 
 def note_quotient(run: Run, scope: Scope, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> None:

@@ -53,7 +53,7 @@ def _number(kind: Callable[[Any], Any]) -> Callable[[Run, Call], Value]:
 
 def _len(_run: Run, call: Call) -> Value:
     value = call.args[0] if call.args else ANY
-    if "__prepared__" in getattr(value.thing, "attrs", {}):
+    if "__prepared__" in getattr(value.thing, "attrs", {}) or "prepared" in value.origin:
         return Value(origin=frozenset({"prepared"}), thing=NUMBER)
     if isinstance(value.thing, Items) and value.thing.is_whole:
         return Value(const=len(value.thing.values), spread=value.spread, origin=value.origin)

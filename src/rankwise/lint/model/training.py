@@ -230,7 +230,7 @@ def _prepared(call: Call, value: Value) -> Value:
     )
     if is_model and "optim" not in looks and "Sched" not in kind:
         return Value(thing=Object(DDP, _wrapping(call, value), {"module": value}), path=value.path)
-    return value
+    return value if thing is not None else replace(value, origin=value.origin | {"prepared"})
 
 
 def _wrapping(call: Call, model: Value) -> Call:
@@ -357,7 +357,11 @@ def _numel(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
 
 
 def _size(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
-    return _numel(_run, call, _kinds) if call.args else None
+    """How long the samples of a batch are differs between ranks, how many they are does not."""
+    at = call.arg(0, "dim")
+    if at is None:
+        return Value(thing=Method(call.receiver, "shape"))
+    return Value(thing=NUMBER) if at.const == 0 else _numel(_run, call, _kinds)
 
 
 def _parameters(_run: Run, call: Call, _kinds: list[str]) -> Value | None:

@@ -104,11 +104,18 @@ def _may_order(value: Value) -> bool:
 
 
 def _name(run: Run, scope: Scope, node: ast.expr, value: Value) -> str:
-    """What stands in `Call.contexts`: the canonical name of what was called, and a word for what rules ask for."""
+    """What stands in `Call.contexts`: the last name of what was called, with a question mark where a test chooses between it and another."""
     func = node.func if isinstance(node, ast.Call) else node
     last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-    if func is node and value.made is not None:  # `ctx = model.no_sync()`, `with ctx:`
-        last = value.made.name.rpartition(".")[2]
+    if (
+        func is node and value.made is not None
+    ):  # `ctx = nullcontext() if is_last else model.no_sync()`, `with ctx:`
+        ways = (
+            [one.made.name for one in value.made.args if one.made is not None]
+            if value.made.name == "either"
+            else []
+        )
+        last = f"{ways[0].rpartition('.')[2]}?" if ways else value.made.name.rpartition(".")[2]
     if last in {"join", "Join", "join_uneven_inputs"}:
         return "join"
     if not last and isinstance(value.thing, Library):

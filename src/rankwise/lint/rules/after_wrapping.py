@@ -55,7 +55,7 @@ def _name(wrap: Wrap) -> str:
 def _adds(wrap: Wrap, call: Call) -> bool:
     """Whether a call gives the wrapped model a new part."""
     word = call.name.rpartition(".")[2]
-    if not call.args or not _is_module(call.args[-1]) or wrap.holds(call.args[-1]):
+    if not call.args or not _is_module(call.args[-1]):
         return False
     if call.name == "builtins.setattr":
         return wrap.holds(call.args[0])

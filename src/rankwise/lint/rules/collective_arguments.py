@@ -170,22 +170,24 @@ def gather_list_of_one_tensor(script: Script) -> Iterator[Found]:
                 f"`{text_of(node)}` is empty, but {word} needs a list with one entry for each rank: every rank fails",
                 f"fill it first: `{new}`",
             )
-        elif word != "all_gather_object" and (one := _repeated(value)) is not None:
-            text = text_of(one)
+        elif word != "all_gather_object" and (one := _repeated(value)) is not None and value.made is not None:
             yield Found(
                 node,
-                f"`{text_of(node)}` is one tensor repeated, `{text}`: after {word} every entry is the last rank's",
-                f"create a tensor for each rank: `[{text} for _ in range(world_size)]`",
+                f"`{text_of(value.made.node)}` is one tensor repeated: after {word} every entry is the last rank's",
+                f"create a tensor for each rank: `[{text_of(one)} for _ in range(world_size)]`",
             )
 
 
 def _repeated(value: Value) -> ast.AST | None:
     """``torch.zeros(1)`` of ``[torch.zeros(1)] * n``, whose entries nothing has replaced since."""
     made, parts = value.made, value.thing.values if isinstance(value.thing, Items) else []
-    is_repeated = (
-        made is not None
-        and made.name == "operator.Mult"
-        and len(parts) == 1
-        and all(one.const != 1 for one in made.args)
-    )
-    return parts[0].made.node if is_repeated and parts[0].made is not None else None
+    if (
+        made is None
+        or made.name != "operator.Mult"
+        or len(parts) != 1
+        or any(one.const == 1 for one in made.args)
+    ):
+        return None
+    # The collective has filled the new list, not the one that was repeated.
+    lists = [one.thing.values for one in made.args if isinstance(one.thing, Items)]
+    return next((part.made.node for values in lists for part in values if part.made is not None), None)

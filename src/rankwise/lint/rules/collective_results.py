@@ -74,28 +74,33 @@ def _is_temporary(value: Value, node: ast.AST) -> bool:
     """Whether what is written to was made in the argument itself, and holds something: no view of what others hold."""
     made = value.made
     if isinstance(value.thing, Items):
-        inside = set(ast.walk(node))
-        return bool(value.thing.values) and all(
-            one.made is not None and one.made.node in inside for one in value.thing.values
+        inside, is_new = set(ast.walk(node)), isinstance(node, (ast.List, ast.ListComp, ast.BinOp))
+        parts = value.thing.values
+        return (
+            bool(parts)
+            and is_new
+            and all(one.is_known or (one.made is not None and one.made.node in inside) for one in parts)
         )
     if made is None or made.node is not node or is_number(value):
         return False
     word = made.name.rpartition(".")[2]
-    if word in VIEWS or word.endswith("_") or made.name == "operator.Subscript":
+    if (word in VIEWS and word != "contiguous") or word.endswith("_") or made.name == "operator.Subscript":
         is_picked = isinstance(getattr(node, "slice", None), (ast.Compare, ast.List))
         return is_picked or _is_temporary(made.args[0] if word == "Subscript" else made.receiver, node.func.value if isinstance(node, ast.Call) else node.value)  # type: ignore[attr-defined]  # fmt: skip
     is_computed = any(
-        one.made is not None and one.made.name.startswith(("torch.", "operator."))
+        one.made is not None and one.made.name.startswith(("torch.", "operator.", "?.clone"))
         for one in sources_of(value, cuts=False)
     )
-    return is_computed and not _is_blank(value)
+    return is_computed and not _is_blank(value, node)
 
 
-def _is_blank(value: Value) -> bool:
-    """`torch.zeros(1).cuda()`: a warm-up, or a barrier."""
+def _is_blank(value: Value, node: ast.AST) -> bool:
+    """`torch.zeros(1).cuda()`, all in the argument: a warm-up, or a barrier."""
     made = value.made
-    if made is None or made.name.rpartition(".")[2] in RETURNS_SELF:
-        return made is not None and _is_blank(made.receiver)
+    if made is None or made.node not in ast.walk(node):
+        return False
+    if made.name.rpartition(".")[2] in RETURNS_SELF:
+        return _is_blank(made.receiver, node)
     is_of_values = made.name in OF_VALUES and not isinstance(made.arg_node(0), ast.Constant)
     return made.name in FACTORIES | DRAWN and not is_of_values
 

@@ -71,7 +71,15 @@ def _may_use_gpu(call: Call) -> bool:
         or (place.made is not None and place.made.name == "torch.device")
     )
     is_framework = call.name.startswith(
-        ("torch.cuda.", "torch.accelerator.", "accelerate.", "lightning.", "deepspeed.", "transformers.")
+        (
+            "torch.cuda.",
+            "torch.accelerator.",
+            "torch.set_default_",
+            "accelerate.",
+            "lightning.",
+            "deepspeed.",
+            "transformers.",
+        )
     )
     return (
         not is_known

@@ -15,6 +15,7 @@ from rankwise.lint.rule import rule
 from rankwise.lint.topics.data_flow import SAMPLER_AT, is_prepared, passes, sampler_of, shown
 from rankwise.lint.topics.job_view import is_distributed, is_hidden, node_in, once, places, text_of
 from rankwise.lint.topics.lengths import length_of
+from rankwise.lint.topics.tensors import OFF, is_model_call, sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,18 +142,19 @@ def one_ranks_number_as_all(script: Script) -> Iterator[Found]:
     seen: set[int] = set()
     for place in once(places(script)):
         call = place.calls[0]
-        is_told = (
+        is_reported = (
             call.name.rpartition(".")[2] in _TELLS and place.ranks == {0} and is_distributed(place.entry)
         )
-        if not is_told or id(call.function) in seen or _LOCAL.search(ast.unparse(call.node)):
+        if not is_reported or id(call.function) in seen or _LOCAL.search(ast.unparse(call.node)):
             continue
-        own = [value for value in _told(call) if _is_own(value)]
-        if own:
+        forwards = [one for value in _reported(call) if _is_own(value) for one in _forwards(value)]
+        # What rank 0 alone has computed, it has over whatever data it chose.
+        if any(not one.guards for one in forwards) and "sync_dist" not in call.kwargs:
             seen.add(id(call.function))
-            is_judged = any("ratio" in value.origin for value in own)
+            is_judged = any(OFF & set(one.contexts) for one in forwards)
             yield Found(
                 call.node,
-                f"`{text_of(call.node)}` reports the {'average' if is_judged else 'loss'} of rank 0's share of the data as that of all ranks",
+                f"`{text_of(call.node)}` reports the {'validation number' if is_judged else 'loss'} of rank 0's share of the data as that of all ranks",
                 "all_reduce sums and counts over the ranks first, or say in the output that it is rank 0's",
                 severity="warning" if is_judged else "hint",
             )
@@ -196,7 +198,7 @@ def _is_put_together(one: Pass) -> bool:
     )
 
 
-def _told(call: Call) -> Iterator[Value]:
+def _reported(call: Call) -> Iterator[Value]:
     for value in (*call.args, *call.kwargs.values()):
         yield value
         if isinstance(value.thing, Items):
@@ -204,6 +206,12 @@ def _told(call: Call) -> Iterator[Value]:
 
 
 def _is_own(value: Value) -> bool:
-    """Whether it is a number of this rank's data; what rank 0 alone has computed, over whatever it chose, is none."""
+    """Whether it is a number of this rank's data."""
     is_number = bool({"item", "mean", "ratio"} & value.origin) and value.spread is Spread.LOCAL
-    return is_number and value.origin.isdisjoint({"time", "rank", "local_rank"})
+    return is_number and "time" not in value.origin
+
+
+def _forwards(value: Value) -> Iterator[Call]:
+    """Calls of a model, or of what may be one, that a number was computed from."""
+    made = (one.made for one in sources_of(value, cuts=False))
+    yield from (one for one in made if one is not None and (is_model_call(one) or is_hidden(one)))

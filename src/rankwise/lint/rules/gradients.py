@@ -70,20 +70,20 @@ def no_sync_too_wide(script: Script) -> Iterator[Found]:
     for entry in script.entries:
         calls = entry.histories[0].calls
         backs = list(backward_passes(calls))
-        inside = [(call, loss) for call, loss in backs if _is_local(call)]
-        for call, loss in inside:
+        inside = [call for call, _ in backs if _is_local(call)]
+        for call, loss in backs:
             forwards = [
                 one.made for one in sources_of(loss) if one.made is not None and _is_forward(one.made)
             ]
-            at = _with_of(script, call)
-            if at is not None and forwards and not any(map(_is_local, forwards)):
+            at = _with_of(script, call) if _may_be_local(call) else None
+            if at is not None and forwards and not any(map(_may_be_local, forwards)):
                 yield Found(
                     at,
                     "no_sync has no effect here: whether gradients are reduced is decided in the forward pass, which is outside",
                     "move the forward pass into the same `with`",
                     severity="warning",
                 )
-        at = _with_of(script, inside[0][0]) if inside and len(inside) == len(backs) else None
+        at = _with_of(script, inside[0]) if inside and len(inside) == len(backs) else None
         if at is not None and not _shares(calls) and any(call.name.endswith(".step") for call in calls):
             yield Found(
                 at,
@@ -94,6 +94,10 @@ def no_sync_too_wide(script: Script) -> Iterator[Found]:
 
 def _is_local(call: Call) -> bool:
     return bool(_CONTEXTS & set(call.contexts))
+
+
+def _may_be_local(call: Call) -> bool:
+    return any(one.rstrip("?") in _CONTEXTS for one in call.contexts)
 
 
 def _is_forward(call: Call) -> bool:
@@ -144,7 +148,7 @@ def _is_gradient(value: Value) -> bool:
         one.thing.name if isinstance(one.thing, Method) else getattr(one.made, "name", "")
         for one in sources_of(value, cuts=False)
     )
-    return any(word == "grad" or word.endswith((".buffer", ".gradients")) for word in words)
+    return any(word.rpartition(".")[2] in {"grad", "buffer", "gradients"} for word in words)
 
 
 def _is_hook(script: Script, function: ast.AST) -> bool:

@@ -101,7 +101,8 @@ def module_prefix(script: Script) -> Iterator[Found]:
 
 def _may_change(made: Call, other: Call) -> bool:
     """Whether a call gets what another one gave, and may take off the prefix of its keys."""
-    return not other.name.endswith(".load_state_dict") and any(value.made is made for value in other.args)
+    is_harmless = other.name.startswith("builtins.") or other.name.endswith(".load_state_dict")
+    return not is_harmless and any(value.made is made for value in other.args)
 
 
 def _states(save: Call) -> Iterator[Call]:

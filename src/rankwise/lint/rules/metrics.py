@@ -20,7 +20,8 @@ from rankwise.lint.topics.job_view import (
 )
 from rankwise.lint.topics.saved_files import is_chosen
 from rankwise.lint.topics.summing import by_ranks, divides, is_sum
-from rankwise.lint.topics.tensor_text import nodes_in
+from rankwise.lint.topics.tensor_text import nodes_in, root_of
+from rankwise.lint.topics.tensors import is_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,12 @@ _REDUCES = ("torch.distributed.all_reduce", "torch.distributed.reduce", "acceler
 def mean_of_means(script: Script) -> Iterator[Found]:
     for place in once(places(script, *_REDUCES)):
         value, node = place.last.arg(0, "tensor"), place.last.arg_node(0, "tensor")
-        if value is not None and "ratio" in value.origin and _is_averaged(script, place.last):
+        if (
+            value is not None
+            and "ratio" in value.origin
+            and is_mean(value)
+            and _is_averaged(script, place.last)
+        ):
             yield Found(
                 place.last.node,
                 f"`{text_of(node)}` is a mean over this rank's samples: averaged over ranks it is wrong if the sample counts differ",
@@ -58,13 +64,13 @@ def _is_averaged(script: Script, call: Call) -> bool:
 def sum_told_as_mean(script: Script) -> Iterator[Found]:
     for place in once(places(script, "torch.distributed.all_reduce", "torch.distributed.reduce")):
         value, node = place.last.arg(0, "tensor"), place.last.arg_node(0, "tensor")
-        if value is None or value.origin.isdisjoint({"mean", "ratio"}) or not is_sum(place.last):
+        if value is None or not is_mean(value) or not is_sum(place.last):
             continue
         if not divides(script, function_of(script.tree, place.last.node)):
             yield Found(
                 place.last.node,
                 f"`{text_of(node)}` is a mean of this rank's, summed over all ranks and never divided by their number",
-                f"divide afterwards: {text_of(node)} /= dist.get_world_size()",
+                f"divide afterwards: {text_of(root_of(node))} /= dist.get_world_size()",
             )
 
 

@@ -29,11 +29,11 @@ def incomplete_resume(script: Script) -> Iterator[Found]:
         ranges = [call for call in calls if call.name == "builtins.range" and len(call.args) > 1]
         bounds = [*(call.args[0] for call in ranges), *(loop.value for _, loop in loops if isinstance(loop.node, ast.While))]  # fmt: skip
         for bound in (one for one in bounds if "loaded" in one.origin and is_distributed(entry)):
-            made = (one.made for one in sources_of(bound, cuts=False))
-            load = next((one for one in made if one is not None and one.name == "torch.load"), None)
+            load = next((made for one in sources_of(bound, cuts=False) if (made := one.made) and made.name == "torch.load"), None)  # fmt: skip
             if load is not None:
                 yield from _left_out(script, calls, load)
-                yield from _done_again(calls, next((one for one in ranges if one.args[0] is bound), None))
+                for turns in [call for call in ranges if call.args[0] is bound][:1]:
+                    yield from _done_again(calls, turns)
                 break
 
 
@@ -74,9 +74,9 @@ def _has_state(call: Call) -> bool:
     return call.name != "torch.optim.SGD" or (momentum is not None and momentum.const != 0)
 
 
-def _done_again(calls: list[Call], turns: Call | None) -> Iterator[Found]:
+def _done_again(calls: list[Call], turns: Call) -> Iterator[Found]:
     """``"epoch": epoch`` saved at the end of a turn of the loop that starts at the very number that was loaded."""
-    for save in calls if turns is not None else ():
+    for save in calls:
         table = save.args[0].thing if save.name == "torch.save" and save.args else None
         entries = (
             zip(table.keys, table.values, strict=False) if isinstance(table, Items) and table.keys else ()
@@ -99,7 +99,11 @@ def _key_of(value: Value) -> object:
         return None
     if made.name == "builtins.int":
         return _key_of(made.args[0])
-    return made.args[made.name == "operator.Subscript"].const if made.name.endswith((".Subscript", ".get")) else None
+    return (
+        made.args[made.name == "operator.Subscript"].const
+        if made.name.endswith((".Subscript", ".get"))
+        else None
+    )
 
 
 _OWN = frozenset({"exists", "files"})

@@ -10,6 +10,7 @@ from rankwise.lint.finding import Found, span_of
 from rankwise.lint.model.notes import Misfit
 from rankwise.lint.model.values import Function, Items, Value, is_number
 from rankwise.lint.rule import rule
+from rankwise.lint.topics.job_view import above, starts_group
 from rankwise.lint.topics.turns import is_caught
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 _SPAWNS = frozenset({"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"})
-_PROCESSES = frozenset({"torch.multiprocessing.Process", "multiprocessing.Process"})
+_PROCESSES = frozenset({"torch.multiprocessing.Process", "multiprocessing.Process", "multiprocess.Process"})
 _CONTEXTS = frozenset({"torch.multiprocessing.get_context", "multiprocessing.get_context"})
 _METHODS = _CONTEXTS | {"torch.multiprocessing.set_start_method", "multiprocessing.set_start_method"}
 #: Start methods whose children import the script anew.
@@ -124,7 +125,9 @@ def _why_not_importable(script: Script, start: Start) -> tuple[str, str] | None:
         return None
     if isinstance(function.node, ast.Lambda):
         return f"`{text}` is a lambda: PicklingError in the parent", "define a function at module level"
-    if function.scope.parent is not None and function.owner is None:
+    # What `functools.wraps` decorates goes by the name of the function in it.
+    is_renamed = bool(getattr(function.node, "decorator_list", ()))
+    if function.scope.parent is not None and function.owner is None and not is_renamed:
         return (
             f"`{text}` is local to a function: a spawned process cannot import it (Can't pickle local object)",
             f"move `{text}` to module level",
@@ -147,14 +150,18 @@ def _why_not_importable(script: Script, start: Start) -> tuple[str, str] | None:
 def ranks_start_ranks(script: Script) -> Iterator[Found]:
     for entry in script.entries[:1]:
         calls = [call for call in entry.histories[0].calls if "spawned" not in call.contexts]
-        for start in _starts(script, calls):
+        # Without a process group of their own they may be workers of any kind.
+        is_group = any(starts_group(call) and "spawned" in call.contexts for call in entry.histories[0].calls)
+        for start in _starts(script, calls if is_group else ()):
             call, number = start.call, start.call.arg(2, "nprocs")
             is_sure = start.passes_rank and not (call.tests or call.guards)
             if not is_sure or (number is not None and number.const == 1):
                 continue
             if script.piece.num_ranks > 1:
                 how = f"the command starts {script.piece.num_ranks} processes of it"
-            elif any(_reads_local_rank(one) for one in calls[: call.index]):
+            elif any(_needs_launcher(script, one) for one in calls[: call.index]) and not any(
+                map(_may_set, calls)
+            ):
                 how = "only a launcher sets the LOCAL_RANK that it reads"
             else:
                 continue
@@ -162,18 +169,27 @@ def ranks_start_ranks(script: Script) -> Iterator[Found]:
                 call.node,
                 f"each rank starts ranks of its own here, although {how}: they take each other's ports and GPUs",
                 "call the function itself, with int(os.environ['LOCAL_RANK']), or start the script with plain python",
+                severity="error" if number is not None and type(number.const) is int else "warning",
             )
 
 
-def _reads_local_rank(call: Call) -> bool:
-    return call.name == "os.environ.__getitem__" and call.args[0].const == "LOCAL_RANK"
+def _needs_launcher(script: Script, call: Call) -> bool:
+    """Whether a read of LOCAL_RANK ends the program where no launcher has set it."""
+    is_read = call.name == "os.environ.__getitem__" and call.args[0].const == "LOCAL_RANK"
+    tests = [one for one in above(call.module.tree, call.node) if isinstance(one, (ast.If, ast.Try))]
+    return is_read and bool(call.result.spread) and set(tests) <= {_main_guard(script, call.node)}
+
+
+def _may_set(call: Call) -> bool:
+    return call.name in {"os.environ.setdefault", "os.environ.update", "os.putenv"}
 
 
 @rule("RW814", "error", "L13", "the function passed to mp.spawn takes a different number of arguments than it gets", needs_ranks=False)  # fmt: skip
 def spawn_argument_count(script: Script) -> Iterator[Found]:
     for start in _starts(script, script.calls):
         args, made = start.args, start.args.made if start.args is not None else None
-        if args is not None and (is_number(args) or (made is not None and made.name.endswith(".parse_args"))):
+        is_one = made is not None and made.name.endswith((".parse_args", ".Namespace", "_count"))
+        if args is not None and (is_number(args) or args.const is None or is_one):
             node = start.call.arg_node(1 if start.passes_rank else 3, "args")
             text = ast.unparse(node) if node is not None else "..."
             yield Found(
@@ -202,7 +218,7 @@ def _misfit(start: Start, function: Function) -> Iterator[Found]:
     fix = "make args=(...) match the function's parameters"
     if start.passes_rank:
         gets = f"{given}: the process index and {len(items.values)} from args"
-        fix += "; the process index comes first, and is not part of args"
+        fix += f": the process index comes first, `def {function.name}(rank, ...)`, and is not part of args"
     where = span_of(takes.args[0], function.module.lines) if takes.args else None
     yield Found(
         start.call.node,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Found, span_of
 from rankwise.lint.library.acts import ACTS
 from rankwise.lint.library.makers import WRAPPERS
-from rankwise.lint.library.names import ACCELERATOR, DDP
+from rankwise.lint.library.names import ACCELERATOR, DDP, HF_TRAINER
 from rankwise.lint.model.calls import arms_of
 from rankwise.lint.model.notes import WrapperRead
 from rankwise.lint.model.values import Instance, Method, Object
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import INIT, above
+from rankwise.lint.topics.job_view import INIT, above, is_hidden
 from rankwise.lint.topics.tensor_text import is_in, key_of, mention, nodes_in
 from rankwise.lint.topics.tensors import OFF, backward_passes, sources_of
 from rankwise.lint.topics.wrapping import wraps
@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
-    from rankwise.lint.script import Script
+    from rankwise.lint.script import Entry, Script
     from rankwise.lint.topics.wrapping import Wrap
 
 #: What such a name's call is, is a forward pass of a model.
 _MODELS = ("torch.nn.", "torchvision.models.", "timm.", "transformers.Auto")
-#: Calls that only compute with a model, or make its optimizer.
-_PLAIN = ("torch.nn.", "torchvision.", "timm.", "torch.optim.", "torch.amp.", "builtins.", "user.", "copy.", "torch.save", "torch.compile", "parameters.", "parameter.")  # fmt: skip
 
 
 @rule("RW401", "error", "D7", "a program with several processes trains a model that is never wrapped")
@@ -40,10 +38,15 @@ def model_never_wrapped(script: Script) -> Iterator[Found]:
     for entry in script.entries[:1]:
         calls = entry.histories[0].calls
         init = next((call for call in calls if call.name == INIT), None)
-        if init is None or init.module is not script.module or _is_alone(init) or _is_shared(calls):
+        if init is None or init.module is not script.module or _is_alone(init):
             continue
         back = _backward(calls, init)
-        if back is None or not is_in(script.tree, back.node) or _is_handed_on(calls):
+        if (
+            back is None
+            or not is_in(script.tree, back.node)
+            or _is_shared(calls, back)
+            or _is_handed_on(entry)
+        ):
             continue
         yield Found(
             back.node,
@@ -109,25 +112,48 @@ def _is_alone(init: Call) -> bool:
     return size is not None and size.const == 1
 
 
-def _is_shared(calls: list[Call]) -> bool:
-    """Whether something is communicated that is, or may be, a gradient or a parameter: of a metric it is known that it is none."""
-    given = (
-        call.args[0]
-        for call in calls
-        if call.name in ACTS and ACTS[call.name].family in {"collective", "point"} and call.args
+def _is_shared(calls: list[Call], back: Call) -> bool:
+    """Whether something is communicated while training that is, or may be, a gradient, a parameter, or a part of the model's work."""
+    loop = [call for call in calls if call.index > back.index or call.loops[:1] == back.loops[:1] != ()]
+    met = [call for call in loop if call.name in ACTS and ACTS[call.name].family in {"collective", "point"}]
+    given = [value for call in met for name, value in (*zip(ACTS[call.name].signature or _FIRST, call.args, strict=False), *call.kwargs.items()) if name not in _HOW]  # fmt: skip
+    # What is copied into a buffer is communicated with it.
+    copied = [
+        call.args[-1] for call in loop if met and call.args and call.name.endswith((".copy_", ".__setitem__"))
+    ]
+    losses = [loss for _, loss in backward_passes(loop)]
+    return (
+        any(ACTS[call.name].family == "point" for call in met)
+        or any(call.name.startswith("torch.distributed.rpc.") for call in calls)
+        or any(one.made is not None and one.made.name in ACTS for loss in losses for one in sources_of(loss))
+        or any(map(_may_be_gradient, (one for value in given for one in sources_of(value, cuts=False))))
+        or any(map(_is_gradient, (one for value in copied for one in sources_of(value, cuts=False))))
     )
-    return any(_may_be_gradient(one) for value in given for one in sources_of(value, cuts=False))
+
+
+#: Parameters of collectives that are no tensors, and the one of what has no signature.
+_HOW = frozenset({"op", "group", "src", "dst", "async_op", "group_src", "group_dst"})
+_FIRST = ("tensor",)
 
 
 def _may_be_gradient(value: Value) -> bool:
-    thing = value.thing
-    is_unknown = thing is None and value.made is None and bool(value.path)
-    is_gradient = isinstance(thing, Method) and thing.name == "grad"
-    return is_unknown or is_gradient or getattr(thing, "kind", "") in {"parameter", "parameters"}
+    is_unknown = value.thing is None and value.made is None and bool(value.path) and not value.is_known
+    is_state = value.made is not None and value.made.name.endswith("state_dict")
+    return (
+        is_unknown
+        or is_state
+        or _is_gradient(value)
+        or getattr(value.thing, "kind", "") in {"parameter", "parameters"}
+    )
 
 
-def _is_handed_on(calls: list[Call]) -> bool:
-    """Whether a model or its optimizer is given to what may keep the ranks in step, or a hook is set."""
+def _is_gradient(value: Value) -> bool:
+    return isinstance(value.thing, Method) and value.thing.name == "grad"
+
+
+def _is_handed_on(entry: Entry) -> bool:
+    """Whether a model or its optimizer is given to what may keep the ranks in step, on any of them, or a hook is set."""
+    calls = [call for history in entry.histories for call in history.calls]
     things = {
         id(call.result.thing)
         for call in calls
@@ -138,11 +164,15 @@ def _is_handed_on(calls: list[Call]) -> bool:
         call.name in WRAPPERS
         or call.name.endswith("hook")
         or (
-            not call.name.startswith(_PLAIN)
+            (is_hidden(call) or call.name.startswith(_SHARING))
             and any(id(value.thing) in things for value in (*call.args, *call.kwargs.values()))
         )
         for call in calls
     )
+
+
+#: What of known libraries may keep ranks in step.
+_SHARING = ("torch.distributed.", "accelerate.", HF_TRAINER)
 
 
 def _backward(calls: list[Call], init: Call) -> Call | None:

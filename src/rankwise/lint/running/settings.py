@@ -96,6 +96,10 @@ def override(
     )
 
 
+#: Rules that there are no more, which settings may still ignore.
+_RETIRED = frozenset({"rw520", "batch-skipped-by-shape"})
+
+
 def check_selectors(settings: Settings, rules: Iterable[Rule[Any]]) -> None:
     """See to it that every selector means a rule.
 
@@ -103,8 +107,9 @@ def check_selectors(settings: Settings, rules: Iterable[Rule[Any]]) -> None:
         UsageError: One does not; it says what may have been meant.
     """
     rules = tuple(rules)
-    words = [*settings.select, *settings.ignore, *settings.extend_select]
-    for word in [*words, *(word for words in settings.per_file_ignores.values() for word in words)]:
+    ignored = [*settings.ignore, *(word for words in settings.per_file_ignores.values() for word in words)]
+    ignored = [word for word in ignored if word.casefold() not in _RETIRED]
+    for word in [*settings.select, *settings.extend_select, *ignored]:
         if not any(_means(word, rule) for rule in rules):
             known = [name for rule in rules for name in (rule.id, rule.name)]
             folded = word.upper() if word.upper().startswith("RW") else word.lower()

@@ -27,7 +27,9 @@ def fault_of(place: Place, value: Value | None) -> Fault | None:
         return None  # a parameter of that name may be anything
     if any(map(_folds, sources_of(value, cuts=False))):
         return "folded"
-    return "bare" if value.const in (rank, f"cuda:{rank}", f"xpu:{rank}", f"npu:{rank}") else "folded"
+    if value.const in (rank, f"cuda:{rank}", f"xpu:{rank}", f"npu:{rank}"):
+        return "bare"
+    return "folded" if value.is_known else None
 
 
 def _folds(value: Value) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.library.makers import DRAWN, FACTORIES
+from rankwise.lint.library.makers import DRAWN, FACTORIES, OF_VALUES, RETURNS_SELF
 from rankwise.lint.model.values import ANY, Items, Library, Method, is_number
 
 if TYPE_CHECKING:
@@ -37,6 +37,35 @@ def is_on_cpu(value: Value, depth: int = 0) -> bool:
         given = (*([made.receiver] if made.name != "either" else []), *made.args)
         parts = [one for one in given if one is not ANY and not is_number(one)]
     return bool(parts) and all(is_on_cpu(one, depth + 1) for one in parts)
+
+
+def is_mean(value: Value) -> bool:
+    """Whether it is a mean itself: of a batch, or a sum that was divided by a count; not what was computed of one."""
+    made, word = value.made, value.made.name.rpartition(".")[2] if value.made is not None else ""
+    if isinstance(value.thing, (Items, Method)):  # `[loss.item()]`; `outputs.loss` of a model of transformers
+        parts = value.thing.values if isinstance(value.thing, Items) else []
+        of = (
+            value.thing.receiver.made
+            if isinstance(value.thing, Method) and value.thing.name == "loss"
+            else None
+        )
+        return (of is not None and is_model_call(of)) or (len(parts) == 1 and is_mean(parts[0]))
+    if made is None:
+        return False
+    if word in RETURNS_SELF | {"detach", "clone", "item", "float", "either"} or made.name in OF_VALUES:
+        return any(map(is_mean, [made.receiver, *made.args]))
+    maker = getattr(made.receiver.thing, "call", None) if word == "__call__" else made
+    is_loss = (
+        maker is not None
+        and maker.name.startswith("torch.nn.")
+        and maker.name.endswith(("loss", "Loss", "cross_entropy"))
+    )
+    how = maker.arg(None, "reduction") if maker is not None and is_loss else None
+    return (
+        word == "mean"
+        or (word == "Div" and "ratio" in value.origin)
+        or (is_loss and (how is None or how.const == "mean"))
+    )
 
 
 #: Behind these no gradient goes on.
