@@ -97,10 +97,7 @@ def explain(code: str, error: SyntaxError) -> Unparsed:
             is_newer=True,
         )
     return Unparsed(
-        line=line,
-        col=min(col, len(text) + 1),
-        why=why,
-        fix="fix this line; Python itself can't run the file",
+        line=line, col=min(col, len(text) + 1), why=why, fix="fix this line; Python itself can't run the file"
     )
 
 
@@ -200,8 +197,4 @@ def _find_pasted(lines: list[str]) -> Unparsed | None:
     return next((found for found in reported if found is not None), None)
 
 
-_TELLERS: tuple[Callable[[str, int], Unparsed | None], ...] = (
-    _tell_prompt,
-    _tell_fence,
-    _tell_characters,
-)
+_TELLERS: tuple[Callable[[str, int], Unparsed | None], ...] = (_tell_prompt, _tell_fence, _tell_characters)

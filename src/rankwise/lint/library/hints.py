@@ -27,7 +27,7 @@ TORCHRUN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "G
                       "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID"})  # fmt: skip
 _MAIN = re.compile(
     r"(is_|am_i_|on_)?(main|master|global_zero|rank_?(zero|0)|primary|chief|first|lead|root|local_main|global_main|world_master"
-    r"|world_main)_?(process|proc|rank|worker|node|gpu|thread)?(_only|_first)?",
+    r"|world_main)_?(process|proc|rank|worker|node|gpu|thread)?(_only|_first)?"
 )
 _IS_MAIN = re.compile(r"(is|am_i|on)_.*|.*(main|master|zero|chief|primary|rank_?0).*(process|proc|rank|worker)|is_?main|is_?master"
                       r"|rank_?(zero|0)|master_process|main_process")  # fmt: skip

@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 _SAME_EVERYWHERE = frozenset({"ImportError", "ModuleNotFoundError", "KeyboardInterrupt", "AttributeError", "NameError",
                               "SystemExit", "NotImplementedError", "TypeError", "KeyError", "StopIteration", "ImproperlyConfigured"})  # fmt: skip
 #: What follows from the values that are at hand.
-_OF_VALUES = _SAME_EVERYWHERE | {
-    "ValueError",
-    "JSONDecodeError",
-    "OverflowError",
-    "ZeroDivisionError",
-    "ArithmeticError",
-    "IndexError",
-}
+_OF_VALUES = _SAME_EVERYWHERE | {"ValueError", "JSONDecodeError", "OverflowError", "ZeroDivisionError", "ArithmeticError", "IndexError"}  # fmt: skip
 _WHO = frozenset({"rank", "local_rank", "node_rank"})
 
 

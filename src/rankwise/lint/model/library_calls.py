@@ -124,10 +124,6 @@ def _as_target(node: ast.expr) -> ast.expr:
     return node
 
 
-def _is_world(group: Value) -> bool:
-    return isinstance(group.thing, Object) and group.thing.kind == "world"
-
-
 def _by_table(run: Run, call: Call) -> Value:
     name, given = call.name, mixed((*call.args, *call.kwargs.values()))
     if name in PASS_ON:

@@ -6,15 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.makers import DRAWN, FACTORIES, OF_VALUES, TENSOR
-from rankwise.lint.model.values import (
-    ANY,
-    NUMBER,
-    UNKNOWN,
-    Object,
-    Spread,
-    Value,
-    mixed,
-)
+from rankwise.lint.model.values import ANY, NUMBER, UNKNOWN, Object, Spread, Value, mixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

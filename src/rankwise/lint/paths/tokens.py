@@ -103,10 +103,7 @@ def _ways(items: Sequence[Item]) -> list[_Way]:
         going = [way for way, has_left in ways if not has_left]
         if not going:
             break
-        ways = [
-            *done,
-            *(((*way, *more), has_left) for way in going for more, has_left in _steps(item)),
-        ]
+        ways = [*done, *(((*way, *more), has_left) for way in going for more, has_left in _steps(item))]
         if len(ways) > _MOST_WAYS:
             return []
     return ways

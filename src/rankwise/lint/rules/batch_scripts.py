@@ -48,10 +48,7 @@ def _by_srun(shell: Shell, launch: Launch) -> Iterator[Found]:
             f"srun starts {launch.label} {each} times on a node, and each one starts all ranks of the node"
         )
         yield Found(
-            launch.word.span,
-            message,
-            "srun --ntasks-per-node=1, or #SBATCH --ntasks-per-node=1",
-            also=also,
+            launch.word.span, message, "srun --ntasks-per-node=1, or #SBATCH --ntasks-per-node=1", also=also
         )
     elif launch.num_nodes == 1 and launch.is_elastic:
         message = (

@@ -70,17 +70,8 @@ def _may_use_gpu(call: Call) -> bool:
         or isinstance(place.const, str)
         or (place.made is not None and place.made.name == "torch.device")
     )
-    is_framework = call.name.startswith(
-        (
-            "torch.cuda.",
-            "torch.accelerator.",
-            "torch.set_default_",
-            "accelerate.",
-            "lightning.",
-            "deepspeed.",
-            "transformers.",
-        )
-    )
+    is_framework = call.name.startswith(("torch.cuda.", "torch.accelerator.", "torch.set_default_", "accelerate.", "lightning.", "deepspeed.",
+                                         "transformers."))  # fmt: skip
     return (
         not is_known
         or is_framework

@@ -117,16 +117,8 @@ _SETS = frozenset({"torch.cuda.set_device", "torch.accelerator.set_device_index"
                    "torch.set_default_device", "deepspeed.initialize", "deepspeed.init_distributed", "accelerate.Accelerator",
                    "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init",
                    "transformers.TrainingArguments"})  # fmt: skip
-_GUESSES = frozenset(
-    "torch.distributed." + name
-    for name in (
-        "barrier",
-        "broadcast_object_list",
-        "all_gather_object",
-        "gather_object",
-        "scatter_object_list",
-    )
-)
+_GUESSES = frozenset("torch.distributed." + name for name in ("barrier", "broadcast_object_list", "all_gather_object", "gather_object",
+    "scatter_object_list"))  # fmt: skip
 
 
 @rule("RW202", "error", "R13 C22", "ranks use the GPU before each has set its own")
@@ -189,10 +181,7 @@ def _guesses(script: Script, entry: Entry, init: Call, set_at: int | None) -> It
             continue
         what = call.name.rpartition(".")[2]
         message = f"{what} runs on NCCL before this rank has set its GPU, so NCCL guesses one; a wrong guess can hang"
-        yield (
-            Found(call.node, message, _FIX, severity="warning", failure_class="C22"),
-            call.node,
-        )
+        yield (Found(call.node, message, _FIX, severity="warning", failure_class="C22"), call.node)
         return
 
 

@@ -163,9 +163,7 @@ def _in_turn(shell: Shell, group: list[Launch]) -> Iterator[Found]:
             f"rank {_number(first, 'RANK')} waits for the others, which are started only after it has ended"
         )
         yield Found(
-            first.command.span,
-            message,
-            "end the line with &, and `wait` after the last one; or use torchrun",
+            first.command.span, message, "end the line with &, and `wait` after the last one; or use torchrun"
         )
 
 
@@ -196,9 +194,7 @@ def _behind(launch: Launch) -> Iterator[Found]:
             shown = word.raw if equals else f"{spelled} {then.raw if then else ''}"
             message = f"every rank gets {shown}, so all have the same local rank"
             yield Found(
-                word.span,
-                message,
-                "remove it, and read LOCAL_RANK from the environment in the script",
+                word.span, message, "remove it, and read LOCAL_RANK from the environment in the script"
             )
 
 

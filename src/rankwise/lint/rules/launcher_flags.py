@@ -98,9 +98,7 @@ def launcher_flag_value(shell: Shell) -> Iterator[Found]:
     for setting in shell.reading.settings:
         if setting.name == "MASTER_PORT" and (wrong := _port(setting.value.text or "0")):
             yield Found(
-                setting.span,
-                f"MASTER_PORT={setting.value.text}: {wrong}",
-                "a free port from 1024 to 65535",
+                setting.span, f"MASTER_PORT={setting.value.text}: {wrong}", "a free port from 1024 to 65535"
             )
 
 

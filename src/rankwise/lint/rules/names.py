@@ -105,10 +105,7 @@ def _where(scopes: Scopes, name: ast.Name, scope: Scope) -> tuple[str, str]:
             f"nothing here binds it; `{close[0]}` exists",
             f"write `{close[0]}`, or define `{name.id}` first",
         )
-    return (
-        "nothing here binds it",
-        f"import or define `{name.id}`, or pass it to {reader} as an argument",
-    )
+    return ("nothing here binds it", f"import or define `{name.id}`, or pass it to {reader} as an argument")
 
 
 def _local_of(function: FunctionNode, scope: Scope, name: str, line: int, reader: str) -> tuple[str, str]:

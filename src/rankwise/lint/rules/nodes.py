@@ -246,7 +246,5 @@ def _settings(shell: Shell) -> Iterator[Found]:
         if setting.name == "MASTER_PORT" and setting.value.text in _USUAL:
             message = f"port {setting.value.text} is a common default, which other jobs use too"
             yield Found(
-                setting.span,
-                message,
-                "start it with torchrun, which chooses a free port, or use another",
+                setting.span, message, "start it with torchrun, which chooses a free port, or use another"
             )

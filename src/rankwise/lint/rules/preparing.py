@@ -55,9 +55,7 @@ def all_ranks_download(script: Script) -> Iterator[Found]:
             ):
                 message = f"the other ranks don't wait for `{text_of(place.last.node)}`: they read the data (line {getattr(use.node, 'lineno', 0)}) while rank 0 downloads it"
                 yield Found(
-                    node,
-                    message,
-                    "call dist.barrier() after the download, before any rank reads the data",
+                    node, message, "call dist.barrier() after the download, before any rank reads the data"
                 )
             continue
         if not _collides(place) or _is_before_ranks(place):

@@ -11,15 +11,7 @@ from rankwise.lint.library.names import LOADER, SAMPLER
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.data_flow import training_loops
 from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
-from rankwise.lint.topics.job_view import (
-    above,
-    is_distributed,
-    node_in,
-    once,
-    places,
-    places_of,
-    text_of,
-)
+from rankwise.lint.topics.job_view import above, is_distributed, node_in, once, places, places_of, text_of
 from rankwise.lint.topics.saved_files import position_of
 from rankwise.lint.topics.seeds import find_seeding, last_seed, library_of
 from rankwise.lint.topics.shares import spreads_otherwise

@@ -194,9 +194,7 @@ def source_outside_of_group(script: Script) -> Iterator[Found]:
         else:
             continue
         yield Found(
-            node,
-            f"{name} must be a global rank that belongs to the group, and `{shown}` is not: {what}",
-            fix,
+            node, f"{name} must be a global rank that belongs to the group, and `{shown}` is not: {what}", fix
         )
 
 

@@ -175,9 +175,7 @@ def _cut_by_hand(script: Script) -> Iterator[Found]:
             seen.add(id(call.node))
             message = f"ranks from {length} up get none of {length} samples and make no step; the others wait for them in `{shown(one)}`'s first backward pass"
             yield Found(
-                node,
-                message,
-                "use a DistributedSampler, which gives all ranks the same number of samples",
+                node, message, "use a DistributedSampler, which gives all ranks the same number of samples"
             )
 
 

@@ -11,16 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MODULE = frozenset({"torch.nn.Module", "torch.nn.modules.Module", "torch.nn.modules.module.Module"})
-LIGHTNING = frozenset(
-    f"{package}.LightningModule"
-    for package in (
-        "lightning",
-        "lightning.pytorch",
-        "pytorch_lightning",
-        "lightning.pytorch.core",
-        "lightning.fabric",
-    )
-)
+LIGHTNING = frozenset(f"{package}.LightningModule" for package in ("lightning", "lightning.pytorch", "pytorch_lightning", "lightning.pytorch.core",
+    "lightning.fabric"))  # fmt: skip
 
 
 def roots(scopes: Scopes, node: ast.ClassDef, depth: int = 0) -> set[str]:

@@ -21,20 +21,11 @@ if TYPE_CHECKING:
     from rankwise.lint.topics.job_view import Place
 
 #: Where a writer takes its path.
-_WRITERS: dict[str, tuple[int, str]] = {
-    "torch.save": (1, "f"),
-    "safetensors.torch.save_file": (1, "filename"),
-    "safetensors.torch.save_model": (1, "filename"),
-    "numpy.save": (0, "file"),
-    "numpy.savez": (0, "file"),
-    "numpy.savez_compressed": (0, "file"),
-}
-_READERS: dict[str, tuple[int, str]] = {
-    "torch.load": (0, "f"),
-    "safetensors.torch.load_file": (0, "filename"),
-    "numpy.load": (0, "file"),
-    "torch.jit.load": (0, "f"),
-}
+_WRITERS: dict[str, tuple[int, str]] = {"torch.save": (1, "f"), "safetensors.torch.save_file": (1, "filename"),
+                                        "safetensors.torch.save_model": (1, "filename"), "numpy.save": (0, "file"), "numpy.savez": (0, "file"),
+                                        "numpy.savez_compressed": (0, "file")}  # fmt: skip
+_READERS: dict[str, tuple[int, str]] = {"torch.load": (0, "f"), "safetensors.torch.load_file": (0, "filename"), "numpy.load": (0, "file"),
+                                        "torch.jit.load": (0, "f")}  # fmt: skip
 #: Folders that each node has of its own.
 _NODE_LOCAL = re.compile(r"^/(tmp|scratch|local|dev/shm|var/tmp|mnt/(local|nvme|ssd)|raid|ssd|nvme)\b")
 
@@ -93,13 +84,8 @@ class FileUse:
 
 #: Methods that take a folder or a file first, and calls that do neither write nor read it as a whole.
 _METHODS = frozenset({"save_pretrained", "from_pretrained", "save_state", "load_state", "save_checkpoint"})
-_OTHERS = {
-    "builtins.open": (0, "file"),
-    "os.makedirs": (0, "name"),
-    "os.mkdir": (0, "path"),
-    "os.listdir": (0, "path"),
-    "torch.distributed.checkpoint.save": (None, "checkpoint_id"),
-}
+_OTHERS = {"builtins.open": (0, "file"), "os.makedirs": (0, "name"), "os.mkdir": (0, "path"), "os.listdir": (0, "path"),
+           "torch.distributed.checkpoint.save": (None, "checkpoint_id")}  # fmt: skip
 
 
 def position_of(call: Call) -> tuple[int | None, str] | None:

@@ -120,13 +120,6 @@ class Scopes:
         root = roots.pop() if len(roots) == 1 else ""
         return ".".join([root, *reversed(parts)]) if root else ""
 
-    def called_function(self, node: ast.expr) -> FunctionNode | None:
-        """The function of this text that a plain name stands for, where only one ``def`` binds it."""
-        if not isinstance(node, ast.Name):
-            return None
-        found = self.only(node.id, self.scope(node))
-        return found if is_function(found) else None
-
     def called_class(self, node: ast.expr) -> ast.ClassDef | None:
         """The class of this text that a plain name stands for, where only one ``class`` binds it."""
         if not isinstance(node, ast.Name):
