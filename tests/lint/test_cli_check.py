@@ -32,11 +32,12 @@ def _check(*words: str) -> int:
 
 
 _STARTS_RANKS = """\
+import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
 def work(rank):
-    print(rank)
+    dist.init_process_group("gloo", rank=rank, world_size=4)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ BAD = {
     + "mp.set_start_method('spawn')\ndef f(): pass\nmp.Process(target=f).start()",
     ("RW812", "Process by default"): MP + "def f(): pass\np = mp.Process(target=f)\np.start()",
     ("RW220", "reads its local rank"): MP
-    + "import os\ndef f(i): pass\n"
+    + "import os, torch.distributed as dist\ndef f(i): dist.init_process_group('gloo')\n"
     + GUARD
     + "print(os.environ['LOCAL_RANK'])\n    mp.spawn(f, nprocs=2)",
     ("RW813", "lambda"): MP + GUARD + "mp.spawn(lambda i: None, nprocs=2)",

@@ -140,3 +140,8 @@ def test_wrong_selectors_are_told(word: str, meant: str) -> None:
         check_selectors(Settings(ignore=(word,)), RULES)
     assert meant in str(caught.value)
     check_selectors(Settings(select=("rw1", "THIRD", "ALL")), RULES)
+
+
+def test_a_rule_that_is_gone_may_still_be_ignored() -> None:
+    """A project that ignores a rule of an earlier version is checked as before."""
+    check_selectors(Settings(ignore=("RW520",), per_file_ignores={"a.py": ("rw520",)}), RULES)

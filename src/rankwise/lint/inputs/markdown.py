@@ -189,11 +189,11 @@ def _as_broken(fence: _Fence, lines: list[tuple[int, int, str]], error: SyntaxEr
     why = explain(code, error)
     if _LOOKS_PYTHON.search(text) is not None:
         has_gaps = re.search(r"\.\.\.|…|^\s*<\w|^[-+] ?\w", text, re.MULTILINE) is not None
-        is_told = why.is_known or not has_gaps
+        is_shown = why.is_known or not has_gaps
     else:
         is_clear = fence.language in _CLEARLY_PYTHON and _NO_PROGRAM.search(text) is None
-        is_told = is_clear and why.is_known and is_slip(code)
-    return _as_piece("", "python", lines) if is_told else None
+        is_shown = is_clear and why.is_known and is_slip(code)
+    return _as_piece("", "python", lines) if is_shown else None
 
 
 def _cut_prompts(lines: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:

@@ -106,7 +106,7 @@ def anchor(item: Op | Loop | Exit, guard: Guard | None, script: Script) -> tuple
     return next(((node, module) for node, module in sites if module is script.module), None)
 
 
-def told_place(what: str, node: ast.AST, module: Module) -> tuple[str, str, Span]:
+def reported_place(what: str, node: ast.AST, module: Module) -> tuple[str, str, Span]:
     """A place that belongs to a finding."""
     return what, module.shown, span_of(node, module.lines)
 
@@ -117,11 +117,11 @@ def also(
     """The other places of a divergence: the op itself, the test, what the others do."""
     places = []
     if isinstance(item, Op) and item.call.node is not at:
-        places.append(told_place(f"{called(item)} is here", item.call.node, item.call.module))
+        places.append(reported_place(f"{called(item)} is here", item.call.node, item.call.module))
     if guard is not None and getattr(guard.node, "lineno", 0) != getattr(at, "lineno", 0):
-        places.append(told_place("the test on the rank", guard.node, guard.module))
+        places.append(reported_place("the test on the rank", guard.node, guard.module))
     if instead is not None and instead.call.node is not at:
         places.append(
-            told_place(f"the others reach {called(instead)}", instead.call.node, instead.call.module)
+            reported_place(f"the others reach {called(instead)}", instead.call.node, instead.call.module)
         )
     return places

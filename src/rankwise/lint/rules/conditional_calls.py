@@ -11,7 +11,7 @@ from rankwise.lint.library.names import DDP
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.found import all_divergences, all_local_paths, all_ops, missed_ops
 from rankwise.lint.paths.reasons import test_of
-from rankwise.lint.paths.words import also, anchor, called, line_left, tested, told_place, who, written
+from rankwise.lint.paths.words import also, anchor, called, line_left, tested, reported_place, who, written
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import parents_of
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 _FILLING = ("all_gather", "all_reduce", "all_to_all", "gather", "reduce", "scatter")
 
 
-def _told(one: Missed, what: str, fix: str, verb: str = "reach", failure_class: str | None = None) -> Found:
+def _reported(
+    one: Missed, what: str, fix: str, verb: str = "reach", failure_class: str | None = None
+) -> Found:
     """What is wrong with an op that some ranks never come to; where an early exit keeps them away, it can go before that."""
     op, guard = one.op, one.guard
     line = line_left(op, guard)
@@ -53,7 +55,7 @@ def collective_under_rank_test(script: Script) -> Iterator[Found]:
         is_alone = isinstance(parents_of(script.tree).get(one.op.call.node), ast.Expr)
         is_needless = is_alone and not one.op.call.name.rpartition(".")[2].startswith(_FILLING)
         fix = "outside the test" if is_needless else "and keep only the use of its result under the test"
-        yield _told(
+        yield _reported(
             one,
             ": it waits for the others, or pairs with their next collective",
             f"call {name} on every rank, {fix}",
@@ -71,7 +73,7 @@ def unbalanced_barrier(script: Script) -> Iterator[Found]:
         # One half of "rank 0 first": a barrier for the others, and more barriers in the file.
         is_half = num_barriers > 1 and 0 in one.others
         what = ": it waits until the others call one more barrier, and every later one is off by one"
-        yield _told(one, what, fix, failure_class="C2" if is_half else "C1")
+        yield _reported(one, what, fix, failure_class="C2" if is_half else "C1")
 
 
 @rule("RW104", "error", "D17 D18 C1", "only some ranks run a model that is distributed over all")
@@ -84,7 +86,7 @@ def forward_on_some_ranks(script: Script) -> Iterator[Found]:
             if is_ddp
             else f"let every rank run {model}"
         )
-        yield _told(one, f", which is distributed over all ranks: each forward pass {why}", fix, "run")
+        yield _reported(one, f", which is distributed over all ranks: each forward pass {why}", fix, "run")
 
 
 @rule("RW105", "error", "D28 K6", "only some ranks gather or save a state that is distributed over all ranks")
@@ -96,7 +98,7 @@ def state_on_some_ranks(script: Script) -> Iterator[Found]:
         )
         fix = f": it {does} with all of them" if is_save else ", and let rank 0 alone write what it returns"
         what = ", which all ranks must call together: it waits for the others"
-        yield _told(
+        yield _reported(
             one, what, f"call {called(one.op)} on every rank{fix}", failure_class="K6" if is_save else "D28"
         )
 
@@ -105,7 +107,7 @@ def state_on_some_ranks(script: Script) -> Iterator[Found]:
 def backward_on_some_ranks(script: Script) -> Iterator[Found]:
     for one in missed_ops(script, "backward"):
         what = ", where gradients are averaged over all ranks: it waits for the others"
-        yield _told(one, what, "make every rank run the same number of backward passes")
+        yield _reported(one, what, "make every rank run the same number of backward passes")
 
 
 #: `self` or a cache may keep groups that all ranks created before.
@@ -117,7 +119,7 @@ def made_on_some_ranks(script: Script) -> Iterator[Found]:
     for one in missed_ops(script, "wrap", "group"):
         is_group = one.op.family == "group"
         what, fix = (", members or not", ", and use the group on its members only") if is_group else ("", "")
-        yield _told(
+        yield _reported(
             one,
             f", which every rank must call{what}",
             f"call {called(one.op)} on every rank{fix}",
@@ -132,7 +134,7 @@ def made_on_some_ranks(script: Script) -> Iterator[Found]:
                 f"call {name} for every group on every rank, and keep the one that this rank is in",
                 severity="warning" if _CACHE.search(ast.unparse(test)) else "error",
                 failure_class="C10",
-                also=[told_place(f"{name} is here", path.op.call.node, path.op.call.module)],
+                also=[reported_place(f"{name} is here", path.op.call.node, path.op.call.module)],
             )
 
 

@@ -12,7 +12,7 @@ from rankwise.lint.paths.found import all_divergences, all_local_paths
 from rankwise.lint.paths.local import how_bad, may_fail_alone
 from rankwise.lint.paths.reasons import is_perhaps_shared, test_of, why
 from rankwise.lint.paths.tokens import ops_of
-from rankwise.lint.paths.words import also, anchor, called, tested, told_place, who, written
+from rankwise.lint.paths.words import also, anchor, called, tested, reported_place, who, written
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def turns_differ(script: Script) -> Iterator[Found]:
                 _FIX,
                 severity="warning",
                 failure_class=_class(share),
-                also=[told_place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
+                also=[reported_place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
             )
 
 
@@ -128,7 +128,7 @@ def collective_under_local_test(script: Script) -> Iterator[Found]:
             "let all ranks agree first: all_reduce the flag, or decide on one rank and broadcast it",
             severity=how_bad(path),
             failure_class="D14" if is_loop and "files" in item.value.origin else "C26",
-            also=[told_place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
+            also=[reported_place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
         )
 
 
@@ -154,7 +154,7 @@ def left_on_local_test(script: Script) -> Iterator[Found]:
             _fix(test),
             severity="warning" if is_perhaps_shared(path.item.value) else how_bad(path),
             failure_class=_class_of_exit(path, kind),
-            also=[told_place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
+            also=[reported_place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
         )
 
 
@@ -246,7 +246,7 @@ def exception_swallowed(script: Script) -> Iterator[Found]:
             and may_fail_alone(path.item.node)
             else "warning",
             failure_class="D15" if path.exit is not None and path.exit.kind == "continue" else "R1",
-            also=[told_place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
+            also=[reported_place(f"{called(path.op)} is here", path.op.call.node, path.op.call.module)],
         )
 
 

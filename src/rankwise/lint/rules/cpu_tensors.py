@@ -10,7 +10,7 @@ from rankwise.lint.library.acts import ACTS
 from rankwise.lint.library.names import DDP
 from rankwise.lint.model.library_calls import kinds_of
 from rankwise.lint.model.values import Instance, Items, Object
-from rankwise.lint.paths.words import told_place
+from rankwise.lint.paths.words import reported_place
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import FILLED, OBJECTS, backends, collectives, has_group, word_of
 from rankwise.lint.topics.job_view import INIT, backend_of, function_of, is_hidden, once, places, text_of
@@ -134,7 +134,7 @@ def cpu_tensor_on_nccl(script: Script) -> Iterator[Found]:
             call.node,
             f"`{shown}` is on the CPU and {word_of(call)} uses NCCL, which moves data between GPUs only: every rank fails here",
             f'create it on this rank\'s GPU, `device="cuda"`, pass `{shown}.cuda()`, or start the group with "cpu:gloo,cuda:nccl"',
-            also=[told_place(f"{word_of(one)} gets it, too", one.node, one.module) for one in others],
+            also=[reported_place(f"{word_of(one)} gets it, too", one.node, one.module) for one in others],
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.model.values import Items
-from rankwise.lint.paths.words import told_place, written
+from rankwise.lint.paths.words import reported_place, written
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.device_index import fault_of
 from rankwise.lint.topics.job_view import (
@@ -332,7 +332,7 @@ def cuda_before_notebook_launcher(script: Script) -> Iterator[Found]:
                     f"`{written(used.node)}` starts CUDA in this process, which notebook_launcher then forks: the forked ranks"
                     " can't use CUDA",
                     f"move `{written(used.node)}` into the launched function, and restart the kernel",
-                    also=[told_place("the processes are forked here", launch.node, launch.module)],
+                    also=[reported_place("the processes are forked here", launch.node, launch.module)],
                 )
 
 

@@ -42,7 +42,7 @@ def call_without_parentheses(script: Script) -> Iterator[Found]:
             and _is_meant_call(scopes, node)
             and not is_caught(script.tree, statement)
         ):
-            yield _told(script, node, "the line does nothing", can_fix=isinstance(node, ast.Attribute))
+            yield _reported(script, node, "the line does nothing", can_fix=isinstance(node, ast.Attribute))
     for block in scopes.all(ast.With):
         for item in block.items:
             node = item.context_expr
@@ -63,10 +63,10 @@ def call_without_parentheses(script: Script) -> Iterator[Found]:
             and _is_question(scopes, node)
             and (what := _effect(node, parent))
         ):
-            yield _told(script, node, what, can_fix=True)
+            yield _reported(script, node, what, can_fix=True)
 
 
-def _told(script: Script, node: ast.expr, what: str, *, can_fix: bool) -> Found:
+def _reported(script: Script, node: ast.expr, what: str, *, can_fix: bool) -> Found:
     text, span = ast.unparse(node), span_of(node, script.lines)
     needs = text.rpartition(".")[2] in _NEEDS_ARGUMENTS
     edit = Edit(span=Span(span.end_line, span.end_col, span.end_line, span.end_col), text="()")

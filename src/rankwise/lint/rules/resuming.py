@@ -44,7 +44,7 @@ def _left_out(script: Script, calls: list[Call], load: Call) -> Iterator[Found]:
     missing = [part for part in _WORDS if part in made - restored]
     stepped = any(call.name.endswith((".step", ".backward")) and call.loops for call in calls)
     at = node_in(script, load)
-    if missing and stepped and given and at is not None and all(map(_is_told_apart, given)):
+    if missing and stepped and given and at is not None and all(map(_is_one_object, given)):
         names = " and ".join(_WORDS[part] for part in missing)
         message = f"the run resumes from here, but the state of the {names} is not loaded: it starts over"
         yield Found(
@@ -52,7 +52,7 @@ def _left_out(script: Script, calls: list[Call], load: Call) -> Iterator[Found]:
         )
 
 
-def _is_told_apart(call: Call) -> bool:
+def _is_one_object(call: Call) -> bool:
     """Whether it is known what gets its state: an object, an argument, or what a hidden function has made, but none of several in a loop."""
     what = call.receiver
     return (

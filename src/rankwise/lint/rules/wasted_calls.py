@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Found
 from rankwise.lint.library.makers import WRAPPERS
 from rankwise.lint.model.values import Function, Instance, Object
-from rankwise.lint.paths.words import told_place
+from rankwise.lint.paths.words import reported_place
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import line_of, once, places
 from rankwise.lint.topics.scopes import FunctionNode, Scopes, is_function, scopes_of
@@ -143,7 +143,7 @@ def cross_entropy_of_one_output(script: Script) -> Iterator[Found]:
                 place.last.node,
                 f"the loss is always 0: cross-entropy of a model whose last layer, line {line_of(layer)}, has one output",
                 "for regression use nn.MSELoss, for yes or no nn.BCEWithLogitsLoss, for classes one output for each",
-                also=[told_place("the last layer", layer.node, layer.module)],
+                also=[reported_place("the last layer", layer.node, layer.module)],
             )
 
 

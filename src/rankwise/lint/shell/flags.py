@@ -45,11 +45,11 @@ _DEEPSPEED_SWITCHES = (
 #: What other launchers, and people, call it.
 _MEANT = {
     **dict.fromkeys(
-        (
+        (  # noqa: SIM905
             "nprocs nproc n_proc n np num_processes num_procs num_proc ngpus ngpu gpus num_gpus n_gpus ranks gpus_per_node "
             "ntasks_per_node proc_per_node procs_per_node nprocs_per_node nproc_per_nodes num_proc_per_node processes_per_node "
             "devices num_workers_per_node num_processes_per_node"
-        ).split(),  # noqa: SIM905
+        ).split(),
         "nproc_per_node",
     ),
     **dict.fromkeys(["nodes", "num_nodes", "num_node", "num_machines", "n_nodes", "nnode"], "nnodes"),

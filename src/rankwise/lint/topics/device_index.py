@@ -23,7 +23,7 @@ def fault_of(place: Place, value: Value | None) -> Fault | None:
     rank = place.last.rank
     if value is None or not _is_global(value) or rank < 2 or value.const is None:
         return None
-    if not place.entry.is_program and not _is_told_global(place.entry.histories[-1].calls):
+    if not place.entry.is_program and not _is_given_global(place.entry.histories[-1].calls):
         return None  # a parameter of that name may be anything
     if any(map(_folds, sources_of(value, cuts=False))):
         return "folded"
@@ -38,7 +38,7 @@ def _folds(value: Value) -> bool:
     return made is not None and made.name == "operator.Mod" and not isinstance(made.args[0].const, str)
 
 
-def _is_told_global(calls: Sequence[Call]) -> bool:
+def _is_given_global(calls: Sequence[Call]) -> bool:
     """Whether a call gives the global rank, or the group is made with it where the local one is another value."""
     starts = (call.arg(4, "rank") for call in calls if call.name == INIT)
     is_start = any(rank is not None and rank.origin == {"rank"} for rank in starts)
