@@ -11,7 +11,7 @@ from rankwise.lint.library.names import DDP
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.found import all_divergences, all_local_paths, all_ops, missed_ops
 from rankwise.lint.paths.reasons import test_of
-from rankwise.lint.paths.words import also, anchor, called, line_left, tested, reported_place, who, written
+from rankwise.lint.paths.words import also, anchor, called, line_left, reported_place, tested, who, written
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import parents_of
 

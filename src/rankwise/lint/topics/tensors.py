@@ -39,7 +39,7 @@ def is_on_cpu(value: Value, depth: int = 0) -> bool:
     return bool(parts) and all(is_on_cpu(one, depth + 1) for one in parts)
 
 
-def is_mean(value: Value) -> bool:
+def is_mean(value: Value, depth: int = 0) -> bool:
     """Whether it is a mean itself: of a batch, or a sum that was divided by a count; not what was computed of one."""
     made, word = value.made, value.made.name.rpartition(".")[2] if value.made is not None else ""
     if isinstance(value.thing, (Items, Method)):  # `[loss.item()]`; `outputs.loss` of a model of transformers
@@ -49,11 +49,13 @@ def is_mean(value: Value) -> bool:
             if isinstance(value.thing, Method) and value.thing.name == "loss"
             else None
         )
-        return (of is not None and is_model_call(of)) or (len(parts) == 1 and is_mean(parts[0]))
-    if made is None:
+        return (of is not None and is_model_call(of)) or (
+            len(parts) == 1 and depth < _DEEPEST and is_mean(parts[0], depth + 1)
+        )
+    if made is None or depth > _DEEPEST:
         return False
     if word in RETURNS_SELF | {"detach", "clone", "item", "float", "either"} or made.name in OF_VALUES:
-        return any(map(is_mean, [made.receiver, *made.args]))
+        return any(is_mean(one, depth + 1) for one in (made.receiver, *made.args))
     maker = getattr(made.receiver.thing, "call", None) if word == "__call__" else made
     is_loss = (
         maker is not None
@@ -78,8 +80,9 @@ _MOST = 300
 def sources_of(value: Value, *, cuts: bool = True) -> Iterator[Value]:
     """A value, and all that it was computed from, nearest first; only as far as a gradient goes to a model, unless ``cuts`` is off."""
     waiting, seen = [value], set[int]()
-    while waiting and len(seen) < _MOST:
-        one = waiting.pop(0)
+    for one in waiting:  # which grows meanwhile, and a list that is in itself would never end
+        if len(seen) > _MOST or len(waiting) > 10 * _MOST:
+            return
         thing, made = one.thing, one.made
         name = (
             thing.name
