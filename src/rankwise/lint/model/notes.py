@@ -115,6 +115,8 @@ def is_by_count(right: Value) -> bool:
     name = right.made.name if right.made is not None else ""
     if name == "builtins.len":
         return right.made is not None and not any(one.spread for one in right.made.args)
+    if right.made is not None and name == "builtins.max":  # `max(count, 1)`
+        return any(map(is_by_count, right.made.args))
     return (
         name in {"", "operator.Add", "either"}
         and isinstance(right.thing, Number)

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
-from rankwise.lint.model.values import Object
+from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import (
     differs,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
     from rankwise.lint.topics.job_view import Place
 
@@ -38,17 +39,19 @@ _REDUCES = ("torch.distributed.all_reduce", "torch.distributed.reduce", "acceler
 def mean_of_means(script: Script) -> Iterator[Found]:
     for place in once(places(script, *_REDUCES)):
         value, node = place.last.arg(0, "tensor"), place.last.arg_node(0, "tensor")
-        if (
-            value is not None
-            and "ratio" in value.origin
-            and is_mean(value)
-            and _is_averaged(script, place.last)
-        ):
+        if value is not None and _is_over_samples(value) and _is_averaged(script, place.last):
             yield Found(
                 place.last.node,
                 f"`{text_of(node)}` is a mean over this rank's samples: averaged over ranks it is wrong if the sample counts differ",
                 "reduce the sum and the count, then divide",
             )
+
+
+def _is_over_samples(value: Value) -> bool:
+    """Whether it is a mean over a number of samples, or of batches, that may differ between ranks."""
+    made = value.made.receiver.made if value.made is not None and value.made.name.endswith(".mean") else None
+    parts = made.args[0].thing if made is not None and made.name in {"torch.stack", "torch.cat"} else None
+    return (isinstance(parts, Items) and not parts.is_whole) or ("ratio" in value.origin and is_mean(value))
 
 
 def _is_averaged(script: Script, call: Call) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
@@ -39,11 +40,14 @@ def prepared_scheduler_runs_ahead(script: Script) -> Iterator[Found]:
         steps = place.last.arg(*at) if at is not None else None
         if at is None or steps is None or place.last.node not in prepared:
             continue
-        if "prepared" in steps.origin and "world_size" not in steps.origin:
+        loops = (loop for _, loop in place.entry.histories[0].loops if isinstance(loop.node, ast.While))
+        bounds = {one.path for loop in loops if loop.value.made is not None for one in loop.value.made.args}
+        is_bound = steps.path != "" and steps.path in bounds  # the loop counts steps of the optimizer
+        if ("prepared" in steps.origin or is_bound) and "world_size" not in steps.origin:
             text = text_of(place.last.arg_node(*at))
             yield Found(
                 place.last.arg_node(*at) or place.last.node,
-                f"`{text}` counts the steps of one process, but a prepared scheduler makes num_processes steps at each step(): it ends early",
+                f"`{text}` counts {'optimizer steps' if is_bound else 'the steps of one process'}, but a prepared scheduler makes num_processes steps at each step(): it ends early",
                 f"pass {text} * accelerator.num_processes",
             )
 
