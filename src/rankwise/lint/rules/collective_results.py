@@ -79,7 +79,7 @@ def _is_temporary(value: Value, node: ast.AST) -> bool:
         return (
             bool(parts)
             and is_new
-            and all(one.is_known or (one.made is not None and one.made.node in inside) for one in parts)
+            and all(one.const is None or (one.made is not None and one.made.node in inside) for one in parts)
         )
     if made is None or made.node is not node or is_number(value):
         return False
