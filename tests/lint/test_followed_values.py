@@ -55,6 +55,28 @@ model = DDP(net.cuda())
 ck = torch.load("last.pt")
 {use}
 """
+_SHARE = """
+x = torch.rand(64, 4)[rank * 4 : rank * 4 + 4]
+own = {own}
+dist.all_gather([torch.zeros_like(own) for _ in range(world)], own)
+"""
+_RUNS = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--mode")
+args = parser.parse_args()
+if args.mode == "train":
+    if rank == 0:
+        torch.save({{}}, "last.pt")
+{then} args.mode == "compare" or {then!r} == "if":
+    torch.load("last.pt")
+"""
+_FORMER = """
+model = {wrap}
+for _ in range(9):
+    model(torch.rand(4)).sum().backward()
+    opt.step()
+"""
 _ALONE = """
 if {test}:
     net = DDP(net)
@@ -134,6 +156,9 @@ _PAIRS = {
     "a look changes no keys": ("RW607", _KEYS, {"step": "print(len(ck))"}, {"step": "strip(ck)"}),
     "a count is no tuple": ("RW814", _SPAWN, {"work": "pass", "before": "", "start": "work, os.cpu_count()"}, {"work": "pass", "before": "", "start": "work, (os.cpu_count(),)"}),
     "a decorated function has a name": ("RW813", _SPAWN, {"work": "pass", "before": "f = lambda rank, n: 0", "start": "f, (2,)"}, {"work": "pass", "before": "", "start": "wrapped, (2,)"}),
+    "a number is no share": ("RW317", _SHARE, {"own": "x.clone()"}, {"own": "torch.tensor(x.sum().item())"}),
+    "what is written in another run": ("RW603", _RUNS, {"then": "if"}, {"then": "elif"}),
+    "a wrapper of former times": ("RW401", _FORMER, {"wrap": "net"}, {"wrap": "nn.parallel.DistributedDataParallelCPU(net)"}),
 }  # fmt: skip
 
 

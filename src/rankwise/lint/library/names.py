@@ -61,6 +61,7 @@ _PREFIXES = {
 _WHOLE = {
     "torch.distributed.fsdp.FSDP": FSDP,
     "apex.parallel.DistributedDataParallel": DDP,
+    "torch.nn.parallel.DistributedDataParallelCPU": DDP,
     "lightning.Fabric": FABRIC,
     "lightning.fabric.fabric.Fabric": FABRIC,
     "lightning.Trainer": PL_TRAINER,

@@ -99,6 +99,7 @@ def read_before_written(script: Script) -> Iterator[Found]:
                 write.place.entry is read.place.entry
                 and is_sequence(read.place.entry, write.call, read.call)
                 and write.same_file(read)
+                and not write.call.excludes(read.call)
                 and _races(script, write, read)
             ):
                 line = line_of(write.call)
