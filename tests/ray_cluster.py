@@ -5,11 +5,13 @@ A line there replaces a node on which a launcher runs: another one is added, and
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
 import tempfile
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 # Where several tests run at once, a raylet takes its time.
@@ -22,6 +24,11 @@ def main(port: int, num_nodes: int) -> None:
     Cluster = import_module("ray.cluster_utils").Cluster
     list_actors = import_module("ray.util.state").list_actors
 
+    # Two clusters at once on one host use each other's ports: another worker's tests wait for theirs.
+    lock = os.open(Path(tempfile.gettempdir(), "rankwise-tests-ray.lock"), os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    # Ray writes down there which cluster was started last, and makes the folder only for clusters without a temporary folder of their own.
+    Path("/tmp/ray").mkdir(exist_ok=True)
     # Short: sockets lie there, whose names may have 107 bytes.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": port, "temp_dir": folder}

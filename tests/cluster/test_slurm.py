@@ -338,7 +338,9 @@ def test_ranks_of_submitit_know_each_other(tmp_path: Path) -> None:
         timeout=100,
         check=False,
     )
-    assert done.stdout == "[(0, 2, 2.0), (1, 2, 2.0)]\n" * 2, done.stderr
+    # On a busy host submitit asks for the jobs' states, too, and prints that this cluster keeps no accounts.
+    results = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert results == ["[(0, 2, 2.0), (1, 2, 2.0)]"] * 2, done.stdout + done.stderr
 
 
 RIDES = """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _ctypes
 import atexit
+import contextlib
 import ctypes
 import gc
 import os
@@ -64,16 +65,17 @@ def _leave_out_destructors(known: set[str]) -> None:
     """
     libc: Any = ctypes.CDLL(None)
     pythons = os.path.dirname(getattr(_ctypes, "__file__", ""))
-    has_own = any(os.path.dirname(one) != pythons for one in _list_libraries() - known)
+    has_own = "" in known or any(os.path.dirname(one) != pythons for one in _list_libraries() - known)
     if hasattr(libc, "on_exit") and not has_own and not os.environ.get("LD_PRELOAD"):
         libc.on_exit(libc._exit, None)
         libc["__cxa_atexit"](libc.fflush, None, None)  # the last to come is the first to be called
 
 
 def _list_libraries() -> set[str]:
-    """Return the files of the process's shared libraries."""
-    with open("/proc/self/maps") as maps:
+    """Return the files of the process's shared libraries, and "" where the system does not show them."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         return {line[line.index("/") :].rstrip() for line in maps if ".so" in line and "/" in line}
+    return {""}
 
 
 def _find_nanobind_objects() -> list[Any]:

@@ -304,7 +304,5 @@ def _ends_with_environ(node: ast.expr) -> bool:
 
 
 def _get_text(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant):
-        value = node.value
-        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    return ""
+    value = node.value if isinstance(node, ast.Constant) else ""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
