@@ -209,13 +209,13 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
     "base": 2_385,  # aim: base and engine 3,000
-    "engine": 3_560,  # aim: base and engine 3,000
+    "engine": 3_570,  # aim: base and engine 3,000
     "evidence": 8_270,  # aim: evidence and verdict 11,000
     "verdict": 8_280,  # aim: evidence and verdict 11,000
     "lint": 23_690,  # aim: 18,000
     "cluster": 3_995,  # aim: 3,000
     "doctor": 11_815,  # aim: 9,000
-    "warm": 2_225,  # aim: launcher and warm 9,000
+    "warm": 2_235,  # aim: launcher and warm 9,000
     "launcher": 10_610,  # aim: launcher and warm 9,000
     "runtime": 6_350,  # aim: 6,000
     "data": 4_850,  # aim: 4,500

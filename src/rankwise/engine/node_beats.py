@@ -150,7 +150,10 @@ class Beats:
             for key, _ in events:
                 self._receive(key.fileobj, key.data, now_s)
             while not self._found.empty():
-                self._found.get()()
+                try:
+                    self._found.get()()
+                except Exception as error:  # noqa: BLE001 - one conclusion less, and the others are watched
+                    self._tell(f"what was found out of a node can't be used: {type(error).__name__}: {error}")
             for connection in list(self._connections):
                 if connection.peer is None and now_s - connection.begun_s > _HELLO_S:
                     self._close(connection)

@@ -75,8 +75,8 @@ class Members:
         self._members: list[int] = []
         self._reserves: dict[int, list[Any]] = {}
         self._at: dict[int, list[list[Any]]] = {}
-        #: Of those: whose launcher was reached from here, since when it does not answer, and when they are asked next.
-        self._reached: set[int] = set()
+        #: Of those: at which address a launcher was reached from here, since when it does not answer, and when they are asked next.
+        self._reached: dict[int, list[Any]] = {}
         self._silent_s: dict[int, float] = {}
         self._probe_s = float("inf")
         self._neighbours: frozenset[int] = frozenset()
@@ -130,7 +130,7 @@ class Members:
         reserves = [(host, port) for hosts, port in self._reserves.values() if port for host in hosts]
         former, self._orders["places"] = self._orders.get("places", []), list(dict.fromkeys([*served, *reserves]))  # fmt: skip
         for one in self._others:
-            self._ask(one, self._note_reached)
+            threading.Thread(target=self._find_address, args=(one,), daemon=True).start()
         node = None if parent is None else self._members[parent]
         self._neighbours = frozenset(
             self._members[one] for one in ([] if parent is None else [parent]) + children
@@ -163,7 +163,7 @@ class Members:
     def _report_lost(self, loss: Any) -> None:
         if loss.node in self._neighbours and (loss.is_ended or loss.is_gone):
             # Until now it would have told us of others: who has ended, too, has met nobody since.
-            for node in self._others - set(self._detector.losses):
+            for node in self._others - set(self._detector.losses) - self._heard:
                 self._ask(node, partial(self._judge_first, time.monotonic()))
         host, base, num = loss.about
         self._lost_nodes[str(loss.node)] = {"host": host, "base": base, "num": num, "why": loss.why, "is_ended": loss.is_ended}  # fmt: skip
@@ -228,12 +228,11 @@ class Members:
 
     def probe_serving(self) -> None:
         """Find out, when its store fails, whether the node that serves it is lost: whoever heard it may be lost with it."""
-        if self._serving is None or self._serving == self._node or self.has_to_move:
+        if self._serving is None or self._serving in {self._node, *self._heard} or self.has_to_move:
             return
-        states = self._reach_all(self._serving)
-        if "open" not in states:
-            is_ended, is_gone = self._detector.judge_end(time.monotonic()) if self._is_refused(self._serving, states) else (False, False)  # fmt: skip
-            self._beats.do(partial(self._note, self._serving, "its store does not answer", is_ended=is_ended, is_gone=is_gone))  # fmt: skip
+        # It may have met others before it ended, so that nothing is proved.
+        if "open" not in self._reach_all(self._serving):
+            self._beats.do(partial(self._note, self._serving, "its store does not answer"))
 
     def probe_missing(self, handler: Any) -> None:
         """Find out, while the others are waited for, whether one that does not come has ended: whoever heard it may be lost with it.
@@ -252,13 +251,15 @@ class Members:
             for node in self._others:
                 if self._is_missing(handler, node):
                     self._ask(node, partial(self._judge_missing, handler))
+                else:
+                    self._silent_s.pop(node, None)
 
     def _is_missing(self, handler: Any, node: int) -> bool:
         """Tell whether a node has not come, as far as is known, and nobody would tell us if it were lost."""
-        if node in self._detector.losses or any(peer.node == node for peer in list(self._detector.peers)):
+        if node in self._detector.losses or node in self._heard:
             return False
         state = handler._state_holder.state
-        is_past = state.complete and state.round == self._round and not self._has_moved
+        is_past = state.complete and state.round in {self._round, self._last_round} and not self._has_moved
         return is_past or node == self._serving or not self._rendezvous.count_inside(handler, [self._descriptions[node]])  # fmt: skip
 
     def _judge_missing(self, handler: Any, node: int, states: set[str]) -> None:
@@ -267,7 +268,8 @@ class Members:
             self._silent_s.pop(node, None)
             return
         silent_s = time.monotonic() - self._silent_s.setdefault(node, time.monotonic())
-        if self._is_refused(node, states) or (silent_s >= _PROBE_EVERY_S and self._has_enough_without(node)):
+        is_silent = node in self._reached and silent_s >= _PROBE_EVERY_S
+        if self._is_refused(node, states) or (is_silent and self._has_enough_without(node)):
             self._note(node, "it does not come, and its launcher does not answer")
             self._tell(f"node {node} (at {self._at[node][0][0]}) is lost: it does not come, and its launcher does not answer")  # fmt: skip
 
@@ -284,12 +286,14 @@ class Members:
         num_left = len(self._members) - len(self._detector.losses) - 1
         return num_left >= self._count_needed(keeps_store=self._keeps_store and node != self._serving)
 
-    def _note_reached(self, node: int, states: set[str]) -> None:
-        if "open" in states:
-            self._reached.add(node)
+    def _find_address(self, node: int) -> None:
+        for at in self._at[node]:
+            if self._reach(*at) == "open":
+                self._reached[node] = at
+                return
 
-    def _note(self, node: int, why: str, *, is_ended: bool = False, is_gone: bool = False) -> None:
-        self._detector.note(self._detecting.Loss(node, [self._at[node][0][0], 0, 0], why, is_ended, is_gone))
+    def _note(self, node: int, why: str, *, is_gone: bool = False) -> None:
+        self._detector.note(self._detecting.Loss(node, [self._at[node][0][0], 0, 0], why, is_ended=False, is_gone=is_gone))  # fmt: skip
 
     def _ask(self, node: int, conclude: Callable[[int, set[str]], None]) -> None:
         """Find out what is at a launcher's port, and conclude in the thread that hears the others."""
@@ -301,7 +305,13 @@ class Members:
         threading.Thread(target=ask, daemon=True).start()
 
     def _reach_all(self, node: int) -> set[str]:
-        return {self._reach(host, port, *name) for host, port, *name in self._at[node]}
+        return {
+            self._reach(*at) for at in ([self._reached[node]] if node in self._reached else self._at[node])
+        }
+
+    @property
+    def _heard(self) -> set[int]:
+        return {peer.node for peer in list(self._detector.peers)}
 
     @property
     def _others(self) -> set[int]:

@@ -56,7 +56,8 @@ class SingleRankRestarts:
             return True
         gone = {rank for node in lost for rank in range(node.base_rank, node.base_rank + node.num_ranks)}
         self._note_apart(ranks)
-        if not (self.is_on and self._is_apart and are_spare(gone, self._job.spec.roles)):
+        are_known = all(node.num_ranks for node in lost)
+        if not (self.is_on and self._is_apart and are_known and are_spare(gone, self._job.spec.roles)):
             return False
         for node in lost:
             if node.node not in self._missed:

@@ -87,7 +87,7 @@ class LostNode:
     Attributes:
         node: Its rank among the nodes.
         host: Its name.
-        base_rank: Its first rank; ``num_ranks``: how many it had.
+        base_rank: Its first rank; ``num_ranks``: how many it had, 0 where only one knew that was lost with it.
         why: How it is known.
     """
 
@@ -99,8 +99,9 @@ class LostNode:
 
     def describe(self) -> str:
         """Return it with its ranks, and how its loss is known."""
-        ranks = name_ranks(range(self.base_rank, self.base_rank + self.num_ranks))
-        return f"node {self.node} (host {self.host}, {ranks}) is lost: {self.why}"
+        ranks = range(self.base_rank, self.base_rank + self.num_ranks)
+        place = f"{self.host}, {name_ranks(ranks)}" if ranks else self.host
+        return f"node {self.node} (host {place}) is lost: {self.why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

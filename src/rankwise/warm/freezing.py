@@ -55,26 +55,34 @@ def freeze() -> None:
     is_unknown = any(isinstance(one, type) and not str(one.__module__).startswith(_KNOWN) for one in counted)
     if is_held or is_unknown or not _HAS_LISTS:
         atexit.register(gc.unfreeze)
-    atexit.register(_leave_out_destructors, _list_libraries())
+    if not os.environ.get(
+        "LD_PRELOAD"
+    ):  # what is in each process, to measure it, may write what it has found at the very end
+        atexit.register(_leave_out_destructors, _list_libraries())
 
 
 def _leave_out_destructors(known: set[str]) -> None:
-    """Have a rank end when its interpreter has: to take the C++ of torch apart costs 0.1 s of CPU, and shows nowhere.
+    """Have a rank end when its interpreter has: to take the C++ of torch apart costs 0.1 s of CPU.
 
-    Not where the script has loaded libraries of its own, or one is in each process to measure it: they may write what they have found at the very end.
+    Not where that may show: libraries of the script's own may write something at the very end, and torch tells of collectives that nobody waited for.
     """
     libc: Any = ctypes.CDLL(None)
     pythons = os.path.dirname(getattr(_ctypes, "__file__", ""))
     has_own = "" in known or any(os.path.dirname(one) != pythons for one in _list_libraries() - known)
-    if hasattr(libc, "on_exit") and not has_own and not os.environ.get("LD_PRELOAD"):
+    count_open = getattr(sys.modules.get("torch._C._distributed_c10d"), "_get_work_registry_size", int)
+    if hasattr(libc, "on_exit") and not has_own and not count_open():
         libc.on_exit(libc._exit, None)
-        libc["__cxa_atexit"](libc.fflush, None, None)  # the last to come is the first to be called
+        libc["__cxa_atexit"](
+            libc.fcloseall, None, None
+        )  # the last to come is the first to be called; fflush would wait for a thread that reads
 
 
 def _list_libraries() -> set[str]:
-    """Return the files of the process's shared libraries, and "" where the system does not show them."""
-    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        return {line[line.index("/") :].rstrip() for line in maps if ".so" in line and "/" in line}
+    """Return the files that the process has code of, and "" where the system does not show them."""
+    with contextlib.suppress(OSError), open("/proc/self/maps", errors="surrogateescape") as maps:
+        return {
+            line[line.index("/") :].rstrip() for line in maps if "x" in line.split(None, 2)[1] and "/" in line
+        }
     return {""}
 
 
