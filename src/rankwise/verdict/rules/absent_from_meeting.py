@@ -54,16 +54,15 @@ def find(view: SceneView) -> Iterator[JobFinding]:
 
 
 def _find_unserved(view: SceneView) -> Iterator[JobFinding]:
-    """Yield the ranks that look for a store where nobody serves one, if all others are there and wait, too."""
-    met = [one for one in view.rank_states.values() if one.wait == "meeting"]
-    stacks = {one.rank: view.by_rank[one.rank].stack for one in met}
+    """Yield the ranks if all of them look for a store: below a launcher, which tells rank 0 to serve none."""
+    stacks = {one.rank: view.by_rank[one.rank].stack for one in view.rank_states.values() if one.wait == "meeting"}  # fmt: skip
     seeking = tuple(rank for rank, stack in stacks.items() if stack and any(frame.function == _CONNECT for frame in list_calls(stack)))  # fmt: skip
-    if seeking and len(met) == len(view.rank_states):
+    if seeking and len(seeking) == len(view.rank_states):
         at = view.rank_states[seeking[0]].site
         yield JobFinding(
             kind="hang", certainty="suspicion", rule=RULE, culprits=seeking, class_id="I2", where=at, is_stuck=False, fix=_STORE,
             message=f"{name_ranks(seeking)} {verb(seeking, 'look', 'looks')} for the store in init_process_group at {shorten(at)}, and nothing answers there: below a launcher no rank serves one",
-            waiting=view.list_waiting([one for one in met if one.rank not in seeking]), key=f"unserved {seeking}",
+            key=f"unserved {seeking}",
         )  # fmt: skip
 
 
