@@ -141,21 +141,21 @@ class ForkedPython:
         streams = [stream for stream in (self.stdout, self.stderr) if stream is not None]
         if any(stream.closed for stream in streams):
             return "", ""
-        until, told = time.monotonic() + (timeout or 1e6), dict.fromkeys(streams, b"")
-        todo = list(told)
+        until, received = time.monotonic() + (timeout or 1e6), dict.fromkeys(streams, b"")
+        todo = list(received)
         while todo:
             ready = select.select(todo, [], [], max(0.0, until - time.monotonic()))[0]
             if not ready:
                 raise subprocess.TimeoutExpired("a forked Python", timeout or 0.0)
             for stream in ready:
                 data = os.read(stream.fileno(), 1 << 16)
-                told[stream] += data
+                received[stream] += data
                 if not data:
                     todo.remove(stream)
         self.wait(max(0.0, until - time.monotonic()))
         for stream in streams:
             stream.close()
-        out, err, *_ = (*(data.decode("utf-8", "replace") for data in told.values()), "")
+        out, err, *_ = (*(data.decode("utf-8", "replace") for data in received.values()), "")
         return out, err
 
     def send_signal(self, number: int) -> None:

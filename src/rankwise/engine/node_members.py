@@ -162,7 +162,7 @@ class Members:
 
     def _report_lost(self, loss: Any) -> None:
         if loss.node in self._neighbours and (loss.is_ended or loss.is_gone):
-            # Until now it would have told us of others: who has ended, too, has met nobody since.
+            # It reported other losses until it ended: who has ended with it has met nobody since.
             for node in self._others - set(self._detector.losses) - self._heard:
                 self._ask(node, partial(self._judge_first, time.monotonic()))
         host, base, num = loss.about
@@ -243,9 +243,8 @@ class Members:
         if not self._detector.losses or self._detector.is_expelled:
             return
         every_s = _PROBE_EVERY_S + _PROBE_EVERY_OF_EACH_S * len(self._members)
-        self._probe_s = min(
-            self._probe_s, now_s + every_s
-        )  # torch's call may hang before it has read anything
+        # Not when torch's call begins to wait: it may hang before it has read anything.
+        self._probe_s = min(self._probe_s, now_s + every_s)
         if now_s >= self._probe_s:
             self._probe_s = now_s + every_s
             for node in self._others:

@@ -171,8 +171,8 @@ def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
         is_spread = it.local_world_size is not None and it.local_world_size < it.world_size
         if (it.num_nodes or 1) < 2 and not is_spread:
             continue
-        told = it.origins
-        how = told["num_nodes"] if it.num_nodes else f"{told['local_world_size']} of {told['world_size']}"
+        by = it.origins
+        how = by["num_nodes"] if it.num_nodes else f"{by['local_world_size']} of {by['world_size']}"
         # On the first node it does no harm by itself: the others may be told another address.
         is_first, is_by_hand = is_unspecified(addr) and it.node_rank == 0, it.source == "RANK and WORLD_SIZE"
         yield Reading(
