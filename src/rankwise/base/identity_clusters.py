@@ -49,7 +49,7 @@ def read_tf_config(env: Mapping[str, str]) -> Identity | None:
         f"{len(addresses)} entries in TF_CONFIG's cluster",
     )
     it.origins = {"rank": task_value, "world_size": cluster_value, "local_rank": f"{task_value}, among those of its host", "local_world_size": "entries of its host in TF_CONFIG's cluster",
-               "node_rank": f"{task_value}, by its host", "num_nodes": "hosts in TF_CONFIG's cluster"}  # fmt: skip
+                  "node_rank": f"{task_value}, by its host", "num_nodes": "hosts in TF_CONFIG's cluster"}  # fmt: skip
     found = it.port()
     if found is None:
         job = "ps" if servers else "chief" if chiefs else "worker"
@@ -96,7 +96,7 @@ def read_sagemaker(env: Mapping[str, str]) -> Identity | None:
     it = Traces(env)
     place, count = f"place of SM_CURRENT_HOST={current} in {name}", f"{len(hosts)} hosts in {name}"
     it.origins = {"rank": place, "world_size": f"{count}, one process each", "local_rank": "one process a host", "local_world_size": "one process a host",
-               "node_rank": place, "num_nodes": count}  # fmt: skip
+                  "node_rank": place, "num_nodes": count}  # fmt: skip
     port = it.port()
     if port is None:
         port = it.derive("master_port", _SAGEMAKER_PORT, "the port of SageMaker's own launchers")
@@ -161,7 +161,7 @@ def read_skypilot(env: Mapping[str, str]) -> Identity | None:
     if rank is None or num_nodes is None or num_nodes < 2:
         return None
     it.origins |= {"world_size": f"{it.origins['num_nodes']}, one process each", "local_rank": "one process a node", "local_world_size": "one process a node",
-                "node_rank": it.origins["rank"]}  # fmt: skip
+                   "node_rank": it.origins["rank"]}  # fmt: skip
     task = env.get("SKYPILOT_TASK_ID", "")
     return Identity(
         rank=rank, world_size=num_nodes, local_rank=0, local_world_size=1, node_rank=rank, num_nodes=num_nodes,
