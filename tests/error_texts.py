@@ -57,8 +57,9 @@ REAL: list[tuple[str, Blame | None, str | None]] = [
     ("ValueError: sampler option is mutually exclusive with shuffle", "own", "X2"),
     ("RuntimeError: Error(s) in loading state_dict for Linear:\n\tMissing key(s) in state_dict: \"weight\", \"bias\". \n\tUnexpected key(s) in state_dict: \"module.weight\", \"module.bias\". ", "own", "K4"),
     ("RuntimeError: Error(s) in loading state_dict for DistributedDataParallel:\n\tMissing key(s) in state_dict: \"module.weight\", \"module.bias\". ", None, None),
+    ("RuntimeError: Error(s) in loading state_dict for DistributedDataParallel:\n\tMissing key(s) in state_dict: \"module.weight\". \n\tUnexpected key(s) in state_dict: \"weight\". ", None, None),
     ("RuntimeError: FSDP needs a non-CPU accelerator device, but no accelerator device is detected.", "own", None),
-    ("ValueError: Must specify global_rank or group_rank", "own", "C18"),
+    ("ValueError: Must specify global_rank or group_rank", "own", None),
     ("RuntimeError: Error(s) in loading state_dict for Linear:\n\tsize mismatch for weight: copying a param with shape torch.Size([3])", None, None),
     ("FileNotFoundError: [Errno 2] No such file or directory: '_pain_ck.pt'", None, None),
     # The machine.

@@ -107,6 +107,10 @@ def test_what_is_no_letter_is_refused(text: str) -> None:
     """A line of another program in the store is an error with a name, not a crash of the watch."""
     with pytest.raises(ValueError, match="not a message"):
         open_message(text)
+    message = open_message(pack(told(FACTS)))
+    message["scene"]["ranks"][0]["ended_s"] = "soon"
+    with pytest.raises(ValueError, match="no scene"):
+        read_message(message, later_s=100.0)
 
 
 def test_scenes_of_nodes_are_one() -> None:

@@ -72,7 +72,8 @@ class JobMonitor:
     def __init__(self, job: Job, part: Assignment, ranks: Sequence[Rank], folder: Path) -> None:
         self._is_on = job.spec.watch
         self._ranks, self._say = ranks, job.console.say
-        self._sampler, self._clock = RankSampler(ranks, part.world_size, job.clock), job.clock
+        self._sampler = RankSampler(ranks, part.world_size, job.clock, has_agent_store=not part.rank0_serves)
+        self._clock = job.clock
         self._link = link = part.link if job.spec.watch else None
         self._host_check = job.host_check
         self._all = self._answers = None

@@ -131,8 +131,8 @@ class RankSampler:
         clock: Where the time comes from.
     """
 
-    def __init__(self, ranks: Sequence[Rank], world_size: int, clock: Clock) -> None:
-        self._clock, self._world_size = clock, world_size
+    def __init__(self, ranks: Sequence[Rank], world_size: int, clock: Clock, *, has_agent_store: bool = True) -> None:  # fmt: skip
+        self._clock, self._world_size, self._has_agent_store = clock, world_size, has_agent_store
         now = clock.monotonic()
         self._tracks = {rank.rank: _SampledRank(rank=rank, moved_s=now) for rank in ranks}
 
@@ -314,6 +314,7 @@ class RankSampler:
             world_size=self._world_size,
             now_s=now,
             is_whole=len(self._tracks) == self._world_size,
+            has_agent_store=self._has_agent_store,
         )
 
     def take_end(self) -> Scene:

@@ -87,7 +87,7 @@ class LostNode:
     Attributes:
         node: Its rank among the nodes.
         host: Its name.
-        base_rank: Its first rank; ``num_ranks``: how many it had, 0 where only one knew that was lost with it.
+        base_rank: Its first rank; ``num_ranks``: how many it had, 0 where nobody that is left has heard it.
         why: How it is known.
     """
 

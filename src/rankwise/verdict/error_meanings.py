@@ -97,7 +97,7 @@ MEANINGS: tuple[Meaning, ...] = (
              "an absolute path is needed (file:///…), new for each run; under a launcher init_method is best left out"),
     _meaning("own", "I14", r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set|KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE)'",
              "the launcher sets these variables: don't remove them, and start the script with `rankwise run`"),
-    _meaning("own", "L12", r"`(rank|world_size)` must be an integer",
+    _meaning("own", "L12", r"`(rank|world_size)` must be an integer\. None",
              "pass no rank= and no world_size= to init_process_group: an option that nobody gives is None, and the launcher has set RANK and WORLD_SIZE"),
     _meaning("own", "I15", r"[Dd]efault process group has not been initialized",
              "call torch.distributed.init_process_group() before this line, on all ranks"),
@@ -126,7 +126,7 @@ MEANINGS: tuple[Meaning, ...] = (
     _meaning("own", "C17", r"No backend type associated with device type|Tensors must be CUDA and dense",
              "move the tensor to the GPU, or initialize with backend='cpu:gloo,cuda:nccl'"),
     _meaning("own", "C18", r"Expected parameter `?tensor`? (of|to be of) type torch\.Tensor", "wrap the number: torch.tensor(value)"),
-    _meaning("own", "C18", r"Must specify global_rank or group_rank", "name the rank that gives, or that gets the result: src= or dst="),
+    _meaning("own", None, r"Must specify global_rank or group_rank", "name the rank that gives, or that gets the result: src= or dst="),
     _meaning("own", "C19", r"(gather_list|scatter_list)\S* must (NOT )?be specified on",
              "pass the list on the root rank only, and None on all others"),
     # DDP and the wrappers.
@@ -144,7 +144,7 @@ MEANINGS: tuple[Meaning, ...] = (
              "leave device_ids out for a model on the CPU"),
     _meaning("own", "X2", r"sampler option is mutually exclusive with shuffle",
              "remove shuffle=True from the loader: DistributedSampler(shuffle=True) shuffles"),
-    _meaning("own", "K4", r"Error\(s\) in loading state_dict(?=.{19000}|.*Unexpected key).{0,8000}?\bmodule\.",
+    _meaning("own", "K4", r"Error\(s\) in loading state_dict.{0,19000}?Unexpected key\(s\) in state_dict: \"module\.",
              "save model.module.state_dict(), or strip the prefix 'module.' from the keys"),
     _meaning("own", "L13", r"Can't pickle .{0,200}?lambda|finished its bootstrapping phase",
              "pass mp.spawn a function at the module's top level, and guard the start with `if __name__ == '__main__':`"),
@@ -157,7 +157,7 @@ MEANINGS: tuple[Meaning, ...] = (
              "the cause is an earlier line than this one, usually an index, label or token out of range: CUDA_LAUNCH_BLOCKING=1 names it, and so does a run on the CPU"),
     _meaning("own", None, r"\bModuleNotFoundError: No module named",
              "install it in the Python of the ranks (`rankwise doctor --only interpreter` names it), or choose another Python by PYTHON_EXEC; "
-             "a module of your own must be beside the script or on PYTHONPATH; of a package that is there (torch.…), this version has no such part"),
+             "a module of your own must be beside the script or on PYTHONPATH; a part of torch that is missing was moved or removed in this version"),
     _meaning("own", None, r"CUDA out of memory|OutOfMemoryError", "use a smaller batch, gradient accumulation, or activation checkpointing"),
 )  # fmt: skip
 

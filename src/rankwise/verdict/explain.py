@@ -289,8 +289,6 @@ def explain_waiting(waiting: Sequence[RankState]) -> str:
         f"{name_ranks(ranks)} {verb(ranks, 'wait')} {what} {place}"
         if stage is None
         else f"stage {stage} ({name_ranks(ranks)}) waits {what} {place}"
-        for (what, place, stage), ranks in sorted(
-            groups.items(), key=lambda group: (-len(group[1]), group[1])
-        )
+        for (what, place, stage), ranks in sorted(groups.items(), key=lambda it: (-len(it[1]), it[1]))
     ]
     return join_clauses(clauses)

@@ -77,7 +77,7 @@ def _gates_before(step: Step, rank_names: frozenset[str]) -> list[Guard]:
         for one in step.block[: step.at]
         if isinstance(one, ast.If)
         and _leaves(one.body) != _leaves(one.orelse)
-        and not _asks_for_none(one.test)
+        and not asks_for_none(one.test)
         and asks_rank(one.test, rank_names)
     ]
 
@@ -165,7 +165,7 @@ def _leaves(block: list[ast.stmt]) -> bool:
     return bool(block) and isinstance(block[-1], (ast.Return, ast.Break, ast.Continue))
 
 
-def _asks_for_none(test: ast.expr) -> bool:
+def asks_for_none(test: ast.expr) -> bool:
     """Tell whether a test asks if there is a rank at all: ``rank == -1``, ``rank < 0``, ``rank is None``."""
     match test:
         case ast.Compare(comparators=[ast.UnaryOp(op=ast.USub()) | ast.Constant(value=None)]):
@@ -173,7 +173,7 @@ def _asks_for_none(test: ast.expr) -> bool:
         case ast.Compare(ops=[ast.Lt()], comparators=[ast.Constant(value=0)]):
             return True
         case ast.BoolOp(values=values):
-            return any(_asks_for_none(value) for value in values)
+            return any(asks_for_none(value) for value in values)
         case _:
             return False
 

@@ -152,8 +152,8 @@ def _wait_apart(scene: Scene, *, has_hung: bool) -> bool:
     rank_states = [find_state(facts) for facts in scene.ranks]
     places = {(one.call, one.site) for one in rank_states}
     # Of a device's wait the line is no place: each rank goes on until it needs a result.
-    is_reported = not any(one.wait == "device" or one.op for one in rank_states)
-    return scene.is_whole and _do_all_wait(scene, has_hung=has_hung) and is_reported and len(places) > 1
+    are_places_known = not any(one.wait == "device" or one.op for one in rank_states)
+    return scene.is_whole and _do_all_wait(scene, has_hung=has_hung) and are_places_known and len(places) > 1
 
 
 def say(verdict: Verdict, *, is_now: bool = False, width: int | None = None) -> str:

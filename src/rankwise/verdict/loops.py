@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.verdict.group_sequences import KNOWN_NAMES
-from rankwise.verdict.guards import asks_rank, find_rank_names
+from rankwise.verdict.guards import asks_for_none, asks_rank, find_rank_names
 from rankwise.verdict.handlers import ends_rank
 from rankwise.verdict.source_text import (
     Loop,
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 #: "own": either of both for the rank, or for another value that the loop has read or computed, which may differ between ranks.
 Reason = Literal["not finite", "exception", "empty", "no loss", "stop", "swallowed", "own"]
 
-_NOT_FINITE = re.compile(
-    r"^(isnan|isinf|isfinite|is_?nan|is_?finite|.*_nan|nan_.*|found_inf)$", re.IGNORECASE
-)
+_NOT_FINITE = re.compile(r"^(isinf|is_?nan|is_?finite|.*_nan|nan_.*|found_inf)$", re.IGNORECASE)
 _STOPPING = re.compile(
     r"^(stop|stopper|stopped|stopping)$|early|patience|patient|no_improve|not_improved|worse|plateau|converged|should_stop|stop_training|(^|_)(bad|best|loss|acc|accuracy|score|metric)(_|$)",
     re.IGNORECASE,
@@ -118,7 +116,7 @@ def _list_ways(loop: Loop, line: int, shared: frozenset[str], ranks: frozenset[s
         names = frozenset(name for test in tests for name in list_names(test))
         if names & shared:
             continue  # all ranks have agreed on it
-        is_for_some = any(asks_rank(test, ranks) for test in tests)
+        is_for_some = any(asks_rank(test, ranks) and not asks_for_none(test) for test in tests)
         reason: Reason | None = None
         if isinstance(node, ast.Continue) and node.lineno < line:
             reason = _find_skip(tests, names, own, is_handled=is_handled)

@@ -60,9 +60,7 @@ def look(scene: Scene) -> tuple[JobFinding, ...]:
         for finding in doubt(rule.find(view), view):
             findings.setdefault(finding.key, finding)
     ordered = sorted(findings.values(), key=_order)
-    proofs = [
-        finding for finding in ordered if finding.is_proof and (finding.is_stuck or finding.kind == "hang")
-    ]
+    proofs = [one for one in ordered if one.is_proof and (one.is_stuck or one.kind == "hang")]
     return tuple(
         finding
         for finding in ordered

@@ -141,15 +141,20 @@ class SceneView:
         """Return the group that a rank's operation belongs to."""
         return None if op.is_message else self._sequence_of.get((rank, op.group))
 
+    def members_of(self, rank: int, op: Op) -> tuple[tuple[int, ...], str]:
+        """Return the members and the backend of an operation's group, also of a message's; nothing if that is not known."""
+        evidence = self.by_rank[rank].evidence
+        group = evidence.groups.get(op.group) if evidence is not None else None
+        return ((), "") if group is None else (group.ranks, group.backend)
+
     def is_fresh(self, rank: int) -> bool:
         """Tell whether a rank's records hold all that it has issued, also from C++."""
         facts = self.by_rank.get(rank)
         if facts is None or facts.evidence is None or facts.evidence.dumped_s is None:
             return False
         moved_s = facts.ended_s if facts.ended_s is not None else self.scene.now_s - facts.still_s
-        return facts.evidence.dumped_s >= min(moved_s, self.scene.now_s - FRESH_S) - (
-            0 if facts.ended_s is None else FRESH_S
-        )
+        late_s = 0 if facts.ended_s is None else FRESH_S
+        return facts.evidence.dumped_s + late_s >= min(moved_s, self.scene.now_s - FRESH_S)
 
     @cached_property
     def awaited(self) -> dict[int, frozenset[int]]:

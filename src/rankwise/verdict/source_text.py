@@ -76,9 +76,7 @@ def find_path(text: str, line: int) -> tuple[Step, ...]:
 def find_path_inside(text: str, line: int) -> tuple[Step, ...]:
     """Return those that stand in the innermost function or class around a line."""
     steps = find_path(text, line)
-    entered = [
-        n for n, step in enumerate(steps) if isinstance(step.node, Function | ast.ClassDef) and step.part
-    ]
+    entered = [n for n, one in enumerate(steps) if isinstance(one.node, Function | ast.ClassDef) and one.part]
     return steps[entered[-1] + 1 :] if entered else steps
 
 

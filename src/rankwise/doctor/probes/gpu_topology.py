@@ -76,7 +76,7 @@ def _describe(report: NvidiaReport, pairs: Pairs, matrix: Matrix) -> str:
     counts = sorted(Counter(pairs.values()).items(), key=lambda one: (one[0] in _NEAR, one[0]))
     ways = ", ".join(f"{count} by {way}" for way, count in counts)
     nics = {a for a, _ in matrix if not a.startswith("GPU")}
-    near = {a for (a, b), way in matrix.items() if a[:3] == "GPU" and b in nics and way in {"PIX", "PXB"}}
+    near = {a for (a, b), way in matrix.items() if a not in nics and b in nics and way in {"PIX", "PXB"}}
     beside = f"; {format_count(len(near), 'GPU')} with a network card near" if nics else ""
     return f"{len(report.gpus)} GPUs, {format_count(len(pairs), 'pair')}: {ways}{beside}"
 

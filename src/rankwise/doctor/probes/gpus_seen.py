@@ -184,7 +184,7 @@ def _check_kernel_log(nvidia: NvidiaReport, host: Host) -> Iterator[Reading]:
         # In a container the log is that of the whole host: other jobs' GPUs are not ours to tell of.
         if number in _XIDS and (place in names or nvidia.lost):
             yield warn(
-                f"{names.get(place, f'the GPU at {place}')} had Xid {number} {format_count(count, 'time')} since the host was started: " f"{_XIDS[number]}",
+                f"{names.get(place, f'the GPU at {place}')} had Xid {number} {format_count(count, 'time')} since the host was started: {_XIDS[number]}",
                 "ranks on this GPU fail or hang when it happens again",
                 "sudo dmesg | grep -i xid  # when it was\nsudo reboot  # and see whether it comes back"
             )  # fmt: skip

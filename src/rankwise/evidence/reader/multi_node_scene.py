@@ -165,8 +165,10 @@ def read_message(message: dict[str, Any], *, later_s: float) -> NodeScene:
         for group in rank["evidence"]["groups"].values() if rank["evidence"] else ():
             group["ranks"] = expand_runs(group["ranks"])
     names = [field.name for field in fields(Sign)]
+    with scene_file.checked(body, "scene"):
+        scene = scene_file.shift(scene_file.from_json(body), later_s)
     return NodeScene(
-        scene=scene_file.shift(scene_file.from_json(body), later_s),
+        scene=scene,
         signs=tuple(Sign(**dict(zip(names, sign, strict=True))) for sign in message["signs"]),
         question=int(message["question"]),
         is_last=bool(message["is_last"]),

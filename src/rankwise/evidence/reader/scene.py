@@ -234,6 +234,7 @@ class Scene:
         world_size: Of the job.
         now_s: The moment, on the host's monotonic clock.
         is_whole: Whether all ranks of the job can be seen.
+        has_agent_store: Whether the launcher serves the ranks' store, so that none of them does (TORCHELASTIC_USE_AGENT_STORE).
         sources: Text of the user's files that stand in stacks and sites, by path (evidence.source); without it fewer
             faults can be named.
     """
@@ -242,6 +243,7 @@ class Scene:
     world_size: int
     now_s: float
     is_whole: bool = True
+    has_agent_store: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, rank: int) -> RankFacts | None:

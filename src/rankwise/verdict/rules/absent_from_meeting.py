@@ -20,13 +20,8 @@ RULE = "absent_from_meeting"
 _INIT = "let all ranks reach init_process_group (the others do at {at}): what takes long, or may fail, on one rank belongs after it"
 #: The function of torch that makes a connection to the store.
 _CONNECT = "_create_c10d_store"
-_NEW_GROUP = (
-    "new_group is a collective of all ranks of the job: let all of them call it at {at}, members or not"
-)
-_STORE = (
-    "leave out init_method=, rank= and world_size=, and don't set MASTER_ADDR or MASTER_PORT: the launcher serves the store "
-    "where these variables say, and below it no rank serves one itself"
-)
+_NEW_GROUP = "new_group is a collective of all ranks: let all of them call it at {at}, members or not"
+_STORE = "leave out init_method=, rank= and world_size=, and don't set MASTER_ADDR or MASTER_PORT: the launcher serves the store where these variables say"
 
 
 def find(view: SceneView) -> Iterator[JobFinding]:
@@ -54,14 +49,16 @@ def find(view: SceneView) -> Iterator[JobFinding]:
 
 
 def _find_unserved(view: SceneView) -> Iterator[JobFinding]:
-    """Yield the ranks if all of them look for a store: below a launcher, which tells rank 0 to serve none."""
+    """Yield the ranks if all of them look for a store, and none serves one: their launcher does, elsewhere."""
+    if not view.scene.has_agent_store or not all(map(view.is_settled, view.rank_states)):
+        return
     stacks = {one.rank: view.by_rank[one.rank].stack for one in view.rank_states.values() if one.wait == "meeting"}  # fmt: skip
     seeking = tuple(rank for rank, stack in stacks.items() if stack and any(frame.function == _CONNECT for frame in list_calls(stack)))  # fmt: skip
     if seeking and len(seeking) == len(view.rank_states):
         at = view.rank_states[seeking[0]].site
         yield JobFinding(
             kind="hang", certainty="suspicion", rule=RULE, culprits=seeking, class_id="I2", where=at, is_stuck=False, fix=_STORE,
-            message=f"{name_ranks(seeking)} {verb(seeking, 'look', 'looks')} for the store in init_process_group at {shorten(at)}, and nothing answers there: below a launcher no rank serves one",
+            message=f"{name_ranks(seeking)} {verb(seeking, 'look', 'looks')} for the store in init_process_group at {shorten(at)}, and nothing answers there",
             key=f"unserved {seeking}",
         )  # fmt: skip
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.base.rank_names import name_ranks
 from rankwise.evidence.reader.scene import STILL_S
 from rankwise.verdict.explain import explain_waiting
 from rankwise.verdict.finding import JobFinding
+from rankwise.verdict.source_text import find_path, name_of, split_site
 from rankwise.verdict.uneven_steps import explain_fewer
 from rankwise.verdict.wording import join_clauses, name_op, name_stages, shorten, verb
 
@@ -70,32 +72,37 @@ def find(view: SceneView) -> Iterator[JobFinding]:
 
 
 def _find_undelivered(view: SceneView) -> Iterator[JobFinding]:
-    """Yield messages that do not come although their sender has begun to send them: it waits for its peer, not for their handle.
+    """Yield messages over Gloo that do not come although their sender has begun to send them: it has discarded the handle, and waits for its peer.
 
     Since when, their records tell: Gloo's own thread may be busy with what is left of a discarded handle.
     """
     for one in view.rank_states.values():
-        op = one.op
-        if op is None or op.name not in {"recv", "irecv"} or op.peer not in view.rank_states:
+        op, peer = one.op, view.rank_states.get(one.op.peer) if one.op and one.op.peer is not None else None
+        awaited = None if peer is None else peer.op
+        # Who sends next may only be slow.
+        if op is None or peer is None or awaited is None or {op.name, awaited.name} - {"recv", "irecv"} or awaited.peer != one.rank:  # fmt: skip
             continue
-        peer = view.rank_states[op.peer]
-        issued = [
-            it
-            for it in view.by_rank[peer.rank].ops
-            if it.is_send and (it.peer, it.group, it.seq) == (one.rank, op.group, op.seq)
-        ]
-        if not issued or peer.op is None or peer.op.peer != one.rank:
-            continue
-        began_s = max(float("inf") if it.entered_s is None else it.entered_s for it in (op, peer.op))
-        if (sent := issued[0]).is_over or sent == peer.op or view.scene.now_s - began_s < STILL_S:
+        members = view.members_of(one.rank, op)
+        issued = [it for it in view.by_rank[peer.rank].ops if (it.peer, it.seq, it.is_over) == (one.rank, op.seq, False) and view.members_of(peer.rank, it) == members]  # fmt: skip
+        sent = next((it for it in issued if _is_discarded(view, it)), None)
+        began_s = max(float("inf") if it.entered_s is None else it.entered_s for it in (op, awaited))
+        if sent is None or members[1] != "gloo" or view.scene.now_s - began_s < STILL_S:
             continue
         yield JobFinding(
             kind="hang", certainty="suspicion", rule=RULE, culprits=(peer.rank,), class_id="C12", where=sent.site, is_stuck=False,
             message=f"rank {one.rank} waits in {name_op(op)} at {shorten(one.site)}; rank {peer.rank} has called {sent.name} for it at "
-            f"{shorten(sent.site)}, but waits in {name_op(peer.op)} at {shorten(peer.site)}, not for that handle",
+            f"{shorten(sent.site)} and discarded what that returns, and waits in {name_op(awaited)} at {shorten(peer.site)}",
             fix=f"keep what {sent.name} returns at {shorten(sent.site)}, and wait() for it: what a discarded handle sends may never arrive",
             key=f"undelivered {one.rank} {peer.rank} {sent.seq}", waiting=view.list_waiting([one]), doing="in a collective", since_s=began_s,
         )  # fmt: skip
+
+
+def _is_discarded(view: SceneView, op: Op) -> bool:
+    """Tell whether the line of a message is its call alone, so that nobody can wait for its handle."""
+    file, line = split_site(op.site)
+    path = find_path(view.text_of(file), line)
+    call = path[-1].node.value if path and isinstance(path[-1].node, ast.Expr) else None
+    return op.is_send and isinstance(call, ast.Call) and name_of(call) == op.name
 
 
 def _explain_circle(view: SceneView, rank_states: list[RankState], ops: list[Op]) -> _Cause:
