@@ -10,6 +10,7 @@ import pytest
 from clocks import FakeClock
 from rankwise.launcher import rank_sampler
 from rankwise.launcher.job_monitor import HungElsewhere, JobMonitor
+from rankwise.launcher.rendezvous.assignment import Assignment
 from rankwise.verdict.case_file import write_findings
 from rankwise.verdict.finding import JobFinding
 
@@ -28,11 +29,7 @@ def test_a_fault_in_the_watch_is_told_and_switches_it_off(
 
     said: list[str] = []
     clock = FakeClock()
-    spec = SimpleNamespace(watch=True, hang_timeout_s=None, on_hang=None, logs=SimpleNamespace(is_off=True))
-    job = SimpleNamespace(
-        spec=spec, clock=clock, serial=None, host_check=None, console=SimpleNamespace(say=said.append)
-    )
-    tower = JobMonitor(cast("Any", job), cast("Any", SimpleNamespace(world_size=1, link=None)), [], tmp_path)
+    tower = _open(tmp_path, None, clock, said)
     monkeypatch.setattr(rank_sampler.RankSampler, method, fail)
     clock.sleep(1)
     tower.poll()
@@ -63,13 +60,20 @@ class FakeLink:
         self.num_heard += 1
 
 
-def _open(tmp_path: Path, link: FakeLink, clock: FakeClock, said: list[str]) -> JobMonitor:
+def _open(tmp_path: Path, link: FakeLink | None, clock: FakeClock, said: list[str]) -> JobMonitor:
     spec = SimpleNamespace(watch=True, hang_timeout_s=None, on_hang=None, logs=SimpleNamespace(is_off=True))
     job = SimpleNamespace(
         spec=spec, clock=clock, serial=None, host_check=None, console=SimpleNamespace(say=said.append)
     )
-    part = SimpleNamespace(world_size=2, link=link)
-    return JobMonitor(cast("Any", job), cast("Any", part), [], tmp_path)
+    part = Assignment(
+        world_size=2,
+        role_world_size=2,
+        master_addr="127.0.0.1",
+        master_port=29500,
+        run_id="job",
+        link=cast("Any", link),
+    )
+    return JobMonitor(cast("Any", job), part, [], tmp_path)
 
 
 def test_what_another_node_has_decided_ends_the_attempt_here_too(tmp_path: Path) -> None:
