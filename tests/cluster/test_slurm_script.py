@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -58,6 +59,24 @@ def test_a_job_that_is_not_to_come_back_does_not() -> None:
     text = build()
     assert "#SBATCH --no-requeue\n" in text
     assert "scontrol requeue" not in text
+
+
+@pytest.mark.parametrize(("codes", "expected"), [("0 137", 0), ("1 0 137", 1), ("137", 137), ("", 137)])
+def test_a_launcher_that_was_killed_does_not_decide_how_a_job_has_ended(
+    codes: str, expected: int, tmp_path: Path
+) -> None:
+    """With a node that stands by, the code is that of the launchers that are left, also where a killed one had time to write its own."""
+    for name, text in {
+        "scontrol": "echo host0",
+        "srun": f'for word; do case $word in */.codes-*) printf "%s\\n" {codes or "$empty"} > "$word";; esac; done; exit 137',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "host[0-2]", "SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "3"}  # fmt: skip
+    script = build(min_nodes=1, max_nodes=2, standby=1)
+    done = subprocess.run(["bash"], input=script, text=True, cwd=tmp_path, env=env, check=False)
+    assert done.returncode == expected
+    assert list(tmp_path.glob(".codes*")) == []
 
 
 def test_the_log_is_where_the_script_writes_it() -> None:

@@ -34,12 +34,13 @@ ended=
 trap 'ended=yes' TERM
 """
 _CODES = """\
-# The launcher of a node that is lost is killed, and srun fails with it: how the job has ended is up to the others.
+# The launcher of a node that is lost is killed (137), and srun fails with it: how the job has ended is up to the others.
 codes=$(mktemp --tmpdir="$PWD" .codes-XXXXXX)
 """
 _NOTE = """bash -c 'trap : TERM USR1; "$@"; code=$?; echo "$code" >> "$0"; exit "$code"' "$codes" \\\n    """
 _READ_CODES = """\
-[[ -s $codes ]] && code=$(sort --numeric-sort "$codes" | tail -n 1)
+left=$(grep --invert-match --line-regexp 137 "$codes" | sort --numeric-sort | tail -n 1)
+code=${left:-$code}
 rm -f "$codes"
 """
 #: How the parts of a job are named to scontrol: the id alone would name a whole array.
