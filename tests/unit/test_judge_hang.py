@@ -183,7 +183,7 @@ def test_a_mismatch_reads_as_agreed(world: int, golden: Callable[[str, str], Non
 
 
 def test_a_line_on_the_terminal_tells_for_how_long() -> None:
-    """One line, with the seconds, and that it may be right."""
+    """One line, with the seconds, and that it may be right; after a minute also what to do if it is not."""
     waiting = [
         rank(number, op(), op(entered_s=NOW_S - 12, **_OPEN), at=in_call(), world=4) for number in range(3)
     ]
@@ -192,6 +192,8 @@ def test_a_line_on_the_terminal_tells_for_how_long() -> None:
         "rank 3 is busy (98 % CPU) at train.py:88; ranks 0-2 wait in all_reduce #2 ([4] float32) from train.py:7 "
         "(for 12 s now); it may just be slow"
     )
+    assert finding.fix
+    assert render_finding(finding, now_s=NOW_S + 50).endswith(f"; it may just be slow; if not: {finding.fix}")
     assert "\n" not in render_finding(replace(finding, message="a\nb"))
 
 

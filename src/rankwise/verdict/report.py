@@ -19,6 +19,7 @@ _MOST_ROWS = 6
 _MOST_PLACES = 12
 #: Where what stands behind a label begins.
 _MARGIN = 11
+_LONG_S = 60.0  # what waits for so long is told with what to do
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
@@ -91,6 +92,8 @@ def render_finding(finding: JobFinding, *, now_s: float | None = None) -> str:
     text = "" if finding.is_proof or finding.kind == "mismatch" else "; it may just be slow"
     if text and finding.doing == "ended":
         text = "; this may be intended, if the script handles the exception that ends the wait"
+    if text and finding.fix and waited_s >= _LONG_S:
+        text += f"; if not: {finding.fix}"
     # What may be right is no failure of any class.
     named = f" [{finding.class_id}]" if finding.class_id and not text else ""
     return strip_escapes(f"{finding.message}{waited}{text}{named}").replace("\n", " ")
@@ -108,9 +111,7 @@ def _head(verdict: Verdict, attempt: int, allowed: int | None) -> str:
 
 def _leave_out_known(reason: str) -> str:
     """Return a reason without what the first row has said: a bare exit code, the name of the signal."""
-    if re.fullmatch(r"exit code \d+", reason):
-        return ""
-    return re.sub(r"^killed by \S+ \(-?\d+\)(: )?", "", reason)
+    return re.sub(r"^(exit code \d+\Z|killed by \S+ \(-?\d+\)(: )?)", "", reason)
 
 
 def _shorten(traceback: str, most: int = 40) -> str:
