@@ -46,7 +46,7 @@ def _serve(settings: dict[str, Any]) -> None:
         _load("forked_helper", _HERE).replace_popen(
             sys.modules["rankwise.launcher.helper"], settings["helpers_fd"]
         )
-    freezing.freeze()
+    freezing.freeze(freezing.list_libraries())
     gc.enable()
     set_by_imports = {key: value for key, value in os.environ.items() if begin_env.get(key) != value}
     sock = socket.socket(fileno=settings["fd"])

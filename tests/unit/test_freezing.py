@@ -49,7 +49,7 @@ del Builder, Derived, make, holder, Plain
 
 sys.path.insert(0, {folder!r})
 import freezing
-freezing.freeze()
+freezing.freeze(freezing.list_libraries())
 """
 _SCRIPT = """
 class Scripts:
@@ -94,18 +94,29 @@ def test_what_nanobind_counts_is_taken_apart(module: str, owner: str, tmp_path: 
 
 
 @pytest.mark.linux
-@pytest.mark.parametrize("has", ["nothing", "a library", "LD_PRELOAD"])
+@pytest.mark.parametrize(
+    "has", ["nothing", "a library", "a preloaded library", "a plug-in of torch", *freezing._INSTRUMENTS]
+)
 def test_c_code_that_was_loaded_before_is_not_taken_apart(has: str, tmp_path: Path) -> None:
-    """At exit what C has buffered is written, but what was loaded before does nothing more; unless the script has loaded a library of its own, or one is in all processes."""
+    """At exit what C has buffered is written, but what came with torch does nothing more.
+
+    Unless there is a library of the script's own, of a preload or of a plug-in of torch's, or a tool that measures the process.
+    """
     folder = freezing.__file__.rpartition("/")[0]
     register = "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.strdup.restype = ctypes.c_void_p\nlibc['__cxa_atexit'](libc.puts, ctypes.c_void_p(libc.strdup(b'at exit')), None)\n"
-    site = f"import sys\nsys.path.insert(0, {folder!r})\nimport freezing\nfreezing.freeze()\n"
-    (tmp_path / "sitecustomize.py").write_text(register + site)
-    own = tmp_path / "own.so"
+    (tmp_path / "plugin").mkdir()
+    own = tmp_path / "plugin" / "own.so"
     shutil.copy(next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libm.so" in line or "/libm-" in line), own)  # fmt: skip
-    load = f"ctypes.CDLL({str(own)!r})\n" if has == "a library" else ""
+    loads = dict.fromkeys(["a plug-in of torch", "a preloaded library", "a library"], "")
+    if has in loads:
+        loads[has] = f"ctypes.CDLL({str(own)!r})\n"
+    plugin, preload, load = loads.values()
+    (tmp_path / "sitecustomize.py").write_text(
+        f"{register}import sys\nsys.path.insert(0, {folder!r})\nimport freezing\n{plugin}known = freezing.list_libraries()\n{preload}freezing.freeze(known)\n"
+    )
     (tmp_path / "train.py").write_text(f"import ctypes, sys, mmap\n{load}ctypes.CDLL(None).puts(b'buffered')\nsys.exit(3)")  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(tmp_path), "LD_PRELOAD": "libm.so.6" if has == "LD_PRELOAD" else ""}  # fmt: skip
+    tools = {has: "libm.so.6"} if has in freezing._INSTRUMENTS else {}
+    env = {**os.environ, **dict.fromkeys(freezing._INSTRUMENTS, ""), **tools, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30, check=False)  # fmt: skip
     written = ["buffered"] if has == "nothing" else ["at exit", "buffered"]
-    assert (done.returncode, sorted(done.stdout.splitlines()), done.stderr) == (3, written, "")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (3, written), done.stderr

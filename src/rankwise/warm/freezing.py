@@ -21,12 +21,16 @@ from typing import Any
 
 #: Libraries whose classes go when only these, and what belongs to them, are left to the collector.
 _KNOWN = ("triton", "nanobind")
+#: What torch's import brings; its plug-ins for other devices, which it imports too, lie elsewhere.
+_TORCHS = ("torch", "functorch", "numpy", "triton", "nvidia", "cuda")
+#: Libraries in each process, or what is compiled in, may write at the very end what they have measured.
+_INSTRUMENTS = ("LD_PRELOAD", "LD_AUDIT", "INTEL_LIBITTNOTIFY64", "LLVM_PROFILE_FILE", "GCOV_PREFIX")
 #: A free-threaded interpreter has no lists of what it collects: nothing can be taken out of what is frozen.
 _HAS_LISTS = "t" not in getattr(sys, "abiflags", "")
 
 
-def freeze() -> None:
-    """Keep the collector off all objects that are loaded, but for those that must be taken apart at exit."""
+def freeze(libraries: set[str]) -> None:
+    """Keep the collector off all objects that are loaded, and the exit off the C++ of libraries, which came with torch; but for what must be taken apart there."""
     counted, old = _find_nanobind_objects(), sys.modules["__main__"]
     # Modules have imported it (dill, for one), it may have a second name, and garbage has copies of the table of
     # modules (58, from inspect, after an import of torch._dynamo). Frozen objects can't be asked.
@@ -55,10 +59,8 @@ def freeze() -> None:
     is_unknown = any(isinstance(one, type) and not str(one.__module__).startswith(_KNOWN) for one in counted)
     if is_held or is_unknown or not _HAS_LISTS:
         atexit.register(gc.unfreeze)
-    if not os.environ.get(
-        "LD_PRELOAD"
-    ):  # what is in each process, to measure it, may write what it has found at the very end
-        atexit.register(_leave_out_destructors, _list_libraries())
+    if not any(map(os.environ.get, _INSTRUMENTS)) and not os.path.exists("/etc/ld.so.preload"):
+        atexit.register(_leave_out_destructors, set(filter(_is_torchs, libraries)))
 
 
 def _leave_out_destructors(known: set[str]) -> None:
@@ -68,16 +70,21 @@ def _leave_out_destructors(known: set[str]) -> None:
     """
     libc: Any = ctypes.CDLL(None)
     pythons = os.path.dirname(getattr(_ctypes, "__file__", ""))
-    has_own = "" in known or any(os.path.dirname(one) != pythons for one in _list_libraries() - known)
+    has_own = "" in known or any(os.path.dirname(one) != pythons for one in list_libraries() - known)
     count_open = getattr(sys.modules.get("torch._C._distributed_c10d"), "_get_work_registry_size", int)
     if hasattr(libc, "on_exit") and not has_own and not count_open():
         libc.on_exit(libc._exit, None)
-        libc["__cxa_atexit"](
-            libc.fcloseall, None, None
-        )  # the last to come is the first to be called; fflush would wait for a thread that reads
+        # The last to come is the first to be called; fflush would wait for a thread that reads.
+        libc["__cxa_atexit"](libc.fcloseall, None, None)
 
 
-def _list_libraries() -> set[str]:
+def _is_torchs(library: str) -> bool:
+    """Tell whether a library is of torch, or of the system, and not of another package."""
+    inside = [library[len(folder) + 1 :] for folder in sys.path if library.startswith(f"{folder}/")]
+    return not inside or min(inside, key=len).partition("/")[0].partition(".")[0] in _TORCHS
+
+
+def list_libraries() -> set[str]:
     """Return the files that the process has code of, and "" where the system does not show them."""
     with contextlib.suppress(OSError), open("/proc/self/maps", errors="surrogateescape") as maps:
         return {

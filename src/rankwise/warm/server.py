@@ -100,23 +100,23 @@ class Server:
     def __init__(
         self, orders: dict[str, Any], known: frozenset[str], hook_folder: str, load: Callable[[str], Any]
     ) -> None:
-        self._becoming, self._checks, self._freezing = load("becoming"), load("checks"), load("freezing")
+        self.becoming, self._checks, self._freezing = load("becoming"), load("checks"), load("freezing")
         self._argv: list[str] | None = None
         self._sock = socket.socket(fileno=orders["fd"])
         os.set_inheritable(orders["fd"], False)
         self._orders, self._known, self._hook_folder = orders, known, hook_folder
         self._later: list[str] = list(orders["later"])
-        self._name = self._becoming.get_name()
+        self._name = self.becoming.get_name()
         self._thread_owners: list[str] = []
         self._sources: dict[str, int] = {}
         self._rank_readers: dict[str, str] = {}
         self._asked_for: set[str] = set()
-        self._reads = self._becoming.ReadVariables()
+        self._reads = self.becoming.ReadVariables()
         self._read_by_torch: frozenset[str] = frozenset()
         self._shadowed = ""
         self._begin_env = dict(os.environ)
         self._ready: dict[str, Any] = {}
-        self._watch = self._becoming.ImportWatch({name.partition(".")[0] for name in orders["asked"]})
+        self._watch = self.becoming.ImportWatch({name.partition(".")[0] for name in orders["asked"]})
         self.say({"hello": os.getpid()})
         signals = [getattr(signal, name) for name in _DEAF_TO]
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
@@ -146,15 +146,16 @@ class Server:
             for name in self._orders["torch"]:
                 self._import(name, must=name == "torch")
         self._read_by_torch = self._reads.list_by_name(there)
+        self._libraries = self._freezing.list_libraries()
         self._import_asked()
         for module, name in self._rank_readers.items():
-            if not self._becoming.is_mended(module):
+            if not self.becoming.is_mended(module):
                 raise Cold(f"{module} asks for {name} when it is imported, but a preload has none")
         if shadowed := self._find_shadowed(frozenset(sys.modules) - self._known):
             raise Cold(shadowed)
-        self._becoming.set_name(b"rankwise-warm")
+        self.becoming.set_name(b"rankwise-warm")
         self._watch.install()
-        self._freezing.freeze()
+        self._freezing.freeze(self._libraries)
         if was_enabled:
             gc.enable()
         self._rehearse()
@@ -226,7 +227,7 @@ class Server:
     def _note_asked(self, name: str) -> None:
         self._asked_for.add(name)
         if name in _RANKS_OWN:
-            self._rank_readers.setdefault(self._becoming.find_reader().f_globals.get("__name__"), name)
+            self._rank_readers.setdefault(self.becoming.find_reader().f_globals.get("__name__"), name)
 
     def _find_shadowed(self, loaded: frozenset[str]) -> str:
         """Tell which module of ours the script's folder has under the same name: the script would get that one."""
@@ -281,17 +282,9 @@ class Server:
         """Return the socket to whoever has started this process, who asks for the first run."""
         return self._sock
 
-    def adopt_orphans(self) -> bool:
-        """Become the parent of all descendants that lose theirs; False where the system does not allow it."""
-        return bool(self._becoming.adopt_orphans())
-
-    def show(self, argv: list[str]) -> None:
-        """Have ps show our environment, and a command."""
-        self._becoming.show(os.environb, argv)
-
     def list_own_modules(self) -> list[Any]:
         """Return those of our modules that sys.modules does not have."""
-        return [self._becoming, self._checks, self._freezing]
+        return [self.becoming, self._checks, self._freezing]
 
     def find_other_variable(self, env: dict[str, str]) -> str:
         """Tell in which variable an environment differs that was read at an import; empty if in none."""
@@ -374,7 +367,7 @@ class Server:
         self._shadowed = self._find_shadowed(frozenset(sys.modules) - self._known)
         self._watch.install()
         gc.unfreeze()  # else nobody can tell who holds __main__
-        self._freezing.freeze()
+        self._freezing.freeze(self._libraries)
         if was_enabled:
             gc.enable()
         with_threads = self.fork()  # as in the rehearsal: OpenBLAS ends its threads for a fork
@@ -440,9 +433,9 @@ class Server:
         """Make this forked process what a started one would be."""
         os.setsid()
         self._sock.close()
-        self._becoming.place(fds, order["fds"])
-        self._becoming.renew_streams()
-        self._becoming.set_name(self._name)
+        self.becoming.place(fds, order["fds"])
+        self.becoming.renew_streams()
+        self.becoming.set_name(self._name)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, handler in self._handlers.items():
             # None: not Python's, but some library's; what that was nobody can tell.
@@ -454,27 +447,27 @@ class Server:
                 start.pop(name, None)
             else:
                 os.environ[name] = start[name] = value
-        self._becoming.wait_adoption(order["supervisor"], strangers)
+        self.becoming.wait_adoption(order["supervisor"], strangers)
         if "RANKWISE_CALL" in order["env"]:
             mask = {*mask, signal.SIGINT}  # a function's rank lets it in when it can end without a traceback
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._becoming.renew_identity()
+        self.becoming.renew_identity()
         for module, name in self._rank_readers.items():
-            self._becoming.mend(module, name)
+            self.becoming.mend(module, name)
         if order["runs"] != "script":
-            self._becoming.run_main(order["runs"], order["args"])
+            self.becoming.run_main(order["runs"], order["args"])
         start["PYTHONPATH"] = os.pathsep.join(
             [self._hook_folder, *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [])]
         )
         if os.environ.get("PYTHONPATH") == "":
             start["RANKWISE_EMPTY_PYTHONPATH"] = "1"
-        self._becoming.show(os.environb, self._argv)
+        self.becoming.show(os.environb, self._argv)
         inherited = [number for number in order["fds"] if number > 2]
         ignored = {int(number) for number, handler in self._handlers.items() if handler is signal.SIG_IGN}
         latched, read = tuple(self._orders["latched"]), self._read_by_torch - _RANKS_OWN
         # Names are taken as they are; prefixes are for packages that go through the whole environment.
         asked = (*(self._asked_for - _RANKS_OWN), *_FRAMEWORKS) if self._orders["asked"] else ()
-        late = self._becoming.LateEnvironment(
+        late = self.becoming.LateEnvironment(
             latched, read, asked, start, inherited, ignored=ignored, mask=mask
         )
         self._watch.begin(late)
