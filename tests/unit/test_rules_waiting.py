@@ -207,16 +207,23 @@ def test_messages_in_a_circle_are_a_proof(first: str, second: str) -> None:
     )
 
 
-_SENDS = "\n" * 9 + "{}\nr = dist.irecv(b, 1)\nr.wait()\n"
+_SENDS = "import torch.distributed as dist, comm" + "\n" * 9 + "{}\nr = dist.irecv(b, 1)\nr.wait()\n\n\n{}\n"
 
 
-def _exchange(line: str, *, waits_in: str = "irecv", backend: str = "gloo", **sent: Any) -> Scene:
+def _exchange(
+    line: str,
+    *,
+    receives: str = "dist.recv(a, 0)",
+    waits_in: str = "irecv",
+    backend: str = "gloo",
+    **sent: Any,
+) -> Scene:
     """Return ranks of which the first one sends by ``line``, and waits for an answer; the second one waits for what was sent."""
     early = {"entered_s": NOW_S - 9, **_OPEN}
     return scene(
         rank(0, op("isend", peer=1, at=10, **{**_OPEN, **sent}), op(waits_in, peer=1, at=11, **early), at=stack((_RECORDER, 5, "wait"), at=12), still_s=0.0, backend=backend),
         rank(1, op("recv", peer=0, at=15, **early), at=in_call("recv", 15), backend=backend),
-        sources={"/job/train.py": _SENDS.format(line)},
+        sources={"/job/train.py": _SENDS.format(line, receives)},
     )  # fmt: skip
 
 
@@ -242,10 +249,13 @@ def test_a_message_that_went_with_its_handle_is_told() -> None:
         _exchange("dist.isend(a, 1)", waits_in="send"),
         _exchange("dist.isend(a, 1)", backend="nccl"),
         _exchange("dist.isend(a, 1)", is_over=None),
+        _exchange("dist.isend(a, 1, tag=1)", receives="dist.recv(a, 0, tag=2)"),
+        _exchange("dist.isend(a, 1)", receives="dist.recv(a, 0, tag=2)"),
+        _exchange("comm.isend(a, 1)"),
     ],
 )
 def test_a_message_whose_handle_is_kept_is_only_slow(legal: Scene) -> None:
-    """Which of its handles a rank waits for is not known; and NCCL sends what was issued, whoever holds the handle."""
+    """Which of its handles a rank waits for is not known, nor what another library's isend keeps, nor whether tags correspond; and NCCL sends what was issued, whoever holds the handle."""
     assert all(one.class_id != "C12" for one in look(legal))
 
 

@@ -48,9 +48,7 @@ def find(folder: Path) -> Path:
     """
     if not folder.exists():
         raise UsageError(f"there is no file or folder {folder}", hint=_WHICH)
-    attempts = sorted(
-        folder.glob("attempt_*/evidence"), key=lambda path: int(path.parent.name.partition("_")[2])
-    )
+    attempts = sorted(folder.glob("attempt_*/evidence"), key=lambda path: int(path.parent.name.split("_")[1]))
     for path in (
         folder,
         folder / "evidence",

@@ -264,9 +264,8 @@ def _describe_doing(facts: RankFacts, rank_state: RankState, share: str) -> str:
 
 def list_worker_places(ranks: Iterable[RankFacts]) -> list[str]:
     """Return where DataLoader workers of these ranks read samples, each place once."""
-    return list(
-        dict.fromkeys(shorten(child.where) for facts in ranks for child in facts.children if child.where)
-    )
+    places = (shorten(child.where) for facts in ranks for child in facts.children if child.where)
+    return list(dict.fromkeys(places))
 
 
 def _last_words(facts: RankFacts) -> str:

@@ -35,9 +35,7 @@ def find_size_error(case: Case, left: Sequence[RankEnd]) -> JobFinding | None:
 
 
 def _find_message(case: Case, rank: int, given_bytes: int, expected_bytes: int) -> JobFinding | None:
-    pair = (
-        None if case.scene is None else find_message_mismatch(case.scene, rank, given_bytes, expected_bytes)
-    )
+    pair = case.scene and find_message_mismatch(case.scene, rank, given_bytes, expected_bytes)
     if pair is None:
         return None
     giver, sent, awaited = pair

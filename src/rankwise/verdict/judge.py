@@ -357,9 +357,7 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
     gone = find_silent_exits(case, felt)
     place = felt.where if felt else None
     if gone and felt is not None:
-        needed = (
-            f"rank {felt.rank} still needed it at {place}" if place else f"rank {felt.rank} still needed it"
-        )
+        needed = f"rank {felt.rank} still needed it{f' at {place}' if place else ''}"
         return _Cause(
             kind="hang" if case.left_behind else "failure",
             culprits=tuple(gone),

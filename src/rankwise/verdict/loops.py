@@ -128,9 +128,8 @@ def _list_ways(loop: Loop, line: int, shared: frozenset[str], ranks: frozenset[s
         if reason is None and not is_handled and is_own:
             reason = "own"
         if reason is not None:
-            yield WayOut(
-                reason=reason, line=node.lineno, loop=lines_of(loop), word=type(node).__name__.lower()
-            )
+            word = type(node).__name__.lower()
+            yield WayOut(reason=reason, line=node.lineno, loop=lines_of(loop), word=word)
 
 
 def _find_skip(
@@ -186,9 +185,8 @@ def _walk(
 
 def _find_own_names(loop: Loop) -> frozenset[str]:
     """Return the names that get a new value in each turn."""
-    return frozenset(
-        node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    )
+    names = (node for node in ast.walk(loop) if isinstance(node, ast.Name))
+    return frozenset(node.id for node in names if isinstance(node.ctx, ast.Store))
 
 
 def _find_data_names(loop: Loop, stored: frozenset[str]) -> set[str]:

@@ -171,6 +171,13 @@ def list_words(node: ast.AST) -> Iterator[str]:
             yield one.value
 
 
+def list_imported(text: str, package: str) -> set[str]:
+    """Return the names that a file's imports give to a package, and to what is in it."""
+    found = [node for node in ast.walk(parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    named = [(getattr(node, "module", None) or one.name, one) for node in found for one in node.names]
+    return {one.asname or one.name.split(".")[0] for path, one in named if path.split(".")[0] == package}
+
+
 def list_assignments(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Return what each assignment gives to whom: of ``a, b = 1, 2`` both, each with its own."""
     for node in ast.walk(tree):

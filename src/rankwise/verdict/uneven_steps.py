@@ -209,9 +209,7 @@ def _find_swallow(
 def _are_placed(view: SceneView, missing: Sequence[int], places: Sequence[str | None]) -> bool:
     """Tell whether it is known where those that are missing stand now."""
     stacks = [view.by_rank[rank].stack for rank in missing if rank in view.by_rank]
-    return any(places) or (
-        len(stacks) == len(missing) and all(one is not None and one.frames for one in stacks)
-    )
+    return any(places) or (len(stacks) == len(missing) and all(one and one.frames for one in stacks))
 
 
 def _are_inside(

@@ -59,7 +59,7 @@ def _find_unserved(view: SceneView) -> Iterator[JobFinding]:
         yield JobFinding(
             kind="hang", certainty="suspicion", rule=RULE, culprits=seeking, class_id="I2", where=at, is_stuck=False, fix=_STORE,
             message=f"{name_ranks(seeking)} {verb(seeking, 'look', 'looks')} for the store in init_process_group at {shorten(at)}, and nothing answers there",
-            key=f"unserved {seeking}",
+            key=f"unserved {seeking}", since_s=view.since([view.rank_states[rank] for rank in seeking]),
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from rankwise.base.rank_names import name_ranks
 from rankwise.evidence.reader.scene import STILL_S
 from rankwise.verdict.explain import explain_waiting
 from rankwise.verdict.finding import JobFinding
-from rankwise.verdict.source_text import find_path, name_of, split_site
+from rankwise.verdict.source_text import find_path, list_imported, list_names, name_of, split_site
 from rankwise.verdict.uneven_steps import explain_fewer
 from rankwise.verdict.wording import join_clauses, name_op, name_stages, shorten, verb
 
@@ -84,7 +84,7 @@ def _find_undelivered(view: SceneView) -> Iterator[JobFinding]:
             continue
         members = view.members_of(one.rank, op)
         issued = [it for it in view.by_rank[peer.rank].ops if (it.peer, it.seq, it.is_over) == (one.rank, op.seq, False) and view.members_of(peer.rank, it) == members]  # fmt: skip
-        sent = next((it for it in issued if _is_discarded(view, it)), None)
+        sent = next((it for it in issued if _is_discarded(view, it, op)), None)
         began_s = max(float("inf") if it.entered_s is None else it.entered_s for it in (op, awaited))
         if sent is None or members[1] != "gloo" or view.scene.now_s - began_s < STILL_S:
             continue
@@ -97,12 +97,16 @@ def _find_undelivered(view: SceneView) -> Iterator[JobFinding]:
         )  # fmt: skip
 
 
-def _is_discarded(view: SceneView, op: Op) -> bool:
-    """Tell whether the line of a message is its call alone, so that nobody can wait for its handle."""
-    file, line = split_site(op.site)
-    path = find_path(view.text_of(file), line)
-    call = path[-1].node.value if path and isinstance(path[-1].node, ast.Expr) else None
-    return op.is_send and isinstance(call, ast.Call) and name_of(call) == op.name
+def _is_discarded(view: SceneView, sent: Op, awaited: Op) -> bool:
+    """Tell whether the line of a message is torch's call alone, so that nobody can wait for its handle; not with tags, which may differ."""
+    paths = [find_path(view.text_of(file), line) for file, line in map(split_site, (sent.site, awaited.site))]
+    lines = [path[-1].node for path in paths if path]
+    call = lines[0].value if len(lines) == 2 and isinstance(lines[0], ast.Expr) else None
+    if not sent.is_send or not isinstance(call, ast.Call) or name_of(call) != sent.name:
+        return False
+    words = {one.arg for line in lines for one in ast.walk(line) if isinstance(one, ast.keyword)}
+    torchs = list_imported(view.text_of(split_site(sent.site)[0]), "torch")
+    return "tag" not in words and not torchs.isdisjoint(list_names(call.func))
 
 
 def _explain_circle(view: SceneView, rank_states: list[RankState], ops: list[Op]) -> _Cause:
