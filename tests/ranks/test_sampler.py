@@ -49,6 +49,7 @@ def test_ranks_are_torchs_without_init() -> None:
     def program() -> tuple[int, int]:
         dist.init_process_group("gloo")
         sampler = GlobalBatchSampler(50, global_batch=8)
+        dist.barrier()  # who leaves at once may close a connection that its peer is still opening
         dist.destroy_process_group()
         return sampler.rank, sampler.num_replicas
 
