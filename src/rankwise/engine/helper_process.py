@@ -147,7 +147,8 @@ class Desk:
 
 def _describe(error: BaseException) -> str:
     """Return an error in a line, and the one that it refers to as the inner exception."""
-    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    what = str(error) or type(error).__doc__ or ""  # torch's own errors may have no text but this
+    text = f"{type(error).__name__}: {what}".partition("\n")[0]
     refers, inner = " See inner exception for details.", error.__cause__
     return text.replace(refers, f" {_describe(inner)}") if inner is not None else text
 

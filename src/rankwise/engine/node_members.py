@@ -75,7 +75,7 @@ class Members:
         self._members: list[int] = []
         self._reserves: dict[int, list[Any]] = {}
         self._at: dict[int, list[list[Any]]] = {}
-        #: Of those: at which address a launcher was reached from here, since when it does not answer, and when they are asked next.
+        #: Of the nodes in it: at which address a launcher was reached from here, since when it does not answer, and when they are asked next.
         self._reached: dict[int, list[Any]] = {}
         self._silent_s: dict[int, float] = {}
         self._probe_s = float("inf")
@@ -327,8 +327,8 @@ class Members:
         lost, needed = dict(self._detector.losses), self._needed
         if not self._is_cut_off and len(self._members) - len(lost) < needed:
             self._is_cut_off = True
-            num_silent = sum(not loss.is_ended for loss in lost.values())
-            self._tell(f"this node can't reach {num_silent} of the {len(self._members)} nodes, which may continue without it: it waits, and looks for them, so that one job does not become two; check the network between the nodes")  # fmt: skip
+            num_silent = sum(not (loss.is_ended or loss.is_gone) for loss in lost.values())
+            self._tell(f"this node can't reach {num_silent} of the {len(self._members)} nodes, which may continue without it: it waits (--rdzv-conf join_timeout={self._orders['conf'].get('join_timeout', 600)}), and looks for them, so that one job does not become two; check the network between the nodes")  # fmt: skip
         self._change(handler, needed)
         if lost:
             self._standby.announce_needed(handler, self._orders["run_id"], needed)
