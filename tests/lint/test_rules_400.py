@@ -137,6 +137,7 @@ LEGAL = {
     ("RW418", "given to the wrapper"): "net = DDP(nn.Linear(4, 1))\nnet.bias = 3\nprint(net.bias)",
     ("RW401", "wrapped"): f"net = DDP(nn.Linear(4, 1)){STEP}",
     ("RW401", "gradients by hand"): """
+        torch.manual_seed(0)
         net = nn.Linear(4, 1)
         opt = torch.optim.SGD(net.parameters(), 0.1)
         net(torch.rand(2, 4)).sum().backward()

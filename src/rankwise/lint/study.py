@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MOST_STEPS = 8 * BUDGET
 #: Who runs a function of a library: the first, the second, and the first of the next node.
 _ENTRY_RANKS = (VIRTUAL_RANKS[0], VIRTUAL_RANKS[1], VIRTUAL_RANKS[3])
+#: Of so many commands of a program each is run.
+_MOST_WAYS = 6
 _METHODS_FIRST = ("setup", "configure_model", "prepare", "build")
 
 
@@ -56,22 +58,35 @@ class _Runs:
     script: Script
     runs: dict[VirtualRank, Run] = field(default_factory=dict)
     left: int = MOST_STEPS
+    way: int = 0
 
     def run_all(self) -> None:
         if not self.module.is_program and not self.module.relevant:
             return
-        first = self._run(VIRTUAL_RANKS[0])
-        if first.has_seen_rank:
-            for virtual_rank in VIRTUAL_RANKS[1:]:
-                self._run(virtual_rank)
-        self.script.entries.append(
-            self._entry("the program", {run.virtual_rank: run.history for run in self.runs.values()})
-        )
+        executed: set[ast.AST] = set()
+        while True:
+            first = self._run(VIRTUAL_RANKS[0])
+            if first.has_seen_rank:
+                for virtual_rank in VIRTUAL_RANKS[1:]:
+                    self._run(virtual_rank)
+            self.script.entries.append(
+                self._entry("the program", {run.virtual_rank: run.history for run in self.runs.values()})
+            )
+            executed |= first.executed
+            self.way += 1
+            if self.way >= min(first.num_ways, _MOST_WAYS):
+                break
+            self._keep()
+            self.runs = {}
+        first.executed |= executed
         for name, doing in _functions_left(self.module, first):
             if self.left > 0:
                 self._run_entry(name, doing)
+        self._keep()
+
+    def _keep(self) -> None:
         self.script.notes.extend(note for run in self.runs.values() for note in run.notes)
-        self.script.has_init = any(run.initialized for run in self.runs.values())
+        self.script.has_init |= any(run.initialized for run in self.runs.values())
 
     def _entry(self, name: str, histories: dict[VirtualRank, History]) -> Entry:
         return Entry(name=name, histories=tuple(histories[one] for one in VIRTUAL_RANKS if one in histories))
@@ -81,6 +96,7 @@ class _Runs:
         if run is None:
             run = self.runs[virtual_rank] = _new_run(virtual_rank, self.project, "the program")
             scope = Scope(module=self.module) if self.module.is_program else module_scope(run, self.module)
+            run.way = self.way
             scope.names["__name__"] = known("__main__")
             scope.names["__file__"] = Value()
             run.memo["top"] = run.scopes[self.module] = scope

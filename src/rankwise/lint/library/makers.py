@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankwise.lint.library.names import (
     ACCELERATOR,
+    CONTEXT,
     DDP,
     ENGINE,
     FABRIC,
@@ -41,15 +42,18 @@ FACTORIES = OF_VALUES | {
 }
 #: Those that draw its values.
 DRAWN = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "normal", "randperm", "bernoulli"))
+#: Functions that seed all generators at once.
+SEEDS_ALL = frozenset({"accelerate.utils.set_seed", "transformers.set_seed", "transformers.trainer_utils.set_seed", "lightning.seed_everything",
+                       "lightning.pytorch.seed_everything", "lightning.fabric.seed_everything"})  # fmt: skip
 #: Methods that give their object back.
 RETURNS_SELF = frozenset({"to", "cuda", "cpu", "float", "half", "bfloat16", "double", "train", "eval", "requires_grad_",
                           "to_empty", "share_memory", "share_memory_", "contiguous", "parse_args", "xpu", "npu", "type", "apply",
-                          "resolve", "expanduser", "absolute"})  # fmt: skip
+                          "resolve", "expanduser", "absolute", "__iter__"})  # fmt: skip
 #: Modules of torch's that keep buffers which DDP sends to all at a forward pass.
 BUFFERED = frozenset({*(f"torch.nn.BatchNorm{n}d" for n in (1, 2, 3)), "torch.nn.SyncBatchNorm",
                       *(f"torch.nn.LazyBatchNorm{n}d" for n in (1, 2, 3))})  # fmt: skip
 #: Other names for a kind, made by a call of the first name.
-MADE_KINDS = {"deepspeed.initialize": ENGINE, "torch.distributed.new_group": GROUP,
+MADE_KINDS = {"deepspeed.initialize": ENGINE, "rankwise.init": CONTEXT, "torch.distributed.new_group": GROUP,
               "torch.distributed.init_device_mesh": "torch.distributed.DeviceMesh",
               "torch.distributed.device_mesh.init_device_mesh": "torch.distributed.DeviceMesh"}  # fmt: skip
 #: Variables of this name hold such an object, where nothing better is known.

@@ -50,8 +50,8 @@ _ROLES = {"process_index": "rank", "local_process_index": "local_rank", "num_pro
           "local_rank": "local_rank", "world_size": "world_size", "node_rank": "node_rank", "rank": "rank",
           "replica_id": "rank", "task_id": "rank", "num_replicas_in_sync": "world_size"}  # fmt: skip
 #: Objects whose attributes tell who the rank is.
-_KNOWS_RANK = frozenset({ACCELERATOR, FABRIC, PL_TRAINER, HF_TRAINER, PL_MODULE, "accelerate.PartialState", "accelerate.state.PartialState",
-                         "accelerate.state.AcceleratorState", "transformers.TrainingArguments", "lightning.pytorch.Trainer.strategy",
+_KNOWS_RANK = frozenset({ACCELERATOR, FABRIC, PL_TRAINER, HF_TRAINER, PL_MODULE, "accelerate.PartialState",
+                         "accelerate.AcceleratorState", "transformers.TrainingArguments", "lightning.pytorch.Trainer.strategy",
                          ENGINE, CONTEXT, STRATEGY, RESOLVER, "transformers.TrainerState"})  # fmt: skip
 #: Attributes that give the constructor's argument of that name (and position) back.
 _ARGUMENTS = {LOADER: {"dataset": 0, "batch_size": 1, "sampler": 3, "batch_sampler": 4, "collate_fn": 6}}
@@ -130,10 +130,9 @@ def _of_object(run: Run, owner: Value, thing: Object, name: str, _node: Any) -> 
     if name in thing.attrs:
         return thing.attrs[name]
     if thing.kind in _KNOWS_RANK or thing.kind.endswith("State"):
-        if name in _IS_MAIN:
-            return _is_main(run, _IS_MAIN[name])
-        if name in _ROLES:
-            return run.role(_ROLES[name])
+        who = _who(run, name)
+        if who is not None:
+            return who
     part = _part_of(owner, thing, name)
     if part is not None:
         return part
@@ -176,10 +175,11 @@ def _part_of(owner: Value, thing: Object, name: str) -> Value | None:
     return None
 
 
-def _is_main(run: Run, role: str) -> Value:
-    if role == "last":
-        return run.is_rank(run.virtual_rank.world_size - 1)
-    return run.is_rank(0, role)
+def _who(run: Run, name: str) -> Value | None:
+    if name in _IS_MAIN:
+        last, role = run.virtual_rank.world_size - 1, _IS_MAIN[name]
+        return run.is_rank(last) if role == "last" else run.is_rank(0, role)
+    return run.role(_ROLES[name]) if name in _ROLES else None
 
 
 def _of_instance(run: Run, owner: Value, thing: Instance, name: str, node: Any) -> Value:
@@ -190,6 +190,8 @@ def _of_instance(run: Run, owner: Value, thing: Instance, name: str, node: Any) 
     found = thing.cls.find(name)
     if found is not None:
         return _bound(run, owner, found, node)
+    if thing.base is not None and thing.base.call is not None:
+        return _of_object(run, Value(thing=thing.base), thing.base, name, node)
     bases = thing.cls.library_bases()
     for base in (PL_MODULE, HF_TRAINER, PL_TRAINER):
         if base in bases:
@@ -214,11 +216,7 @@ def _of_framework(run: Run, owner: Value, base: str, name: str) -> Value:
         return Value(thing=Object("transformers.TrainingArguments"))
     if name == "accelerator" and base == HF_TRAINER:
         return guess(run, "accelerator")
-    if name in _IS_MAIN:
-        return _is_main(run, _IS_MAIN[name])
-    if name in _ROLES:
-        return run.role(_ROLES[name])
-    return Value(thing=Method(Value(thing=Object(base)), name), path=name)
+    return _who(run, name) or Value(thing=Method(Value(thing=Object(base)), name), path=name)
 
 
 def _bound(run: Run, owner: Value, found: Value, node: Any) -> Value:
@@ -259,7 +257,10 @@ def _of_super(run: Run, owner: Value, thing: Super, name: str, node: Any) -> Val
                 return _bound(run, thing.receiver, one.attrs[name], node)
             seen = seen or one is thing.owner
         for base in sorted(cls.library_bases()):
-            return Value(thing=Method(Value(thing=Object(base)), name), path=name)
+            made = Object(base)
+            if base == LOADER and isinstance(instance, Instance):
+                made = instance.base = instance.base or made
+            return Value(thing=Method(Value(thing=made), name), path=name)
     return Value(thing=Method(ANY, name), path=name)
 
 

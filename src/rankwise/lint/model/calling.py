@@ -14,6 +14,7 @@ from rankwise.lint.model.notes import note_misfit
 from rankwise.lint.model.training import forward, is_parallel, synced_forward
 from rankwise.lint.model.values import (
     Bound,
+    Choice,
     Function,
     Instance,
     Items,
@@ -42,14 +43,9 @@ def call(
     has_star: bool = False,
 ) -> Value:
     """The value of a call, and what it does."""
+    func = run.choose(func.thing.ways) if isinstance(func.thing, Choice) else func
     thing = func.thing
-    module = (
-        scope.module
-        if scope is not None
-        else run.functions[-1].module
-        if run.functions
-        else run.memo["top"].module
-    )
+    module = run.module if scope is None else scope.module
     if node is None:
         return mixed((*args, *kwargs.values()))
     if isinstance(thing, Function):

@@ -6,6 +6,7 @@ import ast
 import builtins
 import operator
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.model.attributes import attribute, guess
@@ -13,7 +14,7 @@ from rankwise.lint.model.branches import asks_who
 from rankwise.lint.model.calls import Call, Guard
 from rankwise.lint.model.defining import function_of
 from rankwise.lint.model.history import Arm, Fork, Loop
-from rankwise.lint.model.looping import element_of
+from rankwise.lint.model.looping import element_of, to_unroll
 from rankwise.lint.model.notes import (
     is_by_count,
     is_by_ranks,
@@ -32,6 +33,7 @@ from rankwise.lint.model.values import (
     LITERAL_NONE,
     NUMBER,
     UNKNOWN,
+    Choice,
     Items,
     Library,
     Method,
@@ -315,8 +317,11 @@ def _part(thing: Any, key: Value) -> Value | None:
             isinstance(key.const, int) and not thing.call.has_star and -len(parts) <= key.const < len(parts)
         )
         return parts[key.const] if is_there else None
-    if not isinstance(thing, Items) or not key.is_known:
+    if not isinstance(thing, Items):
         return None
+    if not key.is_known:
+        one = reduce(joined, thing.values) if thing.is_whole and thing.values else ANY
+        return replace(one, spread=key.spread, origin=key.origin) if isinstance(one.thing, Choice) else None
     if thing.keys is not None:
         for one, value in zip(thing.keys, thing.values, strict=False):
             if one.is_known and type(one.const) is type(key.const) and one.const == key.const:
@@ -347,10 +352,6 @@ def _formatted(run: Run, scope: Scope, node: ast.FormattedValue) -> Value:
     )
 
 
-def _lambda(run: Run, scope: Scope, node: ast.Lambda) -> Value:
-    return Value(thing=function_of(run, scope, node))
-
-
 def _walrus(run: Run, scope: Scope, node: ast.NamedExpr) -> Value:
     value = evaluate(run, scope, node.value)
     run.bind(run, scope, node.target, value)
@@ -378,6 +379,7 @@ def _comprehension(
     inner.names = {}
     sources: list[Value] = []
     asked: list[tuple[Value, Guard]] = []
+    rows: list[list[Value]] = []
     with run.within("loops", node), run.gathering() as items:
         for generator in node.generators:
             source = evaluate(run, inner, generator.iter)
@@ -386,20 +388,26 @@ def _comprehension(
             for test in generator.ifs:
                 _keep_test(run, inner, test, sources, asked)
         parts: Sequence[ast.expr] = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
-        element, values = ANY, [ANY]
-        if all(guard.outcome for _, guard in asked):
+        first, element, values = node.generators[0], ANY, [ANY]
+        each = to_unroll(sources[0]) if isinstance(node, ast.DictComp) and len(sources) == 1 else None
+        if each is not None and not first.ifs:  # `{name: DataLoader(...) for name in ["train", "val"]}`
+            for one in each:
+                run.bind(run, inner, first.target, one)
+                rows.append([evaluate(run, inner, part) for part in parts])
+        elif all(guard.outcome for _, guard in asked):
             with run.within("guards", *(guard for _, guard in asked)):
                 values = [evaluate(run, inner, part) for part in parts]
                 element, only = mixed(values), values[0] if len(values) == 1 else ANY
-                element = replace(
-                    element, made=only.made, thing=only.thing if isinstance(only.thing, Method) else None
-                )
+                thing = only.thing if isinstance(only.thing, (Method, Items)) else None
+                element = replace(element, made=only.made, thing=thing)
     over = replace(mixed(sources), thing=sources[0].thing) if len(sources) == 1 else mixed(sources)
     run.keep_loop(Loop(node, scope.module, over, items, None, run.guards))
     # How long it is depends on its sources and tests; what is in it, on the element.
     length = mixed([*sources, *(value for value, _ in asked)])
     is_set = isinstance(node, ast.SetComp)
     kind = "numbers" if is_set and all(map(is_number, values)) else "set" if is_set else "list"
+    if rows:
+        return Value(thing=Items([row[1] for row in rows], keys=[row[0] for row in rows], kind="dict"))
     if isinstance(node, ast.DictComp):
         return replace(mixed((element, length)), made=values[-1].made)
     return Value(
@@ -417,10 +425,6 @@ def _keep_test(
         open_tests.append(value)
     else:
         asked.append((value, Guard(test, scope.module, value.origin, truth, len(run.stack))))
-
-
-def _await(run: Run, scope: Scope, node: ast.Await) -> Value:
-    return evaluate(run, scope, node.value)
 
 
 _BUILTINS = frozenset(dir(builtins))
@@ -441,7 +445,7 @@ _EXPRESSIONS: dict[type, Callable[[Run, Scope, Any], Value]] = {
     ast.Subscript: _subscript,
     ast.JoinedStr: _text,
     ast.FormattedValue: _formatted,
-    ast.Lambda: _lambda,
+    ast.Lambda: lambda run, scope, node: Value(thing=function_of(run, scope, node)),
     ast.NamedExpr: _walrus,
     ast.Yield: _yield,
     ast.YieldFrom: _yield_from,
@@ -449,5 +453,5 @@ _EXPRESSIONS: dict[type, Callable[[Run, Scope, Any], Value]] = {
     ast.SetComp: _comprehension,
     ast.GeneratorExp: _comprehension,
     ast.DictComp: _comprehension,
-    ast.Await: _await,
+    ast.Await: lambda run, scope, node: evaluate(run, scope, node.value),
 }

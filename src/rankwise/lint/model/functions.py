@@ -26,7 +26,7 @@ from rankwise.lint.model.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from rankwise.lint.program import Module
 
@@ -41,7 +41,7 @@ def call_function(
 ) -> Value:
     """Run a function of the user's in place."""
     if _is_too_deep(run, function) or not _is_worth_it(run, function):
-        return _result_by_name(run, function, (*args, *kwargs.values()))
+        return _named(run, function) or mixed((*args, *kwargs.values()))
     scope = Scope(module=function.module, parent=function.scope, function=function)
     scope.names = bound_arguments(run, function, args, kwargs)
     if isinstance(function.node, ast.Lambda):
@@ -117,10 +117,6 @@ def _is_worth_it(run: Run, function: Function) -> bool:
     )
 
 
-def _result_by_name(run: Run, function: Function, values: Sequence[Value]) -> Value:
-    return _named(run, function) or mixed(values)
-
-
 def _named(run: Run, function: Function) -> Value | None:
     asks_for_another = len(function.node.args.args) > 2
     if not asks_for_another and (role := role_of(function.name)) is not None:
@@ -181,7 +177,7 @@ def _run_body(run: Run, function: Function, scope: Scope, node: ast.AST, module:
             Value(value.spread, value.origin, value.const, value.thing, value.path, value.via),
             scope.tint,
         )
-    if is_same_for_all(function.name) and value.spread and _did_collective(items):
+    if is_same_for_all(function.name) and value.spread and items:
         return Value(thing=value.thing, via=value.via)
     return value
 
@@ -198,10 +194,6 @@ def _ends_program(items: list[Any]) -> bool:
 def _raises(items: list[Any]) -> bool:
     """Whether it surely ends by an exception: by a `raise` that stands under no test whose outcome is open."""
     return any(isinstance(item, Exit) and item.kind == "raise" for item in items)
-
-
-def _did_collective(items: list[Any]) -> bool:
-    return bool(items)
 
 
 @lru_cache(maxsize=2048)
@@ -266,6 +258,6 @@ def bound_arguments(
     for name in (*positional, *(one.arg for one in node.kwonlyargs)):
         if name not in names:
             # `dist: DistributedContext` is an object of a class, not torch's module.
-            unknown = ANY if name == "dist" and name in typed else guess(run, name)
-            names[name] = defaults.get(name) or function.kw_defaults.get(name) or unknown
+            given = defaults.get(name) or function.kw_defaults.get(name)
+            names[name] = given or (ANY if name == "dist" and name in typed else guess(run, name))
     return names

@@ -23,6 +23,7 @@ from rankwise.lint.model.values import (
     Value,
     joined,
     mixed,
+    object_of,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _MOST_LISTED = 5000
 def run_for(run: Run, scope: Scope, node: ast.For) -> Exit | None:
     """Run a `for` loop."""
     value = _iterator(run, scope, node, run.evaluate(run, scope, node.iter))
-    each = _to_unroll(value)
+    each = to_unroll(value)
     if each is not None:
         return _unroll(run, scope, node, value, each)
 
@@ -73,6 +74,9 @@ def run_for(run: Run, scope: Scope, node: ast.For) -> Exit | None:
 
 def _iterator(run: Run, scope: Scope, node: ast.For, value: Value) -> Value:
     """What `iter` of an object of the user's gives, where it is a generator."""
+    inner = getattr(value.thing, "attrs", {}).get("of")
+    if inner is not None and isinstance(inner.thing, Instance):  # `enumerate(prefetcher)`
+        value.thing.attrs["of"] = _iterator(run, scope, node, inner)
     if isinstance(value.thing, Instance):
         method = value.thing.cls.find("__iter__")
         if method is not None and isinstance(method.thing, Function):
@@ -158,12 +162,15 @@ def _generator_of(value: Value) -> tuple[Suspended | None, Callable[[Value], Val
     return (thing if isinstance(thing, Suspended) else None), lambda one: one
 
 
-def _to_unroll(value: Value) -> list[Value] | None:
+def to_unroll(value: Value) -> list[Value] | None:
+    """The parts that a loop over a short list is run for one by one; None if one turn stands for all."""
     thing = value.thing
     if not isinstance(thing, Items) or not thing.is_whole or not 0 < len(thing.values) <= _MOST_UNROLLED:
         return None
     parts = thing.values if thing.keys is None else thing.keys
-    return list(parts) if any(isinstance(part.thing, (Object, Instance, Library)) for part in parts) else None
+    inner = [one for part in parts for one in getattr(part.thing, "values", (part,))]
+    is_each_own = any(isinstance(one.thing, (Object, Instance, Library, Function)) for one in inner)
+    return list(parts) if is_each_own or all(isinstance(part.const, str) for part in parts) else None
 
 
 def _unroll(run: Run, scope: Scope, node: ast.For, value: Value, each: list[Value]) -> Exit | None:
@@ -206,7 +213,7 @@ def plain_list(value: Value) -> list[object] | None:
 
 def element_of(value: Value) -> Value:
     """What a loop over it binds at each turn."""
-    thing = value.thing
+    thing = object_of(value)
     if isinstance(thing, Items):
         parts = thing.values if thing.keys is None else thing.keys
         return parts[0] if len(parts) == 1 and thing.is_whole else mixed((value, *parts))

@@ -154,20 +154,15 @@ def note_misfit(run: Run, node: ast.Call, module: Module, function: Function) ->
     )
     if run.dry or is_open or name != function.name or getattr(function.node, "decorator_list", None):
         return
-    names, given = (
+    names, only = (
         [one.arg for one in (*takes.posonlyargs, *takes.args)],
-        {str(one.arg) for one in node.keywords},
+        [one.arg for one in takes.kwonlyargs],
     )
-    needed = names[: len(names) - len(takes.defaults)]
-    needed += [
-        one.arg for one, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if default is None
-    ]
-    lacking = [
-        one
-        for number, one in enumerate(needed)
-        if one not in given and (number >= len(node.args) or one not in names)
-    ]
-    unknown = sorted(given - {*names, *(one.arg for one in takes.kwonlyargs)}) if takes.kwarg is None else []
+    named = {str(one.arg) for one in node.keywords}
+    needed = names[len(node.args) : len(names) - len(takes.defaults)]
+    needed += [one for one, default in zip(only, takes.kw_defaults, strict=True) if default is None]
+    lacking = [one for one in needed if one not in named]
+    unknown = sorted(named - {*names, *only}) if takes.kwarg is None else []
     if lacking or unknown or (len(node.args) > len(names) and takes.vararg is None):
         why = (
             f"lacks {' and '.join(f'`{one}`' for one in lacking)}"

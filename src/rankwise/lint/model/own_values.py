@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.library.makers import DRAWN, FACTORIES, OF_VALUES, TENSOR
+from rankwise.lint.library.makers import DRAWN, FACTORIES, OF_VALUES, SEEDS_ALL, TENSOR
 from rankwise.lint.model.values import ANY, NUMBER, UNKNOWN, Object, Spread, Value, mixed
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ OWN: dict[str, Callable[[Run, Call], Value | None]] = {
     **dict.fromkeys(("torch.manual_seed", "torch.cuda.manual_seed", "torch.random.manual_seed"), _seed("torch")),
     "random.seed": _seed("random"),
     "numpy.random.seed": _seed("numpy"),
-    **dict.fromkeys(("accelerate.utils.set_seed", "lightning.pytorch.seed_everything", "transformers.set_seed", "lightning.fabric.seed_everything",
-                     "lightning.seed_everything", "pytorch_lightning.seed_everything"), _seed("all")),
+    **dict.fromkeys(SEEDS_ALL, _seed("all")),
     "torch.Generator": _generator,
     **dict.fromkeys(("torch.device",), _seeded),
     **dict.fromkeys(

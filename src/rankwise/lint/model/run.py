@@ -144,12 +144,26 @@ class Run:
     num_ops: int = 0
     barren: dict[Any, tuple[Any, Value]] = field(default_factory=dict)
     is_program: bool = False
+    way: int = 0
+    num_ways: int = 1
     notes: list[Any] = field(default_factory=list)
     moment: Value | None = None
     seeds: dict[str, Value] = field(default_factory=dict)
     written: list[tuple[dict[str, Value], str, Value | None]] = field(default_factory=list)
     implied: dict[ast.AST, tuple[Guard, ...]] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def module(self) -> Module:
+        """The module of the function that it stands in."""
+        return self.functions[-1].module if self.functions else self.memo["top"].module
+
+    def choose(self, ways: Sequence[Value]) -> Value:
+        """The one of several functions that is called in this run; if they matter, the program is run for each."""
+        functions = [getattr(way.thing, "function", way.thing) for way in ways]
+        if any(one.name in one.module.relevant for one in functions):
+            self.num_ways = max(self.num_ways, len(ways))
+        return ways[self.way % len(ways)]
 
     def role(self, role: str, *, as_text: bool = False) -> Value:
         """The number of this rank: its rank, local_rank, world_size, ... as a value."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.hints import ENVIRON, TORCHRUN
-from rankwise.lint.library.names import CONTEXT, STRATEGY
+from rankwise.lint.library.makers import MADE_KINDS
+from rankwise.lint.library.names import STRATEGY
 from rankwise.lint.model.history import Arm, Fork
 from rankwise.lint.model.own_values import OWN
 from rankwise.lint.model.plain_python import PLAIN
@@ -50,10 +51,6 @@ def _get_world_size(run: Run, call: Call) -> Value:
     return run.role("world_size")
 
 
-def _local_rank(run: Run, _call: Call) -> Value:
-    return run.role("local_rank")
-
-
 def _init(run: Run, call: Call) -> Value:
     run.initialized = True
     call.result = Value(const=None)
@@ -62,12 +59,7 @@ def _init(run: Run, call: Call) -> Value:
 
 def _makes_and_inits(run: Run, call: Call) -> Value:
     run.initialized = True
-    return Value(thing=Object(call.name, call))
-
-
-def _joins(run: Run, call: Call) -> Value:
-    run.initialized = True
-    return Value(thing=Object(CONTEXT, call))
+    return Value(thing=Object(MADE_KINDS.get(call.name, call.name), call))
 
 
 def _is_initialized(run: Run, call: Call) -> Value:
@@ -104,10 +96,6 @@ def _env(run: Run, call: Call) -> Value:
     if key not in TORCHRUN and default is not None:
         return Value(value.spread, value.origin, path=f"environ.{key}")
     return value
-
-
-def _pop_env(run: Run, call: Call) -> Value:
-    return _env(run, call)
 
 
 def _set_default(run: Run, call: Call) -> Value:
@@ -215,7 +203,7 @@ SPECIAL: dict[str, Callable[[Run, Call], Value | None]] = {
     **OWN,
     "torch.distributed.get_rank": _get_rank,
     "torch.distributed.get_world_size": _get_world_size,
-    "torch.distributed.get_node_local_rank": _local_rank,
+    "torch.distributed.get_node_local_rank": lambda run, _call: run.role("local_rank"),
     "torch.distributed.init_process_group": _init,
     "torch.distributed.init_distributed": _init,
     "deepspeed.init_distributed": _init,
@@ -225,12 +213,12 @@ SPECIAL: dict[str, Callable[[Run, Call], Value | None]] = {
     "accelerate.Accelerator": _makes_and_inits,
     "accelerate.PartialState": _makes_and_inits,
     "lightning.fabric.Fabric": _makes_and_inits,
-    "rankwise.init": _joins,
+    "rankwise.init": _makes_and_inits,
     STRATEGY: _makes_and_inits,
     "os.environ.__getitem__": _env,
     "os.environ.get": _env,
     "os.getenv": _env,
-    "os.environ.pop": _pop_env,
+    "os.environ.pop": _env,
     "os.environ.setdefault": _set_default,
     "torch.nn.SyncBatchNorm.convert_sync_batchnorm": _sync_batchnorm,
     "torch.multiprocessing.spawn": _spawn,
@@ -238,7 +226,6 @@ SPECIAL: dict[str, Callable[[Run, Call], Value | None]] = {
     "torch.multiprocessing.Process": _process,
     "multiprocessing.Process": _process,
     "accelerate.notebook_launcher": _launch,
-    "accelerate.launchers.notebook_launcher": _launch,
     "accelerate.debug_launcher": _launch,
     "signal.signal": _signal,
     "dataclasses.field": _field,

@@ -20,6 +20,7 @@ from rankwise.lint.model.withs import run_with
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rankwise.lint.model.history import ExitKind
     from rankwise.lint.model.run import Run, Scope
 
 
@@ -42,12 +43,8 @@ def execute(run: Run, scope: Scope, body: Sequence[ast.stmt]) -> Exit | None:
 def _expression(run: Run, scope: Scope, node: ast.Expr) -> Exit | None:
     run.evaluate(run, scope, node.value)
     value = node.value
-    if isinstance(value, ast.Call) and _is_exit(run, scope, value.func):
-        left = Exit("exit", node, scope.module, run.guards)
-        if not run.dry:
-            run.items.append(left)
-        return left
-    return None
+    is_exit = isinstance(value, ast.Call) and _is_exit(run, scope, value.func)
+    return _leave(run, Exit("exit", node, scope.module, run.guards)) if is_exit else None
 
 
 def _is_exit(run: Run, scope: Scope, func: ast.expr) -> bool:
@@ -97,10 +94,10 @@ def _as_load(target: ast.expr) -> ast.expr:
 def _return(run: Run, scope: Scope, node: ast.Return) -> Exit:
     value = run.evaluate(run, scope, node.value) if node.value is not None else NONE
     scope.returns.append(run.colour(value))
-    return _leave(run, scope, Exit("return", node, scope.module, run.guards))
+    return _leave(run, Exit("return", node, scope.module, run.guards))
 
 
-def _leave(run: Run, _scope: Scope, left: Exit) -> Exit:
+def _leave(run: Run, left: Exit) -> Exit:
     if not run.dry:
         run.items.append(left)
     return left
@@ -108,15 +105,12 @@ def _leave(run: Run, _scope: Scope, left: Exit) -> Exit:
 
 def _raise(run: Run, scope: Scope, node: ast.Raise) -> Exit:
     run.evaluate(run, scope, node.exc)
-    return _leave(run, scope, Exit("raise", node, scope.module, run.guards))
+    return _leave(run, Exit("raise", node, scope.module, run.guards))
 
 
-def _break(run: Run, scope: Scope, node: ast.Break) -> Exit:
-    return _leave(run, scope, Exit("break", node, scope.module, run.guards))
-
-
-def _continue(run: Run, scope: Scope, node: ast.Continue) -> Exit:
-    return _leave(run, scope, Exit("continue", node, scope.module, run.guards))
+def _jump(run: Run, scope: Scope, node: ast.Break | ast.Continue) -> Exit:
+    kind: ExitKind = "break" if isinstance(node, ast.Break) else "continue"
+    return _leave(run, Exit(kind, node, scope.module, run.guards))
 
 
 def _delete(run: Run, scope: Scope, node: ast.Delete) -> None:
@@ -144,8 +138,8 @@ _STATEMENTS: dict[type, Callable[..., Exit | None]] = {
     ast.AugAssign: _augmented,
     ast.Return: _return,
     ast.Raise: _raise,
-    ast.Break: _break,
-    ast.Continue: _continue,
+    ast.Break: _jump,
+    ast.Continue: _jump,
     ast.Delete: _delete,
     ast.Assert: _assert,
     ast.Global: _global,

@@ -15,6 +15,7 @@ from rankwise.lint.model.values import (
     ANY,
     NOTHING,
     NUMBER,
+    UNKNOWN,
     Function,
     Instance,
     Items,
@@ -22,7 +23,9 @@ from rankwise.lint.model.values import (
     Object,
     Spread,
     Value,
+    joined,
     mixed,
+    object_of,
 )
 
 if TYPE_CHECKING:
@@ -208,7 +211,7 @@ def _prepare(run: Run, call: Call, kinds: list[str]) -> Value | None:
 
 
 def _prepared(call: Call, value: Value) -> Value:
-    thing = value.thing
+    thing = object_of(value)
     kind = thing.kind if isinstance(thing, Object) else ""
     if kind == LOADER:
         # The loader stays what it was, and gets a sampler of the framework's.
@@ -277,21 +280,10 @@ def _redistribute(run: Run, call: Call, _kinds: list[str]) -> Value | None:
     return call.receiver
 
 
-def _compute(run: Run, call: Call, kinds: list[str]) -> Value | None:
-    if kinds and kinds[-1] == "torchmetrics.Metric":
-        run.act(Act(family="collective"), call, name="compute")
-        return Value()
-    return None
-
-
 def _scale(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     if kinds and kinds[0].endswith("GradScaler") and call.args:
         return call.args[0]
     return None
-
-
-def _backward_method(run: Run, call: Call, kinds: list[str]) -> Value | None:
-    return backward(run, call, kinds)
 
 
 def _decorator(run: Run, call: Call, kinds: list[str]) -> Value | None:
@@ -299,10 +291,6 @@ def _decorator(run: Run, call: Call, kinds: list[str]) -> Value | None:
     if kinds and kinds[0] == ACCELERATOR and call.args and isinstance(call.args[0].thing, Function):
         return call.args[0]
     return None
-
-
-def _join_context(_run: Run, call: Call, kinds: list[str]) -> Value | None:
-    return Value(path="join") if kinds and kinds[0] == DDP else None
 
 
 def _log(run: Run, call: Call, kinds: list[str]) -> Value | None:
@@ -327,11 +315,6 @@ def _queue(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     if any(kind.endswith("Queue") for kind in kinds) or call.receiver.path.lower().endswith("queue"):
         return Value(Spread.LOCAL, frozenset({"queue"}))
     return None
-
-
-def _own_port(_run: Run, _call: Call, _kinds: list[str]) -> Value | None:
-    """`socket.getsockname()`: the port that the system gave this process."""
-    return Value(Spread.LOCAL, frozenset({"own"}))
 
 
 def _detach(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
@@ -400,6 +383,24 @@ def _add_option(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     return None
 
 
+def _set_defaults(_run: Run, call: Call, kinds: list[str]) -> Value | None:
+    """`parser.set_defaults(func=train)`: of several commands one is chosen."""
+    if kinds and kinds[0].endswith("ArgumentParser"):
+        attrs = call.receiver.thing.attrs
+        for name, given in call.kwargs.items():
+            value = replace(given, const=UNKNOWN, path=f"args.{name}")
+            attrs[f"--{name}"] = joined(attrs[f"--{name}"], value) if f"--{name}" in attrs else value
+    return None
+
+
+def _inherit(_run: Run, call: Call, kinds: list[str]) -> Value | None:
+    """`super().__init__(dataset, sampler=sampler)` of a loader of the user's own class."""
+    if kinds[:1] != [LOADER]:
+        return None
+    call.name, call.receiver.thing.call = LOADER, call
+    return call.receiver
+
+
 def _same_parser(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     return call.receiver if kinds and kinds[0].endswith("ArgumentParser") else None
 
@@ -407,10 +408,10 @@ def _same_parser(_run: Run, call: Call, kinds: list[str]) -> Value | None:
 _OF_DATASET = ("shuffle", "map", "filter", "with_format", "set_format", "shard", "select", "take", "skip", "rename_column",
                "remove_columns", "with_transform", "select_columns", "flatten_indices", "cast_column")  # fmt: skip
 METHODS: dict[str, Callable[[Run, Call, list[str]], Value | None]] = {**dict.fromkeys(_OF_DATASET, _of_dataset), "add_argument": _add_option,
-    "add_argument_group": _same_parser, "add_mutually_exclusive_group": _same_parser, "strftime": clock_text, "eval": _switch, "train": _switch,
-    "backward": _backward_method, "manual_backward": _backward_method, "prepare": _prepare, "prepare_model": _prepare,
+    "add_argument_group": _same_parser, "add_subparsers": _same_parser, "add_parser": _same_parser, "set_defaults": _set_defaults, "__init__": _inherit, "add_mutually_exclusive_group": _same_parser, "strftime": clock_text, "eval": _switch, "train": _switch,
+    "backward": backward, "manual_backward": backward, "prepare": _prepare, "prepare_model": _prepare,
     "prepare_data_loader": _prepare, "setup": _prepare, "setup_module": _prepare, "setup_dataloaders": _prepare, "unwrap_model": _unwrap,
-    "state_dict": _state_dict, "full_tensor": _full_tensor, "redistribute": _redistribute, "compute": _compute, "scale": _scale,
-    "on_main_process": _decorator, "on_local_main_process": _decorator, "join": _join_context, "log": _log, "log_dict": _log,
-    "manual_seed": _seed_generator, "empty": _queue, "qsize": _queue, "getsockname": _own_port, "detach": _detach, "item": _item, "numel": _numel,
+    "state_dict": _state_dict, "full_tensor": _full_tensor, "redistribute": _redistribute, "scale": _scale,
+    "on_main_process": _decorator, "on_local_main_process": _decorator, "log": _log, "log_dict": _log,
+    "manual_seed": _seed_generator, "empty": _queue, "qsize": _queue, "getsockname": lambda *_: Value(Spread.LOCAL, frozenset({"own"})), "detach": _detach, "item": _item, "numel": _numel,
     "size": _size, "nelement": _numel, "mean": _mean, "parameters": _parameters, "named_parameters": _parameters}  # fmt: skip

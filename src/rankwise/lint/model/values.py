@@ -71,7 +71,7 @@ class Value:
                 return bool(self.const)
             except Exception:  # noqa: BLE001 - constants are plain, but a range or a set may be odd
                 return None
-        if isinstance(self.thing, (Function, Bound, UserClass, Instance, Object, Library)):
+        if isinstance(self.thing, (Function, Bound, Choice, UserClass, Instance, Object, Library)):
             return True
         if isinstance(self.thing, Items) and self.thing.is_whole:
             return bool(self.thing.values)
@@ -169,11 +169,17 @@ class UserClass:
 
 @dataclass(eq=False, slots=True)
 class Instance:
-    """An object of a class of the user's."""
+    """An object of a class of the user's; ``base`` is what `super().__init__` makes of it, where rules follow such objects."""
 
     cls: UserClass
     attrs: dict[str, Value] = field(default_factory=dict)
     call: Call | None = None
+    base: Object | None = None
+
+
+def object_of(value: Value) -> Any:
+    """What a value is; a loader of the user's own class is a loader."""
+    return getattr(value.thing, "base", None) or value.thing
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +196,13 @@ class Method:
 
     receiver: Value
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several functions of the user's, which settings choose from: a command line's words, a table's key."""
+
+    ways: tuple[Value, ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -283,6 +296,11 @@ def _joined(one: Value, other: Value, test: Value | None) -> Value:
             thing = one.thing if isinstance(one.thing, (Object, Instance)) else other.thing
         if thing is None or thing is NUMBER:
             thing = NUMBER if is_number(one) and is_number(other) else None
+        if all(isinstance(each.thing, (Function, Bound, Choice)) for each in (one, other)):
+            ways = {
+                id(way.thing): way for each in (one, other) for way in getattr(each.thing, "ways", (each,))
+            }
+            thing = Choice(tuple(ways.values()))
     if test is None or not test.spread:
         agreed = next((each for each in (one, other) if _is_agreed(each)), None)
         if agreed is not None:

@@ -13,6 +13,7 @@ from rankwise.lint.paths.found import all_divergences, all_local_paths, all_ops,
 from rankwise.lint.paths.reasons import test_of
 from rankwise.lint.paths.words import also, anchor, called, line_left, reported_place, tested, who, written
 from rankwise.lint.rule import rule
+from rankwise.lint.topics.collective_calls import in_step
 from rankwise.lint.topics.job_view import parents_of
 
 if TYPE_CHECKING:
@@ -167,37 +168,20 @@ def other_collective_in_arm(script: Script) -> Iterator[Found]:
 
 def _crossed(script: Script) -> Iterator[Found]:
     """The same collectives on the same tensors in both branches, in another order: silent sums of different tensors."""
-    arms: dict[ast.AST, dict[bool, dict[int, Call]]] = {}
-    for call in script.calls:
-        if (
-            call.guards
-            and call.name in _ON_TENSORS
-            and not call.loops
-            and call.arg_node(0, "tensor") is not None
-        ):
-            guard = call.guards[-1]
-            arms.setdefault(guard.node, {}).setdefault(guard.outcome, {})[id(call.node)] = call
-    for test, ways in arms.items():
-        if len(ways) != 2:
-            continue
-        first, second = (sorted(one.values(), key=_place) for one in ways.values())
-        words, others = ([(call.name, _tensor(call)) for call in one] for one in (first, second))
-        if (
-            words != others
-            and sorted(words) == sorted(others)
-            and [one for one, _ in words] == [one for one, _ in others]
-        ):
-            at = next(number for number, word in enumerate(words) if word != others[number])
-            yield Found(
-                second[at].node,
-                f"ranks with `{written(test)}` reduce `{words[at][1]}` where the others reduce `{others[at][1]}`: the two are summed without an error",
-                "use the same order on all ranks",
-                failure_class="C3",
-            )
-
-
-def _place(call: Call) -> tuple[int, int]:
-    return (getattr(call.node, "lineno", 0), getattr(call.node, "col_offset", 0))
+    for steps in in_step(script, *_ON_TENSORS):
+        ways = [sorted((call.name, _tensor(call)) for call in own) for own in zip(*steps, strict=True)]
+        if ways.count(ways[0]) < len(ways):
+            continue  # tensors of other names may be meant for each other
+        for one, *others in steps:
+            other = next((call for call in others if _tensor(call) != _tensor(one)), one)
+            if other.name == one.name and other is not one and other.guards and not other.loops:
+                yield Found(
+                    other.node,
+                    f"ranks with `{written(other.guards[-1].node)}` reduce `{_tensor(other)}` where the others reduce `{_tensor(one)}`: the two are summed without an error",
+                    "use the same order on all ranks",
+                    failure_class="C3",
+                )
+                break
 
 
 def _tensor(call: Call) -> str:

@@ -19,6 +19,7 @@ from rankwise.lint.topics.job_view import (
     places,
     places_of,
     settings,
+    spawns,
     text_of,
 )
 
@@ -267,7 +268,7 @@ def late_visible_devices(script: Script) -> Iterator[Found]:
                 f"CUDA_VISIBLE_DEVICES is set after `{text_of(touched.node)}` (line {line_of(touched)}) has started CUDA: it has no effect",
                 "set it before anything uses CUDA, preferably in the shell that starts the script",
             )
-        elif setting.value.spread and "," not in str(setting.value.const):
+        elif "," not in str(setting.value.const):
             yield from _index_gone(script, setting)
 
 
@@ -291,7 +292,9 @@ def _starts_cuda(call: Call) -> bool:
 
 
 def _index_gone(script: Script, setting: Setting) -> Iterator[Found]:
-    if not {"rank", "local_rank"} & setting.value.origin or setting.place.num_ranks == 1:
+    is_own = bool({"rank", "local_rank"} & setting.value.origin)
+    is_one = str(setting.value.const).isdigit() and not setting.value.spread and not spawns(script)
+    if not (is_own or (is_one and setting.place.is_made_by_all)) or setting.place.num_ranks == 1:
         return
     for place in places(script, "torch.cuda.set_device"):
         call = place.last
@@ -307,11 +310,9 @@ def _index_gone(script: Script, setting: Setting) -> Iterator[Found]:
                 setting.node,
                 f"each process sees one GPU, which is number 0 there, but line {line_of(call)} asks for `{text_of(call.arg_node(0))}`",
                 "leave CUDA_VISIBLE_DEVICES alone and use the local rank, or use index 0",
+                severity="error" if is_own else "warning",  # with one rank on each node all is well
             )
             return
-
-
-_LAUNCHERS = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_launcher")
 
 
 @rule("RW219", "error", "L14", "CUDA is used before notebook_launcher forks")
@@ -321,7 +322,8 @@ def cuda_before_notebook_launcher(script: Script) -> Iterator[Found]:
         for launch in calls:
             number = launch.arg(2, "num_processes")
             is_alone = number is not None and number.const in {0, 1}
-            if launch.name not in _LAUNCHERS or launch.module is not script.module or is_alone:
+            is_here = launch.name == "accelerate.notebook_launcher" and launch.module is script.module
+            if is_alone or not is_here:
                 continue
             used = next(
                 (one for one in calls[: launch.index] if one.index < launch.index and _is_before(one)), None

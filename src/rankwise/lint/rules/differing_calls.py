@@ -12,6 +12,7 @@ from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import D, collectives, has_group, word_of
 from rankwise.lint.topics.job_view import ops, text_of
+from rankwise.lint.topics.lengths import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,9 +81,6 @@ def _order(value: Value) -> str:
 
 _GIVEN = {word: takes for word in ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "all_gather_into_tensor", "reduce_scatter_tensor")
           if (takes := ACTS[D + word].takes)}  # fmt: skip
-_SIZED = frozenset(
-    {"torch.zeros", "torch.ones", "torch.empty", "torch.rand", "torch.randn", "torch.full", "torch.arange"}
-)
 _ASK = frozenset({"operator.Compare", "torch.isfinite", "torch.isnan", "torch.where", "torch.nonzero"})
 
 
@@ -136,21 +134,13 @@ def _picked(value: Value) -> Call | None:
     return made if index is not None and index.name in _ASK else None
 
 
-def _shape(value: Value | None) -> tuple[int, ...] | None:
-    thing = value.thing if value is not None else None
-    call = thing.call if isinstance(thing, Object) else None
-    if call is None or call.name not in _SIZED or call.has_star or "out" in call.kwargs:
-        return None
-    given = list(call.args)
-    if call.name == "torch.full":
-        given = given[:1]
-    if len(given) == 1 and isinstance(given[0].thing, Items) and given[0].thing.is_whole:
-        given = given[0].thing.values
-    numbers = tuple(one.const for one in given)
-    return numbers if numbers and all(isinstance(one, int) for one in numbers) else None
+def _shape(value: Value | None) -> tuple[int | None, ...] | None:
+    call = value.thing.call if value is not None and isinstance(value.thing, Object) else None
+    shape = shape_of(call) if call is not None else ()
+    return shape if shape and None not in shape else None
 
 
-def _shown(shape: tuple[int, ...] | None) -> str:
+def _shown(shape: tuple[int | None, ...] | None) -> str:
     return "x".join(str(one) for one in shape or ())
 
 

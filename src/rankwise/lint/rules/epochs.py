@@ -6,11 +6,10 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
-from rankwise.lint.library.names import LOADER, SAMPLER
-from rankwise.lint.model.values import Object
+from rankwise.lint.library.names import SAMPLER
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import SAMPLER_AT, is_prepared, sampler_of, shown
-from rankwise.lint.topics.epochs import is_reached, loops_of, reshuffled, set_epoch_calls, shuffles
+from rankwise.lint.topics.data_flow import SAMPLER_AT, shown
+from rankwise.lint.topics.epochs import is_reached, loops_of, reshuffled, set_epoch_calls
 from rankwise.lint.topics.in_ranks import is_in_ranks
 from rankwise.lint.topics.job_view import (
     function_of,
@@ -47,79 +46,6 @@ def set_epoch_forgotten(script: Script) -> Iterator[Found]:
         if node is None:
             continue
         yield Found(node, _message(one, silent), _fix(silent[0], one))
-    yield from _endless(script)
-
-
-def _endless(script: Script) -> Iterator[Found]:
-    """Loaders that a helper restarts: ``batches = cycle(loader)``, ``next(batches)``."""
-    if any("set_epoch" in module.text for module in {call.module for call in script.all_calls}):
-        return
-    reported: set[int] = set()
-    for entry in script.entries:
-        calls = entry.histories[0].calls
-        if not any(call.name.endswith("backward") and call.loops for call in calls):
-            continue
-        for call in calls:
-            loader = call.result.thing
-            if call.name != LOADER or call.module is not script.module or not isinstance(loader, Object):
-                continue
-            sampler = sampler_of(loader)
-            if sampler is None or sampler.call is None or not shuffles(sampler.call) or is_prepared(loader):
-                continue
-            again, node = _begun_again(script.tree, call.node), node_in(script, sampler.call)
-            if again is not None and node is not None and id(node) not in reported:
-                reported.add(id(node))
-                line = getattr(again, "lineno", 0)
-                yield Found(
-                    node,
-                    f"set_epoch is never called on this sampler, so each time the loader restarts (line {line}) the order is the same",
-                    "count the passes where the loader restarts, and call set_epoch(count) on the sampler there, on all ranks",
-                )
-
-
-def _begun_again(tree: ast.Module, made: ast.AST) -> ast.AST | None:
-    """Where a loader goes into a generator that never ends, or gets a new iterator when the old one has ended."""
-    above, nodes = parents_of(tree).get(made), list(ast.walk(tree))
-    names = {ast.unparse(one) for one in above.targets} if isinstance(above, ast.Assign) else set[str]()
-    endless = {one.name for one in nodes if isinstance(one, ast.FunctionDef) and _is_endless(one)}
-    ended = [
-        one
-        for one in nodes
-        if isinstance(one, ast.ExceptHandler)
-        and one.type is not None
-        and "StopIteration" in ast.unparse(one.type)
-    ]
-    renewed = {
-        part
-        for one in ended
-        for part in ast.walk(one)
-        if isinstance(part, ast.Call) and text_of(part.func) == "iter"
-    }
-    calls = [
-        one
-        for one in nodes
-        if isinstance(one, ast.Call) and (one in renewed or getattr(one.func, "id", "") in endless)
-    ]
-    return next(
-        (call for call in calls if any(one is made or ast.unparse(one) in names for one in call.args)), None
-    )
-
-
-def _is_endless(function: ast.FunctionDef) -> bool:
-    """``while True: for batch in loader: yield batch``."""
-    parameters = {one.arg for one in function.args.args}
-    loops = [
-        one
-        for one in ast.walk(function)
-        if isinstance(one, ast.While) and isinstance(one.test, ast.Constant) and one.test.value
-    ]
-    parts = [part for loop in loops for part in ast.walk(loop)]
-    over = {
-        getattr(getattr(part, "iter", getattr(part, "value", None)), "id", "")
-        for part in parts
-        if isinstance(part, (ast.For, ast.YieldFrom))
-    }
-    return bool(parameters & over) and any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in parts)
 
 
 def _message(one: Shuffled, silent: list[Pass]) -> str:
@@ -142,16 +68,15 @@ def _fix(one: Pass, shuffled: Shuffled) -> str:
 
 def _name_of(one: Pass, shuffled: Shuffled) -> str:
     """The sampler's name at the loop; empty if it has none there."""
-    made, tree = shuffled.sampler.call, one.module.tree
-    if made is None:
-        return ""
-    above = parents_of(made.module.tree).get(made.node)
-    if isinstance(above, ast.Assign) and len(above.targets) == 1:
-        name, here_ = text_of(above.targets[0]), made.module is one.module
-        is_near = function_of(made.module.tree, made.node) in {tree, function_of(tree, one.over)}
-        if here_ and is_near and name.isidentifier():
-            return name
-    loader = one.loader.call
+    made, tree, loader = shuffled.sampler.call, one.module.tree, one.loader.call
+    above = parents_of(tree).get(made.node) if made is not None else None
+    name = text_of(above.targets[0]) if isinstance(above, ast.Assign) else ""
+    if (
+        above is not None
+        and function_of(tree, above) in {tree, function_of(tree, one.over)}
+        and name.isidentifier()
+    ):
+        return name
     is_given = loader is not None and "sampler" in loader.kwargs
     return f"{shown(one)}.sampler" if is_given and shown(one).replace(".", "_").isidentifier() else ""
 

@@ -15,6 +15,7 @@ from rankwise.lint.topics.collective_calls import (
     collectives,
     filled_node,
     group_of,
+    in_step,
     ranks_in,
     word_of,
 )
@@ -260,21 +261,29 @@ def _finding(call: Call, word: str, later: str) -> Found:
 _WHO = frozenset({"rank", "local_rank", "node_rank"})
 
 
-@rule("RW314", "error", "C10", "ranks create different groups at the same place")
+@rule("RW314", "error", "C10", "ranks create different groups at the same place, or in another order")
 def group_differs_between_ranks(script: Script) -> Iterator[Found]:
+    fix = "create all groups on every rank in one loop, and keep the one with this rank in it; or use `dist.new_subgroups_by_enumeration`"
     for place in once(places(script, D + "new_group")):
-        call = place.last
-        local = call.kwargs.get("use_local_synchronization")
-        if local is not None and local.const is not False:
-            continue
-        node = call.arg_node(0, "ranks")
-        if node is None or len(place.calls) < 2 or not _differs(place):
-            continue
-        yield Found(
-            node,
-            f"each rank creates another group here, `{text_of(node)}`, but every rank must create all groups, in the same order",
-            "create all groups on every rank in one loop, and keep the one with this rank in it; or use `dist.new_subgroups_by_enumeration`",
-        )
+        node = place.last.arg_node(0, "ranks")
+        if _meets_all(place.last) and node is not None and len(place.calls) > 1 and _differs(place):
+            yield Found(
+                node,
+                f"each rank creates another group here, `{text_of(node)}`, but every rank must create all groups, in the same order",
+                fix,
+            )
+    for steps in in_step(script, D + "new_group"):
+        for calls in steps:
+            lists = {call.node: ranks_in(call.arg(0, "ranks")) for call in calls if _meets_all(call)}
+            if len(set(lists.values())) > 1 < len(lists) and None not in lists.values():
+                shown = " and ".join(f"`{text_of(node)}`" for node in lists)
+                yield Found(calls[0].node, f"ranks create {shown} at once: the two count as one group", fix)
+                break
+
+
+def _meets_all(call: Call) -> bool:
+    local = call.kwargs.get("use_local_synchronization")
+    return local is None or local.const is False
 
 
 def _differs(place: Place) -> bool:

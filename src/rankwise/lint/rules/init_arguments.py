@@ -38,12 +38,6 @@ _REMOVES = frozenset(
 
 @rule("RW206", "error", "I13", "all runs share one fixed init file")
 def fixed_init_file(script: Script) -> Iterator[Found]:
-    if (
-        "init_method" not in script.piece.code
-        and "file:" not in script.piece.code
-        and "FileStore" not in script.piece.code
-    ):
-        return
     if not _REMOVES.isdisjoint(called_names(script.tree)):
         return
     for place in once(places(script, INIT, _STORE)):
@@ -163,8 +157,7 @@ def _destroyed_in_loop(calls: list[Call], call: Call) -> bool:
 
 #: The position of the timeout.
 _POSITIONS = {INIT: 2, "torch.distributed.new_group": 1, "torch.distributed.monitored_barrier": 1, "torch.distributed.TCPStore": 4,
-              "torch.distributed.new_subgroups": None, "accelerate.InitProcessGroupKwargs": None, "accelerate.utils.InitProcessGroupKwargs": None,
-              "accelerate.utils.dataclasses.InitProcessGroupKwargs": None}  # fmt: skip
+              "torch.distributed.new_subgroups": None, "accelerate.InitProcessGroupKwargs": None}  # fmt: skip
 
 
 @rule("RW214", "error", "I19", "a process group's timeout is a number")
@@ -199,8 +192,7 @@ _SHORT_S, _LONG_S = 30.0, 86400.0
 
 @rule("RW215", "warning", "I20", "the process group's timeout is very short or very long")
 def odd_timeout(script: Script) -> Iterator[Found]:
-    names = (INIT, "accelerate.InitProcessGroupKwargs", "accelerate.utils.InitProcessGroupKwargs")
-    for place in once(places(script, *names)):
+    for place in once(places(script, INIT, "accelerate.InitProcessGroupKwargs")):
         call = place.last
         position = 2 if call.name == INIT else None
         value, node = call.arg(position, "timeout"), call.arg_node(position, "timeout")
@@ -229,11 +221,7 @@ def _seconds(call: Call) -> float | None:
 
 @rule("RW216", "hint", "R6", "the process group is never destroyed")
 def group_not_destroyed(script: Script) -> Iterator[Found]:
-    if (
-        "destroy_process_group" in script.piece.code
-        or "destroy" in script.piece.code
-        or "cleanup" in script.piece.code
-    ):
+    if "destroy" in script.piece.code or "cleanup" in script.piece.code:
         return
     for place in once(places(script, INIT)):
         calls = [call for history in place.entry.histories for call in history.calls]

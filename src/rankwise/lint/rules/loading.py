@@ -12,7 +12,7 @@ from rankwise.lint.model.values import Instance, Items, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.device_index import fault_of
 from rankwise.lint.topics.job_view import is_distributed, line_of, node_in, once, places, places_of, text_of
-from rankwise.lint.topics.saved_files import is_model_file, reads
+from rankwise.lint.topics.saved_files import is_model_file, reads, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,12 +88,8 @@ def module_prefix(script: Script) -> Iterator[Found]:
                 continue
             saves = [made]
             if made.name == "torch.load":
-                saves = [
-                    one
-                    for save in found
-                    if save.name == "torch.save" and _same_file(save, made)
-                    for one in _states(save)
-                ]
+                written = [one for one in found if one.name == "torch.save" and same_file(one, made)]
+                saves = [one for save in written for one in _states(save)]
             forms = {_form(one.receiver): one for one in saves if one.name.endswith(".state_dict")}
             if len(forms) == 1 and not {form, None} & forms.keys():
                 yield _tell(call, at, next(iter(forms.values())), form)
@@ -140,20 +136,3 @@ def _form(value: Value) -> str | None:
     ):
         return "bare"
     return None
-
-
-def _same_file(save: Call, read: Call) -> bool:
-    one, other = save.arg(1, "f"), read.arg(0, "f")
-    if one is None or other is None:
-        return False
-    if isinstance(one.const, str) and isinstance(other.const, str):
-        return one.const == other.const
-    if one.is_known or other.is_known or save.module is not read.module:
-        return False
-    node, theirs = save.arg_node(1, "f"), read.arg_node(0, "f")
-    return (
-        node is not None
-        and theirs is not None
-        and not isinstance(node, ast.Constant)
-        and ast.unparse(node) == ast.unparse(theirs)
-    )

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.library.names import DDP, FSDP, FULLY_SHARD
-from rankwise.lint.model.values import Items, Object, Spread
+from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.seeds import draws_in, find_seeding
 from rankwise.lint.topics.tensor_text import is_in, mention
 from rankwise.lint.topics.wrapping import parts_of, refers_to, trains_later, wraps
 
@@ -68,26 +69,14 @@ def _is_sent(wrap: Wrap, index: int) -> bool:
     )
 
 
-def _seed_differs(wrap: Wrap, before: int) -> bool:
-    """Whether the last seed differs between ranks."""
-    seeds = [
-        call
-        for call in wrap.entry.histories[0].calls
-        if call.index < before
-        and call.name.rpartition(".")[2] in {"manual_seed", "seed_everything", "set_seed", "manual_seed_all"}
-        and call.args
-    ]
-    if seeds:
-        return seeds[-1].args[0].spread is not Spread.EQUAL
-    return wrap.entry.is_program and _is_drawn(wrap)
-
-
-def _is_drawn(wrap: Wrap) -> bool:
-    """Whether no seed is set, so that each process draws its own initial weights."""
-    inner = wrap.inner.thing
-    is_plain = isinstance(inner, Object) and inner.kind.startswith("torch.nn.")
-    calls = wrap.entry.histories[0].calls
-    return is_plain and not any("seed" in call.name or "load" in call.name for call in calls)
+def _seed_differs(wrap: Wrap, before: Call) -> bool:
+    """Whether each rank draws other first weights, as it does with its own seed or, where none are loaded, with no seed."""
+    history = wrap.entry.histories[0]
+    how = find_seeding(history, before, "torch")
+    is_drawn = wrap.entry.is_program and any(True for _ in draws_in(wrap.inner))
+    return how == "differs" or (
+        how == "unset" and is_drawn and not any("load" in call.name for call in history.calls)
+    )
 
 
 def _draws(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
@@ -96,11 +85,7 @@ def _draws(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
         word = call.name.rpartition(".")[2]
         if word not in _RANDOM or not (wrap.holds(call.receiver) or _is_its(call, wrap)):
             continue
-        if (
-            not _seed_differs(wrap, call.index)
-            or _is_sent(wrap, call.index)
-            or wrap.is_wrapped_again(call.index)
-        ):
+        if not _seed_differs(wrap, call) or _is_sent(wrap, call.index) or wrap.is_wrapped_again(call.index):
             continue
         yield (
             call,
@@ -116,7 +101,7 @@ def _copies(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
     for call in calls:
         if call.name != "copy.deepcopy" or call.index > wrap.call.index or inner is None:
             continue
-        if not call.args or call.args[0].thing is not inner or not _seed_differs(wrap, call.index):
+        if not call.args or call.args[0].thing is not inner or not _seed_differs(wrap, call):
             continue
         loaded = any(
             one.name.endswith("load_state_dict") and (one.index < call.index or one.index > wrap.call.index)

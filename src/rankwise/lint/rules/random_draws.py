@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
@@ -11,9 +11,18 @@ from rankwise.lint.library.names import LOADER, SAMPLER
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.data_flow import training_loops
 from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
-from rankwise.lint.topics.job_view import above, is_distributed, node_in, once, places, places_of, text_of
+from rankwise.lint.topics.job_view import (
+    above,
+    is_distributed,
+    line_of,
+    node_in,
+    once,
+    places,
+    places_of,
+    text_of,
+)
 from rankwise.lint.topics.saved_files import position_of
-from rankwise.lint.topics.seeds import find_seeding, last_seed, library_of
+from rankwise.lint.topics.seeds import DRAWS, draws_in, find_seeding, last_seed, library_of
 from rankwise.lint.topics.shares import spreads_otherwise
 
 if TYPE_CHECKING:
@@ -38,8 +47,9 @@ _IN_PLACE = frozenset({"random.shuffle", "numpy.random.shuffle"})
 _FEEDS = frozenset({SAMPLER, LOADER, "torch.utils.data.Subset"})
 
 
-@rule("RW508", "error", "X5", "ranks split the data at random, each differently")
+@rule("RW508", "error", "X5", "ranks split or draw the data at random, each differently")
 def split_differs(script: Script) -> Iterator[Found]:
+    reported: set[ast.AST] = set()
     for place in once(places(script, _SPLIT, *_SKLEARN, *_FOLDS, *_ORDERS, *_IN_PLACE, anywhere=True)):
         call = place.last
         if (
@@ -55,9 +65,26 @@ def split_differs(script: Script) -> Iterator[Found]:
         if reason is not None:
             severity, why = reason
             node = node_in(script, call)
+            reported.add(call.node)
             message = f"each rank splits differently at `{text_of(call.node)}`: {why}"
             if node is not None:
                 yield Found(node, message, _fix(call), severity=severity)
+    for place in places(script, SAMPLER, anywhere=True):
+        at = node_in(script, place.last) if place.is_made_by_all else None
+        for call in draws_in(place.last.arg(0, "dataset")) if at is not None and at not in reported else ():
+            reason = _reason(replace(place, calls=(call,))) if not call.guards else None
+            if (
+                at is None
+                or reason is None
+                or call.node in reported
+                or not is_in_ranks(script, place.entry, call)
+            ):
+                continue
+            reported.add(at)
+            message = f"each rank draws data of its own at `{text_of(call.node)}` (line {line_of(call)}), and gets a share of these here, not of one data set: {reason[1]}"
+            # Where all are drawn from one distribution, as test data are, nothing comes of it.
+            yield Found(at, message, "set one seed on all ranks before the data is drawn", severity="warning")
+            break
 
 
 def _splits(place: Place) -> bool:
@@ -146,13 +173,6 @@ def _fix(call: Call) -> str:
     return "draw from a generator with a seed that all ranks share: random.Random(0), numpy.random.default_rng(0)"
 
 
-_DRAWS = re.compile(
-    r"torch\.(rand|randn|randint|rand_like|randn_like|randint_like|normal|bernoulli|multinomial|poisson)"
-    r"|numpy\.random\.(rand|randn|randint|random|uniform|normal|choice|beta|binomial|random_sample)"
-    r"|random\.(random|randint|uniform|choice|choices|gauss|randrange|sample)"
-)
-
-
 @rule("RW509", "warning", "X6", "ranks draw the same random numbers in training, because all set the same seed")  # fmt: skip
 def same_noise_on_all_ranks(script: Script) -> Iterator[Found]:
     if spreads_otherwise(script.all_calls):
@@ -175,7 +195,7 @@ def same_noise_on_all_ranks(script: Script) -> Iterator[Found]:
 def _is_alike(call: Call) -> bool:
     generator = call.kwargs.get("generator")
     return (
-        _DRAWS.fullmatch(call.name) is not None
+        DRAWS.fullmatch(call.name) is not None
         and (generator is None or generator.const is None)
         and not call.guards
     )

@@ -11,6 +11,8 @@ from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import (
     INIT,
     SPAWN,
+    is_constant,
+    is_for_several,
     is_hidden,
     is_spawned,
     node_in,
@@ -116,29 +118,22 @@ def _fixed(script: Script, place: Place) -> Iterator[Found]:
 
 
 def _same_rank(script: Script, place: Place) -> Iterator[Found]:
-    """A constant rank in a script whose processes get their rank."""
+    """A constant rank in a script whose processes get their rank, or which several processes run."""
     call = place.last
     rank, size, node = call.arg(4, "rank"), call.arg(3, "world_size"), call.arg_node(4, "rank")
-    if (
-        rank is None
-        or size is None
-        or type(rank.const) is not int
-        or rank.spread
-        or rank.const < 0
-        or not isinstance(node, ast.Constant)
-    ):
+    if rank is None or size is None or node is None or call.tests or call.guards or not is_constant(rank):
         return
-    if call.tests or call.guards:
-        return
-    if is_spawned(call) and type(size.const) is int and size.const > 1 and (_num_started(place) or 0) > 1:
-        message = f"each process that mp.spawn starts says that it is rank {rank.const}: they never form a world of {size.const}"
-        yield Found(node, message, "pass the first argument that mp.spawn gives", failure_class="I10")
-        return
-    if (size.const != 1 and "world_size" not in size.origin) or size.const == 1:
-        return
-    if reads_launcher(script) is not None:
-        message = f"each process says that it is rank {rank.const}: they never form a world of that size"
-        yield Found(node, message, 'pass int(os.environ["RANK"])', failure_class="I10")
+    is_fixed, fix = is_constant(size) and size.const > 1, 'pass int(os.environ["RANK"])'
+    how = ""
+    if is_spawned(call) and is_fixed and (_num_started(place) or 0) > 1:
+        how, fix = "that mp.spawn starts ", "pass the first argument that mp.spawn gives"
+    elif is_fixed and not is_spawned(call) and place.entry.is_program and is_for_several(place):
+        how = "that runs this "
+    elif "world_size" in size.origin and reads_launcher(script) is not None:
+        how = "that the launcher starts "
+    if how:
+        message = f"each process {how}says that it is rank {rank.const}: they never form a world of {size.const if is_fixed else 'that size'}"
+        yield Found(node, message, fix, failure_class="I10")
 
 
 def _local_rank(place: Place) -> Iterator[Found]:
@@ -235,8 +230,6 @@ _FIX = 'read int(os.environ["LOCAL_RANK"])'
 
 @rule("RW217", "error", "L1", "the local rank is taken from the command line only")
 def local_rank_from_command_line(script: Script) -> Iterator[Found]:
-    if "local_rank" not in script.piece.code and "local-rank" not in script.piece.code:
-        return
     if not any(
         word in script.piece.code
         for word in ("init_process_group", "init_distributed", "DistributedDataParallel", "Accelerator")

@@ -11,6 +11,7 @@ from rankwise.lint.model.values import Spread
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import (
     INIT,
+    is_for_several,
     is_spawned,
     once,
     places,
@@ -48,15 +49,15 @@ def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
         and not _reads(script, written)
     ):
         return
-    launched = _is_launched(script, written)
+    launched, needed = _is_launched(script, written), _is_needed(script, found)
     for one in found:
         if one.value.const is None or not one.value.is_known or one.value.spread or _asks_first(one):
             continue
         if one.value.origin & {"world_size", "local_world_size"} or _is_in_test(one):
             # Restored, or passed on by the process that starts the others; a test of one process.
             continue
-        if launched is not None:
-            yield _tell_launched(one, launched)
+        if (who := launched or needed.get(one.key)) is not None:
+            yield _tell_launched(one, who)
         elif one.key == "MASTER_PORT" and _is_distributed(script):
             yield Found(
                 one.node,
@@ -131,6 +132,29 @@ def _is_launched(script: Script, written: set[str]) -> str | None:
         return f"the launcher that sets {read[0]}"
     text = ast.get_docstring(script.tree) or ""
     return "torchrun" if "torchrun" in text or "torch.distributed.run" in text else None
+
+
+def _is_needed(script: Script, found: list[Setting]) -> dict[str, str]:
+    """By variable, who must have set it for a program that several processes run, and that sets a part of what makes the group."""
+    written = {one.key: one.value.const for one in found}
+    for place in once(places(script, INIT)):
+        call, method = place.last, place.last.arg(1, "init_method")
+        if (
+            spawns(script)
+            or not place.entry.is_program
+            or not is_for_several(place)
+            or "store" in call.kwargs
+        ):
+            continue
+        if method is not None and method.const not in {None, "env://"}:
+            continue
+        given = {"RANK": call.arg(4, "rank"), "WORLD_SIZE": call.arg(3, "world_size")}
+        lacking = [key for key, value in given.items() if value is None and key not in written]
+        size = given["WORLD_SIZE"].const if given["WORLD_SIZE"] is not None else written.get("WORLD_SIZE")
+        if lacking:
+            return dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK"), f"the launcher that sets {lacking[0]}")
+        return {"RANK": "whoever starts the others"} if str(size).isdigit() and str(size) != "1" else {}
+    return {}
 
 
 def _asks_first(setting: Setting) -> bool:
@@ -235,8 +259,6 @@ _CLUSTER = frozenset({"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NODEID"})
 
 @rule("RW209", "error", "I4", "ranks of several nodes use localhost as their rendezvous")
 def localhost_on_several_nodes(script: Script) -> Iterator[Found]:
-    if not any(word in script.piece.code for word in ("localhost", "127.0.0.1", "::1")):
-        return
     several = _several(script)
     if several is None:
         return

@@ -11,6 +11,7 @@ from rankwise.lint.model.notes import LEFT
 from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import (
+    FILLED,
     ROOTED,
     D,
     collectives,
@@ -171,8 +172,15 @@ def _shown(numbers: set[int]) -> str:
     return f"{', '.join(str(one) for one in most)} and {last}"
 
 
-@rule("RW312", "error", "C11", "src or dst is not a member of the group")
+@rule("RW312", "error", "C11", "a rank that uses a group, or its src or dst, is not a member of it")
 def source_outside_of_group(script: Script) -> Iterator[Found]:
+    for place in collectives(script, *FILLED, "barrier"):
+        members = members_of(group_of(place.last))
+        if members and place.last.guards and not {call.rank for call in place.calls} & set(members):
+            what = f"none of the ranks that come here is in the group of ranks {', '.join(map(str, members[:8]))}"
+            yield Found(
+                place.last.node, f"{what}: {word_of(place.last)} does nothing", "call it on the members"
+            )
     for place in collectives(script, *ROOTED):
         call = place.last
         group = group_of(call)

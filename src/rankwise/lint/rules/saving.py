@@ -19,7 +19,7 @@ from rankwise.lint.topics.job_view import (
     starts_group,
     text_of,
 )
-from rankwise.lint.topics.saved_files import is_chosen, plain_reads, reads, writes
+from rankwise.lint.topics.saved_files import is_chosen, plain_reads, reads, same_file, writes
 from rankwise.lint.topics.tensor_text import is_in
 from rankwise.lint.topics.tensors import sources_of
 from rankwise.lint.topics.turns import takes_turns
@@ -98,7 +98,7 @@ def read_before_written(script: Script) -> Iterator[Found]:
             if (
                 write.place.entry is read.place.entry
                 and is_sequence(read.place.entry, write.call, read.call)
-                and write.same_file(read)
+                and same_file(write.call, read.call)
                 and not write.call.excludes(read.call)
                 and _races(script, write, read)
             ):
@@ -136,8 +136,6 @@ _MOVES = frozenset({"replace", "rename", "renames", "move"})
 
 @rule("RW604", "warning", "K2", "a checkpoint is overwritten in place, in the file that a resume reads")
 def checkpoint_overwritten_in_place(script: Script) -> Iterator[Found]:
-    if script.piece.code.count(".load(") == 0:
-        return
     read = list(reads(script))
     for use in writes(script):
         if (
@@ -147,7 +145,7 @@ def checkpoint_overwritten_in_place(script: Script) -> Iterator[Found]:
             or _is_moved(script, use)
         ):
             continue
-        resumed = next((one for one in read if one.same_file(use) and _is_resume(one, use)), None)
+        resumed = next((one for one in read if same_file(one.call, use.call) and _is_resume(one, use)), None)
         if resumed is not None:
             path, line = text_of(use.node), line_of(resumed.call)
             yield Found(

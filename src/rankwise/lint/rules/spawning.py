@@ -148,7 +148,7 @@ def _why_not_importable(script: Script, start: Start) -> tuple[str, str] | None:
 
 @rule("RW220", "error", "I24", "a script of which a launcher starts each rank starts ranks itself")
 def ranks_start_ranks(script: Script) -> Iterator[Found]:
-    for entry in script.entries[:1]:
+    for entry in filter(lambda one: one.is_program, script.entries):
         calls = [call for call in entry.histories[0].calls if "spawned" not in call.contexts]
         # Without a process group of their own they may be workers of any kind.
         is_group = any(starts_group(call) and "spawned" in call.contexts for call in entry.histories[0].calls)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 @rule("RW805", "warning", "", "a batch is loaded in every epoch only to read its size", needs_ranks=False)
 def batch_thrown_away(script: Script) -> Iterator[Found]:
-    if "iter(" not in script.piece.code or "next" not in script.piece.code:
-        return
     scopes = scopes_of(script.tree)
     for call in scopes.all(ast.Call):
         source = _source(scopes, call)

@@ -13,7 +13,8 @@ from rankwise.lint.model.calls import arms_of
 from rankwise.lint.model.notes import WrapperRead
 from rankwise.lint.model.values import Instance, Method, Object
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import INIT, above, is_hidden
+from rankwise.lint.topics.job_view import INIT, above, is_hidden, node_in
+from rankwise.lint.topics.seeds import draws_in, find_seeding
 from rankwise.lint.topics.tensor_text import is_in, key_of, mention, nodes_in
 from rankwise.lint.topics.tensors import OFF, backward_passes, sources_of
 from rankwise.lint.topics.wrapping import wraps
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.model.calls import Call
+    from rankwise.lint.model.history import History
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Entry, Script
     from rankwise.lint.topics.wrapping import Wrap
@@ -35,18 +37,16 @@ def model_never_wrapped(script: Script) -> Iterator[Found]:
     if script.piece.is_fragment:
         return
     yield from _unprepared(script)
-    for entry in script.entries[:1]:
+    for entry in filter(lambda one: one.is_program, script.entries):
         calls = entry.histories[0].calls
         init = next((call for call in calls if call.name == INIT), None)
         if init is None or init.module is not script.module or _is_alone(init):
             continue
         back = _backward(calls, init)
-        if (
-            back is None
-            or not is_in(script.tree, back.node)
-            or _is_shared(calls, back)
-            or _is_handed_on(entry)
-        ):
+        if back is None or not is_in(script.tree, back.node) or _is_handed_on(entry):
+            continue
+        if _is_shared(calls, back):
+            yield from _begun_apart(script, entry.histories[0], back)
             continue
         yield Found(
             back.node,
@@ -54,6 +54,31 @@ def model_never_wrapped(script: Script) -> Iterator[Found]:
             "wrap the model before the optimizer is created: `model = DistributedDataParallel(model)`, or divide and all_reduce each `p.grad` before the step",
             also=[("the process group", script.piece.path, span_of(init.node, script.lines))],
         )
+
+
+#: What may give a model other weights than it has drawn.
+_SETS = (".load_state_dict", ".copy_", ".fill_", ".from_pretrained", ".vector_to_parameters", ".constant_", ".set_")  # fmt: skip
+
+
+def _begun_apart(script: Script, history: History, back: Call) -> Iterator[Found]:
+    """Gradients are reduced by hand, but of models that began with weights of their own on each rank."""
+    given = [value for call in history.calls if call.name in ACTS and ACTS[call.name].family for value in (*call.args, *call.kwargs.values())]  # fmt: skip
+    ends = [one for value in given for one in sources_of(value, cuts=False, until=_is_gradient)]
+    sent = [one for one in ends if not _is_gradient(one) and _may_be_gradient(one)]
+    if sent or not any(map(_is_gradient, ends)) or any(call.name.endswith(_SETS) for call in history.calls):
+        return
+    for call in history.calls[back.index :: -1]:
+        made = getattr(call.receiver.thing, "call", None) if _is_of_model(call) else None
+        draws = draws_in(call.receiver) if made is not None and made.index < back.index else ()
+        is_own = any(find_seeding(history, one, "torch") in {"unset", "differs"} for one in draws)
+        at = node_in(script, made) if made is not None and is_own else None
+        if at is not None:
+            yield Found(
+                at,
+                "each rank draws the first weights of this model for itself: gradients are averaged, but the models stay apart",
+                "send rank 0's weights to all before the first step: `for p in model.parameters(): dist.broadcast(p.data, 0)`; or wrap it",
+            )
+            return
 
 
 def _unprepared(script: Script) -> Iterator[Found]:
@@ -74,13 +99,7 @@ def _unprepared(script: Script) -> Iterator[Found]:
         if back is None or open_ended or not is_in(script.tree, back.node):
             continue
         loss = back.arg(0, "loss")
-        models = [
-            call
-            for call in calls
-            if back.loops[-1] in call.loops and call.name.startswith(_MODELS) and call.name.endswith(".__call__")
-            and isinstance(call.receiver.thing, (Object, Instance)) and not OFF & set(call.contexts)
-            and "Loss" not in call.name and not call.name.startswith("torch.nn.functional")
-        ]  # fmt: skip
+        models = [call for call in calls if back.loops[-1] in call.loops and _is_of_model(call)]
         if (
             not models
             or (loss is not None and loss.via)
@@ -175,14 +194,17 @@ def _is_handed_on(entry: Entry) -> bool:
 _SHARING = ("torch.distributed.", "accelerate.", HF_TRAINER)
 
 
+def _is_of_model(call: Call) -> bool:
+    """Whether it is a forward pass, with gradients, of a model that is known."""
+    is_pass = (
+        call.name.startswith(_MODELS) and call.name.endswith(".__call__") and not OFF & set(call.contexts)
+    )
+    return is_pass and isinstance(call.receiver.thing, (Object, Instance)) and "Loss" not in call.name
+
+
 def _backward(calls: list[Call], init: Call) -> Call | None:
     """A backward pass through a model that is known, with an optimizer that steps afterwards."""
-    known = [
-        call
-        for call in calls
-        if call.name.startswith(_MODELS) and call.name.endswith(".__call__") and not OFF & set(call.contexts)
-        and isinstance(call.receiver.thing, (Object, Instance)) and "Loss" not in call.name and not call.name.startswith("torch.nn.functional")
-    ]  # fmt: skip
+    known = list(filter(_is_of_model, calls))
     if not known:
         return None
     for call in calls:

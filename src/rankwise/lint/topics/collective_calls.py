@@ -33,6 +33,17 @@ def collectives(script: Script, *words: str) -> Iterator[Place]:
     return once(places(script, *(D + word for word in words or FILLED)))
 
 
+def in_step(script: Script, *names: str) -> Iterator[list[tuple[Call, ...]]]:
+    """By entry, what each rank calls of these functions as its first, its second, ...; where all ranks make equally many calls."""
+    for entry in script.entries:
+        made = [
+            [call for call in history.calls if call.name in names and call.module is script.module]
+            for history in entry.histories
+        ]
+        if len(set(map(len, made))) == 1 and made[0]:
+            yield list(zip(*made, strict=True))
+
+
 def word_of(call: Call) -> str:
     """``all_reduce``."""
     return call.name.rpartition(".")[2]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.library.makers import PASS_ON
 from rankwise.lint.library.names import ACCELERATOR, DDP, FABRIC, LOADER, SAMPLER
+from rankwise.lint.model.functions import has_yield
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
-from rankwise.lint.model.values import Instance, Items, Object, Value
+from rankwise.lint.model.values import Instance, Items, Object, Value, object_of
 from rankwise.lint.topics.in_ranks import WHO
-from rankwise.lint.topics.job_view import text_of
+from rankwise.lint.topics.job_view import function_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -91,14 +92,32 @@ def _passes(entry: Entry, history: History) -> Iterator[Pass]:
     for call in history.calls:
         for loop in call.loops:
             inside[loop].append(call)
+    loops = {turns.node: turns for _, turns in history.loops}
+    found = [(loader, turns.node, _over(turns.node), turns, around)
+             for around, turns in history.loops for loader in loaders_in(turns.value)]  # fmt: skip
+    # `batches = iter(loader)` in a loop whose turns, or parts of them, take `next(batches)`.
+    begun = [(loader, call) for call in history.calls if call.name == "builtins.iter" and call.loops and call.args for loader in loaders_in(call.args[0])]  # fmt: skip
+    for loader, call in begun:
+        turns = loops.get(call.loops[-1])
+        if turns is not None and any(
+            one.name == "builtins.next" and loader in loaders_in(one.args[0])
+            for one in inside[turns.node]
+            if one.args
+        ):
+            found.append((loader, call.node, call.node, turns, call.loops))
     seen: set[tuple[int, int]] = set()
-    for around, turns in history.loops:
-        for loader in loaders_in(turns.value):
-            if (id(loader), id(turns.node)) not in seen:
-                seen.add((id(loader), id(turns.node)))
-                yield Pass(loader=loader, loop=turns.node, over=_over(turns.node), module=turns.module, around=around, entry=entry,
-                           history=history, inside=tuple(inside.get(turns.node, ())), syncs=_syncs(turns.items), guards=turns.guards,
-                           takes_share=_takes_share(turns.items))  # fmt: skip
+    for loader, node, over, turns, around in found:
+        if (id(loader), id(node)) in seen:
+            continue
+        seen.add((id(loader), id(node)))
+        tree = turns.module.tree
+        if around and has_yield(turns.node) and not any(map(_teaches, inside[turns.node])):
+            # A generator that `next` runs: its own loops begin it anew, and what learns is in the loop around that.
+            within = tuple(one for one in around if function_of(tree, one) is function_of(tree, node))
+            turns, around = loops.get(around[0], turns), within  # noqa: PLW2901 - the same pass, seen from there
+        yield Pass(loader=loader, loop=node, over=over, module=turns.module, around=around, entry=entry,
+                   history=history, inside=tuple(inside.get(turns.node, ())), syncs=_syncs(turns.items), guards=turns.guards,
+                   takes_share=_takes_share(turns.items))  # fmt: skip
 
 
 def _over(loop: ast.AST) -> ast.AST:
@@ -133,7 +152,7 @@ def _takes_share(items: Iterable[Item]) -> bool:
 
 def loaders_in(value: Value) -> list[Object]:
     """The loaders that a loop over this value goes over: itself, enumerated, zipped."""
-    thing = value.thing
+    thing = object_of(value)
     if not isinstance(thing, Object):
         return []
     if thing.kind == LOADER:
@@ -200,7 +219,7 @@ def is_given_away(one: Pass) -> bool:
     for call in one.history.calls:
         if call.name.startswith(_HARMLESS) or call.name in PASS_ON:
             continue
-        if any(value.thing is one.loader for value in (*call.args, *call.kwargs.values())):
+        if any(object_of(value) is one.loader for value in (*call.args, *call.kwargs.values())):
             return True
     return False
 

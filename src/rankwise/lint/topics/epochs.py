@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import SAMPLER
-from rankwise.lint.model.values import Instance, Items, Object, Value
+from rankwise.lint.model.values import Instance, Items, Object, Value, object_of
 from rankwise.lint.topics.data_flow import SAMPLER_AT, epoch_loops, is_prepared, passes, sampler_of
 from rankwise.lint.topics.job_view import is_hidden
 
@@ -33,19 +33,14 @@ class Shuffled:
 
 def reshuffled(script: Script) -> list[Shuffled]:
     """Samplers that shuffle, for loops that train in several epochs; each place of the text once."""
-    found: dict[tuple[int, int], list[Pass]] = {}
+    found: dict[tuple[int, int], tuple[Object, list[Pass]]] = {}
     for one in passes(script):
         sampler = sampler_of(one.loader)
         if sampler is None or sampler.call is None or not shuffles(sampler.call) or is_prepared(one.loader):
             continue
         if one.trains and epoch_loops(one, sampler.call):
-            found.setdefault((id(sampler.call.node), id(one.loop)), []).append(one)
-    result = []
-    for group in found.values():
-        sampler = sampler_of(group[0].loader)
-        if sampler is not None:
-            result.append(Shuffled(sampler=sampler, passes=tuple(group)))
-    return result
+            found.setdefault((id(sampler.call.node), id(one.loop)), (sampler, []))[1].append(one)
+    return [Shuffled(sampler=sampler, passes=tuple(group)) for sampler, group in found.values()]
 
 
 def shuffles(call: Call) -> bool:
@@ -82,7 +77,7 @@ def is_reached(one: Pass, shuffled: Shuffled) -> bool:
 
 
 def _may_be(receiver: Value, sampler: Object | None, loader: Object) -> bool:
-    thing = receiver.thing
+    thing = object_of(receiver)
     if isinstance(thing, Object) and thing.call is not None:
         return thing is sampler or thing is loader
     return not isinstance(thing, Instance)
@@ -93,7 +88,7 @@ def _takes(call: Call, sampler: Object | None, loader: Object, *, in_loop: bool)
     given = [*call.args, *call.kwargs.values()]
     given += [part for value in given if isinstance(value.thing, (Items,)) for part in value.thing.values]
     return any(
-        value.thing is sampler or (in_loop and value.thing is loader)
+        value.thing is sampler or (in_loop and object_of(value) is loader)
         for value in given
         if value.thing is not None
     )

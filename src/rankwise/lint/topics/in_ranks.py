@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.values import Instance, Items, Object, Value
+from rankwise.lint.model.values import AGREED, Instance, Items, Object, Value
 from rankwise.lint.topics.job_view import is_without_group, spawns
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Entry, Script
 
@@ -17,24 +19,33 @@ WHO = frozenset({"rank", "local_rank", "node_rank", "group_rank", "share"})
 _DISK = frozenset({"files", "unsorted", "exists", "env"})
 
 
-def differs_deeply(value: Value | None, depth: int = 0) -> bool:
+#: So many values of an object are looked at.
+_MOST = 2000
+
+
+def inside(value: Value | None, *, computed: bool = False) -> Iterator[Value]:
+    """A value and all parts of the list or object that it is; if ``computed``, also what they were computed from, unless ranks have made it equal."""
+    waiting, seen = [value] if value is not None else [], set[int]()
+    for one in waiting:  # which grows meanwhile
+        if computed and one.origin >= AGREED:
+            continue
+        yield one
+        thing, made = one.thing, one.made if computed else None
+        calls = [
+            call for call in (getattr(thing, "call", None), made) if call is not None and id(call) not in seen
+        ]
+        if len(waiting) < _MOST and (calls or id(thing) not in seen):
+            seen |= {id(thing), *map(id, calls)}
+            waiting += thing.values[:64] if isinstance(thing, Items) else []
+            waiting += thing.attrs.values() if isinstance(thing, (Object, Instance)) else []
+            waiting += [part for call in calls for part in (call.receiver, *call.args, *call.kwargs.values())]
+
+
+def differs_deeply(value: Value | None) -> bool:
     """Whether anything that went into a value, or into the object that it is, is another one on other ranks."""
-    if value is None or depth > 5:
-        return False
-    if value.origin & WHO or (value.spread and not (value.origin and value.origin <= _DISK)):
-        return True
-    return any(differs_deeply(part, depth + 1) for part in _parts(value))
-
-
-def _parts(value: Value) -> list[Value]:
-    thing = value.thing
-    if isinstance(thing, Items):
-        return thing.values[:64]
-    if isinstance(thing, (Object, Instance)):
-        call = thing.call
-        parts = list(thing.attrs.values())
-        return parts if call is None else [*parts, *call.args, *call.kwargs.values()]
-    return []
+    return any(
+        one.origin & WHO or (one.spread and not (one.origin and one.origin <= _DISK)) for one in inside(value)
+    )
 
 
 def is_in_ranks(script: Script, entry: Entry, call: Call) -> bool:

@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.library.hints import TORCHRUN
-from rankwise.lint.library.names import OPEN, STRATEGY
+from rankwise.lint.library.makers import WRAPPERS
+from rankwise.lint.library.names import OPEN, SAMPLER, STRATEGY
 from rankwise.lint.model.branches import asks_who
 from rankwise.lint.model.calls import is_of_one_device
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
@@ -260,18 +261,8 @@ def reads_launcher(script: Script) -> str | None:
 
 def spawns(script: Script) -> bool:
     """Whether the script starts its processes itself."""
-    return any(
-        call.name
-        in {
-            SPAWN,
-            "torch.multiprocessing.start_processes",
-            "torch.multiprocessing.Process",
-            "multiprocessing.Process",
-        }
-        or call.name.endswith((".spawn", ".Process"))
-        or "notebook_launcher" in call.name
-        for call in script.all_calls
-    )
+    names = (".spawn", ".start_processes", ".Process", "notebook_launcher")
+    return any(call.name.endswith(names) for call in script.all_calls)
 
 
 def is_spawned(call: Call) -> bool:
@@ -284,6 +275,17 @@ def node_in(script: Script, call: Call) -> ast.AST | None:
     if call.module is script.module:
         return call.node
     return next((site.node for site in call.stack[::-1] if site.module is script.module), None)
+
+
+def is_constant(value: Value) -> bool:
+    """Whether it is a number that stands in the text, the same for whoever runs it."""
+    return type(value.const) is int and value.const >= 0 and not value.spread and not value.origin
+
+
+def is_for_several(place: Place) -> bool:
+    """Whether the same program is meant for several ranks: it asks which one it is, or shares a model or data with others."""
+    calls = place.entry.histories[0].calls
+    return place.num_ranks > 1 or any(call.name in WRAPPERS | {SAMPLER} for call in calls)
 
 
 def differs(value: Value | None) -> bool:

@@ -32,31 +32,21 @@ def _length_of_object(thing: Object, depth: int) -> int | None:
         return length_of(call.args[0], depth + 1) if call.args else None
     if thing.kind == "torch.utils.data.Subset":
         return length_of(call.arg(1, "indices"), depth + 1)
-    return _rows(call)
+    return next(iter(shape_of(call)), None)
 
 
-def _rows(call: Call) -> int | None:
-    """The first size of a tensor that was made with its sizes as numbers."""
-    last = call.name.rpartition(".")[2]
-    if not call.name.startswith("torch.") or last not in {
-        "rand",
-        "randn",
-        "zeros",
-        "ones",
-        "empty",
-        "arange",
-        "randint",
-        "randperm",
-    }:
-        return None
+_SIZED = frozenset(f"torch.{name}" for name in ("rand", "randn", "zeros", "ones", "empty", "full", "arange", "randint", "randperm"))  # fmt: skip
+
+
+def shape_of(call: Call) -> tuple[int | None, ...]:
+    """The shape of a tensor that a call makes, with None for sizes that are not known; empty if nothing is."""
+    if call.name not in _SIZED or call.has_star or "out" in call.kwargs:
+        return ()
+    given, last = list(call.args), call.name.rpartition(".")[2]
     if last == "randint":
-        sizes = [one for one in call.args if isinstance(one.thing, Items)]
-        first = sizes[0].thing.values[0] if sizes and sizes[0].thing.values else None
-    else:
-        first = call.args[0] if call.args else None
-        if first is not None and isinstance(first.thing, Items):
-            first = first.thing.values[0] if first.thing.values else None
-        if last == "arange" and len(call.args) > 1:
-            return None
-    number = first.const if first is not None and first.is_known else None
-    return int(number) if isinstance(number, (int, float)) and not isinstance(number, bool) else None
+        given = [one for one in given if isinstance(one.thing, Items)]
+    elif last in {"full", "arange"}:
+        given = given[:1] if last == "full" or len(given) == 1 else []
+    if len(given) == 1 and isinstance(given[0].thing, Items) and given[0].thing.is_whole:
+        given = given[0].thing.values
+    return tuple(one.const if type(one.const) is int else None for one in given)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.makers import WRAPPERS
-from rankwise.lint.model.values import ANY
+from rankwise.lint.model.values import ANY, Instance, Object
 from rankwise.lint.topics.job_view import once, places, text_of
 from rankwise.lint.topics.tensors import sources_of
 
@@ -61,14 +61,6 @@ class FileUse:
         """Whether each node seems to have such a file of its own."""
         return "env" in self.path.origin or _NODE_LOCAL.match(str(self.path.const)) is not None
 
-    def same_file(self, other: FileUse) -> bool:
-        """Whether another use certainly means the same file."""
-        if isinstance(self.path.const, str) and isinstance(other.path.const, str):
-            return self.path.const == other.path.const
-        if self.path.is_known or other.path.is_known:
-            return False
-        return text_of(self.node) == text_of(other.node) and not isinstance(self.node, ast.Constant)
-
     def changes_with_loop(self) -> bool:
         """Whether the path has a part that changes from turn to turn."""
         names = {name.id for name in ast.walk(self.node) if isinstance(name, ast.Name)}
@@ -95,6 +87,31 @@ def position_of(call: Call) -> tuple[int | None, str] | None:
     return _WRITERS.get(call.name) or _READERS.get(call.name) or _OTHERS.get(call.name)
 
 
+def same_file(one: Call, other: Call) -> bool:
+    """Whether two calls mean the same file, by how its path was computed, or else by how it is written."""
+    at, its_at = (position_of(call) or (0, "f") for call in (one, other))
+    mine, its, node = one.arg(*at) or ANY, other.arg(*its_at) or ANY, one.arg_node(*at)
+    same = is_alike(mine, its)
+    if same is not None or mine.is_known or its.is_known or isinstance(node, ast.Constant):
+        return bool(same)
+    return text_of(node) == text_of(other.arg_node(*its_at))
+
+
+def is_alike(one: Value, other: Value) -> bool | None:
+    """Whether two values are equal by what they were computed from; None if that is not known."""
+    if one is other or (one.is_known and other.is_known):
+        return one is other or bool(one.const == other.const)
+    mine, its = one.made, other.made
+    if mine is not None and its is not None and mine is not its and mine.name == its.name != "either":
+        sides = [(call.receiver, *call.args, *call.kwargs.values()) for call in (mine, its)]
+        verdicts = [is_alike(*both) for both in zip(*sides, strict=False)]
+        return None if None in verdicts or len(sides[0]) != len(sides[1]) else False not in verdicts
+    is_same = mine is its is not None or (
+        one.thing is other.thing and isinstance(one.thing, (Object, Instance))
+    )
+    return True if is_same or (one.path and one.path == other.path) else None
+
+
 def is_write(call: Call) -> bool:
     """Whether a call writes a checkpoint, by itself or with the other ranks."""
     return call.name in _WRITERS or call.name.endswith(
@@ -116,8 +133,9 @@ def writes(script: Script, *, anywhere: bool = False) -> Iterator[FileUse]:
 
 def reads(script: Script) -> Iterator[FileUse]:
     """Calls that read such a file."""
-    for place in once(places(script, *_READERS)):
-        yield from _use(place)
+    for place in once(places(script)):
+        if place.last.name in _READERS or place.last.name.endswith(".from_pretrained"):
+            yield from _use(place)
 
 
 def plain_reads(script: Script) -> Iterator[FileUse]:

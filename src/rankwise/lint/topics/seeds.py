@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
+from rankwise.lint.library.makers import SEEDS_ALL
+from rankwise.lint.model.values import Spread
+from rankwise.lint.topics.in_ranks import inside
 from rankwise.lint.topics.job_view import is_hidden
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.history import History
+    from rankwise.lint.model.values import Value
 
 Library = Literal["torch", "numpy", "random"]
 Seeding = Literal["unset", "equal", "differs", "unknown"]
@@ -17,8 +24,31 @@ _SEEDS: dict[str, frozenset[str]] = {
     "numpy": frozenset({"numpy.random.seed"}),
     "random": frozenset({"random.seed"}),
 }
-_ALL = frozenset({"accelerate.utils.set_seed", "transformers.set_seed", "transformers.trainer_utils.set_seed", "lightning.pytorch.seed_everything",
-                  "lightning.fabric.seed_everything", "lightning.seed_everything"})  # fmt: skip
+#: Functions that draw from a generator of the process, and those that make a generator of its own.
+DRAWS = re.compile(
+    r"torch\.(rand|randn|randint|rand_like|randn_like|randint_like|normal|bernoulli|multinomial|poisson|randperm)"
+    r"|numpy\.random\.(rand|randn|randint|random|uniform|normal|choice|beta|binomial|random_sample)"
+    r"|random\.(random|randint|uniform|choice|choices|gauss|randrange|sample)"
+)
+_LAYERS = re.compile(
+    r"torch\.nn\.(Linear|Conv\w+|Embedding|LSTM|GRU|RNN|Bilinear|MultiheadAttention|Transformer\w*)"
+)
+_SEEDED = re.compile(r"sklearn\.datasets\.make_\w+|numpy\.random\.(default_rng|RandomState)|random\.Random")
+
+
+def draws_in(value: Value | None) -> Iterator[Call]:
+    """Calls that drew at random what a value was made of, first weights of layers too."""
+    for one in inside(value, computed=True):
+        for call in (one.made, getattr(one.thing, "call", None)):
+            if call is not None and _draws(call):
+                yield call
+
+
+def _draws(call: Call) -> bool:
+    if not _SEEDED.fullmatch(call.name):
+        return any(one.fullmatch(call.name) for one in (DRAWS, _LAYERS))
+    seed = call.arg(None if "make_" in call.name else 0, "random_state", "seed")
+    return seed is None or seed.spread is not Spread.EQUAL
 
 
 def library_of(name: str) -> Library:
@@ -30,7 +60,7 @@ def library_of(name: str) -> Library:
 
 def last_seed(history: History, before: Call, library: Library) -> Call | None:
     """The last call before another that set the seed of a library."""
-    names = _SEEDS[library] | _ALL
+    names = _SEEDS[library] | SEEDS_ALL
     found = None
     for call in history.calls[: before.index]:
         if call.name in names or (call.name.startswith("?") and "seed" in call.name):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.library.hints import role_of
 from rankwise.lint.model.values import Instance, Items, Object, UserClass
 from rankwise.lint.topics.data_flow import given
-from rankwise.lint.topics.in_ranks import differs_deeply
+from rankwise.lint.topics.in_ranks import differs_deeply, inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,21 +65,11 @@ def _class_shares(dataset: Value) -> bool:
     return any(splits_by_rank(cls) for cls in classes_in(dataset))
 
 
-def classes_in(value: Value | None, depth: int = 0) -> Iterator[UserClass]:
+def classes_in(value: Value | None) -> Iterator[UserClass]:
     """The user's classes of a data set and of the data sets in it."""
-    if value is None or depth > 4:
-        return
-    thing = value.thing
-    if isinstance(thing, Instance):
-        yield from thing.cls.ancestry()
-        for part in thing.attrs.values():
-            yield from classes_in(part, depth + 1)
-    elif isinstance(thing, Object) and thing.call is not None:
-        for part in (*thing.call.args, *thing.call.kwargs.values()):
-            yield from classes_in(part, depth + 1)
-    elif isinstance(thing, Items):
-        for part in thing.values[:16]:
-            yield from classes_in(part, depth + 1)
+    for one in inside(value):
+        if isinstance(one.thing, Instance):
+            yield from one.thing.cls.ancestry()
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ from rankwise.lint.library.makers import DRAWN, FACTORIES, OF_VALUES, RETURNS_SE
 from rankwise.lint.model.values import ANY, Items, Library, Method, is_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
@@ -77,8 +77,10 @@ OFF = frozenset({"no_grad", "inference_mode"})
 _MOST = 300
 
 
-def sources_of(value: Value, *, cuts: bool = True) -> Iterator[Value]:
-    """A value, and all that it was computed from, nearest first; only as far as a gradient goes to a model, unless ``cuts`` is off."""
+def sources_of(
+    value: Value, *, cuts: bool = True, until: Callable[[Value], bool] | None = None
+) -> Iterator[Value]:
+    """A value, and all that it was computed from, nearest first; only as far as a gradient goes to a model, unless ``cuts`` is off, and to what ``until`` is true of."""
     waiting, seen = [value], set[int]()
     for one in waiting:  # which grows meanwhile, and a list that is in itself would never end
         if len(seen) > _MOST or len(waiting) > 10 * _MOST:
@@ -94,6 +96,8 @@ def sources_of(value: Value, *, cuts: bool = True) -> Iterator[Value]:
         if cuts and (is_number(one) or name in _CUTS or (made is not None and OFF & set(made.contexts))):
             continue
         yield one
+        if until is not None and until(one):
+            continue
         waiting += (
             thing.values
             if isinstance(thing, Items)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import DDP, FSDP
 from rankwise.lint.model.values import Instance, Items, Object
+from rankwise.lint.topics.in_ranks import inside
 from rankwise.lint.topics.job_view import statement_of
 from rankwise.lint.topics.tensor_text import key_of, targets_of
 from rankwise.lint.topics.tensors import OFF
@@ -114,28 +115,9 @@ def _names(call: Call, thing: Object, targets: list[ast.expr]) -> set[str]:
     return {key_of(one) for one, value in zip(targets, values, strict=False) if value.thing is thing} - {""}
 
 
-def parts_of(value: Value, depth: int = 0) -> Iterator[object]:
+def parts_of(value: Value) -> Iterator[object]:
     """A model and the modules it is made of, as far as they are known."""
-    thing = value.thing
-    if depth > 5 or thing is None:
-        return
-    if isinstance(thing, Items):
-        for one in thing.values:
-            yield from parts_of(one, depth + 1)
-        return
-    if not isinstance(thing, (Instance, Object)):
-        return
-    yield thing
-    inside = list(thing.attrs.values()) if isinstance(thing, Instance) else []
-    if isinstance(thing, Object) and thing.call is not None and thing.kind.startswith("torch.nn."):
-        inside = list(thing.call.args)
-    for one in inside:
-        if (
-            isinstance(one.thing, Items)
-            or (isinstance(one.thing, Object) and one.thing.kind.startswith("torch.nn."))
-            or isinstance(one.thing, Instance)
-        ):
-            yield from parts_of(one, depth + 1)
+    yield from (one.thing for one in inside(value) if isinstance(one.thing, (Instance, Object)))
 
 
 def trains_later(wrap: Wrap, call: Call) -> bool:

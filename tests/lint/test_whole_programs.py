@@ -1,0 +1,214 @@
+"""What a program does as a whole: the command it is given, the loader a class or a helper makes, what each rank draws, saves and claims."""
+
+from __future__ import annotations
+
+import pytest
+
+from lint.plain_check import found, script_of
+
+_HEAD = """
+import argparse, os, torch, torch.distributed as dist
+import numpy as np
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torchvision.datasets import FakeData
+"""
+_GROUP = """
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+"""
+_STEP = "opt.zero_grad(); model(x).sum().backward(); opt.step()"
+_MODEL = """
+model = DDP(nn.Linear(4, 4))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+_COMMANDS = """
+def train(args):
+    dist.init_process_group("gloo")
+    model = {wrap}(nn.Linear(4, 4))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(9):
+        model(torch.ones(4)).sum().backward()
+        opt.step()
+def export(args):
+    torch.save({{}}, "x.pt")
+parser = argparse.ArgumentParser()
+commands = parser.add_subparsers()
+for name, run in (("export", export), ("train", train)):
+    commands.add_parser(name).set_defaults(func=run)
+args = parser.parse_args()
+args.func(args)
+"""
+_TABLE = (
+    _COMMANDS.partition("parser =")[0]
+    + """
+table = {{"export": export, "train": train}}
+table[os.environ["COMMAND"]](None)
+"""
+)
+_SUBCLASS = """
+class Loader(DataLoader):
+    def __init__(self, data, **options):
+        self.sampler = DistributedSampler(data)
+        super().__init__(sampler=self.sampler, dataset=data, **options)
+loader = Loader(FakeData(), batch_size=8)
+for epoch in range(9):
+    {before}
+    for x, y in loader:
+        STEP
+""".replace("STEP", _STEP)
+_BY_NAME = """
+samplers = {{name: DistributedSampler(FakeData(), shuffle=name == "train") for name in ["train", "val"]}}
+loaders = {{name: DataLoader(FakeData(), sampler=samplers[name]) for name in ["train", "val"]}}
+for epoch in range(9):
+    {before}
+    for x, y in loaders["train"]:
+        STEP
+""".replace("STEP", _STEP)
+_NEXT = """
+sampler = DistributedSampler(FakeData())
+loader = DataLoader(FakeData(), sampler=sampler)
+batches = iter(loader)
+for step in range(9000):
+    try:
+        x, y = next(batches)
+    except StopIteration:
+        {again}
+        x, y = next(batches)
+    STEP
+""".replace("STEP", _STEP)
+_ENDLESS = """
+sampler = DistributedSampler(FakeData())
+loader = DataLoader(FakeData(), sampler=sampler)
+def forever(epoch=0):
+    {head}
+        for batch in loader:
+            yield batch
+batches = forever()
+for step in range(9000):
+    x, y = next(batches)
+    STEP
+""".replace("STEP", _STEP)
+_DRAWN = """
+class Points(Dataset):
+    def __init__(self, n):
+        self.rows = [(torch.rand(4), i) for i in range(n)]
+    def __len__(self): return len(self.rows)
+    def __getitem__(self, i): return self.rows[i]
+{before}
+data = {data}
+loader = DataLoader(data, sampler=DistributedSampler(data))
+"""
+_BY_HAND = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+    def forward(self, x): return self.head(x)
+def average(model):
+    for p in model.parameters():
+        dist.all_reduce(p.grad.data)
+        p.grad.data /= world
+{before}
+model = Net()
+{after}
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    opt.zero_grad()
+    model(torch.ones(4)).sum().backward()
+    average(model)
+    opt.step()
+"""
+_ORDER = """
+if rank % 2 == 0:
+    low, high = dist.new_group([0, 2]), dist.new_group([1, 4])
+else:
+    low, high = {then}
+"""
+_MEMBERS = """
+pair = dist.new_group([0, 1])
+if {test}:
+    dist.all_reduce(torch.ones(1), group=pair)
+"""
+_FILES = """
+parser = argparse.ArgumentParser()
+parser.add_argument("--out")
+args = parser.parse_args()
+class Keeper:
+    def __init__(self, folder): self.path = os.path.join(folder, "best.pt")
+    def save(self, model):
+        if rank == 0:
+            write(model.state_dict(), self.path)
+def write(state, path): torch.save(state, path)
+def read(path): return torch.load(path, map_location="cpu")
+Keeper(args.out).save(nn.Linear(2, 2))
+read(os.path.join(args.out, "{name}"))
+"""
+_CLAIM = """
+def join(rank=0, world_size=2):
+    dist.init_process_group("gloo", init_method="tcp://10.0.0.1:5000", rank=rank, world_size=world_size)
+join()
+{then}
+"""
+_RANK = """
+os.environ["RANK"] = "0"
+os.environ["WORLD_SIZE"] = "{size}"
+dist.init_process_group("gloo")
+model = DDP(nn.Linear(2, 2))
+"""
+_SEEN = """
+os.environ["CUDA_VISIBLE_DEVICES"] = "{devices}"
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+"""
+_EPOCH = "sampler.set_epoch(epoch)"
+#: The rule, a program, and what makes it wrong and what does not.
+_PAIRS = {
+    "a command is run": ("RW401", _COMMANDS, {"wrap": ""}, {"wrap": "DDP"}),
+    "a function of a table is run": ("RW401", _TABLE, {"wrap": ""}, {"wrap": "DDP"}),
+    "a loader of the user's own class": ("RW501", _GROUP + _MODEL + _SUBCLASS, {"before": ""}, {"before": "loader." + _EPOCH}),
+    "loaders by name": ("RW501", _GROUP + _MODEL + _BY_NAME, {"before": ""}, {"before": "samplers['train'].set_epoch(epoch)"}),
+    "an iterator that begins anew": ("RW501", _GROUP + _MODEL + _NEXT, {"again": "batches = iter(loader)"}, {"again": "sampler.set_epoch(step); batches = iter(loader)"}),
+    "an iterator that ends": ("RW501", _GROUP + _MODEL + _NEXT, {"again": "batches = iter(loader)"}, {"again": "break"}),
+    "a generator without end": ("RW501", _GROUP + _MODEL + _ENDLESS, {"head": "while True:"}, {"head": "while True:\n        epoch += 1; sampler.set_epoch(epoch)"}),
+    "a generator of one pass": ("RW501", _GROUP + _MODEL + _ENDLESS, {"head": "while True:"}, {"head": "if True:"}),
+    "rows are drawn": ("RW508", _GROUP + _DRAWN, {"before": "", "data": "Points(9)"}, {"before": "torch.manual_seed(0)", "data": "Points(9)"}),
+    "a seed of the rank's": ("RW508", _GROUP + _DRAWN, {"before": "torch.manual_seed(rank)", "data": "Points(9)"}, {"before": "torch.manual_seed(7)", "data": "Points(9)"}),
+    "an array is drawn": ("RW508", _GROUP + _DRAWN, {"before": "", "data": "TensorDataset(torch.from_numpy(np.random.rand(9, 4).astype('f')))"}, {"before": "", "data": "TensorDataset(torch.from_numpy(np.random.default_rng(0).random((9, 4))))"}),
+    "rank 0's rows are sent": ("RW508", _GROUP + _DRAWN, {"before": "rows = torch.rand(9)", "data": "TensorDataset(rows)"}, {"before": "rows = torch.rand(9); dist.broadcast(rows, 0)", "data": "TensorDataset(rows)"}),
+    "first weights are drawn": ("RW401", _GROUP + _BY_HAND, {"before": "", "after": ""}, {"before": "torch.manual_seed(0)", "after": ""}),
+    "first weights are sent": ("RW401", _GROUP + _BY_HAND, {"before": "", "after": ""}, {"before": "", "after": "for p in model.parameters(): dist.broadcast(p.data, 0)"}),
+    "first weights are loaded": ("RW401", _GROUP + _BY_HAND, {"before": "", "after": ""}, {"before": "", "after": "model.load_state_dict(torch.load('first.pt'))"}),
+    "groups in another order": ("RW314", _GROUP + _ORDER, {"then": "dist.new_group([1, 4]), dist.new_group([0, 2])"}, {"then": "dist.new_group([0, 2]), dist.new_group([1, 4])"}),
+    "no member uses its group": ("RW312", _GROUP + _MEMBERS, {"test": "rank > 1"}, {"test": "rank < 2"}),
+    "one path by two ways": ("RW603", _GROUP + _FILES, {"name": "best.pt"}, {"name": "last.pt"}),
+    "one number for all who run it": ("RW210", _CLAIM, {"then": "DDP(nn.Linear(2, 2))"}, {"then": "dist.send(torch.ones(1), dst=1)"}),
+    "a rank in the environment": ("RW207", _RANK, {"size": 4}, {"size": 1}),
+    "one device for all": ("RW203", _SEEN, {"devices": "0"}, {"devices": "0,1"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _PAIRS)
+def test_the_program_decides(name: str) -> None:
+    """The wrong program is found, and the one beside it, which differs in what it does, is not."""
+    rule_id, script, wrong, right = _PAIRS[name]
+    assert found(rule_id, _HEAD + script.format(**wrong))
+    assert found(rule_id, _HEAD + script.format(**right)) == []
+
+
+def test_a_command_is_no_part_of_another() -> None:
+    """Of two commands, what one does needs no process group of the other's."""
+    assert found("RW601", _HEAD + _COMMANDS.format(wrap="DDP")) == []
+
+
+def test_each_command_is_a_program() -> None:
+    """The program is run once for each function that a command line chooses from, and only where such a choice matters."""
+    names = [entry.name for entry in script_of(_HEAD + _COMMANDS.format(wrap="DDP")).entries]
+    assert names == ["the program"] * 2
+    plain = (
+        _HEAD
+        + _GROUP
+        + "f = torch.abs if rank else torch.neg\nf(torch.ones(1))\ndist.all_reduce(torch.ones(1))"
+    )
+    assert [entry.name for entry in script_of(plain).entries] == ["the program"]
