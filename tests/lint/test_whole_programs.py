@@ -47,6 +47,15 @@ table = {{"export": export, "train": train}}
 table[os.environ["COMMAND"]](None)
 """
 )
+_CHOSEN = """
+import torch.multiprocessing as mp
+def first(rank): dist.init_process_group("gloo", rank=rank, world_size=2, init_method="tcp://10.0.0.1:5000")
+def second(rank):
+    first(rank)
+    if {test}: dist.barrier()
+if __name__ == "__main__":
+    mp.spawn(second if os.environ.get("SECOND") else first, nprocs=2)
+"""
 _SUBCLASS = """
 class Loader(DataLoader):
     def __init__(self, data, **options):
@@ -167,6 +176,7 @@ _EPOCH = "sampler.set_epoch(epoch)"
 _PAIRS = {
     "a command is run": ("RW401", _COMMANDS, {"wrap": ""}, {"wrap": "DDP"}),
     "a function of a table is run": ("RW401", _TABLE, {"wrap": ""}, {"wrap": "DDP"}),
+    "a chosen function is started": ("RW102", _CHOSEN, {"test": "rank == 0"}, {"test": "True"}),
     "a loader of the user's own class": ("RW501", _GROUP + _MODEL + _SUBCLASS, {"before": ""}, {"before": "loader." + _EPOCH}),
     "loaders by name": ("RW501", _GROUP + _MODEL + _BY_NAME, {"before": ""}, {"before": "samplers['train'].set_epoch(epoch)"}),
     "an iterator that begins anew": ("RW501", _GROUP + _MODEL + _NEXT, {"again": "batches = iter(loader)"}, {"again": "sampler.set_epoch(step); batches = iter(loader)"}),

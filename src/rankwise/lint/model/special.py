@@ -18,6 +18,7 @@ from rankwise.lint.model.values import (
     NOTHING,
     UNKNOWN,
     Bound,
+    Choice,
     Function,
     Items,
     Object,
@@ -139,7 +140,7 @@ def _process(run: Run, call: Call) -> None:
 
 def _start_ranks(run: Run, call: Call, fn: Value | None, given: list[Value | None]) -> None:
     """Go on as the rank that was started, in its function; None among the arguments is its number."""
-    if fn is None or not isinstance(fn.thing, Function):
+    if fn is None or not isinstance(fn.thing, (Function, Choice)):
         return
     before, run.guards = run.guards, ()
     rank = run.role("rank")
@@ -161,7 +162,7 @@ def _handed_on(value: Value, depth: int = 0) -> Value:
 def _launch(run: Run, call: Call) -> Value:
     fn, given = call.arg(0, "function", "fn"), call.arg(1, "args")
     rest = tuple(given.thing.values) if given is not None and isinstance(given.thing, Items) else ()
-    if fn is not None and isinstance(fn.thing, Function):
+    if fn is not None and isinstance(fn.thing, (Function, Choice)):
         run.call(run, fn, rest, {}, call.node, scope=run.memo["top"])
     return Value(const=None)
 
@@ -186,7 +187,7 @@ def _field(run: Run, call: Call) -> Value:
 def _signal(run: Run, call: Call) -> Value:
     """A handler runs on the rank that gets the signal, at a moment of its own."""
     handler = call.arg(1, "handler")
-    if handler is not None and isinstance(handler.thing, (Function, Bound)):
+    if handler is not None and isinstance(handler.thing, (Function, Bound, Choice)):
         before, run.moment = run.moment, Value(Spread.LOCAL, frozenset({"signal"}))
         with run.gathering() as items, run.within("contexts", "signal"):
             run.call(run, handler, (ANY, ANY), {}, call.node, scope=run.memo["top"])

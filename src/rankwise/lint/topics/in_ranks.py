@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 WHO = frozenset({"rank", "local_rank", "node_rank", "group_rank", "share"})
 #: What is on the disk is the same for all ranks, or meant to be.
 _DISK = frozenset({"files", "unsorted", "exists", "env"})
-
-
 #: So many values of an object are looked at.
 _MOST = 2000
 
