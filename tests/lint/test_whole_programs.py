@@ -120,7 +120,7 @@ def average(model):
         dist.all_reduce(p.grad.data)
         p.grad.data /= world
 {before}
-model = Net()
+model = {made}
 {after}
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(9):
@@ -187,9 +187,11 @@ _PAIRS = {
     "a seed of the rank's": ("RW508", _GROUP + _DRAWN, {"before": "torch.manual_seed(rank)", "data": "Points(9)"}, {"before": "torch.manual_seed(7)", "data": "Points(9)"}),
     "an array is drawn": ("RW508", _GROUP + _DRAWN, {"before": "", "data": "TensorDataset(torch.from_numpy(np.random.rand(9, 4).astype('f')))"}, {"before": "", "data": "TensorDataset(torch.from_numpy(np.random.default_rng(0).random((9, 4))))"}),
     "rank 0's rows are sent": ("RW508", _GROUP + _DRAWN, {"before": "rows = torch.rand(9)", "data": "TensorDataset(rows)"}, {"before": "rows = torch.rand(9); dist.broadcast(rows, 0)", "data": "TensorDataset(rows)"}),
-    "first weights are drawn": ("RW401", _GROUP + _BY_HAND, {"before": "", "after": ""}, {"before": "torch.manual_seed(0)", "after": ""}),
-    "first weights are sent": ("RW401", _GROUP + _BY_HAND, {"before": "", "after": ""}, {"before": "", "after": "for p in model.parameters(): dist.broadcast(p.data, 0)"}),
-    "first weights are loaded": ("RW401", _GROUP + _BY_HAND, {"before": "", "after": ""}, {"before": "", "after": "model.load_state_dict(torch.load('first.pt'))"}),
+    "first weights are drawn": ("RW401", _GROUP + _BY_HAND, {"before": "", "made": "Net()", "after": ""}, {"before": "torch.manual_seed(0)", "made": "Net()", "after": ""}),
+    "first weights are sent": ("RW401", _GROUP + _BY_HAND, {"before": "", "made": "Net()", "after": ""}, {"before": "", "made": "Net()", "after": "for p in model.parameters(): dist.broadcast(p.data, 0)"}),
+    "first weights are loaded": ("RW401", _GROUP + _BY_HAND, {"before": "", "made": "Net()", "after": ""}, {"before": "", "made": "Net()", "after": "model.load_state_dict(torch.load('first.pt'))"}),
+    "a model of a library has weights": ("RW401", _GROUP + _BY_HAND, {"before": "from torchvision.models import resnet18", "made": "resnet18()", "after": ""}, {"before": "from torchvision.models import resnet18", "made": "resnet18(weights='DEFAULT')", "after": ""}),
+    "a gradient is no weight": ("RW401", _GROUP + _BY_HAND, {"before": "", "made": "Net()", "after": "for p in model.parameters(): p.grad.copy_(p)"}, {"before": "", "made": "Net()", "after": "for p in model.parameters(): p.data.copy_(torch.ones(4))"}),
     "groups in another order": ("RW314", _GROUP + _ORDER, {"then": "dist.new_group([1, 4]), dist.new_group([0, 2])"}, {"then": "dist.new_group([0, 2]), dist.new_group([1, 4])"}),
     "no member uses its group": ("RW312", _GROUP + _MEMBERS, {"test": "rank > 1"}, {"test": "rank < 2"}),
     "one path by two ways": ("RW603", _GROUP + _FILES, {"name": "best.pt"}, {"name": "last.pt"}),

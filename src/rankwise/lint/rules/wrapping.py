@@ -65,7 +65,8 @@ def _begun_apart(script: Script, history: History, back: Call) -> Iterator[Found
     given = [value for call in history.calls if call.name in ACTS and ACTS[call.name].family for value in (*call.args, *call.kwargs.values())]  # fmt: skip
     ends = [one for value in given for one in sources_of(value, cuts=False, until=_is_gradient)]
     sent = [one for one in ends if not _is_gradient(one) and _may_be_gradient(one)]
-    if sent or not any(map(_is_gradient, ends)) or any(call.name.endswith(_SETS) for call in history.calls):
+    sets = [call for call in history.calls if call.name.endswith(_SETS) and not _is_gradient(call.receiver)]
+    if sent or sets or not any(map(_is_gradient, ends)):
         return
     for call in history.calls[back.index :: -1]:
         made = getattr(call.receiver.thing, "call", None) if _is_of_model(call) else None

@@ -30,25 +30,25 @@ DRAWS = re.compile(
     r"|numpy\.random\.(rand|randn|randint|random|uniform|normal|choice|beta|binomial|random_sample)"
     r"|random\.(random|randint|uniform|choice|choices|gauss|randrange|sample)"
 )
-_LAYERS = re.compile(
-    r"torch\.nn\.(Linear|Conv\w+|Embedding|LSTM|GRU|RNN|Bilinear|MultiheadAttention|Transformer\w*)"
+#: What draws only if it is given neither a seed nor weights.
+_UNLESS = re.compile(
+    r"(sklearn\.datasets\.make_|torchvision\.models\.)\w+|numpy\.random\.(default_rng|RandomState)|random\.Random"
+    r"|torch\.nn\.(Linear|Conv\w+|Embedding|LSTM|GRU|RNN|Bilinear|MultiheadAttention|Transformer\w*)"
 )
-_SEEDED = re.compile(r"sklearn\.datasets\.make_\w+|numpy\.random\.(default_rng|RandomState)|random\.Random")
 
 
 def draws_in(value: Value | None) -> Iterator[Call]:
     """Calls that drew at random what a value was made of, first weights of layers too."""
     for one in inside(value, computed=True):
-        for call in (one.made, getattr(one.thing, "call", None)):
-            if call is not None and _draws(call):
-                yield call
+        calls = (one.made, getattr(one.thing, "call", None))
+        yield from (call for call in calls if call is not None and _draws(call))
 
 
 def _draws(call: Call) -> bool:
-    if not _SEEDED.fullmatch(call.name):
-        return any(one.fullmatch(call.name) for one in (DRAWS, _LAYERS))
-    seed = call.arg(None if "make_" in call.name else 0, "random_state", "seed")
-    return seed is None or seed.spread is not Spread.EQUAL
+    if not _UNLESS.fullmatch(call.name):
+        return DRAWS.fullmatch(call.name) is not None
+    given = call.arg(0 if "random" in call.name else None, "random_state", "seed", "weights", "pretrained")
+    return given is None or given.const is None or given.const is False or given.spread is not Spread.EQUAL
 
 
 def library_of(name: str) -> Library:
