@@ -171,6 +171,20 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "{devices}"
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 """
+_COMPUTED = """
+import torch.multiprocessing as mp
+def work(gpu, args):
+    args.number = args.node * args.gpus + gpu
+    dist.init_process_group("gloo", init_method="tcp://10.0.0.1:5000", world_size=8, rank=args.number)
+    if {test}:
+        dist.barrier()
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--node", type=int)
+    parser.add_argument("--gpus", type=int)
+    args = parser.parse_args()
+    mp.spawn(work, nprocs=args.gpus, args=(args,))
+"""
 _EPOCH = "sampler.set_epoch(epoch)"
 #: The rule, a program, and what makes it wrong and what does not.
 _PAIRS = {
@@ -195,6 +209,7 @@ _PAIRS = {
     "groups in another order": ("RW314", _GROUP + _ORDER, {"then": "dist.new_group([1, 4]), dist.new_group([0, 2])"}, {"then": "dist.new_group([0, 2]), dist.new_group([1, 4])"}),
     "no member uses its group": ("RW312", _GROUP + _MEMBERS, {"test": "rank > 1"}, {"test": "rank < 2"}),
     "one path by two ways": ("RW603", _GROUP + _FILES, {"name": "best.pt"}, {"name": "last.pt"}),
+    "a rank that was computed": ("RW102", _COMPUTED, {"test": "args.number == 0"}, {"test": "args.number >= 0"}),
     "one number for all who run it": ("RW210", _CLAIM, {"then": "DDP(nn.Linear(2, 2))"}, {"then": "dist.send(torch.ones(1), dst=1)"}),
     "a rank in the environment": ("RW207", _RANK, {"size": 4}, {"size": 1}),
     "one device for all": ("RW203", _SEEN, {"devices": "0"}, {"devices": "0,1"}),

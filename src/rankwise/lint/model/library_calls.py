@@ -40,8 +40,8 @@ def call_library(run: Run, call: Call, scope: Scope | None) -> Value:
 def _learn_rank(run: Run, call: Call, scope: Scope) -> None:
     """What is given as the rank is this rank, whatever it is called."""
     value, node = call.arg(4, "rank"), call.arg_node(4, "rank")
-    if isinstance(node, ast.Name) and value is not None and value == Value(path=value.path):
-        run.bind(run, scope, node, run.role("rank"))
+    if isinstance(node, (ast.Name, ast.Attribute)) and value is not None and not value.is_known:
+        run.bind(run, scope, node, replace(run.role("rank"), origin=value.origin | {"rank"}))
 
 
 def do_act(run: Run, call: Call, act: Act, scope: Scope | None, name: str | None = None) -> Value:
