@@ -2,7 +2,7 @@
 
 Four network namespaces of this host have a rank each, under `--nnodes 1:4` or `1:8`, joined by a switch that can lose frames. The parent draws a fault, sees how long the
 ranks that are left stand still, mends the fault, and waits until all four take steps together: a launcher or a whole node is killed (and its command started
-again), two nodes are killed, one or two are frozen, a node is cut off, heard but deaf, or dumb but hearing, for some seconds; it loses 30 % of all frames, gets a tenth of its
+again), two nodes are killed, one or two are frozen, a node is cut off, all are cut off from each other, one is heard but deaf, or dumb but hearing, for some seconds; it loses 30 % of all frames, gets a tenth of its
 CPU time, its clock jumps by up to a day, or the disk of its logs is full while another node dies. Each rank writes down when it begins every step that it takes, and in which group: where those of two groups overlap in time, one job has
 become two. (A step may end late: for one that is thawed, or whose network is whole again.) After some faults the job is ended, and another one started: a host that is lost again and again is taken for broken.
 
@@ -60,6 +60,7 @@ FAULTS = (
     "freeze",
     "freeze two nodes",
     "cut",
+    "cut all",
     "deaf",
     "dumb",
     "loss",
@@ -68,7 +69,7 @@ FAULTS = (
     "full disk",
 )
 #: During these nobody has to go on without the node.
-HARMLESS = {"loss", "slow", "freeze two nodes"}
+HARMLESS = {"loss", "slow", "freeze two nodes", "cut all"}
 LOSS = 0.3
 #: A rank may be so late to begin a step that the others have taken with it, when they have lost each other already.
 _LATE_S = 0.5
@@ -148,6 +149,9 @@ class Faults:
             "freeze two nodes": lambda: self._freeze(victims),
             "slow": lambda: self._slow_down(victim),
             "cut": lambda: self._lose(to + on, 1.0),
+            "cut all": lambda: self._lose(
+                [f"{one}>{other}" for one, other in itertools.permutations(range(NUM_NODES), 2)], 1.0
+            ),
             "deaf": lambda: self._lose(on, 1.0),
             "dumb": lambda: self._lose(to, 1.0),
             "loss": lambda: self._lose(to + on, LOSS),

@@ -46,7 +46,7 @@ def test_a_job_loses_its_nodes_one_after_the_other_and_goes_on_with_the_last(job
 def test_a_frozen_node_is_given_up_and_joins_again_and_a_cut_one_never_makes_two_jobs_of_one(
     job: Job,
 ) -> None:
-    """Frozen, node 0, which serves the rendezvous, is replaced; awake, it finds that the others went on, and joins them. Then the node that serves is cut off: the others go on, it takes no step alone, and joins them when the network is whole again."""
+    """Frozen, node 0, which serves the rendezvous, is replaced; awake, it finds that the others went on, and joins them. Then the node that serves is cut off: the others go on, it takes no step alone, and joins them when the network is whole again. So do all when the whole network was down."""
     frozen = job.list_processes(0)
     for process in frozen:
         process.suspend()
@@ -70,6 +70,15 @@ def test_a_frozen_node_is_given_up_and_joins_again_and_a_cut_one_never_makes_two
     steps = (job.folder / f"steps{cut}").read_text()[before:].split()
     assert not set(steps) - {"3"}, "the node that was cut off has trained on alone"
     job.hosts[cut].call("ip", "link", "set", "cable", "up")
+    job.wait_world(3, [0, 1, 2])
+    # Now all are cut off from each other: each may wait at a store of its own, and one of these is where they gather.
+    said = [len(job.read(number)) for number in range(3)]
+    for host in job.hosts:
+        host.call("ip", "link", "set", "cable", "down")
+    for number in range(3):
+        wait_until(lambda number=number: "is lost" in job.read(number)[said[number] :], 30, "each sees it")
+    for host in job.hosts:
+        host.call("ip", "link", "set", "cable", "up")
     job.wait_world(3, [0, 1, 2])
 
 

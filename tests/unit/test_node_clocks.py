@@ -119,7 +119,7 @@ def test_newcomers_begin_no_last_call_in_place_of_those_that_have_to_meet(clock:
     state.last_heartbeats = dict.fromkeys(state.participants, datetime.now(timezone.utc))
     state.deadline = datetime.now(timezone.utc)
     times = node_rendezvous.Times()
-    times.expect([OWN, OTHER, torchs._NodeDesc("lost", 1, 0)], 1.0, 2)
+    times.expect([OWN, OTHER], 1.0, 2, [OWN, OTHER, torchs._NodeDesc("lost", 1, 0)])
     holder = open_holder(state, times)
     for _ in range(3):
         holder.sync()
@@ -173,5 +173,7 @@ def test_the_last_call_ends_early_when_all_that_took_part_before_are_back(
     state.participants[OWN] = 0
     state.last_heartbeats[OWN] = datetime.now(timezone.utc)
     assert ends_s - 0.5 < look() <= ends_s
+    times.expect([OWN], 1.0, 2, [OWN, OTHER])
+    assert look() > 5.0, "one that was lost is back, and others may be on their way"
     times.expect([], 0.0)
     assert look() > 5.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,7 @@ def test_newcomers_are_no_majority(
     five, new = ([SimpleNamespace(addr=name, pid=1) for name in names] for names in ("sabcd", "xy"))
     members._descriptions, members._members = dict(enumerate(five)), list(range(5))
     members._orders, members._serving, members._node, members._has_moved = {"backend": "c10d"}, 0, 1, False
+    members._has_gathered = False
     members._rendezvous, members._last_round = node_rendezvous, 4
     losses = {node: SimpleNamespace(is_ended=False, is_gone=False) for node in lost}
     members._detector = SimpleNamespace(losses=losses, is_expelled=is_expelled)
@@ -94,6 +96,8 @@ class _Asked:
         self.members = members = Members.__new__(Members)
         members._orders, members._serving, members._node = {"backend": "c10d"}, 0, 0
         members._members, members._has_moved, members._round = [0, 1, 2, 3], False, 4
+        members._has_gathered, members._served_by, members._tell = False, 0, lambda _: None
+        members._stores = {("met", 0): -1, **{("reserve", node): node for node in range(4)}}
         members._at = {node: [["host", node]] for node in range(4)}
         members._reached, members._silent_s = {node: ["host", node] for node in (1, 2, 3)}, {}
         members._probe_s, members._last_round = 0.0, 4
@@ -166,6 +170,64 @@ def test_who_ends_at_once_with_its_neighbour_has_met_nobody() -> None:
     asked.members._detector.note(node_detector.Loss(1, ["host", 1, 1], "", is_ended=True, is_gone=True))
     found = asked.members._detector.losses
     assert {node: (loss.is_ended, loss.is_gone) for node, loss in found.items()} == {1: (True, True), 2: (False, True)}  # fmt: skip
+
+
+def _stand_at(node: int, place: tuple[str, int]) -> Members:
+    """Return a member that waits at its own reserve, or at the store where all had met, which node 0 serves; all others are silent."""
+    asked = _Asked(_node=node, _serving=0 if place[0] == "met" else node, _has_moved=place[0] != "met")
+    for other in {0, 1, 2, 3} - {node} if place[0] != "met" else {1, 2, 3}:
+        asked.lose(other, is_ended=False)
+    return asked.members
+
+
+def test_the_sides_of_a_network_that_is_whole_again_gather_at_one_store() -> None:
+    """Of any two stores at which members wait, one side goes to that of the other, never both; and nowhere else."""
+    places = {("met", 0): 0, ("reserve", 1): 1, ("reserve", 2): 2, ("reserve", 3): 3}
+
+    def goes(node: int, own: tuple[str, int], to: tuple[str, int], who: str, round_number: int = 5) -> bool:
+        state = SimpleNamespace(round=round_number, participants=[SimpleNamespace(addr=who, pid=int(who))])
+        handler = SimpleNamespace(_state_holder=SimpleNamespace(state=state))
+        return _stand_at(node, own).is_better_store(to, handler)
+
+    for (one, at), (other, there) in itertools.permutations(places.items(), 2):
+        assert goes(at, one, other, str(there)) is not goes(there, other, one, str(at)), (one, other)
+    assert not goes(3, ("reserve", 3), ("met", 0), "3"), "nobody else is there"
+    assert not goes(3, ("reserve", 3), ("met", 0), "9"), "only a newcomer is"
+    assert not goes(3, ("reserve", 3), ("elsewhere", 0), "1")
+    assert not goes(3, ("reserve", 3), ("met", 0), "1", round_number=0), "it was started anew"
+
+
+def test_who_has_gathered_counts_those_that_were_silent() -> None:
+    """They are not taken out of the round, half of all are enough at the store where all had met, and a store that is lost again is left again."""
+    members = _stand_at(3, ("reserve", 3))
+    taken_out: list[Any] = []
+    members._rendezvous = SimpleNamespace(take_out=lambda _, nodes, __: taken_out.extend(nodes))
+    members._standby, members._is_cut_off, members._changed = (
+        SimpleNamespace(announce_needed=lambda *_: None),
+        True,
+        [],
+    )
+    members._orders |= {"run_id": "x", "min_nodes": 1}
+    assert members._needed == 3
+    members.gather_at(("met", 0))
+    assert (members.has_to_move, members._needed, members._orders["serving_node"]) == (False, 2, False)
+    members.exclude_lost(SimpleNamespace())
+    assert taken_out == []
+    assert members.give_up_gathering()
+    assert members.has_to_move
+    members.exclude_lost(SimpleNamespace())
+    assert len(taken_out) == 3
+    assert not members.give_up_gathering()
+
+
+def test_a_store_may_be_found_as_long_as_one_that_serves_may_live() -> None:
+    """Who reaches none waits: the whole network may be down; not if all that have one are proved to have ended."""
+    asked = _Asked(_reserves={0: [["host"], 1], 1: [["host"], 2]})
+    asked.lose(0)
+    asked.lose(1, is_ended=False)
+    assert asked.members.may_find_store
+    asked.lose(1)
+    assert not asked.members.may_find_store
 
 
 def test_who_serves_the_store_is_probed_when_it_fails() -> None:

@@ -17,6 +17,8 @@ _MOVE_S = 3.0
 _SEARCH_S, _USUAL_S = 1.0, 3.0
 #: So long one that the others have given up looks for them.
 _FIND_S = 60.0
+#: So long the sides of a network that was cut may take to meet at one store.
+_GATHER_S = 30.0
 _TICK_S = 0.05
 #: What torch raises when the store has gone.
 LOST_STORE = {"RendezvousConnectionError", "DistNetworkError"}
@@ -45,14 +47,19 @@ class _Search:
     Args:
         orders: How the rendezvous was opened, where it is, and where else the job may be.
         reach: Opens the rendezvous at another host and port; None if nothing is there.
+        before: Who took part in the last round; None for a node that did not.
 
     Attributes:
         found: The rendezvous, and the orders that belong to it.
+        gathering: A rendezvous where others wait for as many as have to meet, as this node does; where it is, and the orders.
     """
 
-    def __init__(self, orders: dict[str, Any], reach: Callable[[dict[str, Any], str, int], Any]) -> None:
-        self._orders, self._reach, self._ended = orders, reach, threading.Event()
+    def __init__(
+        self, orders: dict[str, Any], reach: Callable[[dict[str, Any], str, int], Any], before: Any
+    ) -> None:
+        self._orders, self._reach, self._before, self._ended = orders, reach, before, threading.Event()
         self.found: tuple[Any, dict[str, Any]] | None = None
+        self.gathering: tuple[Any, tuple[str, int], dict[str, Any]] | None = None
         for host, port in orders.get("places", ()):
             # One each: the store of a frozen host takes the connection and never answers.
             threading.Thread(target=self._run, args=(host, port), daemon=True).start()
@@ -67,6 +74,7 @@ class _Search:
         self._ended.wait(_USUAL_S)
         while not self._ended.wait(_SEARCH_S) and self.found is None:
             if self._orders["endpoint"] in {f"{host}:{port}", f"[{host}]:{port}"}:
+                handler = None
                 continue  # we wait here
             try:
                 handler = handler or self._reach(orders, host, port)
@@ -74,8 +82,12 @@ class _Search:
                     continue
                 before, seen = seen, _read_heartbeats(handler)
                 # Those of nodes that have gone stay there for a while.
-                if any(before.get(node, moment) != moment for node, moment in seen.items()):
+                if not any(before.get(node, moment) != moment for node, moment in seen.items()):
+                    continue
+                if handler._state_holder.state.complete:
                     self.found = (handler, orders)
+                elif self._before is not None and self._before.is_better_store((host, port), handler):
+                    self.gathering = (handler, (host, port), orders)
             except Exception:  # noqa: BLE001 - torch raises many kinds; it is lost again
                 handler = None
 
@@ -100,6 +112,7 @@ class Entry:
         self._asked: tuple[Any, float, Any] = (None, 0.0, None)
         #: The latest call by which this node leaves the last round.
         self._current: threading.Event | None = None
+        self._gathered_s = float("inf")
 
     def meet(self, before: Any) -> Any:
         """Return torch's round; None where this node is not to meet the others here: its place was taken, or they have met elsewhere.
@@ -107,7 +120,7 @@ class Entry:
         Args:
             before: Who took part in the last round; None for a node that did not.
         """
-        search = _Search(self._meeting.orders, self._rendezvous.reach)
+        search = _Search(self._meeting.orders, self._rendezvous.reach, before)
         try:
             return self._meet_first(search) if before is None else self._meet_without_lost(before, search)
         finally:
@@ -130,6 +143,8 @@ class Entry:
 
     def _meet_without_lost(self, before: Any, search: _Search) -> Any:
         """The launchers hear each other meanwhile: a call of torch's store would not return if the node that serves it were lost now."""
+        conf = self._meeting.orders["conf"]
+        until_s = time.monotonic() + float(conf.get("join_timeout", 600))  # torch's
         while True:
             moves, known, has_left = before.has_to_move, before.knowledge, threading.Event()
             self._current = has_left
@@ -144,11 +159,17 @@ class Entry:
                 restore = self._wait(call, is_vain) or restore
                 if search.found is not None or self._has_moved():
                     return self._leave(search)
+                if search.gathering is not None and (call.error is not None or not call.is_over.is_set()):
+                    self._gather(before, search)
+                    break
                 if not call.is_over.is_set():
                     if before.knowledge != known and not is_left():
                         known = before.knowledge
                         self._exclude(before)
                     continue
+                is_unmoved = moves and not has_left.is_set() and time.monotonic() < until_s
+                if restore is None and self._may_try_again(before, call, is_unmoved=is_unmoved):
+                    break
                 # The store may be gone because its node is, which its neighbours are about to tell, if they live.
                 failed_s = min(failed_s, time.monotonic())
                 # Given up by the others, it learns from nobody where they are, but may find them.
@@ -159,6 +180,26 @@ class Entry:
                     return _take(call, restore)
                 before.probe_serving()
                 time.sleep(_TICK_S)
+
+    def _may_try_again(self, before: Any, call: Call, *, is_unmoved: bool) -> bool:
+        """Tell whether to begin anew after an error: the store where the sides gathered is lost as well, or none has been reached, as the whole network is down."""
+        if type(call.error).__name__ in LOST_STORE and before.give_up_gathering():
+            return True
+        if call.error is None or not is_unmoved or not before.may_find_store:
+            return False
+        time.sleep(_SEARCH_S)
+        return True
+
+    def _gather(self, before: Any, search: _Search) -> None:
+        """Wait with the others at one store: each side of a network that was cut waits at its own, and none has enough alone."""
+        assert search.gathering is not None  # noqa: S101 - for the type checker
+        handler, place, orders = search.gathering
+        self._current = search.gathering = None
+        Call(partial(self._rendezvous.leave_round, self._meeting.handler)).is_over.wait(_SEARCH_S)
+        self._meeting.orders.update(endpoint=orders["endpoint"], serving_node=False)
+        self._meeting.go_to(handler)
+        before.gather_at(place)
+        self._gathered_s = time.monotonic()
 
     def _meet_again(self, before: Any, has_left: threading.Event) -> Any:
         handler = before.leave(self._meeting.handler)
@@ -173,7 +214,10 @@ class Entry:
 
     def _is_vain(self, before: Any, search: _Search, is_left: Callable[[], bool], *, known: int) -> bool:
         before.probe_missing(self._meeting.handler)
-        return search.found is not None or before.knowledge != known or is_left()
+        if time.monotonic() - self._gathered_s > _GATHER_S:
+            before.give_up_gathering()  # its store may be frozen
+        is_elsewhere = search.found is not None or search.gathering is not None
+        return is_elsewhere or before.knowledge != known or is_left()
 
     def _exclude(self, before: Any) -> None:
         """More nodes were lost while the others meet: have nobody wait for them."""
@@ -213,13 +257,13 @@ class Entry:
 
 
 def _read_heartbeats(handler: Any) -> dict[Any, Any]:
-    """Return when the nodes that have met there were last heard; empty if we are one of them: that is a round of the past."""
+    """Return when the nodes that meet or have met there were last heard; empty if we are one of them: that is a round of the past."""
     holder = handler._state_holder
     holder._last_sync_time = -1.0  # what it has read a second ago won't do
     holder.sync()
     state = holder.state
     is_past = any(one.pid == os.getpid() and one.addr == handler._this_node.addr for one in [*state.participants, *state.wait_list])  # fmt: skip
-    if not state.complete or state.closed or is_past:
+    if state.closed or is_past:
         return {}
     return {node: moment for node, moment in state.last_heartbeats.items() if node in state.participants}
 

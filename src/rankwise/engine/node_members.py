@@ -80,8 +80,9 @@ class Members:
         self._silent_s: dict[int, float] = {}
         self._probe_s = float("inf")
         self._neighbours: frozenset[int] = frozenset()
-        self._is_cut_off = False
+        self._is_cut_off = self._has_gathered = False
         self._serving: int | None = None
+        self._stores: dict[tuple[str, int], int] = {}
         self._has_moved = False
         self._round = self._last_round = getattr(getattr(getattr(handler, "_state_holder", None), "state", None), "round", None)  # fmt: skip
         self._reserve = _open_reserve() if node_rank < _NUM_RESERVES and self._can_move else None
@@ -119,6 +120,7 @@ class Members:
         parent, children = self._detecting.list_neighbours(place, len(self._members))
         if self._store.check(["beats/serves"]):
             self._serving = int(self._store.get("beats/serves"))
+        self._served_by = self._serving
         for one in dict.fromkeys(
             [*self._members[:_NUM_RESERVES], *([] if self._serving is None else [self._serving])]
         ):
@@ -129,6 +131,8 @@ class Members:
         served = [(host, port) for host, port in known if host]
         reserves = [(host, port) for hosts, port in self._reserves.values() if port for host in hosts]
         former, self._orders["places"] = self._orders.get("places", []), list(dict.fromkeys([*served, *reserves]))  # fmt: skip
+        # All sides of a cut network know these in the same order: the store at which all have met, and the reserves.
+        self._stores = {(host, port): node for node, (hosts, port) in self._reserves.items() for host in hosts if port} | dict.fromkeys(served[-1:], -1)  # fmt: skip
         for one in self._others:
             threading.Thread(target=self._find_address, args=(one,), daemon=True).start()
         node = None if parent is None else self._members[parent]
@@ -188,7 +192,8 @@ class Members:
         """Whether the store of the rendezvous is lost: with its node, or, if that is this one, by the others, who have given it up."""
         if not self._can_move or self._serving is None:
             return False
-        return self._serving in self._detector.losses or (self._detector.is_expelled and self._serving == self._node)  # fmt: skip
+        is_given_up = self._detector.is_expelled and self._serving == self._node
+        return (self._serving in self._detector.losses or is_given_up) and not self._has_gathered
 
     def leave(self, handler: Any) -> Any:
         """Return the rendezvous at which the nodes that are left meet: the same, without those that were lost, or another if its store was lost.
@@ -207,9 +212,9 @@ class Members:
         """Have nobody wait for longer once all that are left are there."""
         times = getattr(handler, "times", None)
         if times is not None and not self._detector.is_expelled:
-            lost = dict(self._detector.losses)
+            lost, grace_s = dict(self._detector.losses), _MORE_S if may_come_more else _SOON_S
             left = [node for rank, node in self._descriptions.items() if rank not in lost]
-            times.expect(left, _MORE_S if may_come_more else _SOON_S, self._needed)
+            times.expect(left, grace_s, self._needed, self._descriptions.values())
             self._expecting = times
 
     def has_enough(self, handler: Any) -> bool:
@@ -225,6 +230,33 @@ class Members:
         if is_next and num_back < len(self._members):
             self.settle(_SETTLE_S)  # who has not come may be about to be given up
         return not is_next or num_back >= self._needed
+
+    def is_better_store(self, place: tuple[str, int], handler: Any) -> bool:
+        """Tell whether those that wait at this node's store are to go to that one, where other members wait: of any two sides, one goes to the other."""
+        own = len(self._members) if self.has_to_move else (self._serving or 0) if self._has_moved else -1
+        store = self._stores.get(place, own)
+        is_anew = store == -1 and handler._state_holder.state.round <= (self._round or 0)
+        others = [node for rank, node in self._descriptions.items() if rank != self._node]
+        return store < own and not is_anew and bool(self._rendezvous.count_inside(handler, others))
+
+    def gather_at(self, place: tuple[str, int]) -> None:
+        """Wait there with the others that took part: who was lost by its silence alone counts again."""
+        self._has_moved, self._has_gathered = self._stores[place] != -1, True
+        self._serving = self._stores[place] if self._has_moved else self._served_by
+        self._last_round = -1 if self._has_moved else self._round
+        self._orders["serving_node"] = self._serving == self._node
+        self._tell(f"other nodes wait for more at {place[0]}:{place[1]}: this node waits with them")
+
+    def give_up_gathering(self) -> bool:
+        """Go by what was lost again, as the store is; False if this node has not gathered with others."""
+        had, self._has_gathered = self._has_gathered, False
+        return had
+
+    @property
+    def may_find_store(self) -> bool:
+        """Whether one of the nodes that have a store in reserve may live."""
+        lost = self._detector.losses.items()
+        return bool(self._reserves.keys() - {node for node, loss in lost if loss.is_ended or loss.is_gone})
 
     def probe_serving(self) -> None:
         """Find out, when its store fails, whether the node that serves it is lost: whoever heard it may be lost with it."""
@@ -332,7 +364,9 @@ class Members:
         self._change(handler, needed)
         if lost:
             self._standby.announce_needed(handler, self._orders["run_id"], needed)
-            nodes = [self._descriptions[node] for node in lost if node in self._descriptions]
+            # Those that were silent may be back where the sides of a cut network gather.
+            gone = [node for node, loss in lost.items() if loss.is_ended or not self._has_gathered]
+            nodes = [self._descriptions[node] for node in gone if node in self._descriptions]
             self._rendezvous.take_out(handler, nodes, None if self._has_moved else self._round)
 
     @property
@@ -379,6 +413,9 @@ class Members:
                 self._serving, self._has_moved, self._last_round = node, True, -1
                 break
         else:
+            if self.may_find_store and not self._is_cut_off:
+                self._is_cut_off = True
+                self._tell("no node that has a store in reserve is reached: this node tries again; check the network between the nodes")  # fmt: skip
             raise ConnectionError("the node that served the rendezvous was lost, and none that has a store in reserve is reached")  # fmt: skip
         orders["serving_node"] = node == self._node
         self._rendezvous.abandon(former)

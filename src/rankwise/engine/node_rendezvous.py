@@ -147,15 +147,19 @@ class Times:
     def __init__(self) -> None:
         self._signs: dict[Any, tuple[datetime, float]] = {}
         self._last_call: tuple[int, float] | None = None
-        self._expected: set[Any] = set()
+        self._expected, self._voters = set[Any](), set[Any]()
         self._needed, self._grace_s = 0, 0.0
         self._all_since_s: float | None = None
         # torch's call and another of this node's threads may read a state at the same time.
         self._lock = threading.Lock()
 
-    def expect(self, nodes: Iterable[Any], grace_s: float, needed: int = 0) -> None:
-        """Have the last call end so many seconds after these have come, and not begin before so many of them have. With no nodes, it ends as ever."""
-        self._expected, self._needed, self._grace_s = set(map(_identify, nodes)), needed, grace_s
+    def expect(self, nodes: Iterable[Any], grace_s: float, needed: int = 0, voters: Iterable[Any] = ()) -> None:  # fmt: skip
+        """Have the last call end so many seconds after these have come. With no nodes, it ends as ever.
+
+        It does not begin before so many of ``voters`` have come. Where one of those is back that was not expected, more may be on their way.
+        """
+        self._expected, self._voters = set(map(_identify, nodes)), set(map(_identify, voters))
+        self._needed, self._grace_s = needed, grace_s
 
     def correct(self, holder: Any, own: Any) -> None:
         """Do so each time that a state is read by ``holder``, for the node ``own``."""
@@ -196,7 +200,7 @@ class Times:
     def _correct_last_call(self, state: Any, settings: Any, now: datetime, now_s: float) -> None:
         """Let it last from when it was first seen. Nodes that need different numbers may all have missed the moment at which torch begins it."""
         here = set(map(_identify, state.participants))
-        is_enough = len(here) >= settings.min_nodes and len(self._expected & here) >= self._needed
+        is_enough = len(here) >= settings.min_nodes and len(self._voters & here) >= self._needed
         if self._needed and not is_enough:
             state.deadline = None  # torch has begun it: newcomers count there, too
         if state.complete or (state.deadline is None and not is_enough):
@@ -205,7 +209,7 @@ class Times:
         if self._last_call is None or self._last_call[0] != state.round:
             self._last_call = (state.round, now_s)
         state.deadline = now + settings.timeout.last_call - timedelta(seconds=now_s - self._last_call[1])
-        if not self._expected or not self._expected <= here:
+        if not self._expected or not self._expected <= here or self._voters & here - self._expected:
             self._all_since_s = None
             return
         if self._all_since_s is None:
@@ -271,6 +275,11 @@ def is_full(handler: Any) -> bool:
     if holder is None:
         return False
     return bool(holder.state.complete) and len(holder.state.participants) >= abs(handler._settings.max_nodes)
+
+
+def leave_round(handler: Any) -> None:
+    """Take this node out of a round that it waits for: the others there must not count it any more."""
+    _take_out(handler, lambda state: {handler._this_node} & set(() if state.complete else state.participants))
 
 
 def abandon(handler: Any) -> None:
