@@ -12,13 +12,14 @@ import torch
 from rankwise import checkpoint
 from rankwise.base.errors import CheckpointError
 from rankwise.checkpoint.disk import REAL_DISK
-from rankwise.checkpoint.manifest import Chunk
 from rankwise.checkpoint.plan import Box
 from rankwise.checkpoint.shard import read_chunk, write_shard
 from rankwise.checkpoint.staging import Staging, lay_out
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rankwise.checkpoint.manifest import Chunk
 
 TENSORS = {
     "bytes": torch.arange(3, dtype=torch.uint8), "wide": torch.arange(4).to(torch.complex128).view(2, 2), "half": torch.ones(5, dtype=torch.bfloat16),
@@ -33,11 +34,11 @@ def make_box(name: str, tensor: torch.Tensor) -> Box:
 
 def write(path: Path) -> dict[str, Chunk]:
     """Write the tensors; return where each lies."""
-    boxes, items = lay_out([make_box(name, tensor) for name, tensor in TENSORS.items()])
+    boxes = lay_out([make_box(name, tensor) for name, tensor in TENSORS.items()])
     staging = Staging()
-    file, crcs = write_shard(REAL_DISK, path, items, staging.copy(boxes, TENSORS))
+    file, chunks = write_shard(REAL_DISK, path, boxes, staging.copy(boxes, TENSORS))
     assert file.size == path.stat().st_size
-    return {item.name: Chunk(file.name, file.head + item.start, item.size, crc, (0,) * len(item.shape), item.shape) for item, crc in zip(items, crcs, strict=True)}  # fmt: skip
+    return {box.name: chunk for box, chunk in zip(boxes, chunks, strict=True)}
 
 
 def test_safetensors_reads_it(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from rankwise.checkpoint.folder import list_checkpoints
 from rankwise.checkpoint.foreign import read_weights
 from rankwise.checkpoint.manifest import Chunk, Index, TensorEntry
 from rankwise.checkpoint.parts import clean, match_names, unwrap
-from rankwise.checkpoint.plan import plan_reads
+from rankwise.checkpoint.plan import Box, plan_reads
 from rankwise.checkpoint.reading import read_tensors
 from rankwise.checkpoint.saving import save
-from rankwise.checkpoint.shard import DTYPES, Item, make_head
+from rankwise.checkpoint.shard import DTYPES, make_head
 from rankwise.checkpoint.staging import view_bytes
 from rankwise.checkpoint.writing import warn
 
@@ -68,14 +68,13 @@ def export_safetensors(path: str | Path, target: str | Path, *, part: str = "mod
     _check_dtypes(index, named)
     if contents.others:
         warn(f"left out of {target}, as they are not tensors: {_shorten(contents.others)}")
-    items, at = [], 0
+    boxes = []
+    for name, found in named.items():
+        dtype, shape = index.tensors[found].dtype, index.tensors[found].shape
+        boxes.append(Box(name, dtype, shape, (0,) * len(shape), shape, is_shard=False))
     # Large elements first, so that each tensor begins where one of its elements may.
-    for name in sorted(named, key=lambda name: (-getattr(torch, index.tensors[named[name]].dtype).itemsize, name)):  # fmt: skip
-        entry = index.tensors[named[name]]
-        size = sum(chunk.size for chunk in entry.chunks)
-        items.append(Item(name, entry.dtype, entry.shape, at, size))
-        at += size
-    _write(target, _stream(one.path, index, items, named))
+    boxes.sort(key=lambda box: (-getattr(torch, box.dtype).itemsize, box.tensor))
+    _write(target, _stream(one.path, index, boxes, named))
     return target
 
 
@@ -113,13 +112,13 @@ def _check_dtypes(index: Index, named: Mapping[str, str]) -> None:
             raise CheckpointError(f"{name} is {dtype}, which safetensors does not support", hint="convert it before it is saved, or take it from checkpoint.read()")  # fmt: skip
 
 
-def _stream(path: Path, index: Index, items: Sequence[Item], named: Mapping[str, str]) -> Iterator[bytes | memoryview]:  # fmt: skip
+def _stream(path: Path, index: Index, boxes: Sequence[Box], named: Mapping[str, str]) -> Iterator[bytes | memoryview]:  # fmt: skip
     """Yield the pieces of the file; each tensor is read when its turn comes."""
-    yield make_head(items)
-    for item in items:
-        name = named[item.name]
+    yield make_head(boxes)
+    for box in boxes:
+        name = named[box.tensor]
         tensor = read_tensors(path, Index({name: index.tensors[name]}, {}, {}))[name]
-        yield view_bytes(tensor.flatten().view(torch.uint8) if item.size else tensor.new_empty(0))
+        yield view_bytes(tensor.flatten().view(torch.uint8) if box.size else tensor.new_empty(0))
         del tensor  # gone before the next one is read
 
 

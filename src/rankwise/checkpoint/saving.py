@@ -168,9 +168,9 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
         shown_folder=found, folder=folder, place=place, state=state, step=step, metrics=metrics, keep=keep, can_pickle=pickle,
     )  # fmt: skip
     flat, share = agree(ranks, slot.agreement, request)
-    boxes, items = lay_out(share)
+    boxes = lay_out(share)
     data, problem = _copy(slot.staging, boxes, flat)
-    size = sum(item.size for item in items)
+    size = sum(box.size for box in boxes)
     temporary, serial = begin(ranks, slot.agreement, request, size=size, problem=problem, disk=DISK)
     step = operator.index(step)  # of NumPy, perhaps
     saving = Saving(step, _is_alone=ranks.world_size == 1)
@@ -178,7 +178,7 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
                         metrics={name: float(value) for name, value in (metrics or {}).items()}, parts=tuple(state))  # fmt: skip
     number = next(ranks.numbers)
     disk = DISK if ranks.store is None else BeatingDisk(DISK, ranks.store, f"{number}/beat/{ranks.rank}")
-    order = Order(ranks=ranks, disk=disk, temporary=temporary, manifest=manifest, boxes=boxes, items=items, data=data,
+    order = Order(ranks=ranks, disk=disk, temporary=temporary, manifest=manifest, boxes=boxes, data=data,
                   trees=flat.trees, rank_trees=flat.rank_trees, keep=keep if place is folder else Keep(last=1), number=number)  # fmt: skip
     if slot.spent is not None:
         forget(slot.spent)  # every rank has agreed to this save, so it has heard how that one ended

@@ -10,19 +10,18 @@ import json
 import threading
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 from rankwise.base.errors import CheckpointError
 from rankwise.checkpoint.disk import tell, write_file
-from rankwise.checkpoint.manifest import File
+from rankwise.checkpoint.manifest import Chunk, File
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from rankwise.checkpoint.disk import Disk
-    from rankwise.checkpoint.manifest import Chunk
+    from rankwise.checkpoint.plan import Box
 
 #: What safetensors calls torch's dtypes. Others lie there as plain bytes, and the index says what they are.
 DTYPES = {
@@ -34,61 +33,47 @@ DTYPES = {
 _ALIGN = 64
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A box of a tensor that a rank writes.
-
-    Attributes:
-        name: Of the tensor, with the box's place in it where it is not all of it.
-        dtype: As torch writes it, without ``torch.``.
-        shape: Of the box.
-        start: First byte among the tensors' bytes.
-        size: How many bytes.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-
-def make_head(items: Sequence[Item]) -> bytes:
+def make_head(boxes: Sequence[Box]) -> bytes:
     """Return all that stands in front of the tensors; a multiple of 64 bytes, so that they can be mapped into memory."""
     content: dict[str, object] = {"__metadata__": {"format": "pt", "made_by": "rankwise"}}
-    for item in items:
-        known = DTYPES.get(item.dtype)
-        content[item.name] = {
+    at = 0
+    for box in boxes:
+        known, end = DTYPES.get(box.dtype), at + box.size
+        content[box.name] = {
             "dtype": known or "U8",
-            "shape": item.shape if known else [item.size],
-            "data_offsets": [item.start, item.start + item.size],
+            "shape": box.shape if known else [box.size],
+            "data_offsets": [at, end],
         }
+        at = end
     text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % _ALIGN)
     return len(text).to_bytes(8, "little") + text
 
 
-def write_shard(disk: Disk, path: Path, items: Sequence[Item], data: memoryview) -> tuple[File, list[int]]:
+def write_shard(disk: Disk, path: Path, boxes: Sequence[Box], data: memoryview) -> tuple[File, list[Chunk]]:
     """Write a shard and sync it.
 
     Args:
         disk: What writes.
         path: The file, which must not be there.
-        items: What lies where in ``data``, in order and without gaps.
+        boxes: What lies in ``data``, in order and without gaps.
         data: The tensors' bytes.
 
     Returns:
-        The file, and a checksum for each item.
+        The file, and where in it each box lies, with its checksum.
 
     Raises:
         CheckpointError: It can't be written.
     """
-    head = make_head(items)
-    crcs: list[int] = []
+    head = make_head(boxes)
+    chunks: list[Chunk] = []
 
     def sum_up() -> None:
-        crcs.extend(zlib.crc32(data[item.start : item.start + item.size]) for item in items)
+        at = 0
+        for box in boxes:
+            crc = zlib.crc32(data[at : at + box.size])
+            chunks.append(Chunk(path.name, len(head) + at, box.size, crc, box.offsets, box.shape))
+            at += box.size
 
     # zlib lets go of the interpreter's lock, so summing up costs no time beside the disk.
     beside = threading.Thread(target=sum_up, name="rankwise-checksum")
@@ -102,7 +87,7 @@ def write_shard(disk: Disk, path: Path, items: Sequence[Item], data: memoryview)
             sum_up()
         else:
             beside.join()
-    return File(name=path.name, size=size, head=len(head), crc32=zlib.crc32(head)), crcs
+    return File(name=path.name, size=size, head=len(head), crc32=zlib.crc32(head)), chunks
 
 
 def read_chunk(path: Path, chunk: Chunk, into: memoryview, name: str) -> None:

@@ -13,7 +13,6 @@ import torch
 
 from rankwise.base.memory import view_memory
 from rankwise.checkpoint.plan import find_box
-from rankwise.checkpoint.shard import Item
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,21 +83,16 @@ def _move(moves: list[tuple[int, int, int]]) -> None:
         thread.join()
 
 
-def lay_out(boxes: Sequence[Box]) -> tuple[list[Box], list[Item]]:
-    """Return boxes in the order of a file, and where each lies.
+def lay_out(boxes: Sequence[Box]) -> list[Box]:
+    """Return boxes in the order of a file, where they lie one behind the other.
 
     Whole numbers of cache lines come first, so that all of these begin at one: a copy to elsewhere takes a third longer.
     Of the others those of large elements come first, so that each begins at a multiple of its own element's size.
     """
-    ordered = sorted(
+    return sorted(
         boxes,
         key=lambda box: (box.size % _LINE != 0, -getattr(torch, box.dtype).itemsize, box.tensor, box.offsets),
     )
-    items, at = [], 0
-    for box in ordered:
-        items.append(Item(box.name, box.dtype, box.shape, at, box.size))
-        at += box.size
-    return ordered, items
 
 
 def view_bytes(tensor: torch.Tensor) -> memoryview:

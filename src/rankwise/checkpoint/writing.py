@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, final
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from rankwise.checkpoint.plan import Box
     from rankwise.checkpoint.ranks import Ranks
     from rankwise.checkpoint.retention import Keep
-    from rankwise.checkpoint.shard import Item
     from rankwise.runtime.stop_vote import StopVote
 
 _LOGGER = get_logger(__name__)
@@ -71,7 +70,6 @@ class Order:
         temporary: The folder to write into, which is there.
         manifest: What the checkpoint will say of itself, without its files.
         boxes: What this rank writes, in the file's order.
-        items: Where each lies.
         data: The bytes.
         trees: All that is not a tensor; on rank 0.
         rank_trees: What this rank has its own of.
@@ -84,7 +82,6 @@ class Order:
     temporary: Path
     manifest: Manifest
     boxes: Sequence[Box]
-    items: Sequence[Item]
     data: memoryview
     trees: Mapping[str, Any]
     rank_trees: Mapping[str, Any]
@@ -201,11 +198,11 @@ def _write_share(order: Order) -> dict[str, Any]:
     rank = order.ranks.rank
     part: dict[str, Any] = {"rank_trees": dict(order.rank_trees), "file": None, "chunks": []}
     if order.boxes:
-        file, crcs = write_shard(order.disk, order.temporary / name_shard(rank), order.items, order.data)
-        part["file"] = [file.name, file.size, file.head, file.crc32]
+        file, chunks = write_shard(order.disk, order.temporary / name_shard(rank), order.boxes, order.data)
+        part["file"] = asdict(file)
         part["chunks"] = [
-            [box.tensor, box.dtype, box.whole, file.head + item.start, item.size, crc, box.offsets, box.shape]
-            for box, item, crc in zip(order.boxes, order.items, crcs, strict=True)
+            [box.tensor, box.dtype, box.whole, astuple(chunk)]
+            for box, chunk in zip(order.boxes, chunks, strict=True)
         ]
     if order.ranks.is_main:
         return part
@@ -249,8 +246,10 @@ def _read_part(order: Order, rank: int) -> dict[str, Any]:
     while True:
         try:
             part = parse(path.read_bytes(), path)
-            name, size, _, _ = part["file"] or (None, 0, 0, 0)
-            found = (order.temporary / name).stat().st_size if name else 0
+            if part["file"] is None:
+                return part
+            name, size = part["file"]["name"], part["file"]["size"]
+            found = (order.temporary / name).stat().st_size
             if found == size:
                 return part
             problem = f"rank {rank} wrote {size} bytes into {name}, and {found} of them are visible here"
@@ -270,14 +269,11 @@ def _commit(order: Order, parts: Mapping[int, Mapping[str, Any]]) -> Path:
     files: list[File] = []
     tensors: dict[str, tuple[str, tuple[int, ...], list[Chunk]]] = {}
     for part in parts.values():
-        if part["file"] is None:
-            continue
-        name, size, head, crc32 = part["file"]
-        files.append(File(name=name, size=size, head=head, crc32=crc32))
-        for tensor, dtype, whole, start, length, crc, offsets, shape in part["chunks"]:
-            chunk = Chunk(name, start, length, crc, tuple(offsets), tuple(shape))
+        if part["file"] is not None:
+            files.append(File(**part["file"]))
+        for tensor, dtype, whole, (name, start, length, crc, offsets, shape) in part["chunks"]:
             entry = tensors.setdefault(tensor, (dtype, tuple(whole), []))
-            entry[2].append(chunk)
+            entry[2].append(Chunk(name, start, length, crc, tuple(offsets), tuple(shape)))
     index = Index(
         {name: TensorEntry(dtype, whole, tuple(sorted(chunks, key=lambda chunk: chunk.offsets))) for name, (dtype, whole, chunks) in sorted(tensors.items())},
         order.trees,
