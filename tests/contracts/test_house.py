@@ -219,7 +219,7 @@ BUDGETS = {
     "launcher": 10_610,  # aim: launcher and warm 9,000
     "runtime": 6_350,  # aim: 6,000
     "data": 4_850,  # aim: 4,500
-    "checkpoint": 4_750,  # aim: 4,500
+    "checkpoint": 4_500,
     "parallel": 12_885,  # aim: parallel and tf 9,000
     "tf": 2_945,  # aim: parallel and tf 9,000
     "train": 6_350,  # aim: 6,500

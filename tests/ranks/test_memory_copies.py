@@ -15,6 +15,7 @@ import rankwise
 from rankwise import checkpoint
 from rankwise.base.errors import CheckpointError
 from rankwise.base.host_memory import VARIABLE
+from rankwise.checkpoint import agreeing
 from rankwise.testing.ranks import run_ranks
 
 
@@ -150,7 +151,7 @@ def test_memory_that_is_too_small_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 def test_without_the_launcher_copies_go_to_disk(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """Where nobody would clean up the memory, the copy is a checkpoint on disk, and that is said once."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr("rankwise.checkpoint.agreeing._reported", [])
+    agreeing._warn_of_no_memory.cache_clear()
     for step in (1, 2):
         checkpoint.save(tmp_path, {"x": torch.zeros(3)}, step=step, memory=True)
     assert checkpoint.latest(tmp_path) == tmp_path / "step-2"

@@ -18,7 +18,7 @@ from rankwise import checkpoint
 from rankwise.base.clock import SystemClock
 from rankwise.base.errors import CheckpointError
 from rankwise.checkpoint import folder as folders, lock, saving, writing
-from rankwise.checkpoint.disk import REAL_DISK, RealDisk
+from rankwise.checkpoint.disk import REAL_DISK, Disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,12 +163,7 @@ def test_an_error_at_every_operation_is_told(tmp_path: Path, number: int) -> Non
 
 def test_a_disk_that_writes_a_byte_at_a_time(tmp_path: Path) -> None:
     """A write may take less than it was given."""
-
-    class Slow(RealDisk):  # type: ignore[misc]
-        def write(self, fd: int, data: memoryview) -> int:
-            return os.write(fd, data[: max(1, len(data) // 2)])
-
-    saving.DISK = Slow()
+    saving.DISK = Disk(write=lambda fd, data: os.write(fd, data[: max(1, len(data) // 2)]))
     save(tmp_path, 1)
     assert checkpoint.verify(tmp_path) == []
     assert load(tmp_path) == 1
@@ -206,6 +201,7 @@ def test_folders_that_cant_be_synced_are_no_error(
         sync(fd)
 
     monkeypatch.setattr(os, "fsync", refuse)
+    saving.DISK = Disk(sync=refuse)
     save(tmp_path, 1)
     assert load(tmp_path) == 1
     assert synced >= {"folder", ".safetensors", ".json"}

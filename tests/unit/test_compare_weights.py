@@ -14,7 +14,8 @@ from torch import nn
 from journals import make_losses, write_run
 from rankwise import checkpoint
 from rankwise.base.errors import CheckpointError
-from rankwise.checkpoint.contents import find_checkpoint, read_contents
+from rankwise.checkpoint.contents import find_checkpoint
+from rankwise.checkpoint.folder import read_contents
 from rankwise.cli.main import main
 from rankwise.train.comparison.checkpoints import compare_checkpoints
 from rankwise.train.comparison.parameters import choose_checkpoints

@@ -6,14 +6,15 @@ import hashlib
 import json
 import operator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.errors import CheckpointError, RankwiseError, UsageError
+from rankwise.base.errors import CheckpointError, UsageError
 from rankwise.checkpoint import lock
-from rankwise.checkpoint.disk import remove_quietly, tell
+from rankwise.checkpoint.disk import put_in_words, remove_quietly
 from rankwise.checkpoint.folder import name_temporary, next_serial, sweep
 from rankwise.checkpoint.memory import check_space, find_memory
 from rankwise.checkpoint.parts import Flat, digest_contents, flatten, make_own
@@ -126,7 +127,7 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
         }
     except Exception as found:  # noqa: BLE001 - the user's state_dict may raise anything
         # Not raised before the others know: they would wait.
-        error, body = found, {"error": found.message if isinstance(found, RankwiseError) else f"{type(found).__name__}: {found}"}  # fmt: skip
+        error, body = found, put_in_words(found)
     answers = ranks.control.compare(json.dumps(body), what=request.what)
     if error is not None:
         raise error
@@ -161,18 +162,11 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
 
 def _part_boxes(before: Agreement, flat: Flat, ranks: Ranks) -> None:
     """List what the ranks share out among them, and what is this rank's own: nobody else has a tensor of that name."""
-    form = [
-        (
-            name,
-            tensor.dtype,
-            tensor.shape,
-            ranks.world_size,
-            name in flat.shared,
-            getattr(tensor, "device_mesh", None),
-            getattr(tensor, "placements", None),
-        )
-        for name, tensor in flat.tensors.items()
+    tensors = [
+        (name, one.dtype, one.shape, getattr(one, "device_mesh", None), getattr(one, "placements", None))
+        for name, one in flat.tensors.items()
     ]
+    form = (ranks.world_size, flat.shared, tensors)
     if form == before.form:
         return
     boxes, mark = list_boxes(flat.tensors, ranks.world_size, flat.shared), f"@{ranks.rank}"
@@ -229,8 +223,11 @@ def _digest(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
-#: Whether it was said that there are no copies in memory.
-_reported: list[bool] = []
+@cache
+def _warn_of_no_memory() -> None:
+    warn(
+        "no copies in memory: this job was not started by `rankwise run`, or its host has no /dev/shm; saving to disk"
+    )
 
 
 def find_place(folder: Path, ranks: Ranks, *, in_memory: bool) -> tuple[Path, Ranks]:
@@ -243,11 +240,8 @@ def find_place(folder: Path, ranks: Ranks, *, in_memory: bool) -> tuple[Path, Ra
     memory = find_memory(folder)
     parted = ranks.of_folder(str(memory or ""))
     if memory is None or parted.has_blank:
-        if ranks.is_main and not _reported:
-            warn(
-                "no copies in memory: this job was not started by `rankwise run`, or its host has no /dev/shm; saving to disk"
-            )
-            _reported.append(True)
+        if ranks.is_main:
+            _warn_of_no_memory()
         return folder, ranks
     return memory, parted
 
@@ -289,7 +283,7 @@ def claim(folder: Path, ranks: Ranks) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             _take_patiently(folder)
         except CheckpointError as error:
-            word = {"error": error.message, "hint": error.hint}
+            word = put_in_words(error)
         except OSError:
             pass  # nobody can write there: the first save says so, if there is one
     word = ranks.control.exchange(word, what="locking the folder of the training")[0]
@@ -349,8 +343,5 @@ def _open(before: Agreement, request: Request, size: int, disk: Disk) -> dict[st
         temporary = name_temporary(place, request.step)
         disk.make_folder(temporary)
         return {"temporary": temporary.name, "serial": max(serials)}
-    except CheckpointError as error:
-        return {"error": error.message, "hint": error.hint}
-    except OSError as error:
-        found = tell(error, f"can't write into {place}")
-        return {"error": found.message, "hint": found.hint}
+    except (CheckpointError, OSError) as error:
+        return put_in_words(error, f"can't write into {place}")

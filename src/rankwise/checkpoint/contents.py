@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import CheckpointError
-from rankwise.checkpoint.folder import list_checkpoints, open_checkpoint, read_index
+from rankwise.checkpoint.folder import list_checkpoints, open_checkpoint
 from rankwise.checkpoint.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from rankwise.checkpoint.folder import Checkpoint
-    from rankwise.checkpoint.manifest import Index, Manifest
+    from rankwise.checkpoint.manifest import Index
 
 
 @final
@@ -69,17 +69,6 @@ def find_checkpoint(path: str | Path, step: int | None = None) -> Checkpoint:
     )
 
 
-def read_contents(one: Checkpoint) -> tuple[Manifest, Index]:
-    """Return what a checkpoint says of itself and what it holds.
-
-    Raises:
-        CheckpointError: It can't be loaded; says why.
-    """
-    if one.manifest is None or one.problem:
-        raise CheckpointError(one.problem or f"{one.path} has no manifest")
-    return one.manifest, read_index(one.path, one.manifest)
-
-
 def list_unfinished(folder: str | Path) -> list[Path]:
     """Return what is in a folder of checkpoints and is no checkpoint yet: being written, or left by a job that died."""
     return sorted(Path(folder).glob("step-*.tmp-*"))
@@ -87,17 +76,13 @@ def list_unfinished(folder: str | Path) -> list[Path]:
 
 def list_parts(index: Index) -> list[PartContents]:
     """Return the parts of a checkpoint, those of all ranks first."""
-    found = [_look_into(name, None, tree) for name, tree in index.trees.items()]
-    for rank, trees in sorted(index.rank_trees.items()):
-        found += [_look_into(name, rank, tree) for name, tree in trees.items()]
+    found = []
+    for rank, trees in [(None, index.trees), *sorted(index.rank_trees.items())]:
+        for name, tree in trees.items():
+            kind, held = next(iter(tree.items()))
+            found.append(PartContents(name, rank, kind))
+            _walk(held, (), found[-1])
     return found
-
-
-def _look_into(name: str, rank: int | None, tree: dict[str, Any]) -> PartContents:
-    kind, held = next(iter(tree.items()))
-    part = PartContents(name, rank, kind)
-    _walk(held, (), part)
-    return part
 
 
 def _walk(held: Any, place: tuple[str, ...], part: PartContents) -> None:

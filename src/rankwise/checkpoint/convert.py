@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from rankwise.base.errors import CheckpointError, UsageError
-from rankwise.checkpoint.contents import find_checkpoint, list_parts, read_contents
+from rankwise.checkpoint.contents import find_checkpoint, list_parts
 from rankwise.checkpoint.disk import REAL_DISK, remove_quietly, tell, write_file
-from rankwise.checkpoint.folder import list_checkpoints
+from rankwise.checkpoint.folder import list_checkpoints, read_contents
 from rankwise.checkpoint.foreign import read_weights
 from rankwise.checkpoint.manifest import Chunk, Index, TensorEntry
-from rankwise.checkpoint.parts import clean, match_names, unwrap
+from rankwise.checkpoint.parts import clean, match_names, shorten, unwrap
 from rankwise.checkpoint.plan import Box, plan_reads
 from rankwise.checkpoint.reading import read_tensors
 from rankwise.checkpoint.saving import save
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rankwise.checkpoint.contents import PartContents
-
-_MOST_SHOWN = 5
 
 
 # ------------------------------------------------------------------ out of a checkpoint
@@ -65,13 +63,14 @@ def export_safetensors(path: str | Path, target: str | Path, *, part: str = "mod
             f"can't write {target}: there is no folder {target.parent}", hint="make it first"
         )
     named = _name_tensors(contents)
-    _check_dtypes(index, named)
-    if contents.others:
-        warn(f"left out of {target}, as they are not tensors: {_shorten(contents.others)}")
     boxes = []
     for name, found in named.items():
         dtype, shape = index.tensors[found].dtype, index.tensors[found].shape
+        if dtype not in DTYPES:
+            raise CheckpointError(f"{name} is {dtype}, which safetensors does not support", hint="convert it before it is saved, or take it from checkpoint.read()")  # fmt: skip
         boxes.append(Box(name, dtype, shape, (0,) * len(shape), shape, is_shard=False))
+    if contents.others:
+        warn(f"left out of {target}, as they are not tensors: {shorten(contents.others)}")
     # Large elements first, so that each tensor begins where one of its elements may.
     boxes.sort(key=lambda box: (-getattr(torch, box.dtype).itemsize, box.tensor))
     _write(target, _stream(one.path, index, boxes, named))
@@ -103,13 +102,6 @@ def _clean_all(names: Sequence[str], *, is_module: bool = False) -> list[str]:
     if not is_module and all(name.startswith("module.") for name in cleaned):
         cleaned = [name.removeprefix("module.") for name in cleaned]
     return cleaned if len(set(cleaned)) == len(names) else list(names)
-
-
-def _check_dtypes(index: Index, named: Mapping[str, str]) -> None:
-    for name, found in named.items():
-        dtype = index.tensors[found].dtype
-        if dtype not in DTYPES:
-            raise CheckpointError(f"{name} is {dtype}, which safetensors does not support", hint="convert it before it is saved, or take it from checkpoint.read()")  # fmt: skip
 
 
 def _stream(path: Path, index: Index, boxes: Sequence[Box], named: Mapping[str, str]) -> Iterator[bytes | memoryview]:  # fmt: skip
@@ -169,10 +161,10 @@ def import_weights(file: str | Path, model: torch.nn.Module, *, strict: bool = T
     }
     problems = _compare_names(module, own, weights, matched) + list(wrong_shapes.values())
     if strict and problems:
-        raise CheckpointError(f"{file} does not fit the model: {_shorten(problems, '; ')}", hint="build the model with the sizes that the file was saved with; strict=False loads what fits")  # fmt: skip
+        raise CheckpointError(f"{file} does not fit the model: {shorten(problems, '; ')}", hint="build the model with the sizes that the file was saved with; strict=False loads what fits")  # fmt: skip
     fitting = {name: found for name, found in matched.items() if name not in wrong_shapes}
     if not fitting:
-        raise CheckpointError(f"nothing in {file} fits the model: {_shorten(problems, '; ')}", hint="is it the file of another model?")  # fmt: skip
+        raise CheckpointError(f"nothing in {file} fits the model: {shorten(problems, '; ')}", hint="is it the file of another model?")  # fmt: skip
     module.load_state_dict(
         _place({name: weights[found] for name, found in fitting.items()}, own), strict=False
     )
@@ -185,8 +177,8 @@ def _compare_names(module: torch.nn.Module, own: Mapping[str, torch.Tensor], wei
     loaded = {tied[name] for name in matched if name in tied}
     missing = [name for name in own if name not in matched and tied.get(name) not in loaded]
     unknown = sorted(weights.keys() - set(matched.values()))
-    text = [f"the file lacks {_shorten(missing)}"] if missing else []
-    return text + ([f"the model lacks {_shorten(unknown)}"] if unknown else [])
+    text = [f"the file lacks {shorten(missing)}"] if missing else []
+    return text + ([f"the model lacks {shorten(unknown)}"] if unknown else [])
 
 
 def _place(values: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -233,8 +225,3 @@ def import_file(file: str | Path, folder: str | Path, *, step: int = 0, key: str
     weights = read_weights(file, key=key)
     named = dict(zip(_clean_all(list(weights)), weights.values(), strict=True))
     return save(folder, {"model": named}, step=step, rng=False).wait()
-
-
-def _shorten(names: Sequence[str], between: str = ", ") -> str:
-    more = f"{between}and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return between.join(names[:_MOST_SHOWN]) + more

@@ -6,14 +6,15 @@ import errno
 import os
 import shutil
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
 
-from rankwise.base.errors import CheckpointError
+from rankwise.base.errors import CheckpointError, RankwiseError
 from rankwise.base.osdoor import IS_WINDOWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable
 
 #: Bytes of one write(2): large enough to cost nothing, small enough that a stop is noticed soon.
 BLOCK = 16 << 20
@@ -28,72 +29,50 @@ _HINTS = {
 }
 
 
-class Disk(Protocol):
-    """What writes, syncs and renames."""
+def _sync_folder(path: Path) -> None:
+    if IS_WINDOWS:  # has no such thing: NTFS journals names by itself
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some network and user-space file systems don't know fsync of a folder: their names are safe or not, we can't help it.
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.EBADF}:
+            raise
+    finally:
+        os.close(fd)
 
-    def make_folder(self, path: Path) -> None:
-        """Make a folder that must not be there; folders above it are made as needed."""
 
-    def write(self, fd: int, data: memoryview) -> int:
-        """Write some of ``data``; return how many bytes."""
-
-    def sync(self, fd: int) -> None:
-        """Return when what was written would survive a loss of power."""
-
-    def sync_folder(self, path: Path) -> None:
-        """Return when the names in a folder would survive a loss of power."""
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Give a folder another name, at once."""
-
-    def remove(self, path: Path) -> None:
-        """Delete a file or a folder with all that is in it."""
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 @final
-class RealDisk:
-    """The system's own."""
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What writes, syncs and renames; by default the system.
 
-    def make_folder(self, path: Path) -> None:
-        """As ``Disk``."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir()
+    Attributes:
+        make_folder: Makes a folder that must not be there, in one that is.
+        write: Writes some of the data to a file descriptor; returns how many bytes.
+        sync: Returns when what was written would survive a loss of power.
+        sync_folder: Returns when the names in a folder would survive a loss of power.
+        rename: Gives a folder another name, at once.
+        remove: Deletes a file or a folder with all that is in it.
+    """
 
-    def write(self, fd: int, data: memoryview) -> int:
-        """As ``Disk``."""
-        return os.write(fd, data)
-
-    def sync(self, fd: int) -> None:
-        """As ``Disk``."""
-        os.fsync(fd)
-
-    def sync_folder(self, path: Path) -> None:
-        """As ``Disk``."""
-        if IS_WINDOWS:  # has no such thing: NTFS journals names by itself
-            return
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            # Some network and user-space file systems don't know fsync of a folder: their names are safe or not, we can't help it.
-            if error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.EBADF}:
-                raise
-        finally:
-            os.close(fd)
-
-    def rename(self, source: Path, target: Path) -> None:
-        """As ``Disk``."""
-        source.rename(target)
-
-    def remove(self, path: Path) -> None:
-        """As ``Disk``."""
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    make_folder: Callable[[Path], None] = Path.mkdir
+    write: Callable[[int, memoryview], int] = os.write
+    sync: Callable[[int], None] = os.fsync
+    sync_folder: Callable[[Path], None] = _sync_folder
+    rename: Callable[[Path, Path], object] = Path.rename
+    remove: Callable[[Path], None] = _remove
 
 
-REAL_DISK = RealDisk()
+REAL_DISK = Disk()
 
 
 def write_file(disk: Disk, path: Path, pieces: Iterable[bytes | memoryview]) -> int:
@@ -130,3 +109,12 @@ def tell(error: OSError, what: str, *, rank: int | None = None) -> CheckpointErr
     """Say what the system said, with what helps."""
     cause = error.strerror or str(error) or type(error).__name__
     return CheckpointError(f"{what}: {cause}", rank=rank, hint=_HINTS.get(error.errno or 0))
+
+
+def put_in_words(error: Exception, what: str | None = None) -> dict[str, Any]:
+    """Return what the other ranks are told of an error; of one of the system with what it has stopped, if that is given."""
+    if what is not None and isinstance(error, OSError):
+        error = tell(error, what)
+    if isinstance(error, RankwiseError):
+        return {"error": error.message, "hint": error.hint, "rank": error.rank}
+    return {"error": f"{type(error).__name__}: {error}", "hint": None, "rank": None}

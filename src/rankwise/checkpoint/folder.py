@@ -32,8 +32,6 @@ from rankwise.checkpoint.manifest import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rankwise.checkpoint.disk import Disk
     from rankwise.checkpoint.manifest import File, Index
 
@@ -113,17 +111,23 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(path, manifest)
 
 
-def read_index(path: Path, manifest: Manifest) -> Index:
-    """Read a checkpoint's index.
+def read_contents(one: Checkpoint) -> tuple[Manifest, Index]:
+    """Return what a checkpoint says of itself and what it holds.
 
     Raises:
-        CheckpointError: It is missing or damaged.
+        CheckpointError: It can't be loaded, its index is missing or damaged; says why.
     """
-    data = _read(path / INDEX)
-    found = next((file for file in manifest.files if file.name == INDEX), None)
+    if one.manifest is None or one.problem:
+        raise CheckpointError(one.problem or f"{one.path} has no manifest")
+    path = one.path / INDEX
+    data = _read(path)
+    found = next((file for file in one.manifest.files if file.name == INDEX), None)
     if found is None or zlib.crc32(data) != found.crc32:
-        raise CheckpointError(f"{path / INDEX} is not the one that the manifest beside it refers to", hint="files of two checkpoints were mixed, or the disk changed it: use an earlier one")  # fmt: skip
-    return parse_index(data, path / INDEX)
+        raise CheckpointError(
+            f"{path} is not the one that the manifest beside it refers to",
+            hint="files of two checkpoints were mixed, or the disk changed it: use an earlier one",
+        )
+    return one.manifest, parse_index(data, path)
 
 
 def verify(path: str | Path) -> list[str]:
@@ -151,20 +155,18 @@ def verify(path: str | Path) -> list[str]:
 
 
 def _verify_one(one: Checkpoint) -> list[str]:
-    if one.manifest is None or one.problem:
-        return [one.problem or f"{one.path / MANIFEST} can't be read"]
     try:
-        index = read_index(one.path, one.manifest)
+        manifest, index = read_contents(one)
     except CheckpointError as error:
         return [error.message]
     problems: list[str] = []
-    regions: dict[str, list[tuple[Chunk, str]]] = {file.name: [] for file in one.manifest.files}
+    regions: dict[str, list[tuple[Chunk, str]]] = {file.name: [] for file in manifest.files}
     for name, entry in index.tensors.items():
         for chunk in entry.chunks:
             regions.setdefault(chunk.file, []).append((chunk, name))
-    for file in one.manifest.files:
+    for file in manifest.files:
         problems += _verify_file(one.path / file.name, file, regions[file.name])
-    strangers = regions.keys() - {file.name for file in one.manifest.files}
+    strangers = regions.keys() - {file.name for file in manifest.files}
     return problems + [
         f"{one.path / name} belongs to the index, not to the manifest" for name in sorted(strangers)
     ]
@@ -250,22 +252,13 @@ def next_serial(folder: Path) -> int:
         CheckpointError: A later rankwise has written into the folder: what serial it gave can't be read.
     """
     found = list_checkpoints(folder)
-    refuse_newer(found)
-    return 1 + max((one.manifest.serial for one in found if one.manifest), default=0)
-
-
-def refuse_newer(found: Iterable[Checkpoint]) -> None:
-    """See that none is of a later format: going on from an older one would lose what was trained since.
-
-    Raises:
-        CheckpointError: One is.
-    """
-    for one in found:
+    for one in found:  # going on from an older one would lose what was trained since
         if one.is_newer:
             raise CheckpointError(
                 str(one.problem),
                 hint=f"install the rankwise that wrote it, or a later one; to continue without it, move {one.path} away",
             )
+    return 1 + max((one.manifest.serial for one in found if one.manifest), default=0)
 
 
 def commit(disk: Disk, temporary: Path, step: int) -> Path:
@@ -294,9 +287,8 @@ def commit(disk: Disk, temporary: Path, step: int) -> Path:
         raise tell(error, f"can't rename {temporary} to a checkpoint of step {step}") from error
     if not (target / MANIFEST).exists():
         raise CheckpointError(f"{target} is missing after its rename", hint="the file system does not do what it reports: don't keep checkpoints on it")  # fmt: skip
-    with suppress(
-        OSError
-    ):  # committed is committed: readers see it, whether or not a loss of power now would take it back
+    # Committed is committed: readers see it, whether or not a loss of power now would take it back.
+    with suppress(OSError):
         disk.sync_folder(folder)
     return target
 

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from rankwise.base.errors import CheckpointError, RankwiseError
-from rankwise.checkpoint.folder import latest, list_checkpoints, open_checkpoint, read_index
-from rankwise.checkpoint.manifest import MANIFEST
-from rankwise.checkpoint.parts import PerRank, name_parameters
+from rankwise.base.errors import CheckpointError
+from rankwise.checkpoint.contents import find_checkpoint
+from rankwise.checkpoint.disk import put_in_words
+from rankwise.checkpoint.folder import read_contents
+from rankwise.checkpoint.parts import PerRank
 from rankwise.checkpoint.plan import Reads, plan_reads
 from rankwise.checkpoint.ranks import find_alone, find_ranks
 from rankwise.checkpoint.reading import read_all, read_tensors, receive_all
 from rankwise.checkpoint.rng import RNG, RandomStates, reseed
 from rankwise.checkpoint.saving import finish_saves, note_serial
-from rankwise.checkpoint.sources import Opened, choose, look, open_together
+from rankwise.checkpoint.sources import choose, look, open_together
 from rankwise.checkpoint.targets import Loading, Part, make_part
 from rankwise.checkpoint.tree import decode
 from rankwise.checkpoint.writing import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import Iterator, MutableMapping, Sequence
 
     from rankwise.checkpoint.ranks import Ranks
 
@@ -81,14 +83,14 @@ def load(
         note_serial(folder, max((one.serial for view in views for one in view.candidates), default=0))
         if not candidates:
             return None
-        if step is None and ranks.is_main:
-            warn_all("skipped a damaged checkpoint", views[0].problems)
+        for damage in views[0].problems if step is None and ranks.is_main else ():
+            warn(f"skipped a damaged checkpoint: {damage}")
         for chosen in candidates:
             opened = open_together(folder, ranks, views, chosen)
             if isinstance(opened, str):
                 problem: str | None = opened
             else:
-                problem = _Attempt(ranks, opened).load(state, strict=strict, rng=with_rng, can_pickle=pickle)
+                problem = _attempt(Loading(state, ranks, opened, pickle, strict), rng=with_rng)
             if problem is None:
                 return chosen.step
             failed.append(problem)
@@ -96,118 +98,90 @@ def load(
                 warn(f"skipped step {chosen.step}: {problem}")
 
 
-@final
-class _Attempt:
-    """One checkpoint that all ranks try to load together."""
+def _attempt(loading: Loading, *, rng: bool) -> str | None:
+    """Load a checkpoint that all ranks have opened; return why it can't be read, or None.
 
-    def __init__(self, ranks: Ranks, opened: Opened) -> None:
-        self.ranks, self.opened = ranks, opened
-
-    def load(
-        self, state: MutableMapping[str, Any], *, strict: bool, rng: bool, can_pickle: bool
-    ) -> str | None:
-        """Load it; return why it can't be read, or None.
-
-        Raises:
-            CheckpointError: It is whole and does not fit.
-        """
-        parts: list[Part] = []
-        error: Exception | None = None
-        try:
-            parts = self._make_parts(state, strict=strict, rng=rng, can_pickle=can_pickle)
-        except Exception as found:  # noqa: BLE001 - the user's state_dict may raise anything, and the others must know
-            error = found
-        self._settle(error)
-        problem = self._fill(parts)
-        if problem is None:
-            self._finish(parts)
-        return problem
-
-    def _make_parts(
-        self, state: MutableMapping[str, Any], *, strict: bool, rng: bool, can_pickle: bool
-    ) -> list[Part]:
-        manifest, index = self.opened.manifest, self.opened.index
-        rank, size, saved = self.ranks.rank, self.ranks.world_size, manifest.world_size
-        names = name_parameters(state)
-        loading = Loading(state, index, rank, size, saved, can_pickle, strict, names)
-        there = {*index.trees, *(part for trees in index.rank_trees.values() for part in trees)}
-        parts = [make_part(loading, name) for name in state if strict or name in there]
-        owners = {
-            owner: trees[RNG]
-            for owner, trees in sorted(index.rank_trees.items())
-            if "seed"
-            in (
-                trees.get(RNG, {}).get("stateful") or ()
-            )  # else it is a part of the user's that has this name
-        }
-        if rng and owners and RNG not in state:
-            parts.append(self._make_rng(loading, owners))
-        return parts
-
-    def _make_rng(self, loading: Loading, owners: Mapping[int, Any]) -> Part:
-        """Let the random generators go on; where some rank has nobody to go on as, seed them all anew."""
-        if len(owners) == loading.saved_size == loading.world_size:
-            return make_part(replace(loading, state={RNG: PerRank(RandomStates())}), RNG)
-        seed = {"seed": next(iter(owners.values()))["stateful"]["seed"]}
-        step = self.opened.manifest.step
-        return Part(finish=lambda: reseed(seed, step=step, rank=loading.rank, world_size=loading.world_size))
-
-    def _fill(self, parts: Sequence[Part]) -> str | None:
-        """Read all tensors; return what is damaged, on any rank."""
-        targets = {name: tensor for part in parts for name, tensor in part.targets.items()}
-        problem: Exception | None = None
-        try:
-            reads = plan_reads(targets, self.opened.index)
-            if self._must_send(reads):
-                receive_all(self.ranks, self.opened, reads)
-            else:
-                read_all(self.opened, reads)
-        except Exception as error:  # noqa: BLE001 - no memory, or whatever the device says: the others must know
-            problem = error
-        is_damage = isinstance(problem, CheckpointError)
-        words = self.ranks.control.exchange((None if problem is None else _say(problem), is_damage), what="checkpoint.load (all read?)")  # fmt: skip
-        if problem is not None and not is_damage:
-            raise problem
-        for rank, (word, is_theirs) in enumerate(words):
-            if word is not None and not is_theirs:
-                raise CheckpointError(word, rank=rank, hint="the error on that rank has the details; the state is partly loaded: don't continue with it")  # fmt: skip
-        return next((word for word, _ in words if word), None)
-
-    def _must_send(self, reads: Reads) -> bool:
-        """Whether some rank needs what it can't read by itself; the same on every rank."""
-        if not self.opened.senders:
-            return False
-        is_short = not reads.by_chunk.keys() <= self.opened.here.keys()
-        return any(self.ranks.control.exchange(is_short, what="checkpoint.load (is all here?)"))
-
-    def _finish(self, parts: Sequence[Part]) -> None:
-        error: Exception | None = None
-        try:
+    Raises:
+        CheckpointError: It is whole and does not fit.
+    """
+    parts: list[Part] = []
+    with _raising_on_all(loading.ranks):
+        parts = _make_parts(loading, rng=rng)
+    problem = _fill(loading, parts)
+    if problem is None:
+        with _raising_on_all(loading.ranks):
             for part in parts:
                 part.finish()
-        except Exception as found:  # noqa: BLE001 - the user's load_state_dict may raise anything, and the others must know
-            error = found
-        self._settle(error)
-
-    def _settle(self, error: Exception | None) -> None:
-        """Raise on every rank what went wrong on any."""
-        word = None if error is None else _say(error)
-        words = self.ranks.control.exchange(word, what="checkpoint.load (does it fit?)")
-        if error is not None:
-            raise error
-        rank = next((rank for rank, one in enumerate(words) if one), None)
-        if rank is not None:
-            raise CheckpointError(words[rank], rank=rank, hint="the error on that rank has the details")
+    return problem
 
 
-def warn_all(what: str, problems: Sequence[str]) -> None:
-    """Say of each problem what was done about it."""
-    for problem in problems:
-        warn(f"{what}: {problem}")
+@contextmanager
+def _raising_on_all(ranks: Ranks) -> Iterator[None]:
+    """Raise on every rank what went wrong on any."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as found:  # noqa: BLE001 - the user's state_dict and load_state_dict may raise anything, and the others must know
+        error = found
+    word = None if error is None else put_in_words(error)["error"]
+    words = ranks.control.exchange(word, what="checkpoint.load (does it fit?)")
+    if error is not None:
+        raise error
+    rank = next((rank for rank, one in enumerate(words) if one), None)
+    if rank is not None:
+        raise CheckpointError(words[rank], rank=rank, hint="the error on that rank has the details")
 
 
-def _say(error: Exception) -> str:
-    return error.message if isinstance(error, RankwiseError) else f"{type(error).__name__}: {error}"
+def _make_parts(loading: Loading, *, rng: bool) -> list[Part]:
+    opened, state = loading.opened, loading.state
+    parts = [make_part(loading, name) for name in state if loading.is_strict or name in opened.manifest.parts]
+    # Without a seed it is a part of the user's that has this name.
+    owners = [
+        trees[RNG]["stateful"]
+        for _, trees in sorted(opened.index.rank_trees.items())
+        if "seed" in (trees.get(RNG, {}).get("stateful") or ())
+    ]
+    if not rng or not owners or RNG in state:
+        return parts
+    ranks, step = loading.ranks, opened.manifest.step
+    if len(owners) == opened.manifest.world_size == ranks.world_size:
+        return [*parts, make_part(replace(loading, state={RNG: PerRank(RandomStates())}), RNG)]
+    # Some rank has nobody to go on as: all are seeded anew.
+    seed = {"seed": owners[0]["seed"]}
+    anew = Part(finish=lambda: reseed(seed, step=step, rank=ranks.rank, world_size=ranks.world_size))
+    return [*parts, anew]
+
+
+def _fill(loading: Loading, parts: Sequence[Part]) -> str | None:
+    """Read all tensors; return what is damaged, on any rank."""
+    ranks, opened = loading.ranks, loading.opened
+    targets = {name: tensor for part in parts for name, tensor in part.targets.items()}
+    problem: Exception | None = None
+    try:
+        reads = plan_reads(targets, opened.index)
+        if _must_send(loading, reads):
+            receive_all(ranks, opened, reads)
+        else:
+            read_all(opened.here, opened.index, reads)
+    except Exception as error:  # noqa: BLE001 - no memory, or whatever the device says: the others must know
+        problem = error
+    is_damage = isinstance(problem, CheckpointError)
+    told = None if problem is None else put_in_words(problem)["error"]
+    words = ranks.control.exchange((told, is_damage), what="checkpoint.load (all read?)")
+    if problem is not None and not is_damage:
+        raise problem
+    for rank, (word, is_theirs) in enumerate(words):
+        if word is not None and not is_theirs:
+            raise CheckpointError(word, rank=rank, hint="the error on that rank has the details; the state is partly loaded: don't continue with it")  # fmt: skip
+    return next((word for word, _ in words if word), None)
+
+
+def _must_send(loading: Loading, reads: Reads) -> bool:
+    """Whether some rank needs what it can't read by itself; the same on every rank."""
+    if not loading.opened.senders:
+        return False
+    is_short = not reads.by_chunk.keys() <= loading.opened.here.keys()
+    return any(loading.ranks.control.exchange(is_short, what="checkpoint.load (is all here?)"))
 
 
 def read(folder: str | Path, *, step: int | None = None, pickle: bool = False) -> dict[str, Any]:
@@ -224,15 +198,9 @@ def read(folder: str | Path, *, step: int | None = None, pickle: bool = False) -
     Raises:
         CheckpointError: There is none, or it is damaged.
     """
-    folder = Path(folder)
-    path = folder if (folder / MANIFEST).exists() else latest(folder) if step is None else next((one.path for one in list_checkpoints(folder) if one.step == step), None)  # fmt: skip
-    if path is None:
-        raise CheckpointError(f"{folder} has no checkpoint" + ("" if step is None else f" of step {step}"))
-    one = open_checkpoint(path)
-    if one.manifest is None or one.problem:
-        raise CheckpointError(one.problem or f"{path} can't be read")
-    index = read_index(path, one.manifest)
-    tensors = read_tensors(path, index)
+    one = find_checkpoint(folder, step)
+    _, index = read_contents(one)
+    tensors = read_tensors(one.path, index)
 
     def put_together(tree: Any) -> Any:
         return decode(next(iter(tree.values())), tensors.__getitem__, can_pickle=pickle)

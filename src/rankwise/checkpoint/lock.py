@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import CheckpointError
@@ -40,18 +40,16 @@ def take(folder: Path) -> bool:
     let_go(folder)  # somebody has deleted the folder that we held, and made it anew
     path = folder / LOCK
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
+    with ExitStack() as unless_held:
+        unless_held.callback(os.close, fd)
         got = try_lock_file(fd)
         if got:
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
             _held[folder] = fd
+            unless_held.pop_all()
             return True
-    except BaseException:
-        os.close(fd)
-        raise
-    other = os.pread(fd, 4096, 0).decode(errors="replace")
-    os.close(fd)
+        other = os.pread(fd, 4096, 0).decode(errors="replace")
     if got is None:
         return False
     with suppress(ValueError, TypeError, KeyError):

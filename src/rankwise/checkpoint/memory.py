@@ -8,7 +8,7 @@ ranks have saved; a rank that is placed elsewhere gets the rest from those that 
 from __future__ import annotations
 
 import hashlib
-import os
+import shutil
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import CheckpointError
@@ -33,8 +33,7 @@ def check_space(folder: Path, size: int) -> None:
     Raises:
         CheckpointError: It does not fit; says how much is free.
     """
-    system = os.statvfs(folder.parent)
-    free = system.f_bavail * system.f_frsize
+    free = shutil.disk_usage(folder.parent).free
     if size > free:
         raise CheckpointError(
             f"a copy in memory needs {size / 1e9:.2f} GB, and {folder.parent} has {free / 1e9:.2f} GB free",

@@ -22,6 +22,7 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.
 
 #: Bytes of one tensor, and of all of a part, of which it is looked whether they are the same on all ranks.
 _LARGEST_COMPARED, _MOST_COMPARED, _MOST_TENSORS = 1 << 20, 64 << 20, 4096
+_MOST_SHOWN = 5
 #: What each forward pass of torch's BatchNorm changes.
 _STATISTICS = (".running_mean", ".running_var", ".num_batches_tracked")
 
@@ -81,28 +82,24 @@ def flatten(state: Mapping[str, Any], rank: int, *, can_pickle: bool = False) ->
         (flat.rank_trees if is_own else flat.trees)[part] = tree
         flat.tensors.update(encoder.tensors)
         flat.of_modules |= encoder.of_modules
-        if not is_own and _is_kept_equal(value, state):
-            flat.shared |= _list_equal(part, value, encoder)
+        if not is_own:
+            flat.shared |= _list_equal(part, value, encoder, state)
     return flat
 
 
-def _is_kept_equal(value: Any, state: Mapping[str, Any]) -> bool:
-    """Whether DDP keeps the parameters of a module, or those of an optimizer, the same on all ranks."""
+def _list_equal(part: str, value: Any, encoder: Encoder, state: Mapping[str, Any]) -> set[str]:
+    """Return the names of what DDP keeps the same on all ranks, in a module or an optimizer.
+
+    Of a module not its buffers, which each rank changes in its own forward.
+    """
     if isinstance(value, DistributedDataParallel):
-        return True
+        names = {f"{part}.{name}" for name, _ in unwrap(value).named_parameters()}
+        return names & encoder.tensors.keys()
     if not isinstance(value, torch.optim.Optimizer):
-        return False
+        return set()
     wrapped = [module for module in state.values() if isinstance(module, DistributedDataParallel)]
     kept = {id(parameter) for module in wrapped for parameter in module.parameters()}
-    return kept >= {id(parameter) for parameter in list_parameters(value)}
-
-
-def _list_equal(part: str, value: Any, encoder: Encoder) -> set[str]:
-    """Return the names of what is equal: of a module not its buffers, which each rank changes in its own forward."""
-    if isinstance(value, torch.optim.Optimizer):
-        return set(encoder.tensors)
-    names = {f"{part}.{name}" for name, _ in unwrap(value).named_parameters()}
-    return names & encoder.tensors.keys()
+    return set(encoder.tensors) if kept >= set(map(id, list_parameters(value))) else set()
 
 
 def make_own(flat: Flat, part: str, rank: int) -> None:
@@ -245,6 +242,12 @@ def match_names(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
         return {name: name for name in own}
     of_saved = {_bare(name, saved): name for name in saved}
     return {name: of_saved[_bare(name, own)] for name in own if _bare(name, own) in of_saved}
+
+
+def shorten(names: Sequence[str], between: str = ", ") -> str:
+    """Return some of the names, and how many more there are."""
+    more = f"{between}and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return between.join(names[:_MOST_SHOWN]) + more
 
 
 def strip_names(names: Sequence[str]) -> list[str]:

@@ -87,18 +87,11 @@ def list_boxes(tensors: Mapping[str, torch.Tensor], world_size: int, shared: Set
             raise CheckpointError(f"{name} is a DTensor whose shards are still to be added up: {tensor.placements}", hint="save tensor.full_tensor(), or redistribute it first")  # fmt: skip
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), is_coordinator=True)
-    boxes = [
-        box
-        for item in planner.create_local_plan().items
-        for box in _cut(_box_of(item, shared | _list_sharded(tensors)), world_size)
-    ]
-    return sorted(
-        boxes, key=lambda box: -box.size
-    )  # the greedy sharing below is fair if large ones come first
-
-
-def _list_sharded(tensors: Mapping[str, torch.Tensor]) -> set[str]:
-    return {name for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+    shared = shared | {name for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+    items = planner.create_local_plan().items
+    boxes = [box for item in items for box in _cut(_box_of(item, shared), world_size)]
+    # The greedy sharing below is fair if large ones come first.
+    return sorted(boxes, key=lambda box: -box.size)
 
 
 def _box_of(item: WriteItem, shared: Set[str]) -> Box:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, final
 
@@ -31,7 +31,7 @@ class Ranks:
         rank: This one.
         world_size: How many.
         control: Compares and exchanges small things.
-        store: The job's store, for what happens in the background; None in a job of one.
+        store: The job's store, for what happens in the background.
         timeout_s: Seconds to wait for the slowest rank.
         members: Those that write into one folder with this one: all, or those of this host for copies in its memory.
         mains: The first rank of each folder.
@@ -42,7 +42,7 @@ class Ranks:
     rank: int
     world_size: int
     control: Control
-    store: dist.Store | None
+    store: dist.Store
     timeout_s: float
     members: tuple[int, ...]
     mains: tuple[int, ...] = (0,)
@@ -91,34 +91,21 @@ def find_alone() -> Ranks:
     """Return this process as a job of its own."""
     store = dist.HashStore()
     control = Control(None, ranks=[0], rank=0, store=store, timeout_s=_TIMEOUT_S)
-    return Ranks(0, 1, control, None, _TIMEOUT_S, (0,))
+    return Ranks(0, 1, control, store, _TIMEOUT_S, (0,))
 
 
-_known: list[tuple[object, Ranks]] = []
-
-
-def _remember(owner: object, ranks: Ranks) -> Ranks:
-    _known[:] = [(owner, ranks)]  # one job at a time; the groups of an earlier one are gone
-    return ranks
-
-
+# One job at a time: the groups of an earlier one are gone.
+@lru_cache(maxsize=1)
 def _of_context(ctx: RankContext) -> Ranks:
-    for owner, ranks in _known:
-        if owner is ctx:
-            return ranks
-    store = dist.PrefixStore("checkpoint", ctx.store) if ctx.world_size > 1 else None
-    return _remember(
-        ctx, Ranks(ctx.rank, ctx.world_size, ctx.control, store, ctx.timeout_s, tuple(range(ctx.world_size)))
-    )
+    store = dist.PrefixStore("checkpoint", ctx.store) if ctx.world_size > 1 else dist.HashStore()
+    return Ranks(ctx.rank, ctx.world_size, ctx.control, store, ctx.timeout_s, tuple(range(ctx.world_size)))
 
 
-def _of_torch(group: dist.ProcessGroup | None) -> Ranks:
-    for owner, ranks in _known:
-        if owner is group:
-            return ranks
+@lru_cache(maxsize=1)
+def _of_torch(_group: dist.ProcessGroup | None) -> Ranks:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # Gloo, whatever the user's backend is, and a group of its own, so that nothing of the user's is paired with it.
     own = dist.new_group(backend="gloo", timeout=timedelta(seconds=_TIMEOUT_S))
     store = dist.PrefixStore("rankwise/checkpoint", dist.distributed_c10d._get_default_store())
     control = Control(own, ranks=range(world_size), rank=rank, store=store, timeout_s=_TIMEOUT_S)
-    return _remember(group, Ranks(rank, world_size, control, store, _TIMEOUT_S, tuple(range(world_size))))
+    return Ranks(rank, world_size, control, store, _TIMEOUT_S, tuple(range(world_size)))

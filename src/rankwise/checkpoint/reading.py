@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from rankwise.base.errors import CheckpointError
+from rankwise.checkpoint.plan import plan_reads
 from rankwise.checkpoint.shard import read_chunk
+from rankwise.checkpoint.sources import locate_chunks
 from rankwise.checkpoint.staging import view_bytes
 
 if TYPE_CHECKING:
@@ -24,16 +26,23 @@ if TYPE_CHECKING:
 _MOST_THREADS = 4
 
 
-def read_all(opened: Opened, reads: Reads) -> None:
+def read_all(here: Mapping[Key, tuple[Path, Chunk]], index: Index, reads: Reads) -> None:
     """Read what a rank needs, some chunks at a time.
+
+    Args:
+        here: Where each chunk is.
+        index: What the checkpoint holds.
+        reads: What is needed.
 
     Raises:
         CheckpointError: A byte of it is damaged or can't be read.
     """
 
     def fetch(key: Key) -> None:
-        path, chunk = opened.here[key]
-        _deliver(reads, opened.index, key, fetch_chunk(path, chunk, key[0]))
+        path, chunk = here[key]
+        data = torch.empty(chunk.size, dtype=torch.uint8)
+        read_chunk(path / chunk.file, chunk, view_bytes(data), key[0])
+        _deliver(reads, index, key, data)
 
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "rankwise-load") as readers:
         for _ in readers.map(fetch, reads.by_chunk):
@@ -76,21 +85,10 @@ def receive_all(ranks: Ranks, opened: Opened, reads: Reads) -> None:
         raise trouble
 
 
-def fetch_chunk(path: Path, chunk: Chunk, name: str) -> torch.Tensor:
-    """Return the checked bytes of a chunk, flat."""
-    data = torch.empty(chunk.size, dtype=torch.uint8)
-    read_chunk(path / chunk.file, chunk, view_bytes(data), name)
-    return data
-
-
-def shape_chunk(data: torch.Tensor, chunk: Chunk, dtype: str) -> torch.Tensor:
-    """Return a chunk's bytes as what they are, of the chunk's shape."""
-    return data.view(getattr(torch, dtype)).view(chunk.shape) if chunk.size else torch.empty(chunk.shape, dtype=getattr(torch, dtype))  # fmt: skip
-
-
 def _deliver(reads: Reads, index: Index, key: Key, data: torch.Tensor) -> None:
     entry = index.tensors[key[0]]
-    values = shape_chunk(data, entry.chunks[key[1]], entry.dtype)
+    dtype, chunk = getattr(torch, entry.dtype), entry.chunks[key[1]]
+    values = data.view(dtype).view(chunk.shape) if chunk.size else torch.empty(chunk.shape, dtype=dtype)
     for item in reads.by_chunk[key]:
         reads.deliver(item, values)
 
@@ -102,10 +100,5 @@ def read_tensors(path: Path, index: Index) -> Mapping[str, torch.Tensor]:
         CheckpointError: A byte is damaged or can't be read.
     """
     found = {name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) for name, entry in index.tensors.items()}  # fmt: skip
-    for name, entry in index.tensors.items():
-        for chunk in entry.chunks:
-            target = found[name]
-            for dim, (start, length) in enumerate(zip(chunk.offsets, chunk.shape, strict=True)):
-                target = target.narrow(dim, start, length)
-            target.copy_(shape_chunk(fetch_chunk(path, chunk, name), chunk, entry.dtype))
+    read_all(locate_chunks(path, index), index, plan_reads(found, index))
     return found

@@ -20,12 +20,12 @@ from rankwise.checkpoint.retention import Keep
 from rankwise.checkpoint.rng import RNG, RandomStates
 from rankwise.checkpoint.staging import Staging, lay_out
 from rankwise.checkpoint.writing import (
-    BeatingDisk,
     Order,
     agree_on_call,
     carry_out,
     forget,
     part_with_others,
+    report_work,
     warn,
 )
 from rankwise.runtime.context import find_current
@@ -154,13 +154,10 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
     Collective: every rank, with the same parts; with ``alone`` this one only, which then is the only one that saves into the folder.
     """
     start, ranks = SYSTEM_CLOCK.monotonic(), find_alone() if alone else find_ranks()
-    found, folder = (
-        str(folder),
-        Path(folder).absolute(),
-    )  # a thread must not follow a script that moves elsewhere
+    found = str(folder)
+    folder = Path(folder).absolute()  # a thread must not follow a script that moves elsewhere
+    finish_saves(folder)
     slot = _slots.setdefault(folder.resolve(), _Slot())
-    if slot.last is not None and not slot.last._is_reported:
-        slot.last.wait()
     if rng and RNG not in state:
         state = {**state, RNG: PerRank(RandomStates(), at_other_size="keep")}
     place, ranks = find_place(folder, ranks, in_memory=memory)
@@ -170,29 +167,34 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
     flat, share = agree(ranks, slot.agreement, request)
     boxes = lay_out(share)
     data, problem = _copy(slot.staging, boxes, flat)
-    size = sum(box.size for box in boxes)
-    temporary, serial = begin(ranks, slot.agreement, request, size=size, problem=problem, disk=DISK)
+    temporary, serial = begin(
+        ranks, slot.agreement, request, size=sum(box.size for box in boxes), problem=problem, disk=DISK
+    )
     step = operator.index(step)  # of NumPy, perhaps
     saving = Saving(step, _is_alone=ranks.world_size == 1)
     manifest = Manifest(step=step, serial=serial, world_size=ranks.world_size, files=(), mesh=_find_mesh(flat),
                         metrics={name: float(value) for name, value in (metrics or {}).items()}, parts=tuple(state))  # fmt: skip
     number = next(ranks.numbers)
-    disk = DISK if ranks.store is None else BeatingDisk(DISK, ranks.store, f"{number}/beat/{ranks.rank}")
+    disk = report_work(DISK, ranks.store, f"{number}/beat/{ranks.rank}")
     order = Order(ranks=ranks, disk=disk, temporary=temporary, manifest=manifest, boxes=boxes, data=data,
                   trees=flat.trees, rank_trees=flat.rank_trees, keep=keep if place is folder else Keep(last=1), number=number)  # fmt: skip
     if slot.spent is not None:
         forget(slot.spent)  # every rank has agreed to this save, so it has heard how that one ended
     slot.last, slot.spent = saving, order
     begins = threading.Event()
+
+    def run_after() -> None:
+        # With something to do at once it would hold the interpreter's lock, and the caller wait for its turn.
+        begins.wait()
+        _run(saving, order)
+
     if background:
         ctx = find_current()
         if ctx is not None:
             ctx._attend(at_step=check, before_leaving=_finish_all)
         # Not a daemon: the interpreter waits for it, so that a script may end right after its last save.
         try:
-            threading.Thread(
-                target=_run_after, args=(begins, saving, order), name="rankwise-checkpoint"
-            ).start()
+            threading.Thread(target=run_after, name="rankwise-checkpoint").start()
         except RuntimeError:  # this process may have no more threads: the others are waiting, so save now
             _run(saving, order)
     else:
@@ -201,12 +203,6 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
     saving.stall_s = SYSTEM_CLOCK.monotonic() - start
     begins.set()
     return saving
-
-
-def _run_after(begins: threading.Event, saving: Saving, order: Order) -> None:
-    # With something to do at once it would hold the interpreter's lock, and the caller wait for its turn.
-    begins.wait()
-    _run(saving, order)
 
 
 def _run(saving: Saving, order: Order) -> None:

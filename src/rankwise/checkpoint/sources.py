@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import CheckpointError
 from rankwise.base.rank_names import name_ranks
-from rankwise.checkpoint.folder import list_checkpoints, open_checkpoint, read_index
+from rankwise.checkpoint.folder import list_checkpoints, open_checkpoint, read_contents
 from rankwise.checkpoint.manifest import MANIFEST, Index, Manifest, TensorEntry, dump_manifest
 from rankwise.checkpoint.memory import find_memory
 from rankwise.checkpoint.rng import RNG
@@ -80,45 +80,38 @@ class View:
         memory: Where its host keeps copies; None for nowhere.
     """
 
-    candidates: tuple[Candidate, ...]
-    problems: tuple[str, ...]
+    candidates: list[Candidate] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
     memory: str | None
-    newer: tuple[str, ...] = ()
+    newer: list[str] = field(default_factory=list)
 
 
 def look(folder: Path, step: int | None) -> View:
     """Look at what this rank sees."""
     memory = find_memory(folder)
-    candidates: list[Candidate] = []
-    problems: list[str] = []
-    newer: list[str] = []
+    view = View(memory=None if memory is None else str(memory))
     for place in (folder, memory):
         if place is None:
             continue
         try:
             found = [open_checkpoint(place)] if (place / MANIFEST).exists() else list_checkpoints(place)
         except CheckpointError as error:
-            problems.append(error.message)
+            view.problems.append(error.message)
             continue
         is_older = False
         for one in found:
             if step is not None and one.step != step:
                 continue
             if one.is_newer:
-                newer.append(str(one.problem))
+                view.newer.append(str(one.problem))
             if one.problem or one.manifest is None:
                 if not is_older or one.manifest is None:
-                    problems.append(str(one.problem))
+                    view.problems.append(str(one.problem))
                 continue
             seal = zlib.crc32(dump_manifest(one.manifest))
             is_older = True
-            candidates.append(Candidate(serial=one.manifest.serial, step=one.step, name=one.path.name, seal=seal, in_memory=place is memory))  # fmt: skip
-    return View(
-        candidates=tuple(candidates),
-        problems=tuple(problems),
-        memory=None if memory is None else str(memory),
-        newer=tuple(newer),
-    )
+            view.candidates.append(Candidate(serial=one.manifest.serial, step=one.step, name=one.path.name, seal=seal, in_memory=place is memory))  # fmt: skip
+    return view
 
 
 def choose(folder: Path, views: Sequence[View], step: int | None) -> list[Candidate]:
@@ -174,23 +167,34 @@ def _open_folder(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Cand
     if problem is not None:
         return problem
     manifest, index = answers[0]
-    keys = [(name, number) for name, entry in index.tensors.items() for number in range(len(entry.chunks))]
-    here = {} if own is None else {key: (path, index.tensors[key[0]].chunks[key[1]]) for key in keys}
+    places = locate_chunks(path, index)
     if blind and ranks.rank == 0:
         warn(f"{name_ranks(blind)} can't see {path}: rank 0 reads it for all")
-    return Opened(manifest=manifest, index=index, here=here, senders=dict.fromkeys(keys, 0) if blind else {})  # fmt: skip
+    return Opened(
+        manifest=manifest,
+        index=index,
+        here={} if own is None else places,
+        senders=dict.fromkeys(places, 0) if blind else {},
+    )
+
+
+def locate_chunks(path: Path, index: Index) -> dict[Key, tuple[Path, Chunk]]:
+    """Return where the chunks of a checkpoint are that lies in one folder."""
+    return {
+        (name, number): (path, chunk)
+        for name, entry in index.tensors.items()
+        for number, chunk in enumerate(entry.chunks)
+    }
 
 
 def _open_copies(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Candidate) -> Opened | str:
     """Put together what the hosts have: of a sharded state each has a part, of a copied one each has all."""
-    own: tuple[Manifest, Index] | str | None = None
     mine = next(
         (one for one in views[ranks.rank].candidates if one.in_memory and one.serial == chosen.serial), None
     )
     memory = find_memory(folder)
     path = memory / mine.name if memory is not None and mine is not None else None
-    if path is not None:
-        own = _open(path)
+    own = None if path is None else _open(path)
     speaks = views[ranks.rank].memory not in {view.memory for view in views[: ranks.rank]}
     answers = ranks.control.exchange(own if speaks or isinstance(own, str) else None, what="checkpoint.load")
     problem = next((one for one in answers if isinstance(one, str)), None)
@@ -201,26 +205,21 @@ def _open_copies(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Cand
     if isinstance(index, str):
         return f"the copies of step {chosen.step} in memory are no longer complete: {index}"
     number_of = {(name, chunk.offsets): (name, place) for name, entry in index.tensors.items() for place, chunk in enumerate(entry.chunks)}  # fmt: skip
-    here: dict[Key, tuple[Path, Chunk]] = {}
-    if path is not None and isinstance(own, tuple):
-        for name, entry in own[1].tensors.items():
-            here.update({number_of[name, chunk.offsets]: (path, chunk) for chunk in entry.chunks})
+    mine_here = locate_chunks(path, own[1]) if path is not None and isinstance(own, tuple) else {}
+    here = {number_of[key[0], place[1].offsets]: place for key, place in mine_here.items()}
     has = ranks.control.exchange(
         None if len(here) == len(number_of) else sorted(here), what="checkpoint.load"
     )
-    senders: dict[Key, int] = {}
-    if any(one is not None for one in has):
-        for key in number_of.values():
-            senders[key] = next(rank for rank, keys in enumerate(has) if keys is None or key in keys)
-    return Opened(manifest=found[0][0], index=index, here=here, senders=senders)  # fmt: skip
+    senders = {
+        key: next(rank for rank, keys in enumerate(has) if keys is None or key in keys)
+        for key in (number_of.values() if any(one is not None for one in has) else ())
+    }
+    return Opened(manifest=found[0][0], index=index, here=here, senders=senders)
 
 
 def _open(path: Path) -> tuple[Manifest, Index] | str:
-    one = open_checkpoint(path)
-    if one.manifest is None or one.problem:
-        return one.problem or f"{path} can't be read"
     try:
-        return one.manifest, read_index(path, one.manifest)
+        return read_contents(open_checkpoint(path))
     except CheckpointError as error:
         return error.message
 
@@ -238,9 +237,7 @@ def _merge(indices: Sequence[Index], num_ranks: int) -> Index | str:
     lost = set(list_tensors(list(indices[0].trees.values()))) - tensors.keys()
     if lost:
         return f"{min(lost)} was on a host that is gone"
-    rank_trees: dict[int, Any] = {
-        rank: trees for index in indices for rank, trees in index.rank_trees.items()
-    }
+    rank_trees = {rank: trees for index in indices for rank, trees in index.rank_trees.items()}
     # Without its random generators a rank can go on, seeded anew; without anything else of its own it can't.
     owned = {part for trees in rank_trees.values() for part in trees} - {RNG}
     for part in sorted(owned):

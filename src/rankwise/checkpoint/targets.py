@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
@@ -16,6 +16,8 @@ from rankwise.checkpoint.parts import (
     is_stateful,
     list_parameters,
     match_names,
+    name_parameters,
+    shorten,
     strip_names,
     unwrap,
 )
@@ -23,9 +25,9 @@ from rankwise.checkpoint.tree import Encoder, decode, list_tensors
 from rankwise.checkpoint.writing import warn
 
 if TYPE_CHECKING:
-    from rankwise.checkpoint.manifest import Index
+    from rankwise.checkpoint.ranks import Ranks
+    from rankwise.checkpoint.sources import Opened
 
-_MOST_SHOWN = 5
 #: Options that schedulers and named parameters add to an optimizer's.
 _SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "param_names"})
 #: What a GradScaler asks an optimizer.
@@ -53,23 +55,17 @@ class Loading:
 
     Attributes:
         state: The parts by name, as the caller gave them.
-        index: What the checkpoint holds.
-        rank: This rank.
-        world_size: How many ranks there are.
-        saved_size: How many ranks had saved it.
+        ranks: Who loads.
+        opened: The checkpoint.
         can_pickle: Whether pickled objects may be loaded.
         is_strict: Whether names that only one side has are an error.
-        names: Names of the modules' parameters, by ``id``.
     """
 
     state: Mapping[str, Any]
-    index: Index
-    rank: int
-    world_size: int
-    saved_size: int
+    ranks: Ranks
+    opened: Opened
     can_pickle: bool
     is_strict: bool
-    names: Mapping[int, str]
 
     def decode(self, tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         """Put a value together from a tree and filled tensors."""
@@ -77,7 +73,7 @@ class Loading:
 
     def allocate(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
         """Return a new tensor for a saved one; sharded and placed like ``like`` if that has its shape."""
-        entry = self.index.tensors[name]
+        entry = self.opened.index.tensors[name]
         dtype = getattr(torch, entry.dtype)
         if like is not None and entry.shape and tuple(like.shape) == entry.shape:
             return torch.empty_like(like, dtype=dtype, requires_grad=False)
@@ -100,29 +96,33 @@ def make_part(loading: Loading, name: str) -> Part:
     if isinstance(value, torch.optim.Optimizer):
         return _to_optimizer(loading, name, value, tree)
     if is_stateful(value):
-        return _to_stateful(loading, value, next(iter(tree.values())))
+        held_tree = next(iter(tree.values()))
+        targets = {one: loading.allocate(one) for one in list_tensors(held_tree)}
+        return Part(targets, lambda: value.load_state_dict(loading.decode(held_tree, targets)))
     return _to_value(loading, name, held, tree)
 
 
 def _find_tree(loading: Loading, name: str, held: Any) -> dict[str, Any] | None:
-    index = loading.index
+    index, ranks, saved_size = loading.opened.index, loading.ranks, loading.opened.manifest.world_size
     if name in index.trees:
         return dict(index.trees[name])
     owners = {rank: trees[name] for rank, trees in index.rank_trees.items() if name in trees}
     if not owners:
-        there = sorted({*index.trees, *(part for trees in index.rank_trees.values() for part in trees)})
-        raise CheckpointError(f"the checkpoint has no part {name!r}; it has {', '.join(there)}", hint="name the parts as they were saved, or load(..., strict=False) to leave it as it is")  # fmt: skip
-    if loading.saved_size == loading.world_size and loading.rank in owners:
-        return dict(owners[loading.rank])
+        raise CheckpointError(
+            f"the checkpoint has no part {name!r}; it has {', '.join(sorted(loading.opened.manifest.parts))}",
+            hint="name the parts as they were saved, or load(..., strict=False) to leave it as it is",
+        )
+    if saved_size == ranks.world_size and ranks.rank in owners:
+        return dict(owners[ranks.rank])
     if isinstance(held, PerRank) and held.at_other_size == "keep":
         return None
     if isinstance(held, PerRank):
         raise CheckpointError(
-            f"each of {loading.saved_size} ranks has saved its own {name!r}, but there are {loading.world_size} ranks now",
+            f"each of {saved_size} ranks has saved its own {name!r}, but there are {ranks.world_size} ranks now",
             hint="PerRank(..., at_other_size='keep') leaves it as it is",
         )
     raise CheckpointError(
-        f"{name!r} differed between the {loading.saved_size} ranks that saved it, but there are {loading.world_size} ranks now",
+        f"{name!r} differed between the {saved_size} ranks that saved it, but there are {ranks.world_size} ranks now",
         hint="make it equal on all ranks before it is saved, or wrap it in PerRank(..., at_other_size='keep')",
     )
 
@@ -146,7 +146,7 @@ def _to_module(loading: Loading, part: str, module: torch.nn.Module, tree: Mappi
         if not _is_tensor(name, tensor, holder):
             targets.update({one: loading.allocate(one) for one in list_tensors(holder)})
             continue
-        entry = loading.index.tensors[holder["$tensor"]]
+        entry = loading.opened.index.tensors[holder["$tensor"]]
         if tuple(tensor.shape) != entry.shape:
             problems.append(
                 f"{name} has shape {list(tensor.shape)} here and {list(entry.shape)} in the checkpoint"
@@ -157,7 +157,7 @@ def _to_module(loading: Loading, part: str, module: torch.nn.Module, tree: Mappi
             raise CheckpointError(f"{part}.{name} is on the meta device and has no memory to load into", hint="call model.to_empty(device=...) first")  # fmt: skip
         targets[holder["$tensor"]] = tensor
     if problems:
-        raise CheckpointError(f"{part}: {_shorten(problems, '; ')}", hint="the model was built with other sizes than the one that was saved")  # fmt: skip
+        raise CheckpointError(f"{part}: {shorten(problems, '; ')}", hint="the model was built with other sizes than the one that was saved")  # fmt: skip
 
     def finish() -> None:
         # Values that are no tensors, and whatever hooks the module has: load_state_dict knows. The tensors are its own.
@@ -183,18 +183,13 @@ def _compare_names(
     missing = [name for name in own if name not in matched]
     unknown = sorted(saved.keys() - set(matched.values()))
     if missing or unknown:
-        text = [f"the checkpoint lacks {_shorten(missing)}"] if missing else []
-        text += [f"the model lacks {_shorten(unknown)}"] if unknown else []
+        text = [f"the checkpoint lacks {shorten(missing)}"] if missing else []
+        text += [f"the model lacks {shorten(unknown)}"] if unknown else []
         if not loading.is_strict:
-            if loading.rank == 0:
+            if loading.ranks.rank == 0:
                 warn(f"{part}: {' and '.join(text)}; these are left as they are")
             return
         raise CheckpointError(f"{part}: {' and '.join(text)}", hint="the model was built differently from the one that was saved")  # fmt: skip
-
-
-def _shorten(names: Sequence[str], between: str = ", ") -> str:
-    more = f"{between}and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return between.join(names[:_MOST_SHOWN]) + more
 
 
 # --------------------------------------------------------------- optimizers
@@ -255,20 +250,21 @@ def _renumber(
     num_saved = sum(len(group["params"]) for group in state["param_groups"])
     if num_saved != len(parameters) and not is_part:
         raise CheckpointError(f"{part}: the checkpoint's optimizer has {num_saved} parameters, this one {len(parameters)}", hint="the model or its frozen parameters have changed")  # fmt: skip
-    named = [loading.names.get(id(parameter)) for parameter in parameters]
+    names = name_parameters(loading.state)
+    named = [names.get(id(parameter)) for parameter in parameters]
     if is_part and saved:
         numbers = {name: number for number, name in enumerate(strip_names(saved))}
         own = strip_names([str(name) for name in named])
         strangers = sorted(set(own) - numbers.keys())
         if not strangers:
             return {numbers[name]: number for number, name in enumerate(own)}
-        raise CheckpointError(f"{part}: the checkpoint's optimizer doesn't train {_shorten(strangers)}")
+        raise CheckpointError(f"{part}: the checkpoint's optimizer doesn't train {shorten(strangers)}")
     if not saved or not all(named):
         return {number: number for number in range(num_saved)}
     saved, own = strip_names(saved), strip_names([str(name) for name in named])
     if sorted(saved) != sorted(own):
         strangers = sorted(set(saved) ^ set(own))
-        raise CheckpointError(f"{part}: the checkpoint's optimizer and this one train other parameters: {_shorten(strangers)} only in one of them")  # fmt: skip
+        raise CheckpointError(f"{part}: the checkpoint's optimizer and this one train other parameters: {shorten(strangers)} only in one of them")  # fmt: skip
     return {number: own.index(name) for number, name in enumerate(saved)}
 
 
@@ -278,10 +274,8 @@ def _compare_options(part: str, optimizer: torch.optim.Optimizer, saved: Sequenc
     A later torch adds options, and schedulers do; another class has some that this one lacks, and lacks some.
     """
     for group, own in zip(saved, optimizer.param_groups, strict=False):
-        lacks, has = (
-            sorted(optimizer.defaults.keys() - group.keys()),
-            sorted(group.keys() - own.keys() - _SCHEDULERS),
-        )
+        lacks = sorted(optimizer.defaults.keys() - group.keys())
+        has = sorted(group.keys() - own.keys() - _SCHEDULERS)
         if lacks and has:
             raise CheckpointError(
                 f"{part}: this optimizer is {type(optimizer).__name__}, with the options {', '.join(lacks)}; the checkpoint's is of another class, with "
@@ -302,10 +296,7 @@ def _regroup(
         own = list(range(first, first + len(group["params"])))
         found = next((one for one in waiting if one["params"] == own), None)
         if found is None or len(saved) != len(optimizer.param_groups):
-            sizes = (
-                [len(one["params"]) for one in saved],
-                [len(one["params"]) for one in optimizer.param_groups],
-            )
+            sizes = [[len(one["params"]) for one in groups] for groups in (saved, optimizer.param_groups)]
             raise CheckpointError(f"{part}: the checkpoint's optimizer has groups of {sizes[0]} parameters, this one of {sizes[1]}, and group {place} is not in it", hint="build the optimizer with the same groups of parameters")  # fmt: skip
         waiting.remove(found)
         ordered.append(found)
@@ -313,20 +304,14 @@ def _regroup(
     return ordered
 
 
-def _iterate(encoded: Any) -> Iterator[tuple[Any, Any]]:
+def _iterate(encoded: Any) -> Iterable[tuple[Any, Any]]:
     """Go over a dict as it was encoded."""
-    if isinstance(encoded, Mapping) and set(encoded) == {"$dict"}:
-        yield from ((key, value) for key, value in encoded["$dict"])
-    elif isinstance(encoded, Mapping):
-        yield from encoded.items()
+    if not isinstance(encoded, Mapping):
+        return ()
+    return encoded["$dict"] if encoded.keys() == {"$dict"} else encoded.items()
 
 
 # ------------------------------------------------------------------- others
-
-
-def _to_stateful(loading: Loading, value: Any, tree: Any) -> Part:
-    targets = {name: loading.allocate(name) for name in list_tensors(tree)}
-    return Part(targets, lambda: value.load_state_dict(loading.decode(tree, targets)))
 
 
 def _to_value(loading: Loading, name: str, held: Any, tree: Mapping[str, Any]) -> Part:
@@ -335,15 +320,15 @@ def _to_value(loading: Loading, name: str, held: Any, tree: Mapping[str, Any]) -
     encoder = Encoder(name, can_pickle=True)
     encoder.encode(value)
     saved, targets = next(iter(tree.values())), {}
-    of_rank = f"{name}@{loading.rank}"
+    of_rank = f"{name}@{loading.ranks.rank}"
     for tensor in list_tensors(saved):
         own = encoder.tensors.get(name + tensor[len(of_rank) :] if tensor.startswith(of_rank) else tensor)
-        fits = own is not None and tuple(own.shape) == loading.index.tensors[tensor].shape
+        fits = own is not None and tuple(own.shape) == loading.opened.index.tensors[tensor].shape
         targets[tensor] = own if own is not None and fits else loading.allocate(tensor)
     if isinstance(value, torch.Tensor) and (
         not targets or next(iter(targets.values())).data_ptr() != value.data_ptr()
     ):
-        shapes = [list(loading.index.tensors[tensor].shape) for tensor in targets]
+        shapes = [list(loading.opened.index.tensors[tensor].shape) for tensor in targets]
         raise CheckpointError(f"{name!r} is a tensor of shape {list(value.shape)} here, and {shapes or 'none'} in the checkpoint")  # fmt: skip
 
     def finish() -> None:

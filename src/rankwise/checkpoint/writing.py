@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import zlib
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, final
 
@@ -19,7 +19,8 @@ from rankwise import __version__
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CheckpointError
 from rankwise.base.log import get_logger
-from rankwise.checkpoint.disk import remove_quietly, tell, write_file
+from rankwise.base.rank_names import name_ranks
+from rankwise.checkpoint.disk import Disk, put_in_words, remove_quietly, write_file
 from rankwise.checkpoint.folder import commit, delete, list_checkpoints
 from rankwise.checkpoint.manifest import (
     INDEX,
@@ -38,18 +39,18 @@ from rankwise.checkpoint.retention import plan_removal
 from rankwise.checkpoint.shard import write_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch.distributed as dist
 
-    from rankwise.checkpoint.disk import Disk
     from rankwise.checkpoint.plan import Box
     from rankwise.checkpoint.ranks import Ranks
     from rankwise.checkpoint.retention import Keep
     from rankwise.runtime.stop_vote import StopVote
 
-_LOGGER = get_logger(__name__)
+#: Says something that is no error where people look.
+warn = get_logger(__name__).warning
 
 _POLL_S, _LONGEST_POLL_S = 0.002, 0.1
 #: A file that another host has closed may take so long to be seen here: NFS asks the server again after some seconds.
@@ -99,43 +100,21 @@ def carry_out(order: Order) -> Path:
         CheckpointError: Some rank could not write; the same on every rank, and nothing is left behind.
     """
     try:
-        part: dict[str, Any] = _write_share(order)
-    except CheckpointError as error:
-        part = {"error": error.message, "hint": error.hint}
-    except OSError as error:
-        part = {"error": tell(error, f"can't write into {order.temporary}").message, "hint": None}
+        part = _write_share(order)
     except Exception as error:  # noqa: BLE001 - whatever it is, the others must not wait for us
-        part = {"error": f"{type(error).__name__}: {error}", "hint": None}
+        part = put_in_words(error, f"can't write into {order.temporary}")
     ranks = order.ranks
-    if ranks.store is None:
-        outcomes = [_finish(order, {ranks.rank: part})]
-        _retire(order, outcomes[0])
+    if ranks.is_main:
+        outcome = _finish(order, part)
+        _tell(order, f"outcome/{ranks.rank}", outcome)
+        _retire(order, outcome)  # which may take its time, and is nothing to the others
     else:
-        if ranks.is_main:
-            outcome = _finish_together(order, part)
-            _tell(order, f"outcome/{ranks.rank}", outcome)
-            _retire(order, outcome)  # which may take its time, and is nothing to the others
-        else:
-            _tell(
-                order, f"part/{ranks.rank}", {name: part[name] for name in ("error", "hint") if name in part}
-            )
-        outcomes = _wait_words(order, [f"{order.number}/outcome/{rank}" for rank in ranks.mains])
+        _tell(order, f"part/{ranks.rank}", part)
+    outcomes = _wait_words(order, [f"{order.number}/outcome/{rank}" for rank in ranks.mains])
     for outcome in outcomes:
         if "error" in outcome:
-            raise CheckpointError(outcome["error"], rank=outcome.get("rank"), hint=outcome.get("hint"))
+            raise CheckpointError(outcome["error"], rank=outcome["rank"], hint=outcome["hint"])
     return order.temporary.with_name(outcomes[ranks.mains.index(ranks.main)]["name"])
-
-
-def _finish_together(order: Order, part: Mapping[str, Any]) -> dict[str, Any]:
-    others = order.ranks.members[1:]
-    try:
-        words = _wait_words(order, [f"{order.number}/part/{rank}" for rank in others])
-    except CheckpointError as error:
-        # Told like any other end: whoever is only slow must not wait for us as long again.
-        remove_quietly(order.disk, order.temporary)
-        text = error.message.replace("is not known to be saved", "was not saved")
-        return {"error": text, "hint": error.hint, "rank": order.ranks.rank}
-    return _finish(order, {order.ranks.rank: part, **dict(zip(others, words, strict=True))})
 
 
 def agree_on_call(order: Order, vote: StopVote) -> None:
@@ -145,10 +124,9 @@ def agree_on_call(order: Order, vote: StopVote) -> None:
     """
     store, number = order.ranks.store, order.number
     try:
-        if store is not None:
-            store.set(f"{number}/call/{order.ranks.rank}", str(vote.answer()))
-            words = _wait_words(order, [f"{number}/call/{rank}" for rank in range(order.ranks.world_size)])
-            vote.settle(max(int(word) for word in words))
+        store.set(f"{number}/call/{order.ranks.rank}", str(vote.answer()))
+        words = _wait_words(order, [f"{number}/call/{rank}" for rank in range(order.ranks.world_size)])
+        vote.settle(max(int(word) for word in words))
     except (CheckpointError, RuntimeError):
         return  # the store is gone or a rank is: the job ends anyway, and each rank raises by itself
     finally:
@@ -158,8 +136,6 @@ def agree_on_call(order: Order, vote: StopVote) -> None:
 def part_with_others(order: Order) -> None:
     """On rank 0, which may serve the store and be about to end, stay a little until the others know how the save ended."""
     store, number = order.ranks.store, order.number
-    if store is None:
-        return
     try:
         if order.ranks.rank:
             store.set(f"{number}/heard/{order.ranks.rank}", "")
@@ -174,20 +150,14 @@ def part_with_others(order: Order) -> None:
 
 def forget(order: Order) -> None:
     """Take what was said in a save out of the store, once every rank is known to have read it: at the next save."""
-    store = order.ranks.store
-    if store is None or order.ranks.rank:
+    if order.ranks.rank:
         return
     for what in ("part", "outcome", "heard", "beat"):
         for rank in range(order.ranks.world_size):
-            store.delete_key(f"{order.number}/{what}/{rank}")
+            order.ranks.store.delete_key(f"{order.number}/{what}/{rank}")
 
 
 # ------------------------------------------------------------ every rank
-
-
-def name_shard(rank: int) -> str:
-    """Return the name of a rank's shard."""
-    return f"shard-{rank:05d}.safetensors"
 
 
 def _name_part(rank: int) -> str:
@@ -198,7 +168,8 @@ def _write_share(order: Order) -> dict[str, Any]:
     rank = order.ranks.rank
     part: dict[str, Any] = {"rank_trees": dict(order.rank_trees), "file": None, "chunks": []}
     if order.boxes:
-        file, chunks = write_shard(order.disk, order.temporary / name_shard(rank), order.boxes, order.data)
+        path = order.temporary / f"shard-{rank:05d}.safetensors"
+        file, chunks = write_shard(order.disk, path, order.boxes, order.data)
         part["file"] = asdict(file)
         part["chunks"] = [
             [box.tensor, box.dtype, box.whole, astuple(chunk)]
@@ -214,30 +185,32 @@ def _write_share(order: Order) -> dict[str, Any]:
 # -------------------------------------------------- the first of the members
 
 
-def _finish(order: Order, words: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def _finish(order: Order, part: Mapping[str, Any]) -> dict[str, Any]:
     """Commit if all members have written, else clean up; return what the others are told."""
+    others, own = order.ranks.members[1:], order.ranks.rank
+    try:
+        told = _wait_words(order, [f"{order.number}/part/{rank}" for rank in others])
+    except CheckpointError as error:
+        # Told like any other end: whoever is only slow must not wait for us as long again.
+        remove_quietly(order.disk, order.temporary)
+        text = error.message.replace("is not known to be saved", "was not saved")
+        return {"error": text, "hint": error.hint, "rank": own}
+    words: dict[int, Mapping[str, Any]] = {own: part, **dict(zip(others, told, strict=True))}
     failed = {rank: word for rank, word in words.items() if "error" in word}
     try:
         if failed:
             rank, word = next(iter(failed.items()))
             more = f" (and {len(failed) - 1} other ranks failed too)" if len(failed) > 1 else ""
             raise CheckpointError(word["error"] + more, rank=rank, hint=word.get("hint"))  # noqa: TRY301 - one way out
-        parts = {
-            rank: word if rank == order.ranks.rank else _read_part(order, rank)
-            for rank, word in words.items()
-        }
-        path = _commit(order, parts)
-    except CheckpointError as error:
-        remove_quietly(order.disk, order.temporary)
-        return {"error": f"step {order.manifest.step} was not saved: {error.message}", "hint": error.hint, "rank": order.ranks.rank if error.rank is None else error.rank}  # fmt: skip
-    except OSError as error:
-        remove_quietly(order.disk, order.temporary)
-        found = tell(error, f"step {order.manifest.step} was not saved in {order.temporary.parent}")
-        return {"error": found.message, "hint": found.hint, "rank": order.ranks.rank}
+        parts = {rank: word if rank == own else _read_part(order, rank) for rank, word in words.items()}
+        return {"name": _commit(order, parts).name}
     except Exception as error:  # noqa: BLE001 - whatever it is, the others must not wait for us
         remove_quietly(order.disk, order.temporary)
-        return {"error": f"step {order.manifest.step} was not saved: {type(error).__name__}: {error}", "hint": None, "rank": order.ranks.rank}  # fmt: skip
-    return {"name": path.name}
+        what = f"step {order.manifest.step} was not saved"
+        outcome = put_in_words(error, f"{what} in {order.temporary.parent}")
+        if not isinstance(error, OSError):
+            outcome["error"] = f"{what}: {outcome['error']}"
+        return {**outcome, "rank": own if outcome["rank"] is None else outcome["rank"]}
 
 
 def _read_part(order: Order, rank: int) -> dict[str, Any]:
@@ -282,7 +255,9 @@ def _commit(order: Order, parts: Mapping[int, Mapping[str, Any]]) -> Path:
     data = dump_index(index)
     size = write_file(order.disk, order.temporary / INDEX, [data])
     first = File(name=INDEX, size=size, head=size, crc32=zlib.crc32(data))
-    manifest = replace(order.manifest, files=(first, *files), versions=_versions(), saved_at=_now())
+    versions = {"rankwise": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    now = datetime.fromtimestamp(SYSTEM_CLOCK.time(), tz=timezone.utc).isoformat(timespec="seconds")
+    manifest = replace(order.manifest, files=(first, *files), versions=versions, saved_at=now)
     for rank in parts.keys() - {order.ranks.rank}:
         order.disk.remove(order.temporary / _name_part(rank))
     write_file(order.disk, order.temporary / MANIFEST, [dump_manifest(manifest)])
@@ -304,24 +279,10 @@ def _retire(order: Order, outcome: Mapping[str, Any]) -> None:
         warn(f"can't delete old checkpoints in {folder}: {getattr(error, 'strerror', None) or error}")
 
 
-def warn(text: str) -> None:
-    """Say something that is no error where people look."""
-    _LOGGER.warning(text)
-
-
-def _versions() -> dict[str, str]:
-    return {"rankwise": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
-
-
-def _now() -> str:
-    return datetime.fromtimestamp(SYSTEM_CLOCK.time(), tz=timezone.utc).isoformat(timespec="seconds")
-
-
 # ------------------------------------------------------------- the store
 
 
 def _tell(order: Order, key: str, word: Mapping[str, Any]) -> None:
-    assert order.ranks.store is not None  # noqa: S101 - asked before
     try:
         order.ranks.store.set(f"{order.number}/{key}", json.dumps(word))
     except RuntimeError as error:
@@ -330,9 +291,7 @@ def _tell(order: Order, key: str, word: Mapping[str, Any]) -> None:
 
 def _wait_words(order: Order, keys: Sequence[str]) -> list[Any]:
     """Wait for what others say. Short looks, not a wait: a wait would keep the store's connection to itself."""
-    store, wait_s = order.ranks.store, _POLL_S
-    assert store is not None  # noqa: S101 - asked before
-    timeout_s = order.ranks.timeout_s
+    store, timeout_s, wait_s = order.ranks.store, order.ranks.timeout_s, _POLL_S
     try:
         end, beats = SYSTEM_CLOCK.monotonic() + timeout_s, _read_beats(order)
         while not store.check(list(keys)):
@@ -350,55 +309,48 @@ def _wait_words(order: Order, keys: Sequence[str]) -> list[Any]:
 
 def _read_beats(order: Order) -> list[bytes]:
     """Return what the ranks have told of their work: whoever is slow says another thing each time."""
-    store = order.ranks.store
-    assert store is not None  # noqa: S101 - asked before
     keys = [f"{order.number}/beat/{rank}" for rank in range(order.ranks.world_size)]
-    return [store.get(key) for key in keys if store.check([key])]
+    return [order.ranks.store.get(key) for key in keys if order.ranks.store.check([key])]
 
 
 def _tell_silence(order: Order, keys: Sequence[str]) -> CheckpointError:
-    absent = [key.rpartition("/")[2] for key in keys]
-    who = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(absent)}"
+    who = name_ranks([int(key.rpartition("/")[2]) for key in keys])
     return CheckpointError(
         f"step {order.manifest.step} is not known to be saved: for {order.ranks.timeout_s:.0f} s {who} did nothing, and had not reported a result",
         hint="look at that rank's host: its disk may hang",
     )
 
 
-@final
-class BeatingDisk:
-    """A disk that tells the other ranks that it is at work, about once a second.
+def report_work(disk: Disk, store: dist.Store, key: str) -> Disk:
+    """Return a disk that tells the other ranks that it is at work, about once a second.
 
     Args:
         disk: What does the work.
         store: Where it is told.
         key: Under which name.
     """
+    num_done, reported_s = 0, 0.0
 
-    def __init__(self, disk: Disk, store: dist.Store, key: str) -> None:
-        self._disk, self._store, self._key = disk, store, key
-        self._num_done, self._reported_s = 0, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an operation of the disk that tells when it is done."""
-        operation = getattr(self._disk, name)
-
+    def reporting(operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
+            nonlocal num_done, reported_s
             done = operation(*args)
-            self._num_done += 1
+            num_done += 1
             now_s = SYSTEM_CLOCK.monotonic()
-            if now_s - self._reported_s > _BEAT_S:
-                self._reported_s = now_s
-                self._store.set(self._key, str(self._num_done))
+            if now_s - reported_s > _BEAT_S:
+                reported_s = now_s
+                store.set(key, str(num_done))
             return done
 
         return run
 
+    return Disk(*(reporting(getattr(disk, operation.name)) for operation in fields(Disk)))
+
 
 def _lost(order: Order, error: BaseException) -> CheckpointError:
     return CheckpointError(
-        f"step {order.manifest.step} was not saved, or is not known to be: the job's store is gone ({error})".splitlines()[
-            0
-        ],
+        f"step {order.manifest.step} was not saved, or is not known to be: the job's store is gone ({error})".partition(
+            "\n"
+        )[0],
         hint="the job is ending: a resume finds the latest complete checkpoint",
     )

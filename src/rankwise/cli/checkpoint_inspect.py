@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import CheckpointError
 from rankwise.base.terminal import clean_text
-from rankwise.checkpoint.contents import find_checkpoint, list_parts, read_contents
+from rankwise.checkpoint.contents import find_checkpoint, list_parts
+from rankwise.checkpoint.folder import read_contents
 from rankwise.cli.columns import align, format_count, format_size
 
 if TYPE_CHECKING:

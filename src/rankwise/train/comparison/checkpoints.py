@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from rankwise.checkpoint.contents import find_checkpoint, list_parts, read_contents
+from rankwise.checkpoint.contents import find_checkpoint, list_parts
+from rankwise.checkpoint.folder import read_contents
 from rankwise.checkpoint.reading import read_tensors
 from rankwise.train.comparison.parameters import strip_all
 
