@@ -144,7 +144,7 @@ def count_micro_batches(global_samples: int, world_size: int, micro_batch: int |
     return max(1, -(-largest // micro_batch)) if micro_batch else 1
 
 
-def cut_evenly(items: Sequence[Any], num_parts: int) -> list[Sequence[Any]]:
+def cut_evenly(items: list[Any], num_parts: int) -> list[list[Any]]:
     """Cut into consecutive parts whose sizes differ by one at most; the first ones are larger."""
     base, extra = divmod(len(items), num_parts)
     starts = [number * base + min(number, extra) for number in range(num_parts + 1)]

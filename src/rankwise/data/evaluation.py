@@ -77,7 +77,10 @@ def evaluate(  # noqa: PLR0913 - most calls give four
             for step in loader.steps():
                 for batch in step:
                     if step.num_samples or takes_empty:
-                        outputs, targets = _unpack(predict(bare, batch))
+                        given = predict(bare, batch)
+                        outputs, targets = _unpack(
+                            given, "predict returned", "outputs", "return (outputs, targets)"
+                        )
                         if step.num_samples:
                             metric_totals.add(outputs, targets, step.num_samples)
         return metric_totals.conclude()
@@ -106,11 +109,6 @@ def open_pass(
 ) -> tuple[nn.Module, DataLoader, RankContext | None]:
     """Return the bare model, a loader that deals each sample out once, in order, and who the ranks are."""
     ctx, bare = ctx or find_current(), unwrap(model)
-    where = torch.device(device) if device is not None else _find_device(bare, ctx)
-    return bare, _make_loader(dataset, batch_size, ctx, device=where, **options), ctx
-
-
-def _make_loader(dataset: Any, batch_size: int, ctx: RankContext | None, **options: Any) -> DataLoader:
     if type(batch_size) is not int or batch_size < 1:
         raise UsageError(f"batch_size={batch_size!r}", hint="batch_size is a whole number, 1 or more")
     world_size = ctx.data_size if ctx is not None else find_world()[0]
@@ -119,22 +117,17 @@ def _make_loader(dataset: Any, batch_size: int, ctx: RankContext | None, **optio
             f"evaluate: {world_size} ranks that have not joined by rankwise can't add up their sums here",
             hint="call `rankwise.init()` instead of init_process_group()",
         )
-    if not is_stream(dataset):
-        return DataLoader(dataset, global_batch=batch_size * world_size, shuffle=False, ctx=ctx, **options)
-    asked = find_own_splitting(dataset, by_rank=True)
+    in_order: Mapping[str, Any] = {"split": "stride"} if is_stream(dataset) else {"shuffle": False}
+    asked = find_own_splitting(dataset, by_rank=True) if is_stream(dataset) else None
     if asked is not None:
         raise UsageError(
             f"{type(dataset).__name__} asks for {asked} in its __iter__, as if to give each rank another part: then it can't be split over the ranks",
             hint="evaluate a data set that is the same on every rank",
         )
-    return DataLoader(dataset, global_batch=batch_size * world_size, split="stride", ctx=ctx, **options)
-
-
-def _find_device(model: nn.Module, ctx: RankContext | None) -> torch.device:
-    first = next(model.parameters(), None)
-    if first is not None:
-        return torch.device(first.device)
-    return ctx.device if ctx is not None else torch.device("cpu")
+    first = next(bare.parameters(), None)
+    where = first.device if device is None and first is not None else device
+    size = batch_size * world_size
+    return bare, DataLoader(dataset, global_batch=size, device=where, ctx=ctx, **in_order, **options), ctx
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -162,21 +155,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def predict_pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     """Take a batch for a pair of inputs and targets; return outputs and targets."""
-    if not isinstance(batch, (list, tuple)) or len(batch) != 2:
-        size = f" of {len(batch)}" if isinstance(batch, (list, tuple)) else ""
-        raise UsageError(
-            f"evaluate: a batch is a {type(batch).__name__}{size}, not a pair of inputs and targets",
-            hint="pass predict=lambda model, batch: (outputs, targets)",
-        )
-    inputs, targets = batch
+    hint = "pass predict=lambda model, batch: (outputs, targets)"
+    inputs, targets = _unpack(batch, "a batch is", "inputs", hint)
     return model(inputs), targets
 
 
-def _unpack(given: Any) -> tuple[Any, Any]:
+def _unpack(given: Any, source: str, name: str, hint: str) -> tuple[Any, Any]:
     if not isinstance(given, (list, tuple)) or len(given) != 2:
+        size = f" of {len(given)}" if isinstance(given, (list, tuple)) else ""
         raise UsageError(
-            f"evaluate: predict returned a {type(given).__name__}, not a pair of outputs and targets",
-            hint="return (outputs, targets)",
+            f"evaluate: {source} a {type(given).__name__}{size}, not a pair of {name} and targets", hint=hint
         )
-    outputs, targets = given
-    return outputs, targets
+    first, second = given
+    return first, second

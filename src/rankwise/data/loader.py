@@ -17,13 +17,7 @@ from rankwise.data.map_reader import MapReader
 from rankwise.data.peers import Peers
 from rankwise.data.pipeline import Pipeline
 from rankwise.data.sampler import GlobalBatchSampler, check_number
-from rankwise.data.splitting import (
-    check_map_options,
-    check_stream_options,
-    choose_split,
-    is_stream,
-    read_device,
-)
+from rankwise.data.splitting import check_stream_options, choose_split, is_stream, read_device
 from rankwise.data.stream_cursor import StreamCursor
 from rankwise.data.stream_passes import StreamPasses
 from rankwise.data.stream_reader import Dealing, StreamReader
@@ -125,9 +119,11 @@ class DataLoader:
         world_size, rank = (ctx.data_size, ctx.data_rank) if ctx is not None else find_world()
         self.dataset, self._peers = dataset, Peers(ctx, world_size, rank)
         self._is_reported_uneven = False
-        self.device = read_device(device) or (ctx.device if ctx is not None else torch.device("cpu"))
+        self.device = read_device(device, ctx)
         seed = check_number("seed", seed, least=None)
         num_workers = check_number("num_workers", num_workers, least=0)
+        global_batch = check_number("global_batch", global_batch)
+        micro_batch = None if micro_batch is None else check_number("micro_batch", micro_batch)
         self.global_batch, self.micro_batch, self.seed = global_batch, micro_batch, seed
         self.sampler: GlobalBatchSampler | None = None
         packing = Packing(collate=collate_fn or default_collate, drops_none=drop_none)
@@ -153,7 +149,11 @@ class DataLoader:
             pipeline = load(StreamReader(dataset, packing, dealing))
             self._passes = StreamPasses(StreamCursor(dealing, seed), dealing, pipeline, self._peers, dataset)
         else:
-            check_map_options(split=split)
+            if split is not None:
+                raise UsageError(
+                    f"split={split!r} with a data set that has an index",
+                    hint="leave it out: its samples are distributed by their index",
+                )
             self._check_reach("drop_none=True", is_needed=drop_none)
             self.sampler = GlobalBatchSampler(
                 dataset, global_batch=global_batch, micro_batch=micro_batch, shuffle=shuffle is not False,

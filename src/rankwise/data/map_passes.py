@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rankwise.data.batches import WorkerBatch
     from rankwise.data.peers import Peers
     from rankwise.data.pipeline import Pipeline
-    from rankwise.data.place import Place
     from rankwise.data.sampler import GlobalBatchSampler
     from rankwise.data.schedule import StepPlan
 
@@ -73,68 +72,49 @@ class MapPasses:
         reached = consumed
         for number in range(sampler.count_steps(consumed)):
             plan = sampler.plan(number, consumed=consumed)
-            step = (
-                self._fill(worker_batches, plan, epoch)
-                if self._drops_none
-                else self._pass_on(worker_batches, plan, epoch)
-            )
+            own, total, made, kept = plan.num_samples, plan.global_samples, worker_batches, None
+            if self._drops_none:  # all of it is taken, to know what is left of its samples
+                taken = [next(worker_batches) for _ in plan.micro_sizes]
+                own, made, kept = (
+                    sum(sum(one.counts) for one in taken),
+                    iter(taken),
+                    [one.kept for one in taken],
+                )
+                total = sum(self._peers.tell(own))
             reached = plan.start + plan.global_samples
-            if step is not None:
-                yield step
-                step.drain()
+            if total == 0:
+                self._count(plan, epoch, is_last=True)
+                continue
+            step = Step(
+                self._hand_out(made, plan, epoch, kept),
+                index=plan.index,
+                num_micro_batches=len(plan.micro_sizes),
+                num_samples=own,
+                global_samples=total,
+                world_size=self._peers.world_size,
+            )
+            yield step
+            step.drain()
         for _ in worker_batches:  # asked once more, torch's loader ends its workers
             pass
         if (sampler.epoch, sampler.consumed) == (epoch, reached):
             sampler.end_pass()
 
-    def _pass_on(self, worker_batches: Iterator[WorkerBatch], plan: StepPlan, epoch: int) -> Step:
-        """Return a step whose micro-batches are taken when they are asked for."""
-
-        def take() -> Iterator[Any]:
-            last = len(plan.micro_sizes)
-            for number, place in enumerate(self._deal_places(plan, epoch), 1):
-                batch_of_worker = next(worker_batches)
-                self._count(plan, epoch, is_last=number == last)
-                show(place)
-                yield batch_of_worker.batches[0]
-
-        return self._make(take(), plan, plan.num_samples, plan.global_samples)
-
-    def _fill(self, worker_batches: Iterator[WorkerBatch], plan: StepPlan, epoch: int) -> Step | None:
-        """Return a step with all that is left of its samples; None if no rank has any."""
-        taken = [next(worker_batches) for _ in plan.micro_sizes]
-        own = sum(sum(batch_of_worker.counts) for batch_of_worker in taken)
-        kept = [batch_of_worker.kept for batch_of_worker in taken]
-        total = sum(self._peers.tell(own))
-        if total == 0:
-            self._count(plan, epoch, is_last=True)
-            return None
-
-        def hand_out() -> Iterator[Any]:
-            last, places = len(taken), self._deal_places(plan, epoch, kept)
-            for number, (batch_of_worker, place) in enumerate(zip(taken, places, strict=True), 1):
-                self._count(plan, epoch, is_last=number == last)
-                show(place)
-                yield batch_of_worker.batches[0]
-
-        return self._make(hand_out(), plan, own, total)
-
-    def _deal_places(
-        self, plan: StepPlan, epoch: int, kept: Sequence[Sequence[int] | None] | None = None
-    ) -> list[Place]:
-        """Return the place of each micro-batch."""
-        peers = self._peers
-        return deal_places(epoch, plan.start + peers.rank, peers.world_size, plan.micro_sizes, kept)
-
-    def _make(self, micro_batches: Iterator[Any], plan: StepPlan, own: int, total: int) -> Step:
-        return Step(
-            micro_batches,
-            index=plan.index,
-            num_micro_batches=len(plan.micro_sizes),
-            num_samples=own,
-            global_samples=total,
-            world_size=self._peers.world_size,
-        )
+    def _hand_out(
+        self,
+        made: Iterator[WorkerBatch],
+        plan: StepPlan,
+        epoch: int,
+        kept: Sequence[Sequence[int] | None] | None,
+    ) -> Iterator[Any]:
+        """Yield the micro-batches of a step, each taken when it is asked for."""
+        peers, last = self._peers, len(plan.micro_sizes)
+        places = deal_places(epoch, plan.start + peers.rank, peers.world_size, plan.micro_sizes, kept)
+        for number, place in enumerate(places, 1):
+            batches = next(made).batches
+            self._count(plan, epoch, is_last=number == last)
+            show(place)
+            yield batches[0]
 
     def _count(self, plan: StepPlan, epoch: int, *, is_last: bool) -> None:
         sampler = self._sampler

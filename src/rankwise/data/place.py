@@ -90,17 +90,11 @@ def deal_places(
 _shown: Place | None = None
 
 
-def show(place: Place) -> None:
-    """Make a place the current one: its micro-batch is handed out now."""
+def show(place: Place | None) -> None:
+    """Make a place the current one: its micro-batch is handed out now; None: no place is, as the step is over."""
     # One for the process, not for each thread: a backward on a GPU runs in a thread of torch's, and computes activations again there.
     global _shown  # noqa: PLW0603 - the micro-batch at hand is a fact of the process
     _shown = place
-
-
-def hide() -> None:
-    """Let no place be current: the step is over."""
-    global _shown  # noqa: PLW0603 - as above
-    _shown = None
 
 
 def current_place() -> Place:
@@ -146,10 +140,7 @@ def placed(positions: Sequence[int], *, epoch: int = 0) -> Iterator[Place]:
     try:
         yield place
     finally:
-        if before is None:
-            hide()
-        else:
-            show(before)
+        show(before)
 
 
 def find_rank() -> int | None:

@@ -14,16 +14,17 @@ A batch counts as consumed when the training loop has got it, not when a worker 
 from __future__ import annotations
 
 import operator
-from itertools import accumulate, pairwise
+import warnings
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch.utils.data import Sampler
 
 from rankwise.base.errors import DataError, UsageError
-from rankwise.data.cursor import Cursor
+from rankwise.data.batches import cut_evenly
 from rankwise.data.data_ranks import find_world
 from rankwise.data.orders import LengthGroupedOrder, Order, SequentialOrder, ShuffledOrder, WeightedOrder
+from rankwise.data.saved_places import KIND, VERSION, check_state, is_between_epochs
 from rankwise.data.schedule import Schedule, StepPlan
 
 if TYPE_CHECKING:
@@ -117,8 +118,14 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
             num_replicas=self.num_replicas,
             rank=self.rank,
         )
-        self._cursor = Cursor(self.schedule, self.order, self.seed)
-        self._is_tracked = False
+        self._epoch = self._consumed = 0
+        #: Grows whenever the cursor is moved otherwise than by ``advance``: an older pass has no say any more.
+        self._serial = 0
+        #: Whether a step of this epoch was delivered here, since the cursor was last moved otherwise.
+        self._is_under_way = False
+        #: Where the loaded epoch begins for us; None once a loop over it is under way that set_epoch has begun.
+        self._resumed_at: int | None = None
+        self._was_begun = self._is_tracked = False
 
     # ------------------------------------------------------------- what an epoch holds
 
@@ -187,7 +194,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
             rows = self._take(epoch, first, num_steps=min(fitting, num_full - step) if step < num_full else 1)
             for number, indices in enumerate(rows):
                 plan = self.plan(step + number, consumed=consumed) if number else first
-                yield plan, _cut(indices, plan.micro_sizes)
+                yield plan, cut_evenly(indices, len(plan.micro_sizes))
             step, size = step + len(rows), min(2 * size, _LAST_BLOCK)
 
     def _take(self, epoch: int, first: StepPlan, *, num_steps: int) -> list[list[int]]:
@@ -204,12 +211,12 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
     @property
     def epoch(self) -> int:
         """The epoch in which the cursor is."""
-        return self._cursor.epoch
+        return self._epoch
 
     @property
     def consumed(self) -> int:
         """Samples of the epoch that were delivered, over all ranks."""
-        return self._cursor.consumed
+        return self._consumed
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, as the usual loop does before each pass.
@@ -223,7 +230,15 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         Raises:
             UsageError: It is not a number of an epoch.
         """
-        self._cursor.set_epoch(check_number("epoch", epoch, least=0))
+        epoch = check_number("epoch", epoch, least=0)
+        resumed_at = self._resumed_at if epoch == self._epoch else None
+        self._go_to(epoch, resumed_at or 0)
+        self._resumed_at, self._was_begun = resumed_at, True
+
+    def _go_to(self, epoch: int, consumed: int) -> None:
+        self._epoch, self._consumed = epoch, consumed
+        self._resumed_at, self._is_under_way, self._was_begun = None, False, False
+        self._serial += 1
 
     def __iter__(self) -> Iterator[list[int]]:
         """Begin a pass; its lists count as consumed when they are handed out."""
@@ -264,7 +279,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
 
     def _count(self, batches: Iterator[Any], consumed: int) -> Iterator[Any]:
         """Return an iterator over a pass that moves the cursor with what it hands out."""
-        serial = self._cursor.serial
+        serial = self._serial
 
         def run() -> Iterator[Any]:
             for step in range(self.count_steps(consumed)):
@@ -274,13 +289,13 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
                     if batch is self:
                         raise self._miscounted("has ended", plan)
                     # A pass that another one has replaced must not move the other's cursor.
-                    if left == 0 and serial == self._cursor.serial:
+                    if left == 0 and serial == self._serial:
                         self.advance(plan.global_samples)
                     yield batch
             # Asked once more, a loader ends, and with it its workers.
             if next(batches, self) is not self:
                 raise self._miscounted("goes on", None)
-            if serial == self._cursor.serial:
+            if serial == self._serial:
                 self.end_pass()
 
         return run()
@@ -299,7 +314,12 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         Returns:
             Epoch and consumed samples at which it begins.
         """
-        return self._cursor.begin_pass()
+        # What was left early has delivered all. Only a loaded state of an epoch's end gives a pass of no steps, so that what stands
+        # behind the loop is done.
+        if self._is_under_way and not self.count_steps(self._consumed):
+            self.end_pass()
+        self._serial += 1
+        return self._epoch, self._consumed
 
     def advance(self, global_samples: int) -> None:
         """Count a step as consumed: the training loop has got the last batch of it.
@@ -310,11 +330,21 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         Raises:
             UsageError: The epoch does not have so many samples left.
         """
-        self._cursor.advance(global_samples)
+        left = self.num_samples - self._consumed
+        if not 0 < global_samples <= left:
+            raise UsageError(
+                f"a step of {global_samples} samples was delivered, and epoch {self._epoch} has {left} left",
+                rank=self.rank,
+                hint="advance once a step, by its plan's global_samples",
+            )
+        self._consumed += global_samples
+        self._is_under_way = True
+        if self._was_begun:
+            self._resumed_at = None
 
     def end_pass(self) -> None:
         """Go to the start of the next epoch: the loop has reached its end."""
-        self._cursor.end_pass()
+        self._go_to(self._epoch + 1, 0)
 
     # --------------------------------------------------------------------------- state
 
@@ -323,7 +353,16 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
 
         In the loop's body the batch at hand counts as consumed; of a step of several micro-batches, only the last counts.
         """
-        return self._cursor.state_dict()
+        return {
+            "version": VERSION,
+            "kind": KIND,
+            "epoch": self._epoch,
+            "consumed": self._consumed,
+            "global_batch": self.global_batch,
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+            "order": self.order.name,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a saved cursor was, with any number of ranks, workers and micro-batches.
@@ -337,7 +376,17 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         Raises:
             DataError: The state belongs to other data or another order, or is damaged; the cursor stays where it was.
         """
-        self._cursor.load_state_dict(state)
+        check_state(state, self.schedule, seed=self.seed, order=self.order.name)
+        # Between two epochs the data set may have got another number of samples; within one its places would mean others.
+        size, consumed = self.num_samples, state["consumed"]
+        if size != state["num_samples"] and self.rank == 0:
+            warnings.warn(
+                f"this was saved between two epochs of {state['num_samples']} samples, and the data set has {size} now: so has the next epoch",
+                stacklevel=2,
+            )
+        is_over = consumed and is_between_epochs(state, drop_last=self.drop_last)
+        self._go_to(state["epoch"], size if is_over else consumed)
+        self._resumed_at = self._consumed
 
 
 def count_samples(dataset: Sized | int) -> int:
@@ -394,7 +443,3 @@ def _refuse(what: str, **given: bool) -> None:
     for name, is_given in given.items():
         if is_given:
             raise UsageError(f"{name}= can't go together with {what}", hint="leave one of them out")
-
-
-def _cut(indices: list[int], sizes: tuple[int, ...]) -> list[list[int]]:
-    return [indices[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]

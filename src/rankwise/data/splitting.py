@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch.utils.data import IterableDataset
 
 from rankwise.base.errors import UsageError
 from rankwise.data.stream_reader import Split
+
+if TYPE_CHECKING:
+    from rankwise.runtime.context import RankContext
 
 #: What a data set asks for to split itself: by worker, by rank.
 _BY_RANK = "get_rank|get_world_size|RANK|LOCAL_RANK|WORLD_SIZE"
@@ -65,16 +68,12 @@ def choose_split(dataset: Any, split: str | None, *, num_workers: int) -> Split:
         asked = find_own_splitting(dataset)
         if asked is None and not can_shard:
             return "stride"
-        does = (
-            "can be cut by shard()"
-            if can_shard
-            else f"asks for {asked} in its __iter__, as if to split itself"
+        does, own = (
+            f"asks for {asked} in its __iter__, as if to split itself",
+            "'dataset': it gives each worker a part",
         )
-        own = (
-            "'shard': each worker gets a part of its own"
-            if can_shard
-            else "'dataset': it gives each worker a part"
-        )
+        if can_shard:
+            does, own = "can be cut by shard()", "'shard': each worker gets a part of its own"
         raise UsageError(
             f"{name} {does}: specify who reads what",
             hint=f"split={own}; or split='stride': every worker reads all of it and keeps its share, in the same order at any number of ranks",
@@ -133,30 +132,18 @@ def check_stream_options(
         )
 
 
-def check_map_options(*, split: str | None) -> None:
-    """Refuse what makes no sense for a data set with an index.
-
-    Raises:
-        UsageError: Such a thing was given.
-    """
-    if split is not None:
-        raise UsageError(
-            f"split={split!r} with a data set that has an index",
-            hint="leave it out: its samples are distributed by their index",
-        )
-
-
-def read_device(device: str | torch.device | None) -> torch.device | None:
-    """Return the device that is meant; None if none is given.
+def read_device(device: str | torch.device | None, ctx: RankContext | None) -> torch.device:
+    """Return the device that is meant; if none is given the job's.
 
     Args:
         device: The loader's argument.
+        ctx: The job; None: there is none.
 
     Raises:
         UsageError: It names no device.
     """
     if device is None:
-        return None
+        return ctx.device if ctx is not None else torch.device("cpu")
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from rankwise.data.place import Place, find_place, hide, show
+from rankwise.data.place import Place, find_place, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,9 +32,8 @@ class MicroBatches:
         before: Place | None = None
         for batch, place in self._taken:
             if place is not None:
-                before = Place(
-                    place.epoch, place.positions, before
-                )  # as good as new: nobody has asked for it in this round
+                # As good as new: nobody has asked for it in this round.
+                before = Place(place.epoch, place.positions, before)
                 show(before)
             yield batch
 
@@ -91,4 +90,4 @@ class Step:
         """Take what the loop has left: the next step follows it."""
         for _ in self._micro_batches:
             pass
-        hide()
+        show(None)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import DataError
-from rankwise.data.cursor import STREAM_KIND, check_kind
+from rankwise.data.saved_places import STREAM_KIND, VERSION, check_kind
 from rankwise.data.stream_reader import Opening
 
 if TYPE_CHECKING:
     from rankwise.data.stream_reader import Dealing
 
-_VERSION = 1
+#: What must be the same too where each worker has a stream of its own.
+_OF_OWN_STREAMS = ("world_size", "rank", "streams_per_rank", "global_batch")
 
 
+@final
 @dataclass(slots=True)
-class _Place:
+class StreamPlace:
     """How far the streams have been delivered.
 
     Attributes:
@@ -41,42 +43,22 @@ class StreamCursor:
     Args:
         dealing: How the elements are dealt out.
         seed: The loader's.
+
+    Attributes:
+        epoch: The epoch.
+        place: How far its streams have been delivered.
+        is_under_way: Whether a step of this epoch was delivered here, since the cursor was last moved otherwise.
     """
 
     def __init__(self, dealing: Dealing, seed: int) -> None:
         self._dealing, self._seed = dealing, seed
-        self.epoch, self._place = 0, self._make_start()
-        # As in the sampler's cursor.
-        self._is_under_way = self._was_begun = False
-        self._resumed_at: _Place | None = None
+        self.epoch, self.place = 0, self._make_start()
+        # As in the sampler.
+        self.is_under_way = self._was_begun = False
+        self._resumed_at: StreamPlace | None = None
 
-    def _make_start(self) -> _Place:
-        return _Place(0, 0, 0, [Opening() for _ in range(self._dealing.num_shards)])
-
-    @property
-    def consumed(self) -> int:
-        """Samples of the epoch that were delivered."""
-        return self._place.consumed
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of the epoch that were delivered."""
-        return self._place.num_steps
-
-    @property
-    def turn(self) -> int:
-        """Which stream of this rank comes next."""
-        return self._place.turn
-
-    @property
-    def openings(self) -> list[Opening]:
-        """Where each stream of this rank goes on."""
-        return self._place.openings
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a step of this epoch was delivered here, since the cursor was last moved otherwise."""
-        return self._is_under_way
+    def _make_start(self) -> StreamPlace:
+        return StreamPlace(0, 0, 0, [Opening() for _ in range(self._dealing.num_shards)])
 
     def advance(self, num_read: int, openings: dict[int, Opening], turn: int) -> None:
         """Count a step as consumed.
@@ -86,11 +68,11 @@ class StreamCursor:
             openings: Where the streams go on that it came from.
             turn: Which stream comes next.
         """
-        place = self._place
+        place = self.place
         place.consumed, place.num_steps, place.turn = place.consumed + num_read, place.num_steps + 1, turn
         for shard, opening in openings.items():
             place.openings[shard] = opening
-        self._is_under_way = True
+        self.is_under_way = True
         if self._was_begun:
             self._resumed_at = None
 
@@ -108,33 +90,22 @@ class StreamCursor:
         self._go_to(epoch, copy.deepcopy(resumed_at) or self._make_start())
         self._resumed_at, self._was_begun = resumed_at, True
 
-    def _go_to(self, epoch: int, place: _Place) -> None:
-        self.epoch, self._place = epoch, place
-        self._resumed_at, self._is_under_way, self._was_begun = None, False, False
+    def _go_to(self, epoch: int, place: StreamPlace) -> None:
+        self.epoch, self.place = epoch, place
+        self._resumed_at, self.is_under_way, self._was_begun = None, False, False
 
     # ----------------------------------------------------------------------- state
 
     def _describe(self) -> dict[str, Any]:
         """Return what must be the same where a state is loaded."""
         dealing = self._dealing
-        body: dict[str, Any] = {
-            "version": _VERSION,
-            "kind": STREAM_KIND,
-            "split": dealing.split,
-            "seed": self._seed,
-        }
-        if dealing.split != "stride":
-            body |= {
-                "world_size": dealing.world_size,
-                "rank": dealing.rank,
-                "streams_per_rank": dealing.num_shards,
-                "global_batch": dealing.global_batch,
-            }
-        return body
+        body = {"version": VERSION, "kind": STREAM_KIND, "split": dealing.split, "seed": self._seed}
+        own = (dealing.world_size, dealing.rank, dealing.num_shards, dealing.global_batch)
+        return body | (dict(zip(_OF_OWN_STREAMS, own, strict=True)) if dealing.split != "stride" else {})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place, and what must be the same where it is loaded."""
-        place = self._place
+        place = self.place
         openings = place.openings if self._dealing.split != "stride" else place.openings[:1]
         streams = [
             {"num_read": one.num_read, "state": None if one.state is None else pickle.loads(one.state)}  # noqa: S301 - our own
@@ -160,7 +131,7 @@ class StreamCursor:
                 or it is damaged. The cursor stays where it was.
         """
         rank = self._dealing.rank
-        check_kind(state, _VERSION, STREAM_KIND, rank)
+        check_kind(state, STREAM_KIND, rank)
         for name, own in self._describe().items():
             if state.get(name) != own:
                 raise DataError(
@@ -168,7 +139,7 @@ class StreamCursor:
                     rank=rank,
                     hint="with split='shard' or 'dataset' each rank loads its own state, with the same ranks, workers and"
                     " global batch; split='stride' resumes at any numbers"
-                    if name in {"world_size", "rank", "streams_per_rank", "global_batch"}
+                    if name in _OF_OWN_STREAMS
                     else "give the loader the arguments of the state",
                 )
         numbers: list[Any] = [state.get(name) for name in ("epoch", "consumed", "num_steps", "turn")]
@@ -181,8 +152,8 @@ class StreamCursor:
             openings, turn = openings * self._dealing.num_shards, 0
         elif turn >= self._dealing.num_shards:
             raise self._damaged(f"turn {turn} of {self._dealing.num_shards} streams")
-        self._go_to(epoch, _Place(consumed, num_steps, turn, openings))
-        self._resumed_at = copy.deepcopy(self._place)
+        self._go_to(epoch, StreamPlace(consumed, num_steps, turn, openings))
+        self._resumed_at = copy.deepcopy(self.place)
 
     def _read_openings(self, streams: Any) -> list[Opening]:
         wanted = 1 if self._dealing.split == "stride" else self._dealing.num_shards
@@ -204,8 +175,3 @@ class StreamCursor:
             rank=self._dealing.rank,
             hint="the state is damaged: load an older one",
         )
-
-
-def describe_dealing(dealing: Dealing) -> dict[str, Any]:
-    """Return what all ranks must hold alike."""
-    return {name: value for name, value in asdict(dealing).items() if name != "rank"}

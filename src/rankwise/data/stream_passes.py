@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, final
@@ -13,16 +14,14 @@ from rankwise.data.prefetch import move_tree
 from rankwise.data.schedule import Schedule
 from rankwise.data.splitting import is_one_shot
 from rankwise.data.steps import Step
-from rankwise.data.stream_cursor import describe_dealing
 from rankwise.data.stream_reader import Opening, StreamWorkItem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from rankwise.data.batches import WorkerBatch
     from rankwise.data.peers import Peers
     from rankwise.data.pipeline import Pipeline
-    from rankwise.data.place import Place
     from rankwise.data.stream_cursor import StreamCursor
     from rankwise.data.stream_reader import Dealing
 
@@ -40,12 +39,7 @@ class StreamPasses:
     """
 
     def __init__(
-        self,
-        cursor: StreamCursor,
-        dealing: Dealing,
-        pipeline: Pipeline,
-        peers: Peers,
-        dataset: Any,
+        self, cursor: StreamCursor, dealing: Dealing, pipeline: Pipeline, peers: Peers, dataset: Any
     ) -> None:
         self._cursor, self._dealing, self._pipeline, self._peers = cursor, dealing, pipeline, peers
         self._dataset, self._number = dataset, 0
@@ -87,20 +81,19 @@ class StreamPasses:
                 "the data set is a one-shot iterator, and has been read",
                 "pass a data set whose __iter__ starts again each time",
             )
+        dealing, place, number, epoch = self._dealing, cursor.place, self._number, cursor.epoch
+        start = place.consumed if dealing.split == "stride" else None
         # With streams of their own, ranks have the same steps and other numbers of samples.
-        own = {"num_steps": cursor.num_steps}
-        if self._dealing.split == "stride":
-            own["consumed"] = cursor.consumed
-        self._peers.agree({**describe_dealing(self._dealing), "epoch": cursor.epoch, **own})
-        number, epoch = self._number, cursor.epoch
-        start = cursor.consumed if self._dealing.split == "stride" else None
+        own = {"num_steps": place.num_steps, **({} if start is None else {"consumed": start})}
+        facts = {name: value for name, value in asdict(dealing).items() if name != "rank"}
+        self._peers.agree({**facts, "epoch": epoch, **own})
         work_items = partial(
             draw_work_items,
-            self._dealing,
-            list(cursor.openings),
+            dealing,
+            list(place.openings),
             number=number,
             epoch=epoch,
-            turn=cursor.turn,
+            turn=place.turn,
             start=start,
         )
         worker_batches = self._pipeline.start(work_items, epoch)
@@ -113,36 +106,21 @@ class StreamPasses:
     # ------------------------------------------------------------------------ one stream for all
 
     def _stride(self, worker_batches: Iterator[WorkerBatch]) -> Iterator[Step]:
-        cursor = self._cursor
-        for batch_of_worker in worker_batches:
-            own = [batch_of_worker.global_samples, batch_of_worker.is_last, batch_of_worker.num_read]
+        for made in worker_batches:
+            place = self._cursor.place
+            own = [made.global_samples, made.is_last, made.num_read]
             answers = self._peers.tell(own)
             if any(one != answers[0] for one in answers):
                 raise self._tell_difference(answers)
-            if batch_of_worker.global_samples:
-                yield self._make(
-                    batch_of_worker,
-                    list(batch_of_worker.batches),
-                    batch_of_worker.global_samples,
-                    self._follow_stride(batch_of_worker),
-                )
-            elif (
-                batch_of_worker.num_read > cursor.consumed and not batch_of_worker.is_last
-            ):  # all of them were None
-                self._follow_stride(batch_of_worker)()
-            if batch_of_worker.is_last:
-                return
-
-    def _follow_stride(self, batch_of_worker: WorkerBatch) -> Any:
-        def advance() -> None:
-            cursor, opening = (
-                self._cursor,
-                Opening(num_read=batch_of_worker.num_read, state=batch_of_worker.state),
-            )
+            opening = Opening(num_read=made.num_read, state=made.state)
             openings = dict.fromkeys(range(self._dealing.num_shards), opening)
-            cursor.advance(batch_of_worker.num_read - cursor.consumed, openings, 0)
-
-        return advance
+            advance = partial(self._cursor.advance, made.num_read - place.consumed, openings, 0)
+            if made.global_samples:
+                yield self._make(made, list(made.batches), made.global_samples, advance)
+            elif made.num_read > place.consumed and not made.is_last:  # all of them were None
+                advance()
+            if made.is_last:
+                return
 
     def _tell_difference(self, answers: list[Any]) -> DataError:
         shown = "; ".join(
@@ -158,28 +136,24 @@ class StreamPasses:
     # ------------------------------------------------------------------ a stream for each worker
 
     def _shard(self, worker_batches: Iterator[WorkerBatch]) -> Iterator[Step]:
-        cursor, dealing = self._cursor, self._dealing
+        cursor, peers, num_shards = self._cursor, self._peers, self._dealing.num_shards
         ended: set[int] = set()
-        for _ in range(cursor.turn):
+        turn = cursor.place.turn
+        for _ in range(turn):
             next(worker_batches)
-        turn = cursor.turn
         while True:
-            batch_of_worker, openings, num_taken = self._find_samples(worker_batches, ended, turn)
-            turn = (turn + num_taken) % dealing.num_shards
-            own = 0 if batch_of_worker is None else sum(batch_of_worker.counts)
-            answers = self._peers.tell([own, self._empty is not None])
+            made, openings, num_taken = self._find_samples(worker_batches, ended, turn)
+            turn = (turn + num_taken) % num_shards
+            own = 0 if made is None else sum(made.counts)
+            answers = peers.tell([own, self._empty is not None])
             total = sum(one[0] for one in answers)
             if total == 0:
                 return
             if not all(has_empty for _, has_empty in answers):
                 first = next(rank for rank, one in enumerate(answers) if one[1])
-                given = self._peers.give(
-                    self._empty if first == self._peers.rank else None, "data loader's empty batch"
-                )
+                given = peers.give(self._empty if first == peers.rank else None, "data loader's empty batch")
                 self._empty = given[first]
-            yield self._make(
-                batch_of_worker, self._fill(batch_of_worker), total, self._follow_shard(own, openings, turn)
-            )
+            yield self._make(made, self._fill(made), total, partial(cursor.advance, own, openings, turn))
 
     def _find_samples(
         self, worker_batches: Iterator[WorkerBatch], ended: set[int], turn: int
@@ -188,41 +162,41 @@ class StreamPasses:
         openings: dict[int, Opening] = {}
         num_taken = 0
         while len(ended) < self._dealing.num_shards:
-            batch_of_worker, shard = next(worker_batches), (turn + num_taken) % self._dealing.num_shards
+            made, shard = next(worker_batches), (turn + num_taken) % self._dealing.num_shards
             num_taken += 1
-            openings[shard] = Opening(num_read=batch_of_worker.num_read, state=batch_of_worker.state)
-            if batch_of_worker.is_last:
+            openings[shard] = Opening(num_read=made.num_read, state=made.state)
+            if made.is_last:
                 ended.add(shard)
             if self._empty is None:
-                self._empty = batch_of_worker.empty
-            if any(batch_of_worker.counts):
-                return batch_of_worker, openings, num_taken
+                self._empty = made.empty
+            if any(made.counts):
+                return made, openings, num_taken
         return None, openings, num_taken
 
-    def _fill(self, batch_of_worker: WorkerBatch | None) -> list[Any]:
+    def _fill(self, made: WorkerBatch | None) -> list[Any]:
         dealing = self._dealing
         number = count_micro_batches(dealing.global_batch, dealing.world_size, dealing.micro_batch)
-        batches = [None] * number if batch_of_worker is None else batch_of_worker.batches
-        return [
-            move_tree(self._empty, self._pipeline.device) if batch is None else batch for batch in batches
-        ]
-
-    def _follow_shard(self, own: int, openings: dict[int, Opening], turn: int) -> Any:
-        return lambda: self._cursor.advance(own, openings, turn)
+        batches = [None] * number if made is None else made.batches
+        return [move_tree(self._empty, self._pipeline.device) if one is None else one for one in batches]
 
     # ---------------------------------------------------------------------------------- both
 
     def _make(
-        self, batch_of_worker: WorkerBatch | None, batches: list[Any], total: int, advance: Any
+        self, made: WorkerBatch | None, batches: list[Any], total: int, advance: Callable[[], None]
     ) -> Step:
-        cursor, number, epoch, done = self._cursor, self._number, self._cursor.epoch, self._cursor.num_steps
-        places = self._deal_places([0] * len(batches) if batch_of_worker is None else batch_of_worker.counts)
+        cursor, dealing, number, epoch = self._cursor, self._dealing, self._number, self._cursor.epoch
+        done = cursor.place.num_steps
+        counts = [0] * len(batches) if made is None else made.counts
+        # One stream for all: what is left of the step's elements is dealt out in turn, so no rank need ask for positions.
+        # Streams of their own: each rank counts its own samples, and the ranks' numbers interleave: no two are equal.
+        first = cursor.place.consumed * (1 if dealing.split == "stride" else dealing.world_size)
+        places = deal_places(epoch, first + dealing.rank, dealing.world_size, counts)
 
         def hand_out() -> Iterator[Any]:
             for left, batch, place in zip(reversed(range(len(batches))), batches, places, strict=True):
-                if (self._number, cursor.epoch, cursor.num_steps) != (number, epoch, done):
+                if (self._number, cursor.epoch, cursor.place.num_steps) != (number, epoch, done):
                     raise UsageError(
-                        f"this loop is at step {done} of epoch {epoch}, and the loader has been moved to step {cursor.num_steps} of epoch {cursor.epoch}",
+                        f"this loop is at step {done} of epoch {epoch}, and the loader has been moved to step {cursor.place.num_steps} of epoch {cursor.epoch}",
                         rank=self._peers.rank,
                         hint="one loop at a time: leave it before set_epoch(), load_state_dict() or another loop over this loader",
                     )
@@ -235,18 +209,10 @@ class StreamPasses:
             hand_out(),
             index=done,
             num_micro_batches=len(batches),
-            num_samples=0 if batch_of_worker is None else sum(batch_of_worker.counts),
+            num_samples=sum(counts),
             global_samples=total,
             world_size=self._peers.world_size,
         )
-
-    def _deal_places(self, sizes: Sequence[int]) -> list[Place]:
-        """Return the places of the micro-batches of the step that comes next."""
-        cursor, num_ranks = self._cursor, self._dealing.world_size
-        # One stream for all: what is left of the step's elements is dealt out in turn, so no rank need ask for positions.
-        # Streams of their own: each rank counts its own samples, and the ranks' numbers interleave: no two are equal.
-        start = cursor.consumed if self._dealing.split == "stride" else cursor.consumed * num_ranks
-        return deal_places(cursor.epoch, start + self._dealing.rank, num_ranks, sizes)
 
 
 def draw_work_items(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, final
 
 from torch.utils.data import _utils, get_worker_info
 
-from rankwise.base.errors import DataError, UsageError
+from rankwise.base.errors import DataError
 from rankwise.data.batches import Packing, WorkerBatch, count_micro_batches, cut_evenly, leave_note
 from rankwise.data.map_reader import tell_epoch
 from rankwise.data.seeding import kept_generators, seed_for
@@ -87,14 +87,6 @@ class Dealing:
     drops_last: bool
     seed: int | None
 
-    def __post_init__(self) -> None:
-        for name in ("global_batch", "micro_batch"):
-            value = getattr(self, name)
-            if not (name == "micro_batch" and value is None) and (type(value) is not int or value < 1):
-                raise UsageError(
-                    f"{name}={value!r}", rank=self.rank, hint=f"{name} is a whole number, 1 or more"
-                )
-
 
 @final
 class StreamReader:
@@ -140,12 +132,9 @@ class StreamReader:
         if dealing.split != "dataset" and getattr(_utils.worker, "_worker_info", None) is not None:
             # A data set that splits itself by worker would give a part of what is a part already.
             _utils.worker._worker_info = None
-        name = 0
+        name = 0 if dealing.split == "stride" else dealing.rank * dealing.num_shards + work_item.shard
         if dealing.split == "shard":
-            name = dealing.rank * dealing.num_shards + work_item.shard
             dataset = dataset.shard(num_shards=dealing.world_size * dealing.num_shards, index=name)
-        elif dealing.split == "dataset":
-            name = dealing.rank * dealing.num_shards + work_item.shard
         return _Stream(
             dataset, work_item.opening or Opening(), seed=dealing.seed, epoch=work_item.epoch, name=name
         )
@@ -158,17 +147,15 @@ class StreamReader:
         if dealing.drops_last and stream.has_ended and len(samples) < dealing.global_batch:
             samples = []
         samples, names = packing.sift(samples, range(start, start + len(samples)))
-        batch_of_worker = WorkerBatch([], [], global_samples=len(samples), is_last=stream.has_ended)
+        made = WorkerBatch([], [], global_samples=len(samples), is_last=stream.has_ended)
         if samples:
             number = count_micro_batches(len(samples), dealing.world_size, dealing.micro_batch)
-            parts, named = (
-                cut_evenly(all_of_them[dealing.rank :: dealing.world_size], number)
-                for all_of_them in (samples, names)
-            )
+            parts = cut_evenly(samples[dealing.rank :: dealing.world_size], number)
+            named = cut_evenly(names[dealing.rank :: dealing.world_size], number)
             empty = None if all(parts) else packing.pack_empty(samples[0])
             batches = _pack_parts(packing, parts, named, empty)
-            batch_of_worker = batch_of_worker._replace(batches=batches, counts=[len(part) for part in parts])
-        return batch_of_worker._replace(num_read=stream.num_read, state=stream.save())
+            made = made._replace(batches=batches, counts=[len(part) for part in parts])
+        return made._replace(num_read=stream.num_read, state=stream.save())
 
     def _read_shard(self, stream: _Stream) -> WorkerBatch:
         dealing, packing = self._dealing, self._packing

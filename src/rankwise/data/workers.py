@@ -21,7 +21,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import process as base_process, resource_tracker
 from multiprocessing.connection import wait
@@ -44,30 +43,23 @@ _LEAVE_S = 5.0
 _SERVER_MODULE = "rankwise.data.fork_server"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class WorkerStart:
-    """What a worker calls first.
+def start_worker(then: Callable[[int], Any] | None, ended: Any, worker_id: int) -> None:
+    """Listen to the parent, then call the user's function: what a worker calls first.
 
-    Attributes:
-        then: The user's ``worker_init_fn``; called after it, so that it may choose otherwise about signals.
+    Args:
+        then: The user's ``worker_init_fn``; called last, so that it may choose otherwise about signals.
         ended: Pids of workers that their parent ends, in shared memory, and at its end how many were written.
+        worker_id: The worker's number.
     """
-
-    then: Callable[[int], Any] | None
-    ended: Any
-
-    def __call__(self, worker_id: int) -> None:
-        """Listen to the parent, then call the user's function."""
-        if _CAN_HOLD:
-            listen_to_parent(self.ended)
-        if self.then is not None:
-            self.then(worker_id)
+    if _CAN_HOLD:
+        listen_to_parent(ended)
+    if then is not None:
+        then(worker_id)
 
 
 def make_workers(
     then: Callable[[int], Any] | None, way: Any, num_workers: int
-) -> tuple[Any, WorkerStart | None]:
+) -> tuple[Any, Callable[[int], None]]:
     """Return how the workers of a loader are started, and what they call first.
 
     Args:
@@ -84,12 +76,12 @@ def make_workers(
     context: Any = multiprocessing.get_context(way) if way is None or isinstance(way, str) else way
     kind = _KINDS.get(getattr(context, "_name", None)) if _CAN_HOLD else None
     if kind is None:
-        return context, WorkerStart(then, None)
+        return context, partial(start_worker, then, None)
     # Workers of a pass before may still be leaving.
     ended = context.RawArray("q", max(64, 4 * num_workers) + 1)
     ours = copy.copy(context)
     ours.Process = partial(kind, ended)
-    return ours, WorkerStart(then, ended)
+    return ours, partial(start_worker, then, ended)
 
 
 # ------------------------------------------------------------------------------- in the parent
@@ -99,7 +91,7 @@ class _Worker(base_process.BaseProcess):
     """A process that is started with the signals blocked, and told before it is ended.
 
     Args:
-        ended: As for ``WorkerStart``.
+        ended: As for ``start_worker``.
         **options: As for a process.
     """
 
@@ -123,15 +115,11 @@ class _Worker(base_process.BaseProcess):
 
     def terminate(self) -> None:
         """End it by SIGTERM."""
-        self.note_end()
+        ended = self.ended
+        if self.pid is not None and not _has_ended(self.pid, ended):  # it must believe it
+            ended[ended[-1] % (len(ended) - 1)] = self.pid
+            ended[-1] += 1
         super().terminate()
-
-    def note_end(self) -> None:
-        """Before it is told to end: it must believe it."""
-        found = self.ended
-        if self.pid is not None and not _has_ended(self.pid, found):
-            found[found[-1] % (len(found) - 1)] = self.pid
-            found[-1] += 1
 
 
 def _has_ended(pid: int, ended: Any) -> bool:
@@ -220,7 +208,7 @@ def listen_to_parent(ended: Any) -> None:
     Call it from the main thread of a worker. SIGINT stays as it is.
 
     Args:
-        ended: As for ``WorkerStart``; None: the parent can't say anything, and only its end counts.
+        ended: As for ``start_worker``; None: the parent can't say anything, and only its end counts.
     """
     parent = multiprocessing.parent_process()
     if parent is None or ended is None:
