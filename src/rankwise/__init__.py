@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from rankwise.cluster.cluster import JobState as JobState
     from rankwise.cluster.submission import JobHandle as JobHandle
     from rankwise.data.distributed_sampler import DistributedSampler as DistributedSampler
-    from rankwise.data.evaluation import evaluate as evaluate
+    from rankwise.data.evaluation import evaluate as evaluate, predict as predict
     from rankwise.data.loader import DataLoader as DataLoader
-    from rankwise.data.predicting import predict as predict
     from rankwise.data.sampler import GlobalBatchSampler as GlobalBatchSampler
     from rankwise.data.steps import Step as Step
     from rankwise.launcher.function import launch as launch
@@ -94,9 +93,8 @@ _NAMES = {
     "rankwise.launcher.submit": "submit",
     "rankwise.base.errors": "CheckpointError CollectiveError CollectiveTimeoutError DataError HandshakeError LaunchError ModelError NumericsError RankFailedError RankwiseError RendezvousError UsageError",
     "rankwise.data.distributed_sampler": "DistributedSampler",
-    "rankwise.data.evaluation": "evaluate",
+    "rankwise.data.evaluation": "evaluate predict",
     "rankwise.data.loader": "DataLoader",
-    "rankwise.data.predicting": "predict",
     "rankwise.data.sampler": "GlobalBatchSampler",
     "rankwise.data.steps": "Step",
     "rankwise.launcher.function": "launch",

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 import rankwise
-from rankwise.data.table import find_table
+from rankwise.data.map_reader import find_table
 from rankwise.train.config import TrainerConfig
 from rankwise.train.evaluating import Best
 from rankwise.train.optimizers import choose_fused

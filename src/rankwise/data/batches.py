@@ -30,7 +30,7 @@ class WorkerBatch(NamedTuple):
         num_read: Samples of the stream that are read by now, those that were left out included.
         state: The stream's state by now, pickled; None if it offers none.
         empty: A batch without samples, where the training process may need one.
-        fault: Message and hint of the error to raise.
+        fault: The error to raise.
         kept: Which of the samples that were asked for are left, by their number among these; None: all of them, or nobody asks.
     """
 
@@ -41,7 +41,7 @@ class WorkerBatch(NamedTuple):
     num_read: int = 0
     state: bytes | None = None
     empty: Any = None
-    fault: Sequence[str] | None = None
+    fault: DataError | None = None
     kept: Sequence[int] | None = None
 
 
@@ -136,12 +136,6 @@ def _shrink(one: Any, two: Any) -> Any:
             object.__setattr__(built, field.name, value)  # a frozen one has no other door
         return built
     return one
-
-
-def count_micro_batches(global_samples: int, world_size: int, micro_batch: int | None) -> int:
-    """Return how many micro-batches each rank has in a step: enough for the rank with the most samples."""
-    largest = -(-global_samples // world_size)
-    return max(1, -(-largest // micro_batch)) if micro_batch else 1
 
 
 def cut_evenly(items: list[Any], num_parts: int) -> list[list[Any]]:

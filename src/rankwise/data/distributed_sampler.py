@@ -11,12 +11,10 @@ from torch.utils.data import distributed
 from rankwise.base.errors import DataError
 from rankwise.data.data_ranks import find_world
 from rankwise.data.orders import Order, SequentialOrder, ShuffledOrder
+from rankwise.data.schedule import FIRST_BLOCK, LAST_BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
-
-#: Indices of the first block, for which someone waits, and of the largest, which torch still computes in one thread.
-_FIRST_BLOCK, _LAST_BLOCK = 1 << 10, 3 << 13
 
 
 @final
@@ -82,10 +80,10 @@ class DistributedSampler(distributed.DistributedSampler):  # type: ignore[misc]
         )
 
     def _take_blocks(self, order: Order, epoch: int) -> Iterator[list[int]]:
-        start, size = self.rank, _FIRST_BLOCK
+        start, size = self.rank, FIRST_BLOCK
         while start < self.total_size:
             stop = min(start + size * self.num_replicas, self.total_size)
             positions = torch.arange(start, stop, self.num_replicas, device="cpu")
             # Past the end the epoch begins again: that is torch's padding.
             yield order.take(epoch, positions % order.num_samples).tolist()
-            start, size = start + size * self.num_replicas, min(2 * size, _LAST_BLOCK)
+            start, size = start + size * self.num_replicas, min(2 * size, LAST_BLOCK)

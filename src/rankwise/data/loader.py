@@ -134,6 +134,7 @@ class DataLoader:
         )  # fmt: skip
         drawn = {"weights": weights, "num_samples": num_samples, "lengths": lengths}
         self._passes: MapPasses | StreamPasses
+        self._cursor: GlobalBatchSampler | StreamCursor
         if is_stream(dataset):
             chosen = choose_split(dataset, split, num_workers=num_workers)
             check_stream_options(
@@ -147,7 +148,8 @@ class DataLoader:
                 seed=seed if sample_seeds or chosen == "stride" else None,
             )  # fmt: skip
             pipeline = load(StreamReader(dataset, packing, dealing))
-            self._passes = StreamPasses(StreamCursor(dealing, seed), dealing, pipeline, self._peers, dataset)
+            self._cursor = StreamCursor(dealing, seed)
+            self._passes = StreamPasses(self._cursor, dealing, pipeline, self._peers, dataset)
         else:
             if split is not None:
                 raise UsageError(
@@ -155,7 +157,7 @@ class DataLoader:
                     hint="leave it out: its samples are distributed by their index",
                 )
             self._check_reach("drop_none=True", is_needed=drop_none)
-            self.sampler = GlobalBatchSampler(
+            self._cursor = self.sampler = GlobalBatchSampler(
                 dataset, global_batch=global_batch, micro_batch=micro_batch, shuffle=shuffle is not False,
                 seed=seed, drop_last=drop_last, replacement=replacement, num_replicas=world_size, rank=rank, **drawn,
             )  # fmt: skip
@@ -231,7 +233,7 @@ class DataLoader:
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
-        return self._passes.epoch
+        return self._cursor.epoch
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that are left, from the current one on: ``for epoch in loader.epochs(10)``.
@@ -249,7 +251,7 @@ class DataLoader:
             self.set_epoch(epoch)
             yield epoch
             if self.epoch == epoch:  # the body left its pass early, or made none
-                self._passes.end_pass()
+                self._cursor.end_pass()
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the first time after ``load_state_dict``, the loaded epoch begins where the state was.
@@ -259,7 +261,7 @@ class DataLoader:
         Args:
             epoch: Which epoch, from 0.
         """
-        self._passes.set_epoch(epoch)
+        self._cursor.set_epoch(epoch)
 
     # ---------------------------------------------------------------------------- state
 
@@ -269,7 +271,7 @@ class DataLoader:
         A step of several micro-batches counts with its last one. The state is the same on all ranks; with
         ``split="shard"`` or ``"dataset"`` each rank has its own.
         """
-        return self._passes.state_dict()
+        return self._cursor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a saved position, with any number of ranks and workers.
@@ -282,4 +284,4 @@ class DataLoader:
         Raises:
             DataError: It was saved for other data, another seed or order, or other numbers where these must be the same.
         """
-        self._passes.load_state_dict(state)
+        self._cursor.load_state_dict(state)

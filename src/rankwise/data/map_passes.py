@@ -45,14 +45,6 @@ class MapPasses:
     ) -> None:
         self._sampler, self._pipeline, self._peers = sampler, pipeline, peers
         self._drops_none, self._draws_twice = drops_none, draws_twice
-        # The words of a cursor.
-        self.set_epoch, self.end_pass = sampler.set_epoch, sampler.end_pass
-        self.state_dict, self.load_state_dict = sampler.state_dict, sampler.load_state_dict
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the cursor."""
-        return self._sampler.epoch
 
     def count_batches(self) -> int | None:
         """Return how many micro-batches a whole epoch has."""

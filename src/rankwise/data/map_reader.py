@@ -1,19 +1,22 @@
-"""Reads the samples of one micro-batch from a data set with ``__getitem__``; stands in each worker."""
+"""Reads the samples of one micro-batch from a data set with ``__getitem__``, or from tensors in memory; stands in each worker."""
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from torch.utils.data import get_worker_info
+import torch
+from torch.utils.data import Subset, TensorDataset, default_collate, get_worker_info
 
 from rankwise.base.errors import DataError
 from rankwise.data.batches import Packing, WorkerBatch, leave_note
 from rankwise.data.seeding import Traces, kept_generators, seed_for
-from rankwise.data.table import Table, find_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
 
 #: To make a batch of none, a sample is needed; so many are tried before it is said that there is none.
 _MOST_TRIED = 100
@@ -84,7 +87,7 @@ class MapReader:
                 return self._read(work_item, self._seed)
         except DataError as error:
             # By hand: torch would wrap it into text, and nobody could read hint and rank from it.
-            return WorkerBatch([], [], fault=(error.message, error.hint or ""))
+            return WorkerBatch([], [], fault=error)
 
     def _read(self, work_item: MapWorkItem, seed: int | None) -> WorkerBatch:
         if work_item.epoch != self._epoch:
@@ -142,3 +145,66 @@ def tell_epoch(dataset: Any, epoch: int) -> None:
     found = getattr(dataset, "set_epoch", None)
     if callable(found):
         found(epoch)
+
+
+@final
+class Table:
+    """The rows of a ``TensorDataset``, all or some: a batch is one indexing of each tensor, and reading it draws no random numbers.
+
+    Args:
+        tensors: Each with the samples along its first dimension.
+        rows: Which row each sample is; None: the sample's own number.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], rows: Tensor | None) -> None:
+        self._tensors, self._rows = tuple(tensors), rows
+        self._source = tensors
+
+    def is_of(self, dataset: Any) -> bool:
+        """Tell whether a data set's tensors are still these."""
+        while type(dataset) is Subset:
+            dataset = dataset.dataset
+        return dataset.tensors is self._source
+
+    def take(self, indices: Sequence[int]) -> list[Tensor]:
+        """Return the batch that ``default_collate`` would make of these samples.
+
+        Args:
+            indices: Of the samples.
+        """
+        # A third of the time of torch.tensor(), which looks at each number.
+        chosen = torch.frombuffer(array("q", indices), dtype=torch.int64)
+        if self._rows is not None:
+            chosen = self._rows.index_select(0, chosen)
+        return [tensor.index_select(0, chosen.to(tensor.device)) for tensor in self._tensors]
+
+
+def find_table(dataset: Any, collate: Callable[..., Any]) -> Table | None:
+    """Return the table that a data set is, or None: a class derived from torch's may do something else with a sample.
+
+    Args:
+        dataset: The user's.
+        collate: How samples become a batch.
+    """
+    rows: Tensor | None = None
+    while type(dataset) is Subset:
+        try:
+            outer = torch.as_tensor(dataset.indices, dtype=torch.long)
+        except (TypeError, ValueError, RuntimeError):
+            return None
+        if outer.numel() and int(outer.min()) < 0:
+            return None
+        rows = outer if rows is None else outer[rows]
+        dataset = dataset.dataset
+    if type(dataset) is not TensorDataset or collate is not default_collate:
+        return None
+    # A sparse or nested tensor is indexed in its own way, and a gradient would be cut.
+    if not all(
+        tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.requires_grad
+        and type(tensor) is torch.Tensor
+        for tensor in dataset.tensors
+    ):
+        return None
+    return Table(dataset.tensors, rows)

@@ -113,10 +113,8 @@ class MetricTotals:
 
 
 def _is_torchmetrics(metric: Any) -> bool:
-    torchmetrics = sys.modules.get("torchmetrics")
-    return torchmetrics is not None and isinstance(
-        metric, (torchmetrics.Metric, torchmetrics.MetricCollection)
-    )
+    found = sys.modules.get("torchmetrics")
+    return found is not None and isinstance(metric, (found.Metric, found.MetricCollection))
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> None:
@@ -131,18 +129,14 @@ def check_metrics(metrics: Mapping[str, Any]) -> None:
     if not metrics:
         raise UsageError("no metrics", hint="metrics={'accuracy': Accuracy()}, say")
     for name, metric in metrics.items():
-        if not _is_torchmetrics(metric) and (isinstance(metric, type) or not isinstance(metric, Metric)):
-            raise _tell_unfit(name, metric)
-
-
-def _tell_unfit(name: str, metric: Any) -> UsageError:
-    if isinstance(metric, type):
-        hint = f"give an instance: {metric.__name__}()"
-    elif callable(metric):
-        hint = "wrap a function of outputs and targets that gives a value for each sample: rankwise.data.metrics.Mean(function)"
-    else:
+        if _is_torchmetrics(metric) or (isinstance(metric, Metric) and not isinstance(metric, type)):
+            continue
         hint = "pass one of rankwise.data.metrics or torchmetrics, or an object with their four attributes"
-    return UsageError(f"metrics[{name!r}] is a {type(metric).__name__}, not a metric", hint=hint)
+        if isinstance(metric, type):
+            hint = f"give an instance: {metric.__name__}()"
+        elif callable(metric):
+            hint = "wrap a function of outputs and targets that gives a value for each sample: rankwise.data.metrics.Mean(function)"
+        raise UsageError(f"metrics[{name!r}] is a {type(metric).__name__}, not a metric", hint=hint)
 
 
 def _borrow(metric: Any, device: torch.device, ctx: RankContext | None) -> Any:

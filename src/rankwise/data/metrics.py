@@ -234,11 +234,8 @@ class MeanSquaredError:
 
     def measure(self, outputs: Any, targets: Any) -> Tensor:
         """Return the sum of the squares, and their number."""
-        if (
-            not isinstance(outputs, Tensor)
-            or not isinstance(targets, Tensor)
-            or outputs.shape != targets.shape
-        ):
+        are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+        if not are_tensors or outputs.shape != targets.shape:
             raise UsageError(
                 f"MeanSquaredError: outputs are {_describe(outputs)} and targets {_describe(targets)}",
                 hint="both must have one shape: with (B, 1) and (B,), torch would compare each with all others",
@@ -337,14 +334,9 @@ def _call(
 
 def _read_classes(outputs: Any, targets: Any, name: str) -> tuple[Tensor, Tensor]:
     """Return scores as (N, C) and targets as (N,)."""
-    fits = (
-        isinstance(outputs, Tensor)
-        and isinstance(targets, Tensor)
-        and outputs.dim() >= 2
-        and outputs.shape[:-1] == targets.shape
-        and not targets.is_floating_point()
-    )
-    if not fits:
+    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    fits = are_tensors and outputs.dim() >= 2 and outputs.shape[:-1] == targets.shape
+    if not fits or targets.is_floating_point():
         raise UsageError(
             f"{name}: outputs are {_describe(outputs)} and targets {_describe(targets)}",
             hint="outputs must be (B, ..., classes) and targets (B, ...), whole numbers; `predict=` can bring them into that form",

@@ -6,7 +6,7 @@ An order knows nothing of ranks, batches in flight or workers: that is why it ca
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
@@ -23,21 +23,22 @@ GROUP_BATCHES = 64
 _MOST_BITS = 62
 
 
-class Order(Protocol):
-    """What stands where in an epoch.
+@final
+class SequentialOrder:
+    """The data set's own order, the same in each epoch.
 
     Attributes:
+        name: What kind of order this is, with all that it depends on besides seed and number of samples.
         num_samples: Positions of an epoch.
     """
 
-    num_samples: int
+    name = "sequential"
 
-    @property
-    def name(self) -> str:
-        """What kind of order this is, with all that it depends on besides seed and number of samples."""
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
 
-    def take(self, epoch: int, positions: Tensor) -> Tensor:
-        """Return the indices at some positions of an epoch.
+    def take(self, epoch: int, positions: Tensor) -> Tensor:  # noqa: ARG002 - as of all orders
+        """Return the indices at some positions of an epoch; here the positions themselves.
 
         Args:
             epoch: Which epoch, from 0.
@@ -46,19 +47,6 @@ class Order(Protocol):
         Returns:
             int64, shape (N,).
         """
-
-
-@final
-class SequentialOrder:
-    """The data set's own order, the same in each epoch."""
-
-    name = "sequential"
-
-    def __init__(self, num_samples: int) -> None:
-        self.num_samples = num_samples
-
-    def take(self, epoch: int, positions: Tensor) -> Tensor:  # noqa: ARG002 - the protocol's
-        """Return the positions themselves."""
         return positions
 
 
@@ -92,6 +80,7 @@ class LengthGroupedOrder:
     def __init__(self, lengths: Any, global_batch: int, seed: int) -> None:
         self._lengths = torch.as_tensor(lengths, device="cpu").to(torch.int64)
         self.num_samples, self._global_batch, self._seed = len(self._lengths), global_batch, seed
+        self._group_size = GROUP_BATCHES * global_batch
         self._kept: tuple[tuple[int, int], Tensor] | None = None
 
     @cached_property
@@ -101,19 +90,18 @@ class LengthGroupedOrder:
 
     def take(self, epoch: int, positions: Tensor) -> Tensor:
         """Return the indices at some positions of an epoch."""
-        group_size = GROUP_BATCHES * self._global_batch
-        groups, found = positions // group_size, torch.empty_like(positions)
+        groups, found = positions // self._group_size, torch.empty_like(positions)
         for group in groups.unique().tolist():
             chosen = (groups == group).nonzero().flatten()
-            places = pick(positions, chosen) - group * group_size
+            places = pick(positions, chosen) - group * self._group_size
             found.index_copy_(0, chosen, pick(self._sort_group(epoch, group), places))
         return found
 
     def _sort_group(self, epoch: int, group: int) -> Tensor:
         if self._kept is not None and self._kept[0] == (epoch, group):
             return self._kept[1]
-        size = GROUP_BATCHES * self._global_batch
-        start, stop = group * size, min((group + 1) * size, self.num_samples)
+        start = group * self._group_size
+        stop = min(start + self._group_size, self.num_samples)
         positions = torch.arange(start, stop, device="cpu")
         shuffled = permute(positions, self.num_samples, derive_seed(self._seed, "shuffle", epoch))
         num_batches = (stop - start) // self._global_batch
@@ -177,6 +165,10 @@ class WeightedOrder:
         chance = (bits.to(torch.float64) + 0.5) / (1 << 53)
         waits = -_log(chance) / pick(self._weights, candidates)
         return pick(candidates, waits.argsort(stable=True)[: self.num_samples])
+
+
+#: What stands where in an epoch.
+Order = SequentialOrder | ShuffledOrder | LengthGroupedOrder | WeightedOrder
 
 
 def _check_weights(weights: Tensor, num_samples: int, *, replacement: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch.utils.data import DataLoader as TorchLoader
 
-from rankwise.base.errors import DataError, UsageError
+from rankwise.base.errors import UsageError
 from rankwise.data.prefetch import bring
 from rankwise.data.workers import make_workers
 from rankwise.runtime.rng import derive_seed
@@ -100,11 +100,11 @@ class Pipeline:
         return bring(self._check(iter(self._loader)), self.device)
 
     def _check(self, worker_batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
-        for batch_of_worker in worker_batches:
-            if batch_of_worker.fault is not None:
-                message, hint = batch_of_worker.fault
-                raise DataError(message, rank=self._rank, hint=hint or None)
-            yield batch_of_worker
+        for made in worker_batches:
+            if made.fault is not None:
+                made.fault.rank = self._rank
+                raise made.fault
+            yield made
 
 
 @final

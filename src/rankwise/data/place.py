@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import UsageError
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Place:
     """The place of one micro-batch of this rank.
 
@@ -20,23 +22,18 @@ class Place:
     resume, and with another global batch. Only with ``split="shard"`` or ``"dataset"`` positions are unique and no more, as which samples
     a step holds depends on the ranks there.
 
-    Args:
-        epoch: Which epoch, from 0.
-        positions: Where each sample stands, in the order of the batch.
-        before: The place of the micro-batch before this one, in the same step.
-
     Attributes:
         epoch: Which epoch, from 0.
         positions: Where each sample stands in the epoch's order, from 0, in the order of the batch.
+        before: The place of the micro-batch before this one, in the same step; None once this one was read.
         memo: For those that compute something from the place, to keep it as long as the micro-batch lasts.
     """
 
-    __slots__ = ("_before", "_is_read", "epoch", "memo", "positions")
-
-    def __init__(self, epoch: int, positions: Sequence[int], before: Place | None = None) -> None:
-        self.epoch, self.positions, self._before = epoch, positions, before
-        self._is_read = False
-        self.memo: dict[Any, Any] = {}
+    epoch: int
+    positions: Sequence[int]
+    before: Place | None = None
+    memo: dict[Any, Any] = field(default_factory=dict)
+    _is_read: bool = False
 
     def check_turn(self) -> None:
         """Make sure that this is the micro-batch at hand, and not one that somebody has taken ahead.
@@ -44,9 +41,9 @@ class Place:
         Raises:
             UsageError: Nobody has asked for the place of the micro-batch before this one, which has samples too.
         """
-        before, self._before, self._is_read = self._before, None, True
+        before, self.before, self._is_read = self.before, None, True
         if before is not None and not before._is_read and len(before.positions):
-            self._before, self._is_read = before, False
+            self.before, self._is_read = before, False
             raise UsageError(
                 "a micro-batch was taken from its step before the model has seen the previous one: which samples are current?",
                 rank=find_rank(),

@@ -10,7 +10,7 @@ from torch import Tensor
 from rankwise.runtime.nested import flatten, unflatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from rankwise.data.batches import WorkerBatch
 
@@ -32,7 +32,7 @@ def bring(
         return iter(worker_batches)
     if device.type == "cuda":
         return _bring_beside(worker_batches, device, pins=pins)
-    return (move(batch_of_worker, device) for batch_of_worker in worker_batches)
+    return (_move(made, device) for made in worker_batches)
 
 
 def _bring_beside(
@@ -41,9 +41,9 @@ def _bring_beside(
     """Copy on a stream of its own, one worker batch ahead."""
     beside = torch.cuda.Stream(device)
     waiting: tuple[WorkerBatch, torch.cuda.Event] | None = None
-    for batch_of_worker in worker_batches:
+    for made in worker_batches:
         with torch.cuda.stream(beside):
-            copied = _change(batch_of_worker, lambda leaf: _copy(leaf, device, pins=pins))
+            copied = _move(made, device, pins=pins, asks=False)
             done = beside.record_event()
         if waiting is not None:
             yield _take_over(*waiting, device)
@@ -52,45 +52,38 @@ def _bring_beside(
         yield _take_over(*waiting, device)
 
 
-def _take_over(batch_of_worker: WorkerBatch, done: torch.cuda.Event, device: torch.device) -> WorkerBatch:
+def _take_over(made: WorkerBatch, done: torch.cuda.Event, device: torch.device) -> WorkerBatch:
     """Let the current stream wait for the copy, and the memory's owner know that it is used there."""
     current = torch.cuda.current_stream(device)
     current.wait_event(done)
-    for _, leaf in flatten([batch_of_worker.batches, batch_of_worker.empty]):
+    for _, leaf in flatten([made.batches, made.empty]):
         if isinstance(leaf, Tensor) and leaf.device.type == "cuda":
             # Else the allocator may give it to the next copy as soon as Python lets go of it, while kernels still read.
             leaf.record_stream(current)
     # What has a `to` of its own goes now, on this stream: nobody could tell the owner of its memory.
-    return move(batch_of_worker, device)
+    return _move(made, device)
 
 
-def move(batch_of_worker: WorkerBatch, device: torch.device) -> WorkerBatch:
-    """Return the worker batch with the tensors of its batches on the device; what has a ``to`` of its own is asked to go."""
-    return _change(batch_of_worker, lambda leaf: _send(leaf, device))
+def _move(made: WorkerBatch, device: torch.device, **how: bool) -> WorkerBatch:
+    """Return the worker batch with the tensors of its batches on the device, as ``move_tree`` moves them."""
+    batches, empty = move_tree([made.batches, made.empty], device, **how)
+    return made._replace(batches=batches, empty=empty)
 
 
-def move_tree(tree: Any, device: torch.device) -> Any:
-    """Return nested containers with their tensors on the device; what has a ``to`` of its own is asked to go."""
-    return unflatten(tree, [_send(leaf, device) for _, leaf in flatten(tree)])
+def move_tree(tree: Any, device: torch.device, *, pins: bool = False, asks: bool = True) -> Any:
+    """Return nested containers with their tensors on the device.
 
+    Args:
+        tree: The containers.
+        device: Where to.
+        pins: Whether to pin what is in the host's memory.
+        asks: Whether what has a ``to`` of its own is asked to go.
+    """
 
-def _change(batch_of_worker: WorkerBatch, change: Callable[[Any], Any]) -> WorkerBatch:
-    tree = [batch_of_worker.batches, batch_of_worker.empty]
-    batches, empty = unflatten(tree, [change(leaf) for _, leaf in flatten(tree)])
-    return batch_of_worker._replace(batches=batches, empty=empty)
+    def send(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            pinned = leaf.pin_memory() if pins and leaf.device.type == "cpu" else leaf
+            return pinned.to(device, non_blocking=True)
+        return leaf.to(device) if asks and callable(getattr(leaf, "to", None)) else leaf
 
-
-def _copy(leaf: Any, device: torch.device, *, pins: bool) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    if pins and leaf.device.type == "cpu":
-        leaf = leaf.pin_memory()
-    return leaf.to(device, non_blocking=True)
-
-
-def _send(leaf: Any, device: torch.device) -> Any:
-    if isinstance(leaf, Tensor):
-        return leaf.to(device, non_blocking=True)
-    if hasattr(leaf, "to") and callable(leaf.to):
-        return leaf.to(device)
-    return leaf
+    return unflatten(tree, [send(leaf) for _, leaf in flatten(tree)])

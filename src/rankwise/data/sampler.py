@@ -25,14 +25,10 @@ from rankwise.data.batches import cut_evenly
 from rankwise.data.data_ranks import find_world
 from rankwise.data.orders import LengthGroupedOrder, Order, SequentialOrder, ShuffledOrder, WeightedOrder
 from rankwise.data.saved_places import KIND, VERSION, check_state, is_between_epochs
-from rankwise.data.schedule import Schedule, StepPlan
+from rankwise.data.schedule import FIRST_BLOCK, LAST_BLOCK, Schedule, StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
-
-#: Indices are computed in blocks: the first is small, as someone waits for it; later ones make each step cheap, and stay
-#: below what torch gives to several threads, which would disturb the training more than they help.
-_FIRST_BLOCK, _LAST_BLOCK = 1 << 10, 3 << 13
 
 
 @final
@@ -187,7 +183,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
             The plan, and the lists of this rank's micro-batches.
         """
         num_steps, num_full = self.count_steps(consumed), (self.num_samples - consumed) // self.global_batch
-        step, size = 0, _FIRST_BLOCK
+        step, size = 0, FIRST_BLOCK
         while step < num_steps:
             first = self.plan(step, consumed=consumed)
             fitting = max(1, size // max(1, first.num_samples))
@@ -195,7 +191,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
             for number, indices in enumerate(rows):
                 plan = self.plan(step + number, consumed=consumed) if number else first
                 yield plan, cut_evenly(indices, len(plan.micro_sizes))
-            step, size = step + len(rows), min(2 * size, _LAST_BLOCK)
+            step, size = step + len(rows), min(2 * size, LAST_BLOCK)
 
     def _take(self, epoch: int, first: StepPlan, *, num_steps: int) -> list[list[int]]:
         """Return this rank's indices in each of some steps of the same size."""

@@ -8,6 +8,10 @@ from typing import final
 
 from rankwise.base.errors import UsageError
 
+#: Indices are computed in blocks: the first is small, as someone waits for it; later ones make each step cheap, and stay
+#: below what torch gives to several threads, which would disturb the training more than they help.
+FIRST_BLOCK, LAST_BLOCK = 1 << 10, 3 << 13
+
 
 @final
 @dataclass(slots=True, kw_only=True)  # not frozen: that would take three times as long to make, twice a step
@@ -62,8 +66,8 @@ class Schedule:
     def count_micro_batches(self) -> int:
         """Return how many micro-batches a whole epoch has on each rank."""
         num_full, rest = divmod(self.num_samples, self.global_batch)
-        number = num_full * self._count_micro(self.global_batch)
-        return number + (self._count_micro(rest) if rest and not self.drop_last else 0)
+        steps = [(num_full, self.global_batch), (int(rest > 0 and not self.drop_last), rest)]
+        return sum(n * count_micro_batches(size, self.num_replicas, self.micro_batch) for n, size in steps)
 
     def plan(self, step: int, consumed: int = 0) -> StepPlan:
         """Say what a step holds.
@@ -97,8 +101,11 @@ class Schedule:
             micro_sizes=micro_sizes,
         )
 
-    def _count_micro(self, global_samples: int) -> int:
-        return len(_share(global_samples, self.num_replicas, self.rank, self.micro_batch)[1])
+
+def count_micro_batches(global_samples: int, world_size: int, micro_batch: int | None) -> int:
+    """Return how many micro-batches each rank has in a step: enough for the rank with the most samples."""
+    largest = -(-global_samples // world_size)
+    return max(1, -(-largest // micro_batch)) if micro_batch else 1
 
 
 @lru_cache  # all steps of an epoch but the last are alike
@@ -107,7 +114,6 @@ def _share(
 ) -> tuple[int, tuple[int, ...]]:
     """Return how many samples of a step a rank has, and how many in each micro-batch."""
     num_samples = len(range(rank, global_samples, num_replicas))
-    largest = -(-global_samples // num_replicas)
-    num_micro = -(-largest // micro_batch) if micro_batch else 1
+    num_micro = count_micro_batches(global_samples, num_replicas, micro_batch)
     base, extra = divmod(num_samples, num_micro)
     return num_samples, (base + 1,) * extra + (base,) * (num_micro - extra)

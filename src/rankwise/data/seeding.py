@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 import torch
 
 from rankwise.base.memory import view_memory
-from rankwise.runtime.rng import derive_seed
+from rankwise.runtime.rng import derive_seed, seed_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,13 +24,7 @@ def seed_for(seed: int, *path: int | str) -> None:
         seed: The loader's seed.
         *path: For example ``"sample", epoch, index``.
     """
-    number = derive_seed(seed, *path)
-    random.seed(number)
-    # Not torch.manual_seed: that goes to every accelerator too, and takes 70 times as long.
-    torch.default_generator.manual_seed(number)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(number % 2**32)
+    seed_all(derive_seed(seed, *path), accelerators=False)
 
 
 @contextmanager
@@ -87,10 +81,7 @@ _NUMPY_STATE_BYTES = 625 * 4
 
 def _find_numpy_state() -> int | None:
     """Return where NumPy's global generator keeps its state: through NumPy's door for C programs, as copying takes 50 us by the other."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    find = getattr(numpy.random, "get_bit_generator", None)  # since 1.24
+    find = getattr(getattr(sys.modules.get("numpy"), "random", None), "get_bit_generator", None)  # since 1.24
     if find is None:
         return None
     generator = find()

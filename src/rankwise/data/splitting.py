@@ -27,11 +27,8 @@ def is_stream(dataset: Any) -> bool:
     Raises:
         UsageError: It can neither be indexed nor iterated.
     """
-    if (
-        not isinstance(dataset, IterableDataset)
-        and hasattr(dataset, "__getitem__")
-        and hasattr(dataset, "__len__")
-    ):
+    is_indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if is_indexed and not isinstance(dataset, IterableDataset):
         return False
     if hasattr(dataset, "__iter__"):
         return True

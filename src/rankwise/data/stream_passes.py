@@ -8,10 +8,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import DataError, UsageError
-from rankwise.data.batches import count_micro_batches
 from rankwise.data.place import deal_places, show
 from rankwise.data.prefetch import move_tree
-from rankwise.data.schedule import Schedule
+from rankwise.data.schedule import Schedule, count_micro_batches
 from rankwise.data.splitting import is_one_shot
 from rankwise.data.steps import Step
 from rankwise.data.stream_reader import Opening, StreamWorkItem
@@ -44,14 +43,6 @@ class StreamPasses:
         self._cursor, self._dealing, self._pipeline, self._peers = cursor, dealing, pipeline, peers
         self._dataset, self._number = dataset, 0
         self._empty: Any = None
-        # The words of a cursor.
-        self.set_epoch, self.end_pass = cursor.set_epoch, cursor.end_pass
-        self.state_dict, self.load_state_dict = cursor.state_dict, cursor.load_state_dict
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the cursor."""
-        return self._cursor.epoch
 
     def count_batches(self) -> int | None:
         """Return how many micro-batches a whole epoch has; None if not known."""
@@ -231,8 +222,6 @@ def draw_work_items(
     Yields:
         What to read, in order.
     """
-    if start is not None:
-        turn = 0
     # Each worker keeps its part after a resume: those before the one whose turn it is get a blank.
     for shard in range(turn):
         yield StreamWorkItem(number=number, epoch=epoch, shard=shard, is_blank=True)

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, final
+from typing import Any, Literal, cast, final
 
 from torch.utils.data import _utils, get_worker_info
 
 from rankwise.base.errors import DataError
-from rankwise.data.batches import Packing, WorkerBatch, count_micro_batches, cut_evenly, leave_note
+from rankwise.data.batches import Packing, WorkerBatch, cut_evenly, leave_note
 from rankwise.data.map_reader import tell_epoch
+from rankwise.data.schedule import count_micro_batches
 from rankwise.data.seeding import kept_generators, seed_for
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Split = Literal["stride", "shard", "dataset"]
 
@@ -116,7 +114,7 @@ class StreamReader:
             with kept_generators():
                 return self._read(work_item)
         except DataError as error:
-            return WorkerBatch([], [], fault=(error.message, error.hint or ""))
+            return WorkerBatch([], [], fault=error)
 
     def _read(self, work_item: StreamWorkItem) -> WorkerBatch:
         if work_item.number != self._number or self._stream is None:
@@ -153,7 +151,9 @@ class StreamReader:
             parts = cut_evenly(samples[dealing.rank :: dealing.world_size], number)
             named = cut_evenly(names[dealing.rank :: dealing.world_size], number)
             empty = None if all(parts) else packing.pack_empty(samples[0])
-            batches = _pack_parts(packing, parts, named, empty)
+            batches = [
+                packing.pack(part, own) if part else empty for part, own in zip(parts, named, strict=True)
+            ]
             made = made._replace(batches=batches, counts=[len(part) for part in parts])
         return made._replace(num_read=stream.num_read, state=stream.save())
 
@@ -164,23 +164,16 @@ class StreamReader:
         samples = stream.read(max(1, own))
         samples, names = packing.sift(samples, range(start, start + len(samples)))
         num_parts = count_micro_batches(dealing.global_batch, dealing.world_size, dealing.micro_batch)
-        parts = cut_evenly(samples, num_parts)
+        parts, named = cut_evenly(samples, num_parts), cut_evenly(names, num_parts)
         empty = None
         if samples and self._empty is None:
             # Before the samples are packed: the user's function may change them.
             empty = self._empty = packing.pack_empty(samples[0])
-        batches = _pack_parts(packing, parts, cut_evenly(names, num_parts), None)
+        batches = [packing.pack(part, own) if part else None for part, own in zip(parts, named, strict=True)]
         return WorkerBatch(
             batches, [len(part) for part in parts], is_last=stream.has_ended,
             num_read=stream.num_read, state=stream.save(), empty=empty,
         )  # fmt: skip
-
-
-def _pack_parts(
-    packing: Packing, parts: Sequence[Sequence[Any]], names: Sequence[Sequence[int]], empty: Any
-) -> list[Any]:
-    """Return a batch for each part, and ``empty`` for one without samples."""
-    return [packing.pack(list(part), own) if part else empty for part, own in zip(parts, names, strict=True)]
 
 
 @final

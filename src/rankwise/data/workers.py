@@ -48,7 +48,8 @@ def start_worker(then: Callable[[int], Any] | None, ended: Any, worker_id: int) 
 
     Args:
         then: The user's ``worker_init_fn``; called last, so that it may choose otherwise about signals.
-        ended: Pids of workers that their parent ends, in shared memory, and at its end how many were written.
+        ended: Pids of workers that their parent ends, in shared memory, and at its end how many were written; None: the
+            parent can't say anything.
         worker_id: The worker's number.
     """
     if _CAN_HOLD:
@@ -116,14 +117,10 @@ class _Worker(base_process.BaseProcess):
     def terminate(self) -> None:
         """End it by SIGTERM."""
         ended = self.ended
-        if self.pid is not None and not _has_ended(self.pid, ended):  # it must believe it
+        if self.pid is not None and self.pid not in ended[:-1]:  # it must believe it
             ended[ended[-1] % (len(ended) - 1)] = self.pid
             ended[-1] += 1
         super().terminate()
-
-
-def _has_ended(pid: int, ended: Any) -> bool:
-    return pid in ended[:-1]
 
 
 def is_worker(process: object) -> bool:
@@ -206,9 +203,6 @@ def listen_to_parent(ended: Any) -> None:
     """Let the signals end this process only if its parent has said so; and let it end with its parent.
 
     Call it from the main thread of a worker. SIGINT stays as it is.
-
-    Args:
-        ended: As for ``start_worker``; None: the parent can't say anything, and only its end counts.
     """
     parent = multiprocessing.parent_process()
     if parent is None or ended is None:
@@ -220,7 +214,7 @@ def listen_to_parent(ended: Any) -> None:
             # A child that the worker has just forked.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif _has_ended(pid, ended):
+        elif pid in ended[:-1]:
             os._exit(0)  # as torch's own handler does
 
     for number in HELD:
@@ -247,7 +241,7 @@ def _follow(sentinel: int, woken: int, ended: Any) -> None:
     torch would see the parent's end after some seconds, and only between two batches, and never with a fork server. A handler
     runs in the main thread only, which may be in native code; this thread needs no more than the GIL.
     """
-    while sentinel not in wait([sentinel, woken]) and not _has_ended(os.getpid(), ended):
+    while sentinel not in wait([sentinel, woken]) and os.getpid() not in ended[:-1]:
         with suppress(BlockingIOError):
             os.read(woken, 512)
     os._exit(0)
