@@ -18,6 +18,7 @@ import os
 import signal
 import struct
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -33,22 +34,6 @@ _LAST_GRACE_S = 10.0
 
 
 @final
-class _DeathRow:
-    """Whom their parents have told to end, and when, in memory that a rank shares with all that it forks."""
-
-    def __init__(self) -> None:
-        self._entries = mmap.mmap(-1, _NUM_SLOTS * _ENTRY.size)
-
-    def note(self, pid: int) -> None:
-        _ENTRY.pack_into(self._entries, pid % _NUM_SLOTS * _ENTRY.size, pid, time.monotonic_ns())
-
-    def holds(self, pid: int, born_ns: int) -> bool:
-        """Whether this process was told to end, and not an earlier one with its number."""
-        noted, at_ns = _ENTRY.unpack_from(self._entries, pid % _NUM_SLOTS * _ENTRY.size)
-        return bool(noted == pid and at_ns >= born_ns)
-
-
-@final
 class ChildShield:
     """What children forked from now on do with the rank's notices: ignore them, unless the notice is meant for them.
 
@@ -57,8 +42,9 @@ class ChildShield:
     """
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
-        self._numbers, self._row = numbers, _DeathRow()
-        self._parent, self._fork_ns = 0, 0
+        self._numbers, self._parent, self._fork_ns = numbers, 0, 0
+        # Whom their parents have told to end, and when, in memory that a rank shares with all that it forks.
+        self._told = mmap.mmap(-1, _NUM_SLOTS * _ENTRY.size)
         self._is_loader_worker = False
 
     def note_fork(self) -> None:
@@ -78,19 +64,21 @@ class ChildShield:
             signal.signal(number, self._hear)
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
-        has_parent = os.getppid() == self._parent
-        if has_parent and not self._row.holds(os.getpid(), self._fork_ns):
+        has_parent, pid = os.getppid() == self._parent, os.getpid()
+        told, at_ns = _ENTRY.unpack_from(self._told, pid % _NUM_SLOTS * _ENTRY.size)
+        # An earlier process with this number may have been told.
+        if has_parent and not (told == pid and at_ns >= self._fork_ns):
             return
         if has_parent and self._is_loader_worker and number == signal.SIGTERM:
             # As torch's own handler does. By the signal, it would raise an error in the parent, which may be amid
             # multiprocessing's exit: the workers that come after this one would not be told to end.
             os._exit(0)
         signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        os.kill(pid, number)
 
     def note_end_of(self, pid: int) -> None:
         """Before a child is told to end: it must believe it."""
-        self._row.note(pid)
+        _ENTRY.pack_into(self._told, pid % _NUM_SLOTS * _ENTRY.size, pid, time.monotonic_ns())
 
 
 _active: list[ChildShield] = []
@@ -105,7 +93,7 @@ def open_shield(numbers: tuple[int, ...]) -> None:
     """
     if not hasattr(os, "register_at_fork"):
         return
-    _hook_once()
+    _hook()
     _active[:] = _latest[:] = [ChildShield(numbers)]
 
 
@@ -124,17 +112,12 @@ def _cover(*, is_loader_worker: bool = False) -> None:
         _active[-1].cover_child(is_loader_worker=is_loader_worker)
 
 
-def _hook_once() -> None:
-    if _hooked:
-        return
-    _hooked.append(True)
+@cache
+def _hook() -> None:
     # Runs in the child before whatever multiprocessing starts there.
     os.register_at_fork(before=_note_fork, after_in_child=_cover)
     _wrap_popen()
     _wrap_worker_signals()
-
-
-_hooked: list[bool] = []
 
 
 #: Daemons that multiprocessing has forked while the shield was open; and when they were told to end, in monotonic seconds.

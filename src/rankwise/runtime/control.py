@@ -78,8 +78,7 @@ class Control:
         refusal: str = "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._refusal = refusal
-        self._group, self.ranks, self._rank = group, tuple(ranks), rank
+        self._group, self.ranks, self._rank, self._refusal = group, tuple(ranks), rank, refusal
         self._store, self.timeout_s, self._clock = store, timeout_s, clock
         self._num_calls, self._is_closed = 0, False
         self._pending: _Pending | None = None
@@ -125,20 +124,16 @@ class Control:
         if self._group is None:
             return None
         kind = kind or what.partition(" ")[0]
-        seen = self._meet(_name(text, what, kind), what, timeout_s)
-        if int(seen[0]) == -int(seen[1]):
+        # A digest is reduced over the ranks: equal on all of them exactly if the greatest is the smallest.
+        pending = self._post(_name(text, what, kind), what, timeout_s)
+        assert pending.work is not None  # noqa: S101 - for the type checker
+        self._wait(pending.work, what, timeout_s)
+        if int(pending.seen[0]) == -int(pending.seen[1]):
             return None
         answers = self.exchange((kind, what, text), what=what, timeout_s=timeout_s)
         if len({one[0] for one in answers}) > 1:
             raise self._tell_kinds([one[1] for one in answers])
         return [str(one[2]) for one in answers]
-
-    def _meet(self, compared: str, what: str, timeout_s: float | None) -> torch.Tensor:
-        """Reduce a digest over the ranks: equal on all of them exactly if the greatest is the smallest."""
-        pending = self._post(compared, what, timeout_s)
-        assert pending.work is not None  # noqa: S101 - for the type checker
-        self._wait(pending.work, what, timeout_s)
-        return pending.seen
 
     def _post(self, compared: str, what: str, timeout_s: float | None) -> _Pending:
         pending = self._pending
@@ -192,10 +187,7 @@ class Control:
         self._check_open()
         if self._group is None:
             return [value]
-        if self._pending is not None:
-            raise self._tell_pending(what, self._pending)
-        # Half an exchange can't be taken up again: whatever ends it early leaves this mark.
-        self._pending = _Pending("", what, torch.empty(0), None)
+        self._mark(what)
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in self.ranks]
         self._num_calls += 1
@@ -232,13 +224,17 @@ class Control:
         self._check_open()
         if self._group is None:
             return
-        if self._pending is not None:
-            raise self._tell_pending(what, self._pending)
+        self._mark(what)
         self._num_calls += 1
-        self._pending = _Pending("", what, torch.empty(0), None)
         options = dist.BroadcastOptions()
         options.rootRank = self.ranks.index(sender)
         self._wait(self._group.broadcast([data], options), what, timeout_s)
+
+    def _mark(self, what: str) -> None:
+        """Begin what can't be taken up again half done: whatever ends it early leaves this mark."""
+        if self._pending is not None:
+            raise self._tell_pending(what, self._pending)
+        self._pending = _Pending("", what, torch.empty(0), None)
 
     def close(self) -> None:
         """Let go of the group; nothing can be compared afterwards."""

@@ -9,7 +9,7 @@ has to be multiplied by the number of ranks, and a whole loss on each rank is ri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 import torch
@@ -21,7 +21,7 @@ from rankwise.base.errors import CollectiveError
 from rankwise.runtime import serialization
 from rankwise.runtime.eager import eager
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
-from rankwise.runtime.nested import describe_leaf, find_unfit
+from rankwise.runtime.nested import count_rows, describe_leaf, describe_rows, find_unfit
 from rankwise.runtime.signature import agree, format_leaf, locate, naming, show_site
 
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -59,8 +59,7 @@ def all_gather_with_grad(x: Tensor, *, group: Group | None = None, name: str | N
     Collective: every rank of the group must call this, in the same order, and use the result in its loss.
     """
     call, counts = _agree(x, "all_gather_with_grad", None, group=resolve_group(group), site=locate(name))
-    rows = tuple(int(row) for row in counts or [_count_rows(x)] * call.group.size)
-    call = _Call(name=call.name, group=call.group, site=call.site, rows=rows)
+    call = replace(call, rows=tuple(int(row) for row in counts or [count_rows(x)] * call.group.size))
     out: Tensor = _AllGather.apply(x.reshape(1) if x.dim() == 0 else x, call)
     return out
 
@@ -87,38 +86,19 @@ def all_reduce_with_grad(
     Collective: every rank of the group must call this, in the same order, and use the result in its loss.
     """
     call, _ = _agree(x, "all_reduce_with_grad", op, group=resolve_group(group), site=locate(name))
-    out: Tensor = _AllReduce.apply(
-        x,
-        _Call(
-            name=call.name,
-            group=call.group,
-            site=call.site,
-            scale=1 / call.group.size if op == "mean" else 1.0,
-        ),
-    )
+    out: Tensor = _AllReduce.apply(x, replace(call, scale=1 / call.group.size if op == "mean" else 1.0))
     return out
 
 
 def _agree(x: Any, name: str, op: str | None, *, group: Group, site: str) -> tuple[_Call, list[Any] | None]:
     fault, is_gather = _find_fault(x, op, reduces=op is not None), op is None
-    facet = describe_leaf(x)
-    text = [facet[0], facet[1] and ["rows", *facet[1][1:]], facet[2]] if is_gather else facet
+    text = describe_rows(x) if is_gather else describe_leaf(x)
     # Where one rank needs a gradient and another does not, only the first would reach the way back.
     needs_grad = fault is None and bool(x.requires_grad and torch.is_grad_enabled())
     must = {"op": op, "leaves": [["", text]], "requires_grad": needs_grad}
-    rows = agree(
-        group,
-        name,
-        site=site,
-        must=must,
-        may=_count_rows(x) if is_gather and fault is None else None,
-        fault=fault,
-    )
+    own = count_rows(x) if is_gather and fault is None else None
+    rows = agree(group, name, site=site, must=must, may=own, fault=fault)
     return _Call(name=name, group=group, site=site), rows
-
-
-def _count_rows(x: Tensor) -> int:
-    return int(x.shape[0]) if x.dim() else 1
 
 
 def _find_fault(x: Any, op: str | None, *, reduces: bool) -> CollectiveError | None:
@@ -128,9 +108,7 @@ def _find_fault(x: Any, op: str | None, *, reduces: bool) -> CollectiveError | N
         return CollectiveError(f"the value is {text}", hint=hint)
     if reduces and op not in {"sum", "mean"}:
         return CollectiveError(f"there is no gradient through op {op!r}", hint="choose 'sum' or 'mean'")
-    if (unfit := find_unfit(x)) is not None:
-        return CollectiveError(f"the value {unfit.partition(': ')[0]}", hint=unfit.partition(": ")[2])
-    return None
+    return find_unfit(x)
 
 
 def _sum_over_ranks(x: Tensor, call: _Call) -> Tensor:
@@ -146,13 +124,7 @@ def _sum_over_ranks(x: Tensor, call: _Call) -> Tensor:
 
 def _meet_again(call: _Call) -> _Call:
     """Make sure that all ranks are on the same way back."""
-    back = _Call(
-        name=f"the backward pass of {call.name}",
-        group=call.group,
-        site=call.site,
-        rows=call.rows,
-        scale=call.scale,
-    )
+    back = replace(call, name=f"the backward pass of {call.name}")
     agree(call.group, back.name, site=call.site, must={"rows": call.rows})
     return back
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import socket
 import sys
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -27,6 +25,7 @@ from rankwise.runtime.connecting import connect
 from rankwise.runtime.context import RankContext, enter, find_current, leave_all
 from rankwise.runtime.control import Control
 from rankwise.runtime.device import choose_backend, choose_device, find_device_id, find_kind
+from rankwise.runtime.groups import read_seconds
 from rankwise.runtime.handshake import Meeting, shake_hands
 from rankwise.runtime.mesh import lay_mesh
 from rankwise.runtime.offline_evidence import leave_evidence
@@ -35,6 +34,7 @@ from rankwise.runtime.stores import GROUP_PREFIX, MEETING_PREFIX, Place, open_st
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import timedelta
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -158,15 +158,12 @@ def _check_not_open() -> None:
 
 
 def _to_seconds(value: object, name: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    seconds = None if value is None else read_seconds(value)
+    if value is not None and seconds is None:
         raise UsageError(
             f"{name}={value!r} is not a number of seconds above 0", hint=f"for example {name}=300"
         )
-    return float(value)
+    return seconds
 
 
 # ------------------------------------------------------------------ joining

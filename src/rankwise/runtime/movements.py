@@ -12,9 +12,10 @@ from torch import Tensor
 from rankwise.base.errors import CollectiveError
 from rankwise.runtime import serialization
 from rankwise.runtime.eager import eager, outside_graphs
-from rankwise.runtime.groups import Group, choose_carrier, resolve_group
+from rankwise.runtime.groups import Group, choose_carrier, find_home, resolve_group
 from rankwise.runtime.nested import (
     describe_leaf,
+    describe_rows,
     describe_structure,
     find_unfit,
     flatten,
@@ -188,7 +189,7 @@ def _gather(tree: Any, root: int | None, *, concat: bool, group: Group, site: st
     if concat:
         must |= {
             "tree": describe_structure(tree),
-            "leaves": [[path, _describe_rows(leaf)] for path, leaf in own],
+            "leaves": [[path, describe_rows(leaf, "any")] for path, leaf in own],
         }
     leaves = [leaf for _, leaf in own]
     only_tensors = all(kind_of(leaf) in {"tensor", "array"} for leaf in leaves)
@@ -217,17 +218,11 @@ def _all_gather_serialized(
             serialization.all_gather_bytes(buffer, [buffer.numel()] * group.size, group)
             for buffer in payload.buffers
         ]
-        return [
-            serialization.deserialize_like(tree, [column[i] for column in columns], group)
-            for i in range(group.size)
-        ]
+        rows = ([column[i] for column in columns] for i in range(group.size))
+        return [serialization.deserialize_like(tree, row, group) for row in rows]
     sizes = serialization.tell_sizes(len(payload.manifest), group)
-    manifests = [
-        serialization.to_bytes(part)
-        for part in serialization.all_gather_bytes(
-            serialization.to_wire(payload.manifest, group), sizes, group
-        )
-    ]
+    wire = serialization.to_wire(payload.manifest, group)
+    manifests = [serialization.to_bytes(part) for part in serialization.all_gather_bytes(wire, sizes, group)]
     # Ranks may hold different numbers of tensors: what leaves from one kind of device is one stream.
     lengths = [
         list(zip(serialization.count_bytes(metas), _carriers(metas, group), strict=True))
@@ -236,20 +231,17 @@ def _all_gather_serialized(
     streams: dict[str, list[Tensor]] = {}
     for device in sorted({name for row in lengths for _, name in row}):
         own = [buffer for buffer in payload.buffers if buffer.device.type == device]
-        whole = (
-            own[0]
-            if len(own) == 1
-            else torch.cat([torch.empty(0, dtype=torch.uint8, device=_place(device, group)), *own])
-        )
+        nothing = torch.empty(0, dtype=torch.uint8, device=find_home(group, device))
+        whole = own[0] if len(own) == 1 else torch.cat([nothing, *own])
         totals = [sum(size for size, name in row if name == device) for row in lengths]
         streams[device] = serialization.all_gather_bytes(whole, totals, group)
     trees = []
     for position, (manifest, row) in enumerate(zip(manifests, lengths, strict=True)):
-        starts = dict.fromkeys(streams, 0)
-        buffers = []
-        for size, device in row:
-            buffers.append(streams[device][position][starts[device] : starts[device] + size])
-            starts[device] += size
+        pieces = {
+            device: iter(parts[position].split([size for size, name in row if name == device]))
+            for device, parts in streams.items()
+        }
+        buffers = [next(pieces[device]) for _, device in row]
         trees.append(serialization.deserialize(manifest, buffers, group))
     return trees
 
@@ -258,53 +250,25 @@ def _carriers(metas: Sequence[Any], group: Group) -> list[str]:
     return [choose_carrier(group, metas[bucket[0]][2]).type for bucket in serialization.plan(metas)]
 
 
-def _place(device_type: str, group: Group) -> torch.device:
-    return group.device if group.device.type == device_type else torch.device(device_type)
-
-
 def _gather_serialized(
     tree: Any, payload: serialization.SerializedTree, root: int | None, group: Group, *, alike: bool
 ) -> list[Any] | None:
     serialization.connect(group)
-    is_root = group.rank == root
-    manifests: list[bytes] = [payload.manifest] * group.size
+    is_root, to = group.rank == root, int(root or 0)
     if not alike:
-        sizes = serialization.tell_sizes(len(payload.manifest), group)
-        manifests = _gather_manifests(payload.manifest, sizes, root, group)
+        sizes = dict(zip(group.ranks, serialization.tell_sizes(len(payload.manifest), group), strict=True))
+        found = serialization.swap({to: payload}, sizes if is_root else {}, group)
+        return [found[rank] for rank in group.ranks] if is_root else None
     if not is_root:
-        serialization.send_and_receive([(int(root or 0), buffer) for buffer in payload.buffers], [], group)
+        serialization.send_and_receive([(to, buffer) for buffer in payload.buffers], [], group)
         return None
-    rows = [
-        payload.buffers
-        if rank == root
-        else serialization.new_buffers(payload.metas if alike else serialization.read_metas(manifest), group)
-        for rank, manifest in zip(group.ranks, manifests, strict=True)
-    ]
-    receives = [
-        (rank, buffer) for rank, row in zip(group.ranks, rows, strict=True) if rank != root for buffer in row
-    ]
+    rows = {
+        rank: [buffer.clone() if rank == root else torch.empty_like(buffer) for buffer in payload.buffers]
+        for rank in group.ranks  # our own buffers may share memory with the input
+    }
+    receives = [(rank, buffer) for rank, row in rows.items() if rank != root for buffer in row]
     serialization.send_and_receive([], receives, group)
-    # Our own buffers may share memory with the input.
-    rows[group.position] = [buffer.clone() for buffer in payload.buffers]
-    if alike:
-        return [serialization.deserialize_like(tree, row, group) for row in rows]
-    return [
-        serialization.deserialize(manifest, row, group) for manifest, row in zip(manifests, rows, strict=True)
-    ]
-
-
-def _gather_manifests(own: bytes, sizes: list[int], root: int | None, group: Group) -> list[bytes]:
-    wire = serialization.to_wire(own, group)
-    if group.rank != root:
-        serialization.send_and_receive([(int(root or 0), wire)], [], group)
-        return []
-    parts = [
-        wire if rank == root else wire.new_empty(size) for rank, size in zip(group.ranks, sizes, strict=True)
-    ]
-    serialization.send_and_receive(
-        [], [(rank, part) for rank, part in zip(group.ranks, parts, strict=True) if rank != root], group
-    )
-    return [serialization.to_bytes(part) for part in parts]
+    return [serialization.deserialize_like(tree, rows[rank], group) for rank in group.ranks]
 
 
 def _concatenate(trees: list[Any]) -> Any:
@@ -322,23 +286,12 @@ def _join_leaves(column: list[Any]) -> Any:
     return column
 
 
-def _describe_rows(leaf: Any) -> list[Any]:
-    """As ``describe_leaf``, without dim 0, which may differ."""
-    dtype, shape, device = describe_leaf(leaf)
-    return [dtype, shape and ["any", *shape[1:]], device]
-
-
 def find_unfit_leaf(tree: Any) -> CollectiveError | None:
     """Return the error for the first tensor that can't travel at all, or for containers without an end."""
     _, leaves, fault = open_tree(tree)
     if fault is not None:
         return fault
-    for path, leaf in leaves:
-        unfit = find_unfit(leaf) if isinstance(leaf, Tensor) else None
-        if unfit is not None:
-            what, _, hint = unfit.partition(": ")
-            return CollectiveError(f"{path or 'the value'} {what}", hint=hint)
-    return None
+    return next(filter(None, (find_unfit(leaf, path) for path, leaf in leaves)), None)
 
 
 def serialize_or_explain(

@@ -179,17 +179,24 @@ def from_tensor(tensor: Tensor, kind: str) -> Any:
     return array if kind == "array" else array[()]
 
 
-def find_unfit(leaf: Tensor) -> str | None:
-    """Return why a tensor can't travel at all; None if it can."""
+def find_unfit(leaf: Any, path: str = "") -> CollectiveError | None:
+    """Return why a tensor can't travel at all; None if it can, or is none."""
+    if not isinstance(leaf, Tensor):
+        return None
     if hasattr(leaf, "full_tensor") and hasattr(leaf, "to_local"):
-        return "is a DTensor, which is already spread over ranks: pass x.to_local() or x.full_tensor()"
-    if leaf.layout != torch.strided:
-        return f"has layout {leaf.layout}: pass x.to_dense()"
-    if leaf.device.type == "meta":
-        return "is on the meta device and has no values: materialise it first, with to_empty()"
-    if leaf.is_quantized:
-        return "is quantised: pass x.dequantize()"
-    return None
+        what, hint = (
+            "is a DTensor, which is already spread over ranks",
+            "pass x.to_local() or x.full_tensor()",
+        )
+    elif leaf.layout != torch.strided:
+        what, hint = f"has layout {leaf.layout}", "pass x.to_dense()"
+    elif leaf.device.type == "meta":
+        what, hint = "is on the meta device and has no values", "materialise it first, with to_empty()"
+    elif leaf.is_quantized:
+        what, hint = "is quantised", "pass x.dequantize()"
+    else:
+        return None
+    return CollectiveError(f"{path or 'the value'} {what}", hint=hint)
 
 
 def describe_leaf(leaf: Any) -> list[Any]:
@@ -200,3 +207,14 @@ def describe_leaf(leaf: Any) -> list[Any]:
     if kind in {"array", "scalar"}:
         return [f"numpy {leaf.dtype}", list(leaf.shape), None]
     return [kind if kind != "object" else type(leaf).__name__, None, None]
+
+
+def describe_rows(leaf: Any, rows: str = "rows") -> list[Any]:
+    """As ``describe_leaf``, with a word for dim 0, which may differ."""
+    dtype, shape, device = describe_leaf(leaf)
+    return [dtype, shape and [rows, *shape[1:]], device]
+
+
+def count_rows(leaf: Tensor) -> int:
+    """Return how many rows a tensor has; one that has no dims is a row."""
+    return int(leaf.shape[0]) if leaf.dim() else 1

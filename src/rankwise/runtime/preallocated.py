@@ -12,7 +12,14 @@ from rankwise.base.errors import CollectiveError
 from rankwise.runtime import serialization
 from rankwise.runtime.eager import eager, outside_graphs
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
-from rankwise.runtime.nested import describe_leaf, describe_structure, find_unfit, open_tree
+from rankwise.runtime.nested import (
+    count_rows,
+    describe_leaf,
+    describe_rows,
+    describe_structure,
+    find_unfit,
+    open_tree,
+)
 from rankwise.runtime.reductions import check_root
 from rankwise.runtime.signature import agree, format_leaf, locate, naming, show_site
 from rankwise.runtime.targets import find_target_fault
@@ -94,7 +101,7 @@ def _gather_into(
         if fault
         else [(path, leaf, targets[i][1] if holds else None) for i, (path, leaf) in enumerate(leaves)]
     )
-    own = [_count_rows(leaf) for _, leaf, _ in pairs]
+    own = [count_rows(leaf) for _, leaf, _ in pairs]
     given = [None if target is None else target.shape[0] for _, _, target in pairs]
     # Told only if it does not fit equal rows: then equal calls have equal texts, and one comparison will do.
     odd = [
@@ -102,7 +109,7 @@ def _gather_into(
         for rows, mine in zip(given, own, strict=True)
     ]
     must = {"root": None if root is None else repr(root), "tree": describe_structure(tree)}
-    must["leaves"] = [[path, _describe(leaf)] for path, leaf in leaves]  # type: ignore[assignment]
+    must["leaves"] = [[path, describe_rows(leaf)] for path, leaf in leaves]  # type: ignore[assignment]
     answers = (
         agree(members, call, site=site, must=must, may=[own, odd], fault=fault) or [[own, odd]] * members.size
     )
@@ -114,25 +121,15 @@ def _gather_into(
             _move(leaf, target, [rows[index] for rows, _ in answers], root, members)
 
 
-def _count_rows(leaf: Tensor) -> int:
-    return int(leaf.shape[0]) if leaf.dim() else 1
-
-
-def _describe(leaf: Any) -> list[Any]:
-    dtype, shape, device = describe_leaf(leaf)
-    return [dtype, shape and ["rows", *shape[1:]], device]
-
-
 def _find_source_fault(leaves: Sequence[tuple[str, Any]]) -> CollectiveError | None:
     for path, leaf in leaves:
-        where = path or "the value"
         if not isinstance(leaf, Tensor):
             return CollectiveError(
-                f"{where} is a {type(leaf).__name__} ({repr(leaf)[:60]})",
+                f"{path or 'the value'} is a {type(leaf).__name__} ({repr(leaf)[:60]})",
                 hint="pass tensors; all_gather takes anything",
             )
-        if (unfit := find_unfit(leaf)) is not None:
-            return CollectiveError(f"{where} {unfit.partition(': ')[0]}", hint=unfit.partition(": ")[2])
+        if (unfit := find_unfit(leaf, path)) is not None:
+            return unfit
     return None
 
 
@@ -197,7 +194,7 @@ def _move(leaf: Tensor, target: Tensor | None, rows: Sequence[int], root: int | 
             serialization.send_and_receive([(int(root or 0), data)], [], group)
         return
     row_bytes = (
-        data.numel() // max(1, _count_rows(leaf))
+        data.numel() // max(1, count_rows(leaf))
         if leaf.numel()
         else target[:1].numel() * target.element_size()
     )

@@ -64,23 +64,9 @@ def scatter(
         )
         serialization.broadcast_bytes(sizes, root, members)
         if not is_root:
-            wire = serialization.to_wire(bytes(int(sizes[members.position])), members)
-            serialization.send_and_receive([], [(root, wire)], members)
-            manifest = serialization.to_bytes(wire)
-            buffers = serialization.new_buffers(serialization.read_metas(manifest), members)
-            serialization.send_and_receive([], [(root, buffer) for buffer in buffers], members)
-            return serialization.deserialize(manifest, buffers, members)
-        others = [
-            (rank, payload) for rank, payload in zip(members.ranks, payloads, strict=True) if rank != root
-        ]
-        serialization.send_and_receive(
-            [(rank, serialization.to_wire(payload.manifest, members)) for rank, payload in others],
-            [],
-            members,
-        )
-        serialization.send_and_receive(
-            [(rank, buffer) for rank, payload in others for buffer in payload.buffers], [], members
-        )
+            return serialization.swap({}, {root: int(sizes[members.position])}, members)[root]
+        pairs = zip(members.ranks, payloads, strict=True)
+        serialization.swap({rank: payload for rank, payload in pairs if rank != root}, {}, members)
     return cut[members.position]
 
 
@@ -118,43 +104,9 @@ def all_to_all(
         )
         sizes = torch.empty_like(lengths)
         dist.all_to_all_single(sizes, lengths, group=members.process_group)
-        ranks, own = members.ranks, members.position
-        wires = [serialization.to_wire(bytes(int(size)), members) for size in sizes.tolist()]
-        sends = [
-            (rank, serialization.to_wire(payload.manifest, members))
-            for rank, payload in zip(ranks, payloads, strict=True)
-        ]
-        _swap(sends, list(zip(ranks, wires, strict=True)), members)
-        manifests = [
-            payloads[own].manifest if i == own else serialization.to_bytes(wire)
-            for i, wire in enumerate(wires)
-        ]
-        rows = [
-            [buffer.clone() for buffer in payloads[own].buffers]
-            if i == own
-            else serialization.new_buffers(serialization.read_metas(manifest), members)
-            for i, manifest in enumerate(manifests)
-        ]
-        _swap(
-            [
-                (rank, buffer)
-                for rank, payload in zip(ranks, payloads, strict=True)
-                for buffer in payload.buffers
-            ],
-            [(rank, buffer) for rank, row in zip(ranks, rows, strict=True) for buffer in row],
-            members,
-        )
-    return [
-        serialization.deserialize(manifest, row, members)
-        for manifest, row in zip(manifests, rows, strict=True)
-    ]
-
-
-def _swap(sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]], group: Group) -> None:
-    own = group.rank
-    serialization.send_and_receive(
-        [pair for pair in sends if pair[0] != own], [pair for pair in receives if pair[0] != own], group
-    )
+        sends = dict(zip(members.ranks, payloads, strict=True))
+        found = serialization.swap(sends, dict(zip(members.ranks, sizes.tolist(), strict=True)), members)
+    return [found[rank] for rank in members.ranks]
 
 
 def _load_slots(

@@ -15,10 +15,10 @@ from rankwise.base.errors import CollectiveError
 from rankwise.base.memory import view_memory
 from rankwise.runtime.groups import choose_carrier, find_home
 from rankwise.runtime.nested import flatten, from_tensor, kind_of, to_tensor, unflatten
-from rankwise.runtime.wire import BUCKET_BYTES, SMALL_BYTES
+from rankwise.runtime.wire import fill_buckets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rankwise.runtime.groups import Group
 
@@ -126,20 +126,7 @@ def _size_bytes(meta: Any) -> int:
 
 def plan(metas: Sequence[Any]) -> list[list[int]]:
     """Return which tensors travel in one buffer: small ones from one kind of device; equal wherever metas are."""
-    buckets: list[list[int]] = []
-    filling: dict[str, tuple[list[int], int]] = {}
-    for index, meta in enumerate(metas):
-        size = _size_bytes(meta)
-        if size >= SMALL_BYTES:
-            buckets.append([index])
-            continue
-        bucket, filled = filling.get(meta[2], ([], 0))
-        if not bucket or filled + size > BUCKET_BYTES:
-            bucket, filled = [], 0
-            buckets.append(bucket)
-        bucket.append(index)
-        filling[meta[2]] = (bucket, filled + -(-size // _ALIGN) * _ALIGN)
-    return buckets
+    return fill_buckets((meta[2], -(-_size_bytes(meta) // _ALIGN) * _ALIGN) for meta in metas)
 
 
 def count_bytes(metas: Sequence[Any]) -> list[int]:
@@ -220,30 +207,22 @@ def to_bytes(data: Tensor) -> bytes:
 
 def all_gather_bytes(data: Tensor, sizes: Sequence[int], group: Group) -> list[Tensor]:
     """Give every rank the flat tensor of each; the i-th is ``sizes[i]`` long. The dtype is the same on all ranks."""
-    longest = max(sizes)
-    if min(sizes) == longest:
-        out = data.new_empty(group.size * longest)
-        if longest:
-            _all_gather_flat(out, data, group=group.process_group)
-        return list(out.split(longest)) if longest else [out] * group.size
-    if longest * group.size * data.element_size() <= _PAD_BYTES:
-        padded = torch.cat([data, data.new_zeros(longest - data.numel())])
-        rows = data.new_empty(group.size * longest)
-        _all_gather_flat(rows, padded, group=group.process_group)
-        return [row[:size].clone() for row, size in zip(rows.split(longest), sizes, strict=True)]
     out = data.new_empty(sum(sizes))
-    parts = list(out.split(list(sizes)))
-    gather_into_parts(data, parts, group)
-    return parts
+    all_gather_into_bytes(out, data, sizes, group)
+    return list(out.split(list(sizes)))
 
 
 def all_gather_into_bytes(out: Tensor, data: Tensor, sizes: Sequence[int], group: Group) -> None:
     """Fill a flat tensor with the data of all ranks, on every rank."""
-    if min(sizes) == max(sizes):
-        if out.numel():
+    longest = max(sizes)
+    if min(sizes) == longest:
+        if longest:
             _all_gather_flat(out, data, group=group.process_group)
-    elif max(sizes) * group.size <= _PAD_BYTES:
-        torch.cat(all_gather_bytes(data, sizes, group), out=out)
+    elif longest * group.size * data.element_size() <= _PAD_BYTES:
+        padded = torch.cat([data, data.new_zeros(longest - data.numel())])
+        rows = data.new_empty(group.size * longest)
+        _all_gather_flat(rows, padded, group=group.process_group)
+        torch.cat([row[:size] for row, size in zip(rows.split(longest), sizes, strict=True)], out=out)
     else:
         gather_into_parts(data, out.split(list(sizes)), group)
 
@@ -293,6 +272,31 @@ def send_and_receive(
         ]
         for work in dist.batch_isend_irecv(ops) if ops else []:
             work.wait()
+
+
+def swap(sends: Mapping[int, SerializedTree], sizes: Mapping[int, int], group: Group) -> dict[int, Any]:
+    """Send a tree to each of some ranks, and return by rank what comes; what a rank has for itself is copied.
+
+    Args:
+        sends: By global rank.
+        sizes: By global rank, how many bytes the manifest has that comes from it.
+        group: Among whom; the ranks are connected.
+    """
+    wires = {rank: to_wire(bytes(size), group) for rank, size in sizes.items() if rank != group.rank}
+    others = {rank: payload for rank, payload in sends.items() if rank != group.rank}
+    announced = [(rank, to_wire(payload.manifest, group)) for rank, payload in others.items()]
+    send_and_receive(announced, list(wires.items()), group)
+    manifests = {rank: to_bytes(wire) for rank, wire in wires.items()}
+    rows = {rank: new_buffers(read_metas(manifest), group) for rank, manifest in manifests.items()}
+    send_and_receive(
+        [(rank, buffer) for rank, payload in others.items() for buffer in payload.buffers],
+        [(rank, buffer) for rank, row in rows.items() for buffer in row],
+        group,
+    )
+    if group.rank in sends:
+        own = sends[group.rank]  # whose buffers may share memory with the input
+        manifests[group.rank], rows[group.rank] = own.manifest, [buffer.clone() for buffer in own.buffers]
+    return {rank: deserialize(manifest, rows[rank], group) for rank, manifest in manifests.items()}
 
 
 def new_buffers(metas: Sequence[Any], group: Group) -> list[Tensor]:

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import torch
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import FrameType, TracebackType
 
-    from rankwise.runtime.control import Control
+    from rankwise.runtime.groups import Group
 
 Checking = Literal["full", "calls", "off"]
 
@@ -57,19 +57,6 @@ _LOST = (
     "communicator was aborted",
 )
 _LATE = ("imed out", "timeout")
-
-
-class Members(Protocol):
-    """What the ranks that compare have in common: a ``Group``."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]: ...  # noqa: D102
-    @property
-    def rank(self) -> int: ...  # noqa: D102
-    @property
-    def timeout_s(self) -> float: ...  # noqa: D102
-    @property
-    def control(self) -> Control | None: ...  # noqa: D102
 
 
 def set_checking(level: Checking) -> Checking:
@@ -141,7 +128,7 @@ def _is_name(site: str) -> bool:
     return site.startswith("'")
 
 
-def agree(group: Members, call: str, *, site: str, must: Mapping[str, Any], may: Any = None,
+def agree(group: Group, call: str, *, site: str, must: Mapping[str, Any], may: Any = None,
           fault: CollectiveError | None = None, timeout_s: float | None = None) -> list[Any] | None:  # fmt: skip
     """Make sure that all ranks of a group are about to do the same.
 
@@ -199,7 +186,7 @@ def agree(group: Members, call: str, *, site: str, must: Mapping[str, Any], may:
     return [one[1] for one in seen]
 
 
-def naming(group: Members, what: str) -> AbstractContextManager[None]:
+def naming(group: Group, what: str) -> AbstractContextManager[None]:
     """Turn a lost connection, which torch tells as an address, into an error that says what was being done."""
     return naming_on(group.rank, what)
 
@@ -250,11 +237,11 @@ def show_site(site: str) -> str:
     return site if _is_name(site) else site.partition(" < ")[0]
 
 
-def _place(fault: CollectiveError, where: str, group: Members) -> CollectiveError:
+def _place(fault: CollectiveError, where: str, group: Group) -> CollectiveError:
     return CollectiveError(f"{where}: {fault.message}", rank=group.rank, hint=fault.hint)
 
 
-def _raise_faults(group: Members, call: str, seen: list[Any], sites: list[str]) -> None:
+def _raise_faults(group: Group, call: str, seen: list[Any], sites: list[str]) -> None:
     faults = {rank: one[2] for rank, one in zip(group.ranks, seen, strict=True) if one[2] is not None}
     if not faults:
         return
@@ -268,7 +255,7 @@ def _raise_faults(group: Members, call: str, seen: list[Any], sites: list[str]) 
     )
 
 
-def _raise_differences(group: Members, seen: list[dict[str, Any]], sites: list[str]) -> None:
+def _raise_differences(group: Group, seen: list[dict[str, Any]], sites: list[str]) -> None:
     """Raise the error for the first thing in which the calls differ, if they do."""
     keys = next((key for key in ("call", "site") if len({one.get(key) for one in seen}) > 1), None)
     key = keys or next((key for key in seen[0] if any(one.get(key) != seen[0][key] for one in seen)), None)

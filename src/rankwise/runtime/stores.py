@@ -6,8 +6,9 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qs, urlparse
 from urllib.request import url2pathname
 
@@ -58,13 +59,12 @@ class Place:
 
     def __str__(self) -> str:
         shown = {
-            "tcp": f"{self.host}:{self.port}",
-            "file": f"file://{self.path}",
             "given": "the given store",
             "alone": "nowhere",
             "env": "env://",
+            "file": f"file://{self.path}",
         }
-        return shown[self.kind]
+        return shown.get(self.kind, f"{self.host}:{self.port}")
 
 
 def find_place(init_method: str | None, store: dist.Store | None) -> Place | None:
@@ -87,13 +87,13 @@ def find_place(init_method: str | None, store: dist.Store | None) -> Place | Non
     if init_method is None:
         return None
     url = urlparse(init_method)
-    query = {
+    query: dict[str, Any] = {
         name: _to_int(name, values[-1])
         for name, values in parse_qs(url.query).items()
         if name in {"rank", "world_size"}
     }
     if url.scheme == "env":
-        return Place(kind="env", rank=query.get("rank"), world_size=query.get("world_size"))
+        return Place(kind="env", **query)
     if url.scheme == "tcp":
         return _find_tcp(init_method, url, query)
     if url.scheme == "file":
@@ -104,24 +104,24 @@ def find_place(init_method: str | None, store: dist.Store | None) -> Place | Non
     )
 
 
-def _find_file(init_method: str, url: ParseResult, query: dict[str, int]) -> Place:
+def _find_file(init_method: str, url: ParseResult, query: dict[str, Any]) -> Place:
     if url.netloc and os.name != "nt":
         raise UsageError(f"init_method={init_method!r} names the host {url.netloc!r} and the path {url.path!r}",
                          hint=f"write file:///{url.netloc}{url.path}, with three slashes")  # fmt: skip
     if not url.path.strip("/"):
         raise UsageError(f"init_method={init_method!r} has no path", hint="write file:///folder/file")
     path = url2pathname(url.netloc + url.path) if os.name == "nt" else url.path
-    return Place(kind="file", path=path, rank=query.get("rank"), world_size=query.get("world_size"))
+    return Place(kind="file", path=path, **query)
 
 
-def _find_tcp(init_method: str, url: ParseResult, query: dict[str, int]) -> Place:
+def _find_tcp(init_method: str, url: ParseResult, query: dict[str, Any]) -> Place:
     try:
         host, port = url.hostname, url.port
     except ValueError as error:
         raise UsageError(f"init_method={init_method!r}: {error}", hint="write tcp://HOST:PORT") from error
     if not host or not port:
         raise UsageError(f"init_method={init_method!r} lacks host or port", hint="write tcp://HOST:PORT")
-    return Place(kind="tcp", host=host, port=port, rank=query.get("rank"), world_size=query.get("world_size"))
+    return Place(kind="tcp", host=host, port=port, **query)
 
 
 def _to_int(name: str, text: str) -> int:
@@ -183,24 +183,13 @@ def open_store(
     addresses = _resolve(place, rank)
     options = {} if is_on("USE_LIBUV", default=os.name != "nt") else {"use_libuv": False}
     timeout = timedelta(seconds=timeout_s)
+    make = partial(dist.TCPStore, place.host, place.port, None, timeout=timeout, **options)
     if rank != 0 or place.is_served:
         _wait_listening(place, addresses, rank, timeout_s, clock, notice)
         # It listens, and may yet be stopped: then the constructor, and all of its calls, would block for ever.
-        return call_within(
-            min(timeout_s, _ANSWER_S),
-            lambda: dist.TCPStore(place.host, place.port, None, is_master=False, timeout=timeout, **options),
-        )
+        return call_within(min(timeout_s, _ANSWER_S), lambda: make(is_master=False))
     try:
-        return dist.TCPStore(
-            place.host,
-            place.port,
-            None,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            multi_tenant=True,
-            **options,
-        )
+        return make(is_master=True, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
         if "EADDRINUSE" not in str(error) and "ddress already in use" not in str(error):
             raise RendezvousError(f"rank 0 can't serve the store at {place}: {_first_line(error)}", rank=rank,
@@ -258,10 +247,8 @@ def _open_file(place: Place, rank: int, world_size: int) -> dist.Store:
             hint="all ranks need read and write access to it",
         ) from error
     # Written by torch after the handshake: whoever finds it has reached a meeting that is over.
-    if any(
-        trace in left
-        for trace in (b"default_pg", GROUP_PREFIX.encode(), MEETING_PREFIX.encode() + b"/verdict")
-    ):
+    traces = (b"default_pg", GROUP_PREFIX.encode(), MEETING_PREFIX.encode() + b"/verdict")
+    if any(trace in left for trace in traces):
         raise RendezvousError(f"{place} holds the traces of another run ({len(left)} bytes)", rank=rank,
                               hint=f"if that run is over: rm {place.path}; better use a new file for each run, or env://")  # fmt: skip
     if not path.parent.is_dir():
@@ -278,5 +265,4 @@ def _open_file(place: Place, rank: int, world_size: int) -> dist.Store:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

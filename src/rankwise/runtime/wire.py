@@ -16,7 +16,7 @@ from rankwise.runtime.nested import describe_leaf, find_unfit, from_tensor, kind
 from rankwise.runtime.signature import format_leaf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rankwise.runtime.groups import Group
 
@@ -24,8 +24,8 @@ Op = Literal["sum", "mean", "min", "max", "product", "any", "all"]
 OPS: tuple[str, ...] = get_args(Op)
 
 #: Tensors below this travel together, in flat buffers of at most the other.
-SMALL_BYTES = 1 << 20
-BUCKET_BYTES = 25 << 20
+_SMALL_BYTES = 1 << 20
+_BUCKET_BYTES = 25 << 20
 
 _HALVES = {torch.float16, torch.bfloat16}
 _FLOATS = {*_HALVES, torch.float32, torch.float64}
@@ -79,8 +79,8 @@ def check_leaf(path: str, leaf: Any, op: str) -> CollectiveError | None:
             f"{where} is a {type(leaf).__name__} ({repr(leaf)[:60]}), which can't be reduced",
             hint="pass tensors and numbers only; all_gather carries any object",
         )
-    if kind == "tensor" and (unfit := find_unfit(leaf)) is not None:
-        return CollectiveError(f"{where} {unfit.partition(': ')[0]}", hint=unfit.partition(": ")[2])
+    if (unfit := find_unfit(leaf, path)) is not None:
+        return unfit
     text = f"{where} is {format_leaf(describe_leaf(leaf))}"
     if kind == "int" and not -(1 << 63) <= leaf < 1 << 63:
         text = f"{text} of {leaf.bit_length()} bits, and 63 can be sent"
@@ -241,21 +241,31 @@ def native_op(op: str) -> Any:
 
 def plan_buckets(wires: Sequence[Wire]) -> list[list[int]]:
     """Return which wires travel together: small ones of one dtype, device and operation; equal on all ranks."""
-    plan: list[list[int]] = []
-    open_buckets: dict[tuple[Any, ...], tuple[list[int], int]] = {}
-    for index, wire in enumerate(wires):
-        size_bytes = wire.tensor.numel() * wire.tensor.element_size()
-        if size_bytes >= SMALL_BYTES:
-            plan.append([index])
+    tensors = ((wire.tensor, wire.op) for wire in wires)
+    return fill_buckets(
+        ((one.dtype, one.device, op), one.numel() * one.element_size()) for one, op in tensors
+    )
+
+
+def fill_buckets(items: Iterable[tuple[Any, int]]) -> list[list[int]]:
+    """Return which items travel together, by their numbers: small ones of one kind.
+
+    Args:
+        items: Kind and bytes of each.
+    """
+    buckets: list[list[int]] = []
+    open_buckets: dict[Any, tuple[list[int], int]] = {}
+    for index, (kind, size_bytes) in enumerate(items):
+        if size_bytes >= _SMALL_BYTES:
+            buckets.append([index])
             continue
-        key = (wire.tensor.dtype, wire.tensor.device, wire.op)
-        bucket, filled = open_buckets.get(key, ([], 0))
-        if not bucket or filled + size_bytes > BUCKET_BYTES:
+        bucket, filled = open_buckets.get(kind, ([], 0))
+        if not bucket or filled + size_bytes > _BUCKET_BYTES:
             bucket, filled = [], 0
-            plan.append(bucket)
+            buckets.append(bucket)
         bucket.append(index)
-        open_buckets[key] = (bucket, filled + size_bytes)
-    return plan
+        open_buckets[kind] = (bucket, filled + size_bytes)
+    return buckets
 
 
 def pack(wires: Sequence[Wire], *, in_place: bool = False) -> Tensor:
