@@ -276,7 +276,7 @@ def test_a_store_that_is_gone_matters_only_with_a_notice() -> None:
         )  # fmt: skip
         wait_until(lambda: client.check(["here/0"]))
         del server
-        wait_until(lambda: not watch.is_connected)
+        wait_until(lambda: bool(watch._trouble))
         assert not watch.should_stop()
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(CollectiveError) as caught:

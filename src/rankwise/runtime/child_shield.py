@@ -42,14 +42,12 @@ class ChildShield:
     """
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
-        self._numbers, self._parent, self._fork_ns = numbers, 0, 0
+        self._numbers, self._parent = numbers, 0
+        #: When the last fork was.
+        self.fork_ns = 0
         # Whom their parents have told to end, and when, in memory that a rank shares with all that it forks.
         self._told = mmap.mmap(-1, _NUM_SLOTS * _ENTRY.size)
         self._is_loader_worker = False
-
-    def note_fork(self) -> None:
-        """Before a fork: remember when it was."""
-        self._fork_ns = time.monotonic_ns()
 
     def cover_child(self, *, is_loader_worker: bool = False) -> None:
         """In a child: listen as a child does.
@@ -67,7 +65,7 @@ class ChildShield:
         has_parent, pid = os.getppid() == self._parent, os.getpid()
         told, at_ns = _ENTRY.unpack_from(self._told, pid % _NUM_SLOTS * _ENTRY.size)
         # An earlier process with this number may have been told.
-        if has_parent and not (told == pid and at_ns >= self._fork_ns):
+        if has_parent and not (told == pid and at_ns >= self.fork_ns):
             return
         if has_parent and self._is_loader_worker and number == signal.SIGTERM:
             # As torch's own handler does. By the signal, it would raise an error in the parent, which may be amid
@@ -103,8 +101,8 @@ def close_shield() -> None:
 
 
 def _note_fork() -> None:
-    if _active:
-        _active[-1].note_fork()
+    for shield in _active:
+        shield.fork_ns = time.monotonic_ns()
 
 
 def _cover(*, is_loader_worker: bool = False) -> None:

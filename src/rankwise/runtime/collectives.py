@@ -75,13 +75,6 @@ def barrier(
         )
     if members.device.type not in {"cpu", "meta"}:
         torch.accelerator.synchronize()
-    site = locate()
+    must = {"name": None if name is None else str(name)}
     # `may` is there so that a barrier is one too where comparing is off.
-    agree(
-        members,
-        "barrier",
-        site=site,
-        must={"name": None if name is None else str(name)},
-        may="",
-        timeout_s=given_s,
-    )
+    agree(members, "barrier", site=locate(), must=must, may="", timeout_s=given_s)

@@ -83,14 +83,11 @@ def connect(
     try:
         return call_within(bound_s, make, find_reason=peers.find_gone)
     except OverdueError as error:
-        is_late, reason = (
-            True,
-            str(error) if peers.gone else f"did not all connect within {round(bound_s, 1):g} s",
-        )
+        is_late = True
+        reason = str(error) if peers.gone else f"did not all connect within {round(bound_s, 1):g} s"
     except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and not any(
-            word in str(error).lower() for word in ("gloo", "connect")
-        ):
+        is_theirs = any(word in str(error).lower() for word in ("gloo", "connect"))
+        if not isinstance(error, dist.DistError) and not is_theirs:
             _abandon()
             raise
         reason = peers.find_gone(at_once=True) or f"could not all connect: {str(error).splitlines()[0]}"
@@ -145,17 +142,13 @@ class _Peers:
             return ""
         with suppress(OverdueError, RuntimeError):
             self._records = self._records or call_within(_ABANDON_S, self._read)
-        gone = [
-            record["rank"] for record in self._records if record["rank"] != self._rank and is_gone(record)
-        ]
+        gone = [one["rank"] for one in self._records if one["rank"] != self._rank and is_gone(one)]
         # Who has left because of somebody else is not the one to look at.
         with suppress(OverdueError, RuntimeError):
             left = call_within(_ABANDON_S, partial(self._find_left, gone)) if len(gone) > 1 else set()
             gone = [rank for rank in gone if rank not in left] or gone
         self.gone = sorted(gone)
-        if not gone:
-            return ""
-        return f"{name_ranks(self.gone)} ended before all were connected"
+        return f"{name_ranks(self.gone)} ended before all were connected" if gone else ""
 
     def give_up(self) -> None:
         """Tell the others that this rank leaves because of a peer, before it does."""

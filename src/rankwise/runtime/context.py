@@ -231,16 +231,11 @@ class RankContext:
         Returns:
             The number that this rank was seeded with.
         """
-        own = derive_seed(seed, "all") if same else derive_seed(seed, self._find_seeded())
+        stage = self._meshes[0].position["pipeline"] if self._meshes else 0
+        # Without a mesh that is the rank; on one it numbers those that draw their own.
+        own = derive_seed(seed, "all" if same else stage * self.data_size + self.data_rank)
         seed_all(own)
         return own
-
-    def _find_seeded(self) -> int:
-        """Return the first rank of those that must draw the same."""
-        if not self._meshes:
-            return self.rank
-        mesh = self._meshes[0]
-        return mesh.position["pipeline"] * mesh.data_size + mesh.data_rank
 
     def plan_batch(
         self, *, global_size: int | None = None, per_rank: int | None = None, micro_size: int | None = None
@@ -377,10 +372,8 @@ class RankContext:
         """
         if not self._stop:
             return
-        watch = self._stop[0]
-        answers = self.control.exchange(
-            (watch.was_asked, watch.has_notice), what="forgetting a request to stop"
-        )
+        facts = (self._stop[0].was_asked, self._stop[0].has_notice)
+        answers = self.control.exchange(facts, what="forgetting a request to stop")
         if any(asked for asked, _ in answers) and not any(noticed for _, noticed in answers):
             self._stop.pop().forget()
             self.listen_for_stop()

@@ -95,7 +95,7 @@ class Control:
         """
         self._check_open()
         if self._group is not None:
-            self._post(_name(text, what, kind), what, None)
+            self._post(f"{kind or what.partition(' ')[0]}\n{text}", what, None)
 
     def compare(
         self, text: str, *, what: str, kind: str | None = None, timeout_s: float | None = None
@@ -125,7 +125,7 @@ class Control:
             return None
         kind = kind or what.partition(" ")[0]
         # A digest is reduced over the ranks: equal on all of them exactly if the greatest is the smallest.
-        pending = self._post(_name(text, what, kind), what, timeout_s)
+        pending = self._post(f"{kind}\n{text}", what, timeout_s)
         assert pending.work is not None  # noqa: S101 - for the type checker
         self._wait(pending.work, what, timeout_s)
         if int(pending.seen[0]) == -int(pending.seen[1]):
@@ -142,7 +142,10 @@ class Control:
             seen = torch.tensor([digest, -digest])
             assert self._group is not None  # noqa: S101 - asked before
             self._num_calls += 1
-            work = self._group.allreduce([seen], _max(max(self.timeout_s, timeout_s or 0.0)))
+            options = dist.AllreduceOptions()
+            options.timeout = timedelta(seconds=max(self.timeout_s, timeout_s or 0.0))
+            options.reduceOp = dist.ReduceOp.MAX
+            work = self._group.allreduce([seen], options)
             pending = self._pending = _Pending(compared, what, seen, work)
         elif pending.work is None or pending.compared != compared:
             raise self._tell_pending(what, pending)
@@ -191,9 +194,8 @@ class Control:
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in self.ranks]
         self._num_calls += 1
-        self._wait(
-            self._group.allgather([lengths], [torch.tensor([data.numel()])]), what, timeout_s, is_last=False
-        )
+        work = self._group.allgather([lengths], [torch.tensor([data.numel()])])
+        self._wait(work, what, timeout_s, is_last=False)
         longest = max(int(length) for length in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: data.numel()] = data
@@ -241,18 +243,13 @@ class Control:
         self._group, self._is_closed = None, True
 
     def _check_open(self) -> None:
+        if not self._refusal and not self._is_closed:
+            return
+        text, hint = "this rank has left the job", "make the call before ctx.close(), or join again"
         if self._refusal:
-            raise UsageError(
-                self._refusal,
-                rank=self._rank,
-                hint="servers and workers exchange data through rankwise.parameter_server()",
-            )
-        if self._is_closed:
-            raise UsageError(
-                "this rank has left the job",
-                rank=self._rank,
-                hint="make the call before ctx.close(), or join again",
-            )
+            text = self._refusal
+            hint = "servers and workers exchange data through rankwise.parameter_server()"
+        raise UsageError(text, rank=self._rank, hint=hint)
 
     def _wait(self, work: dist.Work, what: str, timeout_s: float | None, *, is_last: bool = True) -> None:
         """Wait for all ranks; say where we are when it takes long, and who is missing when it takes too long."""
@@ -261,10 +258,9 @@ class Control:
         end, is_reported = self._clock.monotonic() + bound_s, False
         while True:
             left_s = end - self._clock.monotonic()
+            step_s = left_s if is_reported else min(left_s, patience_s)
             try:
-                work.wait(
-                    timedelta(seconds=max(0.001, min(left_s, patience_s) if not is_reported else left_s))
-                )
+                work.wait(timedelta(seconds=max(0.001, step_s)))
             except RuntimeError as error:
                 if _FAILED_LATE in str(error):
                     self._pending = _Pending("", what, torch.empty(0), None)
@@ -307,26 +303,12 @@ class Control:
                 rank=self._rank,
                 hint="the process that serves the store is stopped or gone: look at rank 0's host first",
             )
-        missing = [
-            (rank, word) for rank, word in zip(others, words, strict=True) if word[0] < self._num_calls
-        ]
+        pairs = zip(others, words, strict=True)
+        missing = [(rank, last) for rank, (number, last) in pairs if number < self._num_calls]
         names = name_ranks([rank for rank, _ in missing]) if missing else "some rank"
-        last = "".join(
-            f"; rank {rank} last waited in {word[1]}" for rank, word in missing[:_MOST_SHOWN] if word[1]
-        )
+        shown = (f"; rank {rank} last waited in {last}" for rank, last in missing[:_MOST_SHOWN] if last)
         return CollectiveTimeoutError(
-            f"{what}: after {round(waited_s, 1):g} s not entered by {names}{last}",
+            f"{what}: after {round(waited_s, 1):g} s not entered by {names}{''.join(shown)}",
             rank=self._rank,
             hint="every rank must make this call: look for a branch, an early return or an exception on the ranks named here",
         )
-
-
-def _name(text: str, what: str, kind: str | None) -> str:
-    return f"{kind or what.partition(' ')[0]}\n{text}"
-
-
-def _max(timeout_s: float) -> dist.AllreduceOptions:
-    options = dist.AllreduceOptions()
-    options.timeout = timedelta(seconds=timeout_s)
-    options.reduceOp = dist.ReduceOp.MAX
-    return options

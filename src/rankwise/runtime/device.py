@@ -27,7 +27,9 @@ def choose_device(wanted: str | torch.device | None, local_rank: int, rank: int)
     if device.type == "cpu":
         return device
     num_devices = torch.accelerator.device_count()
-    index = _choose_index(device, local_rank, num_devices)
+    # One device each, as with --virtual-local-rank or Slurm's --gpus-per-task: every rank sees its own as number 0.
+    # If they do share one after all, the handshake sees the same UUID twice.
+    index = device.index if device.index is not None else 0 if num_devices == 1 else local_rank
     if index >= num_devices:
         visible = get("CUDA_VISIBLE_DEVICES")
         shown = f" (CUDA_VISIBLE_DEVICES={visible})" if visible else ""
@@ -66,14 +68,6 @@ def find_kind(wanted: str | torch.device | None, rank: int) -> torch.device:
             hint="pass device='cpu', or install a torch that is built for it and check the driver",
         )
     return device
-
-
-def _choose_index(device: torch.device, local_rank: int, num_devices: int) -> int:
-    if device.index is not None:
-        return int(device.index)
-    # One device each, as with --virtual-local-rank or Slurm's --gpus-per-task: every rank sees its own as number 0.
-    # If they do share one after all, the handshake sees the same UUID twice.
-    return 0 if num_devices == 1 else local_rank
 
 
 def choose_backend(wanted: str | None, device: torch.device, rank: int) -> str:

@@ -171,12 +171,9 @@ class _AllGather(torch.autograd.Function):  # type: ignore[misc]
         row = tail.numel()
         with naming(group, f"{call.name} at {show_site(call.site)}"):
             out = data.new_empty(sum(call.rows) * row)
-            serialization.all_gather_into_bytes(
-                serialization.as_bytes(out),
-                serialization.as_bytes(data),
-                [n * row * x.element_size() for n in call.rows],
-                group,
-            )
+            sizes = [n * row * x.element_size() for n in call.rows]
+            sent, came = serialization.as_bytes(data), serialization.as_bytes(out)
+            serialization.all_gather_into_bytes(came, sent, sizes, group)
         return out.view(sum(call.rows), *tail).to(x.device)
 
     backward = staticmethod(once_differentiable(_gather_back))

@@ -147,31 +147,27 @@ def new_group(ranks: Sequence[int], *, timeout_s: float | timedelta | None = Non
     given_s = world.timeout_s if timeout_s is None else read_seconds(timeout_s)
     bound_s = world.timeout_s if given_s is None else given_s
     members: list[Any] = list(ranks) if hasattr(ranks, "__iter__") else [ranks]
-    agree(
-        world,
-        "new_group",
-        site=locate(),
-        must={"ranks": str(sorted(members, key=str)), "timeout": bound_s},
-        fault=_find_fault(members, world) if given_s is not None else _refuse_timeout(timeout_s),
-    )
+    fault = _find_fault(members, world)
+    if given_s is None:
+        hint = "pass seconds above 0, or a timedelta, the same on every rank"
+        fault = CollectiveError(f"timeout_s is {timeout_s!r}", hint=hint)
+    must = {"ranks": str(sorted(members, key=str)), "timeout": bound_s}
+    agree(world, "new_group", site=locate(), must=must, fault=fault)
     members = sorted(int(rank) for rank in members)
     number = next(_numbers)
-    if world.size == 1:
-        made: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (world.process_group, None)
-    else:
-        made = _make(world, members, bound_s)
-    inside = world.rank in members
+    made, side = _make(world, members, bound_s) if world.size > 1 else (world.process_group, None)
     store = dist.PrefixStore(f"group/{number}", current().store)
-    side = made[1] if len(members) > 1 else None
+    control = Control(
+        side if len(members) > 1 else None, ranks=members, rank=world.rank, store=store, timeout_s=bound_s
+    )
+    inside = world.rank in members
     return Group(
         ranks=tuple(members),
         rank=world.rank,
         device=world.device,
         timeout_s=bound_s,
-        process_group=made[0] if inside else None,
-        control=Control(side, ranks=members, rank=world.rank, store=store, timeout_s=bound_s)
-        if inside
-        else None,
+        process_group=made if inside else None,
+        control=control if inside else None,
     )
 
 
@@ -196,12 +192,6 @@ def _make(world: Group, members: list[int], bound_s: float) -> tuple[dist.Proces
         ) from None
 
 
-def _refuse_timeout(timeout_s: object) -> CollectiveError:
-    return CollectiveError(
-        f"timeout_s is {timeout_s!r}", hint="pass seconds above 0, or a timedelta, the same on every rank"
-    )
-
-
 def _find_fault(members: list[Any], world: Group) -> CollectiveError | None:
     wrong = [
         rank
@@ -211,10 +201,8 @@ def _find_fault(members: list[Any], world: Group) -> CollectiveError | None:
     if not members:
         text, hint = "no ranks", "name one member at least; ranks outside still call with the same list"
     elif wrong:
-        text, hint = (
-            f"{wrong[0]!r}, which is not a rank of this job",
-            f"ranks are {name_ranks(world.ranks)}",
-        )
+        text = f"{wrong[0]!r}, which is not a rank of this job"
+        hint = f"ranks are {name_ranks(world.ranks)}"
     elif len(set(members)) < len(members):
         twice = next(rank for rank in members if members.count(rank) > 1)
         text, hint = f"rank {twice} twice", "name each member once"

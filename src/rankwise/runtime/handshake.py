@@ -100,9 +100,8 @@ def shake_hands(
 
 def _let_all_hear(registry: RendezvousRegistry, kind: str, clock: Clock, *, serves: bool) -> None:
     """Keep the store until the others have read the verdict too, those included that are just coming."""
-    with suppress(
-        Exception
-    ):  # the server may be gone, and stores have errors of their own: the verdict matters more
+    # The server may be gone, and stores have errors of their own: the verdict matters more.
+    with suppress(Exception):
         num_heard, num_came = registry.count_readers(1)
         num_awaited = 0 if kind in {"absent", "gone"} else int(registry.record["world_size"])
         end = clock.monotonic() + _FAREWELL_S

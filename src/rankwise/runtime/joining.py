@@ -7,7 +7,8 @@ import logging
 import socket
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,7 +34,7 @@ from rankwise.runtime.rank_identity import identify
 from rankwise.runtime.stores import GROUP_PREFIX, MEETING_PREFIX, Place, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
     from datetime import timedelta
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -222,11 +223,9 @@ def _check_gloo_interface(backend: str, rank: int) -> None:
     names = [name for _, name in socket.if_nameindex()]
     missing = [name for name in wanted.split(",") if name not in names]
     if missing:
-        how = (
-            "Gloo knows no exclusions (^) and no prefixes, as NCCL does: name one interface"
-            if wanted[0] in "^="
-            else "name one of these, or unset it"
-        )
+        how = "name one of these, or unset it"
+        if wanted[0] in "^=":
+            how = "Gloo knows no exclusions (^) and no prefixes, as NCCL does: name one interface"
         raise UsageError(
             f"GLOO_SOCKET_IFNAME={wanted}: this host has no interface {', '.join(missing)}, but {', '.join(names)}",
             rank=rank,
@@ -244,23 +243,12 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
         elif place.kind == "alone":
             raw = dist.HashStore()
         else:
-            raw = call_within(
-                bound_s + _GRACE_S,
-                lambda: open_store(
-                    place,
-                    rank=it.rank,
-                    world_size=it.world_size,
-                    timeout_s=bound_s,
-                    clock=SYSTEM_CLOCK,
-                    notice=_say,
-                ),
-            )
+            opening = partial(open_store, place, rank=it.rank, world_size=it.world_size, timeout_s=bound_s)
+            raw = call_within(bound_s + _GRACE_S, partial(opening, clock=SYSTEM_CLOCK, notice=_say))
         store = dist.PrefixStore(f"{place.attempt}.{generation}", raw)
         if place.kind == "alone" or request.role is not None or get("RANKWISE_HANDSHAKE") in {"0", "off"}:
-            nodes = [[0]] if place.kind == "alone" else None
-            return store, Meeting(
-                ranks_by_node=nodes, num_nodes=it.num_nodes or 1, clock_skew_s=None, doubts=()
-            )
+            nodes, num_nodes = [[0]] if place.kind == "alone" else None, it.num_nodes or 1
+            return store, Meeting(ranks_by_node=nodes, num_nodes=num_nodes, clock_skew_s=None, doubts=())
         meeting = call_within(
             bound_s + _GRACE_S,
             lambda: shake_hands(
@@ -280,12 +268,10 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
 
 def _count_meeting(place: Place, given: dist.Store | None) -> int:
     """Return how often this process has met others here already: each time under a prefix of its own."""
-    if given is not None:
-        _given[given] = _given.get(given, -1) + 1
-        return _given[given]
-    label = f"{place}#{place.attempt}"
-    _meetings[label] = _meetings.get(label, -1) + 1
-    return _meetings[label]
+    counts: MutableMapping[Any, int] = _meetings if given is None else _given
+    key = f"{place}#{place.attempt}" if given is None else given
+    counts[key] = counts.get(key, -1) + 1
+    return counts[key]
 
 
 def _report(meeting: Meeting, it: Identity) -> None:

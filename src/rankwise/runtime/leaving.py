@@ -43,8 +43,7 @@ def wait_until_connected(store: Store, world_size: int) -> None:
 def leave_store(store: Store, world_size: int, *, serves: bool) -> None:
     """Count ourselves out; whoever serves the store keeps it until the others are out too, or for some seconds."""
     with suppress(RuntimeError):
-        num_left = store.add("left", 1)
+        store.add("left", 1)
         end = SYSTEM_CLOCK.monotonic() + _LEAVE_S
-        while serves and num_left < world_size and SYSTEM_CLOCK.monotonic() < end:
+        while serves and store.add("left", 0) < world_size and SYSTEM_CLOCK.monotonic() < end:
             SYSTEM_CLOCK.sleep(_POLL_S)
-            num_left = store.add("left", 0)

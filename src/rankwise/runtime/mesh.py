@@ -106,7 +106,8 @@ def lay_mesh(ctx: RankContext, wanted: Mapping[str, int] | DeviceMesh) -> Mesh:
         sizes = {axis: degrees[axis] for axis in AXES if axis in {*sizes, "shard"}}
     sizes = sizes or {"replicate": 1}
     device_mesh = init_device_mesh(ctx.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    _set_timeouts(device_mesh, ctx.timeout_s)
+    for dim in range(device_mesh.ndim):  # torch gives the groups of a mesh the backend's default
+        set_timeout(timedelta(seconds=ctx.timeout_s), device_mesh.get_group(dim))
     if ctx.is_main and ctx.local_world_size % degrees["tensor"] and ctx.num_nodes > 1:
         ctx.print(
             f"rankwise: warning: the tensor axis of {degrees['tensor']} ranks spans hosts of {ctx.local_world_size}: each layer waits for the network between them"
@@ -238,9 +239,3 @@ def _make(ctx: RankContext, degrees: dict[str, int], device_mesh: DeviceMesh) ->
         device_mesh=device_mesh,
         data_ranks=tuple(grid[0, :, :, 0].flatten().tolist()),
     )
-
-
-def _set_timeouts(device_mesh: DeviceMesh, timeout_s: float) -> None:
-    """Let the groups of a mesh wait as long as the job's: torch gives them the backend's default."""
-    for dim in range(device_mesh.ndim):
-        set_timeout(timedelta(seconds=timeout_s), device_mesh.get_group(dim))

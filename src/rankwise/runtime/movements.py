@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ from rankwise.runtime.reductions import check_root
 from rankwise.runtime.signature import agree, locate, naming, show_site
 from rankwise.runtime.targets import find_target_fault
 from rankwise.runtime.temporaries import find_temporary
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @eager
@@ -100,20 +97,15 @@ def _broadcast_in_place(
 ) -> None:
     members, site = resolve_group(group), locate(name)
     tree, leaves, endless = open_tree(tree)
+    fault = endless or check_root(root, members)
     # The root only gives: what it passes may well be a temporary.
-    fault = find_target_fault(leaves, None if members.rank == root else temporary, "broadcast")
+    fault = fault or find_target_fault(leaves, None if members.rank == root else temporary, "broadcast")
     must = {
         "root": repr(root),
         "tree": describe_structure(tree),
         "leaves": [[path, describe_leaf(leaf)] for path, leaf in leaves],
     }
-    agree(
-        members,
-        "broadcast_",
-        site=site,
-        must=must,
-        fault=endless or check_root(root, members) or fault or find_unfit_leaf(tree),
-    )
+    agree(members, "broadcast_", site=site, must=must, fault=fault or find_unfit_leaf(tree))
     if members.size == 1:
         return
     is_root = members.rank == root
@@ -187,10 +179,8 @@ def _gather(tree: Any, root: int | None, *, concat: bool, group: Group, site: st
     payload, unpicklable = serialize_or_explain(tree, group) if fault is None else (None, None)
     must: dict[str, Any] = {"root": None if root is None else repr(root), "concat": bool(concat)}
     if concat:
-        must |= {
-            "tree": describe_structure(tree),
-            "leaves": [[path, describe_rows(leaf, "any")] for path, leaf in own],
-        }
+        must["tree"] = describe_structure(tree)
+        must["leaves"] = [[path, describe_rows(leaf, "any")] for path, leaf in own]
     leaves = [leaf for _, leaf in own]
     only_tensors = all(kind_of(leaf) in {"tensor", "array"} for leaf in leaves)
     # Only whether it differs matters here: what it is follows in the manifests.
@@ -198,16 +188,12 @@ def _gather(tree: Any, root: int | None, *, concat: bool, group: Group, site: st
     may = hashlib.blake2b(layout.encode(), digest_size=16).hexdigest()
     answers = agree(group, call, site=site, must=must, may=may, fault=fault or unpicklable)
     assert payload is not None  # noqa: S101 - else there was a fault, and agree() has raised
-    if group.size == 1:
-        trees: list[Any] | None = [copy_tree(tree)]
-    else:
+    trees: list[Any] | None = [copy_tree(tree)] if group.size == 1 else None
+    if group.size > 1:
         with naming(group, f"{call} at {show_site(site)}"):
-            alike = answers is None and only_tensors
             move = _all_gather_serialized if root is None else _gather_serialized
-            trees = move(tree, payload, root, group, alike=alike)
-    if trees is None:
-        return None
-    return _concatenate(trees) if concat else trees
+            trees = move(tree, payload, root, group, alike=answers is None and only_tensors)
+    return _concatenate(trees) if concat and trees is not None else trees
 
 
 def _all_gather_serialized(
@@ -224,10 +210,8 @@ def _all_gather_serialized(
     wire = serialization.to_wire(payload.manifest, group)
     manifests = [serialization.to_bytes(part) for part in serialization.all_gather_bytes(wire, sizes, group)]
     # Ranks may hold different numbers of tensors: what leaves from one kind of device is one stream.
-    lengths = [
-        list(zip(serialization.count_bytes(metas), _carriers(metas, group), strict=True))
-        for metas in map(serialization.read_metas, manifests)
-    ]
+    found = [serialization.list_buffers(serialization.read_metas(one), group) for one in manifests]
+    lengths = [[(size, device.type) for size, device in row] for row in found]
     streams: dict[str, list[Tensor]] = {}
     for device in sorted({name for row in lengths for _, name in row}):
         own = [buffer for buffer in payload.buffers if buffer.device.type == device]
@@ -244,10 +228,6 @@ def _all_gather_serialized(
         buffers = [next(pieces[device]) for _, device in row]
         trees.append(serialization.deserialize(manifest, buffers, group))
     return trees
-
-
-def _carriers(metas: Sequence[Any], group: Group) -> list[str]:
-    return [choose_carrier(group, metas[bucket[0]][2]).type for bucket in serialization.plan(metas)]
 
 
 def _gather_serialized(
@@ -289,9 +269,7 @@ def _join_leaves(column: list[Any]) -> Any:
 def find_unfit_leaf(tree: Any) -> CollectiveError | None:
     """Return the error for the first tensor that can't travel at all, or for containers without an end."""
     _, leaves, fault = open_tree(tree)
-    if fault is not None:
-        return fault
-    return next(filter(None, (find_unfit(leaf, path) for path, leaf in leaves)), None)
+    return fault or next(filter(None, (find_unfit(leaf, path) for path, leaf in leaves)), None)
 
 
 def serialize_or_explain(

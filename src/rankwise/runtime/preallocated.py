@@ -89,30 +89,20 @@ def _gather_into(
     fault = endless or endless_out or (None if root is None else check_root(root, members))
     fault = fault or _find_source_fault(leaves)
     if fault is None and holds:
-        fault = _find_fault(
-            leaves,
-            targets,
-            temporary,
-            call.removesuffix("_into"),
-            same=describe_structure(out) == describe_structure(tree),
-        )
-    pairs: Pairs = (
-        []
-        if fault
-        else [(path, leaf, targets[i][1] if holds else None) for i, (path, leaf) in enumerate(leaves)]
-    )
+        same = describe_structure(out) == describe_structure(tree)
+        fault = _find_fault(leaves, targets, temporary, call.removesuffix("_into"), same=same)
+    pairs: Pairs = []
+    if fault is None:
+        pairs = [(path, leaf, targets[i][1] if holds else None) for i, (path, leaf) in enumerate(leaves)]
     own = [count_rows(leaf) for _, leaf, _ in pairs]
     given = [None if target is None else target.shape[0] for _, _, target in pairs]
     # Told only if it does not fit equal rows: then equal calls have equal texts, and one comparison will do.
-    odd = [
-        None if rows is None or rows == mine * members.size else rows
-        for rows, mine in zip(given, own, strict=True)
-    ]
+    fitting = [mine * members.size for mine in own]
+    odd = [None if rows == fits else rows for rows, fits in zip(given, fitting, strict=True)]
     must = {"root": None if root is None else repr(root), "tree": describe_structure(tree)}
     must["leaves"] = [[path, describe_rows(leaf)] for path, leaf in leaves]  # type: ignore[assignment]
-    answers = (
-        agree(members, call, site=site, must=must, may=[own, odd], fault=fault) or [[own, odd]] * members.size
-    )
+    answers = agree(members, call, site=site, must=must, may=[own, odd], fault=fault)
+    answers = answers or [[own, odd]] * members.size
     _check_totals(call, site, [path for path, _, _ in pairs], answers, root, members)
     with naming(members, f"{call} at {show_site(site)}"):
         if root is not None:
@@ -193,11 +183,7 @@ def _move(leaf: Tensor, target: Tensor | None, rows: Sequence[int], root: int | 
         else:
             serialization.send_and_receive([(int(root or 0), data)], [], group)
         return
-    row_bytes = (
-        data.numel() // max(1, count_rows(leaf))
-        if leaf.numel()
-        else target[:1].numel() * target.element_size()
-    )
+    row_bytes = target[:1].numel() * target.element_size()
     sizes = [row_bytes * count for count in rows]
     direct = target.device.type == carrier.type
     room = target.detach() if direct else torch.empty_like(target, device=carrier)
@@ -207,12 +193,8 @@ def _move(leaf: Tensor, target: Tensor | None, rows: Sequence[int], root: int | 
     elif root is None:
         serialization.all_gather_into_bytes(flat, data, sizes, group)
     elif as_one:
-        dist.gather(
-            data,
-            list(flat.split(sizes)) if data.numel() else [data] * group.size,
-            dst=root,
-            group=group.process_group,
-        )
+        parts = list(flat.split(sizes)) if data.numel() else [data] * group.size
+        dist.gather(data, parts, dst=root, group=group.process_group)
     else:
         parts = list(flat.split(sizes))
         parts[group.position].copy_(data)

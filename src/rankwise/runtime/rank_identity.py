@@ -54,9 +54,7 @@ def _read(rank: int | None, world_size: int | None, env: dict[str, str]) -> Iden
     # Whoever passes both knows better than a cluster's variables: mp.spawn within a step of Slurm. But the names
     # RANK and WORLD_SIZE mean just what the arguments mean.
     given = rank is not None and world_size is not None
-    identity = read_identity(
-        {name: value for name, value in env.items() if name in _TORCH_NAMES} if given else env
-    )
+    identity = read_identity({name: env[name] for name in _TORCH_NAMES & env.keys()} if given else env)
     if identity is None:
         return _from_arguments(rank, world_size, env)
     _merge(identity.names[0], rank, identity.rank, "the call", "the environment")

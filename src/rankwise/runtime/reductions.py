@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +36,7 @@ from rankwise.runtime.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: In torch 2.8 Gloo's reduce_scatter sums, whatever is asked for: a maximum of 2, 3 and 4 is 9.
 _GLOO_SCATTERS_SUMS = torch.torch_version.TorchVersion(torch.__version__) < (2, 9)
@@ -201,12 +202,10 @@ def reduce_scatter(
     cut, fault = cut_slots(slots, members)
     cut, leaves, endless = open_tree(cut)
     odd = _agree(members, "reduce_scatter", site, cut, leaves, op=op, fault=fault or endless)
-    masks = _reduce_masks(members, f"reduce_scatter at {show_site(site)}", leaves, odd)
-    per_slot = [
-        [encode(path, leaf, op, members, precise=precise) for path, leaf in flatten(slot)] for slot in cut
-    ]
-    own = per_slot[members.position]
     what = f"reduce_scatter at {show_site(site)}"
+    masks = _reduce_masks(members, what, leaves, odd)
+    per_slot = [_encode_all(flatten(slot), op, members, precise=precise) for slot in cut]
+    own = per_slot[members.position]
     with naming(members, what):
         flats = _scatter_sums(members, per_slot)
     with _telling_all(members, "reduce_scatter", site, leaves, op):
@@ -222,9 +221,8 @@ def cut_slots(slots: Any, group: Group) -> tuple[list[Any], CollectiveError | No
         if slots.dim() == 0 or slots.shape[0] % group.size:
             text = f"a tensor of shape {tuple(slots.shape)}, whose dim 0 can't be split into {group.size} equal parts"
             return [], CollectiveError(f"got {text}", hint="pass a list with one tensor for each rank")
-        return list(slots.detach().chunk(group.size)) if slots.shape[0] else [
-            slots.detach()
-        ] * group.size, None
+        whole = slots.detach()
+        return list(whole.chunk(group.size)) if len(whole) else [whole] * group.size, None
     if not isinstance(slots, (list, tuple)):
         text = f"got a {type(slots).__name__} instead of a list with one slot for each rank"
     elif len(slots) != group.size:
@@ -249,11 +247,8 @@ def check_root(root: Any, group: Group) -> CollectiveError | None:
 def _agree(group: Group, call: str, site: str, tree: Any, leaves: Leaves, *, op: str,
            fault: CollectiveError | None = None, **more: Any) -> list[int]:  # fmt: skip
     """Compare the call; return the leaves that hold NaN on some rank, where that matters."""
-    wrong = (
-        fault
-        or check_op(op)
-        or next(filter(None, (check_leaf(path, leaf, op) for path, leaf in leaves)), None)
-    )
+    unfit = (check_leaf(path, leaf, op) for path, leaf in leaves)
+    wrong = fault or check_op(op) or next(filter(None, unfit), None)
     must = {
         "op": op,
         "tree": describe_structure(tree),
@@ -264,11 +259,9 @@ def _agree(group: Group, call: str, site: str, tree: Any, leaves: Leaves, *, op:
         **more,
     }
     # Backends lose NaN in a minimum or maximum, or keep it, by the order of the ranks; torch.max keeps it.
-    own = (
-        None
-        if op not in {"min", "max"}
-        else [i for i, (_, leaf) in enumerate(leaves) if not wrong and has_nan(leaf)]
-    )
+    own = None
+    if op in {"min", "max"}:
+        own = [i for i, (_, leaf) in enumerate(leaves) if not wrong and has_nan(leaf)]
     answers = agree(group, call, site=site, must=must, may=own, fault=wrong)
     return sorted({index for one in answers if one for index in one}) if answers else own or []
 
@@ -308,21 +301,20 @@ def _reduce_leaves(
     root: int | None = None,
     in_place: bool = False,
 ) -> list[Any]:
-    wires = [encode(path, leaf, op, group, precise=precise) for path, leaf in leaves]
+    wires = _encode_all(leaves, op, group, precise=precise)
     plan = plan_buckets(wires)
     flats = [pack([wires[index] for index in bucket], in_place=in_place) for bucket in plan]
     if group.size > 1:
         with naming(group, what):
-            _wait(
-                [
-                    _launch(flat, wires[bucket[0]].op, group, root)
-                    for flat, bucket in zip(flats, plan, strict=True)
-                    if flat.numel()
-                ]
-            )
+            pairs = zip(flats, plan, strict=True)
+            _wait([_launch(flat, wires[one[0]].op, group, root) for flat, one in pairs if flat.numel()])
     if root is not None and group.rank != root:
         return []
     return _finish(group, what, wires, plan, flats)
+
+
+def _encode_all(leaves: Leaves, op: str, group: Group, *, precise: bool) -> list[Wire]:
+    return [encode(path, leaf, op, group, precise=precise) for path, leaf in leaves]
 
 
 def _launch(flat: Tensor, op: str, group: Group, root: int | None) -> Any:
@@ -352,34 +344,25 @@ def _finish(
 def _scatter_sums(group: Group, per_slot: list[list[Wire]]) -> list[Tensor]:
     """Reduce each slot's buckets to its rank; returns our own slot's."""
     plans = [plan_buckets(wires) for wires in per_slot]
-    packed = [
-        [pack([wires[i] for i in bucket]) for bucket in plan]
-        for plan, wires in zip(plans, per_slot, strict=True)
-    ]
+    slots = list(zip(plans, per_slot, strict=True))
+    packed = [[pack([wires[i] for i in bucket]) for bucket in plan] for plan, wires in slots]
     own = packed[group.position]
     if group.size == 1:
         return own
-    ops = [[wires[bucket[0]].op for bucket in plan] for plan, wires in zip(plans, per_slot, strict=True)]
+    ops = [[wires[bucket[0]].op for bucket in plan] for plan, wires in slots]
     layouts = [[(flat.shape, flat.dtype, flat.device) for flat in flats] for flats in packed]
     is_even = all(layout == layouts[0] for layout in layouts) and all(names == ops[0] for names in ops)
     only_sums = _GLOO_SCATTERS_SUMS and any(flat.device.type == "cpu" for flat in own)
     if is_even and not (only_sums and {*ops[0]} != {"sum"}):
         results = [torch.empty_like(flat) for flat in own]
         joined = [torch.cat(flats) for flats in zip(*packed, strict=True)]
-        pairs = zip(results, joined, ops[0], strict=True)
-        send: Callable[..., Any] = _reduce_scatter_flat
-        _wait(
-            [
-                send(to, source, native_op(op), group=group.process_group, async_op=True)
-                for to, source, op in pairs
-                if to.numel()
-            ]
-        )
+        send = partial(_reduce_scatter_flat, group=group.process_group, async_op=True)
+        triples = zip(results, joined, ops[0], strict=True)
+        _wait([send(to, source, native_op(op)) for to, source, op in triples if to.numel()])
         return results
     works = []
     for root, flats, names in zip(group.ranks, packed, ops, strict=True):
-        works += [
-            _launch(flat, op, group, root) for flat, op in zip(flats, names, strict=True) if flat.numel()
-        ]
+        pairs = zip(flats, names, strict=True)
+        works += [_launch(flat, op, group, root) for flat, op in pairs if flat.numel()]
     _wait(works)
     return own

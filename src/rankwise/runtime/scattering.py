@@ -58,10 +58,8 @@ def scatter(
         return cut[0]
     with naming(members, f"scatter at {show_site(site)}"):
         serialization.connect(members)
-        sizes = torch.tensor(
-            [len(payload.manifest) for payload in payloads] or [0] * members.size,
-            device=choose_carrier(members, "cpu"),
-        )
+        lengths = [len(payload.manifest) for payload in payloads] or [0] * members.size
+        sizes = torch.tensor(lengths, device=choose_carrier(members, "cpu"))
         serialization.broadcast_bytes(sizes, root, members)
         if not is_root:
             return serialization.swap({}, {root: int(sizes[members.position])}, members)[root]
@@ -99,9 +97,8 @@ def all_to_all(
         return [copy_tree(cut[0])]
     with naming(members, f"all_to_all at {show_site(site)}"):
         serialization.connect(members)
-        lengths = torch.tensor(
-            [len(payload.manifest) for payload in payloads], device=choose_carrier(members, "cpu")
-        )
+        own = [len(payload.manifest) for payload in payloads]
+        lengths = torch.tensor(own, device=choose_carrier(members, "cpu"))
         sizes = torch.empty_like(lengths)
         dist.all_to_all_single(sizes, lengths, group=members.process_group)
         sends = dict(zip(members.ranks, payloads, strict=True))

@@ -64,30 +64,22 @@ def serialize(tree: Any, group: Group, *, announced: bool = True) -> SerializedT
     Raises:
         CollectiveError: A leaf or a container can't be pickled.
     """
-    leaves = flatten(tree)
-    kinds = [kind_of(leaf) for _, leaf in leaves]
-    marks: list[Any] = [
-        None if kind in {"tensor", "array"} else (leaf,)
-        for kind, (_, leaf) in zip(kinds, leaves, strict=True)
-    ]
-    tensors = [
-        to_tensor(leaf) for kind, (_, leaf) in zip(kinds, leaves, strict=True) if kind in {"tensor", "array"}
-    ]
-    names = [kind for kind in kinds if kind in {"tensor", "array"}]
-    metas = [(t.dtype, tuple(t.shape), t.device.type, kind) for t, kind in zip(tensors, names, strict=True)]
-    buffers = [_join([tensors[i] for i in bucket]) for bucket in plan(metas)]
+    leaves = [(kind_of(leaf), leaf) for _, leaf in flatten(tree)]
+    marks: list[Any] = [None if kind in {"tensor", "array"} else (leaf,) for kind, leaf in leaves]
+    moved = [(to_tensor(leaf), kind) for kind, leaf in leaves if kind in {"tensor", "array"}]
+    metas = [_meta_of(tensor, kind) for tensor, kind in moved]
+    buffers = [_join([moved[i][0] for i in bucket]) for bucket in plan(metas)]
     carried = [buffer.to(choose_carrier(group, buffer.device.type)) for buffer in buffers]
-    return SerializedTree(_pickle(tree, marks, metas) if announced else b"", metas, carried)
-
-
-def _pickle(tree: Any, marks: list[Any], metas: list[Any]) -> bytes:
+    manifest = b""
     try:
-        return pickle.dumps((unflatten(tree, range(len(marks))), marks, metas))
+        if announced:
+            manifest = pickle.dumps((unflatten(tree, range(len(marks))), marks, metas))
     except Exception as error:  # whatever the object's own code raises
         raise CollectiveError(
             f"an object can't be pickled: {type(error).__name__}: {error}",
             hint="send its data, not objects with files, locks or lambdas",
         ) from error
+    return SerializedTree(manifest, metas, carried)
 
 
 def deserialize(manifest: bytes, buffers: Sequence[Tensor], group: Group) -> Any:
@@ -99,13 +91,12 @@ def deserialize(manifest: bytes, buffers: Sequence[Tensor], group: Group) -> Any
 
 def deserialize_like(tree: Any, buffers: Sequence[Tensor], group: Group) -> Any:
     """Rebuild a tree from what arrived from a rank whose tree is like ours, tensors only."""
-    leaves = [leaf for _, leaf in flatten(tree)]
-    metas = [(to_tensor(leaf).dtype, tuple(leaf.shape), _device_of(leaf), kind_of(leaf)) for leaf in leaves]
-    return _assemble(tree, [None] * len(leaves), metas, buffers, group)
+    metas = [_meta_of(to_tensor(leaf), kind_of(leaf)) for _, leaf in flatten(tree)]
+    return _assemble(tree, [None] * len(metas), metas, buffers, group)
 
 
-def _device_of(leaf: Any) -> str:
-    return str(leaf.device.type) if isinstance(leaf, Tensor) else "cpu"
+def _meta_of(tensor: Tensor, kind: str) -> tuple[torch.dtype, tuple[int, ...], str, str]:
+    return tensor.dtype, tuple(tensor.shape), tensor.device.type, kind
 
 
 def _assemble(
@@ -129,23 +120,22 @@ def plan(metas: Sequence[Any]) -> list[list[int]]:
     return fill_buckets((meta[2], -(-_size_bytes(meta) // _ALIGN) * _ALIGN) for meta in metas)
 
 
-def count_bytes(metas: Sequence[Any]) -> list[int]:
-    """Return the length of each buffer that ``plan`` makes, in bytes."""
+def list_buffers(metas: Sequence[Any], group: Group) -> list[tuple[int, torch.device]]:
+    """Return the bytes of each buffer that ``plan`` makes, and the device that it arrives on."""
+    sizes = [_size_bytes(meta) for meta in metas]
+    padded = [-(-size // _ALIGN) * _ALIGN for size in sizes]
+    plans = plan(metas)
+    totals = [sizes[one[0]] if len(one) == 1 else sum(padded[i] for i in one) for one in plans]
     return [
-        _size_bytes(metas[bucket[0]])
-        if len(bucket) == 1
-        else sum(-(-_size_bytes(metas[i]) // _ALIGN) * _ALIGN for i in bucket)
-        for bucket in plan(metas)
+        (total, choose_carrier(group, metas[one[0]][2])) for total, one in zip(totals, plans, strict=True)
     ]
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """Return a flat uint8 view of a tensor, or of a copy if it is not contiguous."""
     flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
-    if flat.stride(0) != 1:
-        flat = flat.as_strided(
-            flat.shape, (1,)
-        )  # a lone element of a column is contiguous, with the column's stride
+    if flat.stride(0) != 1:  # a lone element of a column is contiguous, with the column's stride
+        flat = flat.as_strided(flat.shape, (1,))
     return flat.view(torch.uint8)
 
 
@@ -165,9 +155,7 @@ def _split(buffer: Tensor, metas: Sequence[Any]) -> list[Tensor]:
     found, start = [], 0
     for meta in metas:
         size = _size_bytes(meta)
-        found.append(
-            _view(buffer[start : start + size].clone(), meta)
-        )  # a small tensor keeps no bucket alive
+        found.append(_view(buffer[start : start + size].clone(), meta))  # it keeps no bucket alive
         start += -(-size // _ALIGN) * _ALIGN
     return found
 
@@ -192,11 +180,9 @@ def tell_sizes(size: int, group: Group) -> list[int]:
 def to_wire(data: bytes, group: Group) -> Tensor:
     """Return bytes as a tensor that the backend takes."""
     carrier = choose_carrier(group, "cpu")
-    return (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8).to(carrier)
-        if data
-        else torch.empty(0, dtype=torch.uint8, device=carrier)
-    )
+    if not data:
+        return torch.empty(0, dtype=torch.uint8, device=carrier)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(carrier)
 
 
 def to_bytes(data: Tensor) -> bytes:
@@ -252,9 +238,8 @@ def connect(group: Group) -> None:
     """
     if group.device.type in {"cpu", "meta"} or group.control in _connected:
         return
-    dist.all_reduce(
-        torch.zeros(1, device=choose_carrier(group, group.device.type)), group=group.process_group
-    )
+    nothing = torch.zeros(1, device=choose_carrier(group, group.device.type))
+    dist.all_reduce(nothing, group=group.process_group)
     _connected.add(group.control)
 
 
@@ -302,8 +287,7 @@ def swap(sends: Mapping[int, SerializedTree], sizes: Mapping[int, int], group: G
 def new_buffers(metas: Sequence[Any], group: Group) -> list[Tensor]:
     """Return empty buffers for what a manifest announces."""
     return [
-        torch.empty(size, dtype=torch.uint8, device=choose_carrier(group, metas[bucket[0]][2]))
-        for size, bucket in zip(count_bytes(metas), plan(metas), strict=True)
+        torch.empty(size, dtype=torch.uint8, device=device) for size, device in list_buffers(metas, group)
     ]
 
 

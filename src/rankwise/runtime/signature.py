@@ -103,11 +103,8 @@ def locate(name: str | None = None) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < _NUM_FRAMES:
         module = str(frame.f_globals.get("__name__", ""))
-        if (
-            module != _OWN
-            and not module.startswith(("rankwise.", "torch."))
-            and (base := _find_own_file(frame.f_code.co_filename))
-        ):
+        is_users = module != _OWN and not module.startswith(("rankwise.", "torch."))
+        if is_users and (base := _find_own_file(frame.f_code.co_filename)):
             found.append(f"{base}:{frame.f_lineno}")
         frame = frame.f_back
     return " < ".join(found) or "?"
@@ -161,23 +158,19 @@ def agree(group: Group, call: str, *, site: str, must: Mapping[str, Any], may: A
     compared: dict[str, Any] = {"call": call, "site": show_site(site) if is_compared else "", **must}
     if level == "off":
         compared = {"call": call}
-    wrong = None if fault is None else [fault.message, fault.hint]
-    what = f"{call} at {show_site(site)}"
+    wrong, what = None if fault is None else [fault.message, fault.hint], f"{call} at {show_site(site)}"
     with naming(group, what):
-        texts = control.compare(
-            json.dumps([compared, may, wrong]), what=what, kind="collective", timeout_s=timeout_s
-        )
+        text = json.dumps([compared, may, wrong])
+        texts = control.compare(text, what=what, kind="collective", timeout_s=timeout_s)
         if texts is None:
             if fault is not None:
-                raise _place(fault, f"{call} at {show_site(site)}, on every rank", group)
+                raise _place(fault, f"{what}, on every rank", group)
             return None
         seen = [json.loads(text) for text in texts]
         # Somebody differs, in what is compared or in what may differ; lines are shown even where they are not compared.
-        sites = (
-            [site] * len(seen)
-            if all(one[0] == seen[0][0] for one in seen)
-            else control.exchange(site, what=what)
-        )
+        sites = [site] * len(seen)
+        if any(one[0] != seen[0][0] for one in seen):
+            sites = control.exchange(site, what=what)
     firsts = [show_site(site) for site in sites]
     if len(set(firsts)) == len(set(sites)):  # else the callers are what tells the ranks apart
         sites = firsts
@@ -270,11 +263,8 @@ def _raise_differences(group: Group, seen: list[dict[str, Any]], sites: list[str
     if len(groups) > _MAX_SHOWN:
         rest = sorted(rank for ranks in list(groups.values())[_MAX_SHOWN:] for rank in ranks)
         shown.append(f"{len(groups) - _MAX_SHOWN} more on {name_ranks(rest)}")
-    subject = (
-        "the ranks called different collectives"
-        if key == "call"
-        else f"{calls[0]}: {_NAMES.get(key, key)} differs"
-    )
+    differs = f"{calls[0]}: {_NAMES.get(key, key)} differs"
+    subject = "the ranks called different collectives" if key == "call" else differs
     raise CollectiveError(f"{subject}: {'; '.join(shown)}", rank=group.rank, hint=hint)
 
 
@@ -285,19 +275,15 @@ _NAMES = {"site": "the call site", "tree": "the structure", "leaves": "a value",
 
 def _tell_plain(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
     hints = {
+        "call": "one rank took another branch, or skipped a call: all must make the same calls in the same order",
         "root": "all ranks must name the same global rank: does the root depend on the rank?",
         "op": "pass the same operation on every rank",
         "ranks": "every rank must make every group, with the same list, whether it is a member or not",
         "tied": "tie the same weights on every rank",
         "timeout": "pass the same timeout_s on every rank",
     }
-    return [f"{key} {one.get(key)}" for one in seen], hints.get(key, f"pass the same {key} on every rank")
-
-
-def _tell_call(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
-    return [
-        str(one["call"]) for one in seen
-    ], "one rank took another branch, or skipped a call: all must make the same calls in the same order"
+    what = "" if key == "call" else f"{key} "
+    return [f"{what}{one.get(key)}" for one in seen], hints.get(key, f"pass the same {key} on every rank")
 
 
 def _tell_site(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
@@ -316,15 +302,13 @@ def _tell_tree(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
     common = set(paths[0]).intersection(*paths[1:])
     if all(set(own) == common for own in paths):
         return [str(one[key]) for one in seen], "pass the same containers on every rank"
+    hint = "every rank must pass the same keys and lengths: fill in a zero, or None everywhere, where a rank has nothing"
     lines = []
     for own in paths:
         extra = [path for path in own if path not in common]
         more = f" and {len(extra) - _MAX_PATHS} more" if len(extra) > _MAX_PATHS else ""
         lines.append(f"has {', '.join(extra[:_MAX_PATHS])}{more}" if extra else "has none of these")
-    return (
-        lines,
-        "every rank must pass the same keys and lengths: fill in a zero, or None everywhere, where a rank has nothing",
-    )
+    return lines, hint
 
 
 def _tell_leaves(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
@@ -346,7 +330,7 @@ def _tell_leaves(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
     return [where + format_leaf(facet) for facet in facets], hint
 
 
-_TELL = {"call": _tell_call, "site": _tell_site, "tree": _tell_tree, "leaves": _tell_leaves}
+_TELL = {"site": _tell_site, "tree": _tell_tree, "leaves": _tell_leaves}
 
 
 def format_leaf(facet: Sequence[Any]) -> str:

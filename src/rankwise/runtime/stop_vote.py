@@ -31,11 +31,6 @@ class StopVote:
         self._answer: int | None = None
         self._agreed: int | None = None
 
-    @property
-    def num_calls(self) -> int:
-        """How many calls this rank has begun."""
-        return self._num_calls
-
     def begin_call(self) -> bool | None:
         """Count a call.
 

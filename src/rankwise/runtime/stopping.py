@@ -93,11 +93,6 @@ class StopWatch:
 
     # ------------------------------------------------------------ in the rank
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether the other ranks can still be told."""
-        return not self._trouble
-
     def should_stop(self) -> bool:
         """Count a call, and tell whether this is the agreed one, or a later one.
 
@@ -178,9 +173,7 @@ class StopWatch:
                 "call ctx.listen_for_stop() there, before the first should_stop()"
             )
             return
-        taken = [
-            number for number in numbers if number != signal.SIGTERM and is_caught_by_native_code(number)
-        ]
+        taken = [one for one in numbers if one != signal.SIGTERM and is_caught_by_native_code(one)]
         for number in taken:
             _LOGGER.warning(
                 f"[rank {self._rank}] {signal.Signals(number).name} has a handler in native code "
@@ -224,9 +217,8 @@ class StopWatch:
                 return f"{WISH}{came}, on rank {self._rank}"
             if came is not None:
                 return f"{signal.Signals(came).name} on rank {self._rank}"
-        return (
-            f"{self._deadline.reason}, on rank {self._rank}" if self._deadline and self._is_late() else None
-        )
+        is_late = self._deadline is not None and self._is_late()
+        return f"{self._deadline.reason}, on rank {self._rank}" if self._deadline and is_late else None
 
     def _is_late(self) -> bool:
         return self._deadline is not None and self._clock.monotonic() >= self._deadline.at_s
@@ -234,13 +226,13 @@ class StopWatch:
     # ------------------------------------------------------------ in the thread
 
     def _settle_or_tell(self) -> None:
+        # A connection of its own: the main thread may be waiting for an answer in the other.
+        with suppress(RuntimeError, AttributeError):
+            self._store = self._store.clone()
         try:
-            # A connection of its own: the main thread may be waiting for an answer in the other.
-            with suppress(RuntimeError, AttributeError):
-                self._store = self._store.clone()
             self._settle()
         except RuntimeError as error:
-            self._trouble = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self._trouble = (str(error).strip() or type(error).__name__).splitlines()[0]
             self._vote.give_up()
 
     def _settle(self) -> None:

@@ -47,9 +47,8 @@ def find_cast(leaves: Leaves, op: str) -> CollectiveError | None:
         whole = not (leaf.is_floating_point() or leaf.is_complex())
         if (op == "mean" and whole) or (op == "sum" and leaf.dtype == torch.bool):
             text = f"{path or 'the value'} is {format_leaf(describe_leaf(leaf))}, and its {op} is of another dtype"
-            return CollectiveError(
-                text, hint=f"it can't be put in its place: use `new = all_reduce(x, {op!r})`"
-            )
+            hint = f"it can't be put in its place: use `new = all_reduce(x, {op!r})`"
+            return CollectiveError(text, hint=hint)
     return None
 
 
@@ -60,12 +59,8 @@ def find_shared(leaves: Leaves) -> tuple[list[int], bool]:
     spans: list[tuple[str, int, int]] = []
     for index, (_, leaf) in enumerate(leaves):
         start = leaf.data_ptr()
-        key = (
-            (start, leaf.shape, leaf.stride(), leaf.dtype, leaf.is_neg(), leaf.is_conj())
-            if leaf.numel()
-            else index
-        )
-        firsts.append(seen.setdefault(key, index))
+        key = (start, leaf.shape, leaf.stride(), leaf.dtype, leaf.is_neg(), leaf.is_conj())
+        firsts.append(seen.setdefault(key if leaf.numel() else index, index))
         if leaf.numel() and firsts[-1] == index:
             last = sum((n - 1) * step for n, step in zip(leaf.shape, leaf.stride(), strict=True))
             spans.append((str(leaf.device), start, start + (last + 1) * leaf.element_size()))

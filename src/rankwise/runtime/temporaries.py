@@ -87,14 +87,8 @@ def _calibrate() -> tuple[int, int] | None:
     living, living_list = torch.empty(1), [torch.empty(1)]
     alone, held = _probe(torch.empty(1)), _probe(living)
     inside, inside_held = _count_children([torch.empty(1)])[0], _count_children([living])[0]
-    if (
-        held <= alone
-        or inside_held <= inside
-        or _count_children(living_list)[0] != inside
-        or _calibrate_tensor() is None
-    ):
-        return None
-    return alone, inside
+    is_told = held > alone and inside_held > inside and _count_children(living_list)[0] == inside
+    return (alone, inside) if is_told and _calibrate_tensor() is not None else None
 
 
 def _probe(tree: Any) -> int:

@@ -50,9 +50,8 @@ def take_turns(
         outcome = [f"{type(error).__name__}: {error}"]
         raise
     finally:
-        with suppress(
-            OverdueError, RuntimeError
-        ):  # the others find out by themselves; what the block raised matters more
+        # The others find out by themselves; what the block raised matters more.
+        with suppress(OverdueError, RuntimeError):
             call_within(_GRACE_S, lambda: store.set(key, json.dumps(outcome)))
 
 

@@ -56,11 +56,8 @@ def read_op(op: Any) -> Any:
         return op
     names = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
     name = str(getattr(op, "name", None) or op).rpartition(".")[2]
-    return (
-        names.get(name, repr(op))
-        if "RedOp" in type(op).__name__ or "ReduceOp" in type(op).__name__
-        else repr(op)
-    )
+    is_torchs = "RedOp" in type(op).__name__ or "ReduceOp" in type(op).__name__
+    return names.get(name, repr(op)) if is_torchs else repr(op)
 
 
 def check_op(op: str) -> CollectiveError | None:
@@ -281,7 +278,5 @@ def unpack(wires: Sequence[Wire], flat: Tensor) -> list[Any]:
     """Undo ``pack`` and finish each leaf; results hold no memory of their neighbours'."""
     if len(wires) == 1:
         return [wires[0].finish(flat.view(wires[0].tensor.shape))]
-    parts = flat.split([wire.tensor.numel() for wire in wires])
-    return [
-        wire.finish(part.clone().view(wire.tensor.shape)) for wire, part in zip(wires, parts, strict=True)
-    ]
+    pairs = zip(wires, flat.split([wire.tensor.numel() for wire in wires]), strict=True)
+    return [wire.finish(part.clone().view(wire.tensor.shape)) for wire, part in pairs]
