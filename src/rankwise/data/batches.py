@@ -6,15 +6,17 @@ import copy
 import dataclasses
 import pickle
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from rankwise.base.errors import DataError
+from rankwise.data.schedule import divide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _MOST_SHOWN = 8
 
@@ -138,11 +140,14 @@ def _shrink(one: Any, two: Any) -> Any:
     return one
 
 
+def cut(items: list[Any], sizes: Iterable[int]) -> list[list[Any]]:
+    """Cut into consecutive parts of these sizes."""
+    return [items[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
+
+
 def cut_evenly(items: list[Any], num_parts: int) -> list[list[Any]]:
     """Cut into consecutive parts whose sizes differ by one at most; the first ones are larger."""
-    base, extra = divmod(len(items), num_parts)
-    starts = [number * base + min(number, extra) for number in range(num_parts + 1)]
-    return [items[starts[number] : starts[number + 1]] for number in range(num_parts)]
+    return cut(items, divide(len(items), num_parts))
 
 
 def leave_note(error: Exception, text: str) -> None:

@@ -173,9 +173,6 @@ def _unpack(given: Any, source: str, name: str, hint: str) -> tuple[Any, Any]:
     return first, second
 
 
-# ------------------------------------------------------------------ outputs instead of metrics
-
-
 def predict(
     model: nn.Module,
     dataset: Any,

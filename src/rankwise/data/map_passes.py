@@ -93,11 +93,7 @@ class MapPasses:
             sampler.end_pass()
 
     def _hand_out(
-        self,
-        made: Iterator[WorkerBatch],
-        plan: StepPlan,
-        epoch: int,
-        kept: Sequence[Sequence[int] | None] | None,
+        self, made: Iterator[WorkerBatch], plan: StepPlan, epoch: int, kept: Sequence[Any] | None
     ) -> Iterator[Any]:
         """Yield the micro-batches of a step, each taken when it is asked for."""
         peers, last = self._peers, len(plan.micro_sizes)

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import Sampler
 
 from rankwise.base.errors import DataError, UsageError
-from rankwise.data.batches import cut_evenly
+from rankwise.data.batches import cut
 from rankwise.data.data_ranks import find_world
 from rankwise.data.orders import LengthGroupedOrder, Order, SequentialOrder, ShuffledOrder, WeightedOrder
 from rankwise.data.saved_places import KIND, VERSION, check_state, is_between_epochs
@@ -190,7 +190,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
             rows = self._take(epoch, first, num_steps=min(fitting, num_full - step) if step < num_full else 1)
             for number, indices in enumerate(rows):
                 plan = self.plan(step + number, consumed=consumed) if number else first
-                yield plan, cut_evenly(indices, len(plan.micro_sizes))
+                yield plan, cut(indices, plan.micro_sizes)
             step, size = step + len(rows), min(2 * size, LAST_BLOCK)
 
     def _take(self, epoch: int, first: StepPlan, *, num_steps: int) -> list[list[int]]:

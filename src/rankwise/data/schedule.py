@@ -108,12 +108,16 @@ def count_micro_batches(global_samples: int, world_size: int, micro_batch: int |
     return max(1, -(-largest // micro_batch)) if micro_batch else 1
 
 
+def divide(number: int, num_parts: int) -> tuple[int, ...]:
+    """Return sizes of parts that differ by one at most; the first ones are larger."""
+    base, extra = divmod(number, num_parts)
+    return (base + 1,) * extra + (base,) * (num_parts - extra)
+
+
 @lru_cache  # all steps of an epoch but the last are alike
 def _share(
     global_samples: int, num_replicas: int, rank: int, micro_batch: int | None
 ) -> tuple[int, tuple[int, ...]]:
     """Return how many samples of a step a rank has, and how many in each micro-batch."""
     num_samples = len(range(rank, global_samples, num_replicas))
-    num_micro = count_micro_batches(global_samples, num_replicas, micro_batch)
-    base, extra = divmod(num_samples, num_micro)
-    return num_samples, (base + 1,) * extra + (base,) * (num_micro - extra)
+    return num_samples, divide(num_samples, count_micro_batches(global_samples, num_replicas, micro_batch))

@@ -170,8 +170,6 @@ class StreamPasses:
         batches = [None] * number if made is None else made.batches
         return [move_tree(self._empty, self._pipeline.device) if one is None else one for one in batches]
 
-    # ---------------------------------------------------------------------------------- both
-
     def _make(
         self, made: WorkerBatch | None, batches: list[Any], total: int, advance: Callable[[], None]
     ) -> Step:

@@ -116,10 +116,9 @@ class _Worker(base_process.BaseProcess):
 
     def terminate(self) -> None:
         """End it by SIGTERM."""
-        ended = self.ended
-        if self.pid is not None and self.pid not in ended[:-1]:  # it must believe it
-            ended[ended[-1] % (len(ended) - 1)] = self.pid
-            ended[-1] += 1
+        if self.pid is not None and self.pid not in self.ended[:-1]:  # it must believe it
+            self.ended[self.ended[-1] % (len(self.ended) - 1)] = self.pid
+            self.ended[-1] += 1
         super().terminate()
 
 
