@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -267,7 +268,8 @@ def swap(sends: Mapping[int, SerializedTree], sizes: Mapping[int, int], group: G
         sizes: By global rank, how many bytes the manifest has that comes from it.
         group: Among whom; the ranks are connected.
     """
-    wires = {rank: to_wire(bytes(size), group) for rank, size in sizes.items() if rank != group.rank}
+    room = partial(torch.empty, dtype=torch.uint8, device=choose_carrier(group, "cpu"))
+    wires = {rank: room(size) for rank, size in sizes.items() if rank != group.rank}
     others = {rank: payload for rank, payload in sends.items() if rank != group.rank}
     announced = [(rank, to_wire(payload.manifest, group)) for rank, payload in others.items()]
     send_and_receive(announced, list(wires.items()), group)
