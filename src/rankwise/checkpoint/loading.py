@@ -121,7 +121,7 @@ def _raising_on_all(ranks: Ranks) -> Iterator[None]:
     error: Exception | None = None
     try:
         yield
-    except Exception as found:  # noqa: BLE001 - the user's state_dict and load_state_dict may raise anything, and the others must know
+    except Exception as found:  # noqa: BLE001 - the user's code may raise anything, and the others must know
         error = found
     word = None if error is None else put_in_words(error)["error"]
     words = ranks.control.exchange(word, what="checkpoint.load (does it fit?)")

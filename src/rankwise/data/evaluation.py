@@ -1,4 +1,4 @@
-"""Runs a model over a data set on all ranks: every sample counts once, and no rank waits for another that has no batch left.
+"""Runs a model over a data set on all ranks: each sample counts once, and no rank waits for one without batches.
 
 torch's DistributedSampler repeats samples until the ranks have equally many, and a metric then counts these twice. Here the ranks
 share what is there: they run the same number of batches, some of them smaller or empty, and add up sums.

@@ -1,4 +1,4 @@
-"""Reads the samples of one micro-batch from a data set with ``__getitem__``, or from tensors in memory; stands in each worker."""
+"""Reads the samples of a micro-batch from a data set with ``__getitem__``, or from tensors; stands in each worker."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def tell_epoch(dataset: Any, epoch: int) -> None:
 
 @final
 class Table:
-    """The rows of a ``TensorDataset``, all or some: a batch is one indexing of each tensor, and reading it draws no random numbers.
+    """The rows of a ``TensorDataset``, all or some: reading a batch is one indexing of each, and draws no numbers.
 
     Args:
         tensors: Each with the samples along its first dimension.

@@ -310,8 +310,8 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         Returns:
             Epoch and consumed samples at which it begins.
         """
-        # What was left early has delivered all. Only a loaded state of an epoch's end gives a pass of no steps, so that what stands
-        # behind the loop is done.
+        # What was left early has delivered all. Only a loaded state of an epoch's end gives a pass of no steps,
+        # so that what stands behind the loop is done.
         if self._is_under_way and not self.count_steps(self._consumed):
             self.end_pass()
         self._serial += 1
@@ -373,7 +373,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
             DataError: The state belongs to other data or another order, or is damaged; the cursor stays where it was.
         """
         check_state(state, self.schedule, seed=self.seed, order=self.order.name)
-        # Between two epochs the data set may have got another number of samples; within one its places would mean others.
+        # Between two epochs the data set may have got another size; within one its places would mean other samples.
         size, consumed = self.num_samples, state["consumed"]
         if size != state["num_samples"] and self.rank == 0:
             warnings.warn(

@@ -1,4 +1,4 @@
-"""What a saved place in the data must be to be gone on from: of the same kind of data set, order and seed, and sound."""
+"""What a saved place in the data must be, to continue there: of the same kind of data, order and seed, and sound."""
 
 from __future__ import annotations
 
