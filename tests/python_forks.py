@@ -85,6 +85,7 @@ class ForkedPython:
         takes_terminal: bool = False,
         is_module: bool = False,
         host_pid: int | None = None,
+        forks_ranks: bool = False,
     ) -> None:
         """Fork; it must be possible (`can_fork`).
 
@@ -98,6 +99,7 @@ class ForkedPython:
             takes_terminal: Whether its standard input becomes that session's terminal.
             is_module: Whether it is `python -m MODULE`.
             host_pid: A process whose namespaces it enters.
+            forks_ranks: Whether it is torchrun, whose ranks are forked, too.
         """
         sock, end = _start(tuple(modules), is_module=is_module), os.pipe()
         assert sock is not None
@@ -108,7 +110,7 @@ class ForkedPython:
             number: given[1 if given[number] == subprocess.STDOUT else number] for number in sorted(given)
         }
         order = {"program": argv[0], "args": list(argv[1:]), "env": dict(env), "folder": str(folder or Path.cwd()),
-                 "fds": [number for number in given if number > 2], "own_session": own_session, "takes_terminal": takes_terminal, "host_pid": host_pid}  # fmt: skip
+                 "fds": [number for number in given if number > 2], "own_session": own_session, "takes_terminal": takes_terminal, "host_pid": host_pid, "forks_ranks": forks_ranks}  # fmt: skip
         try:
             socket.send_fds(sock, [json.dumps(order).encode()], [end[1], *given.values()])
         finally:

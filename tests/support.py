@@ -262,7 +262,7 @@ def fork_launcher(
         os.close(writing)
         return ForkedPython(
             [first, *args], wanted, cwd, fds if text is None else {0: reading, **fds}, modules=modules,
-            own_session=True, takes_terminal=takes_terminal, is_module=is_ours,
+            own_session=True, takes_terminal=takes_terminal, is_module=is_ours, forks_ranks=not is_ours,
         )  # fmt: skip
     finally:
         os.close(reading)

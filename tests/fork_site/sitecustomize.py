@@ -18,9 +18,13 @@ import signal
 import socket
 import sys
 import termios
+import time
 from pathlib import Path
 from typing import Any
 
+#: What an interpreter, its libraries and torch read before a script's first line; what is for NCCL is read when a group is made.
+_READ_BEFORE = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "OMP_", "MKL_", "TORCH_", "PYTORCH_")
+_PR_SET_PDEATHSIG = 1
 _HERE = Path(__file__).parent
 _WARM = _HERE.parents[1] / "src" / "rankwise" / "warm"
 
@@ -74,6 +78,8 @@ def _serve(settings: dict[str, Any]) -> None:
                     os.close(one)
                 order = json.loads(data)
                 _enter(order.get("host_pid"))
+                if order.get("forks_ranks"):
+                    order, fds = _fork_ranks(order, fds, becoming, begin_env)
                 if order["own_session"]:
                     os.setsid()
                 becoming.place(fds, order["fds"])
@@ -85,6 +91,8 @@ def _serve(settings: dict[str, Any]) -> None:
                 os.environ.update({**set_by_imports, **order["env"]})
                 os.chdir(order["folder"])
                 becoming.renew_identity()
+                if order["program"] == "rankwise.watch":
+                    order["program"], *order["args"] = _watch(order["args"])
                 line.change(order["program"], order["args"])
                 becoming.show(os.environb, sys.orig_argv)
                 return
@@ -92,6 +100,74 @@ def _serve(settings: dict[str, Any]) -> None:
                 os.close(one)
             ends[os.pidfd_open(pid)] = (pid, end)
             _answer(end, pid)
+
+
+def _fork_ranks(
+    order: dict[str, Any], fds: list[int], becoming: Any, begin_env: dict[str, str]
+) -> tuple[dict[str, Any], list[int]]:
+    """Leave a process behind that forks torchrun's ranks, and ends with it; return torchrun's order in torchrun, and a rank's in each rank.
+
+    Torchrun adopts them, so they are its children, as those that it starts itself.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    becoming.adopt_orphans()
+    if os.fork():
+        theirs.close()
+        return {**order, "args": [str(ours.detach()), *order["args"]]}, fds
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    os.setsid()  # Ctrl-C at torchrun is not ours
+    for one in (ours.detach(), *fds):
+        os.close(one)
+    while True:
+        data, fds, _, _ = socket.recv_fds(theirs, 1 << 20, 16)
+        if not data:
+            os._exit(0)
+        order = json.loads(data)
+        differing = {name for name, _ in {*order["env"].items()} ^ {*begin_env.items()}} - {"PYTHONPATH"}
+        is_cold = any(one.startswith(_READ_BEFORE) and not one.startswith("TORCH_NCCL_") for one in differing)
+        if is_cold or "PYTHONPATH" in order["env"]:
+            theirs.send(b"cold")
+        elif not (middle := os.fork()):
+            middle = os.getpid()
+            if os.fork():
+                os._exit(0)
+            while os.getppid() == middle:
+                time.sleep(0.0001)
+            theirs.send(b"%d" % os.getpid())  # not before: torchrun may look at once whether its child lives
+            theirs.close()
+            return order, fds
+        else:
+            os.waitpid(middle, 0)
+        for one in fds:
+            os.close(one)
+
+
+def _watch(words: list[str]) -> list[str]:
+    """Do what `python -m rankwise.watch` does; return the script, and its arguments, that it executes in its place.
+
+    To execute it would mean an import of torch. Tests whose torchrun is a started process have that.
+    """
+
+    class Executed(BaseException):
+        pass
+
+    def execute(_: str, *command: Any) -> None:
+        raise Executed(*command)
+
+    known, plain, argv = set(sys.modules), os.execve, sys.orig_argv[:]
+    sys.orig_argv[:] = [sys.executable, "-u", "-m", "rankwise.watch", *words]
+    os.execve = execute  # type: ignore[assignment]
+    try:
+        os._exit(importlib.import_module("rankwise.watch").main(words))
+    except Executed as executed:
+        command, env = executed.args
+    os.execve, sys.orig_argv[:] = plain, argv
+    for name in set(sys.modules) - known:
+        if name.startswith("rankwise"):
+            del sys.modules[name]
+    os.environ.clear()
+    os.environ.update(env)
+    return list(command[2:])
 
 
 def _enter(pid: int | None) -> None:

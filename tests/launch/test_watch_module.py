@@ -1,4 +1,8 @@
-"""`python -m rankwise.watch` and `rankwise.init()` under torchrun: what ranks leave in a folder tells who hangs, who failed, and why."""
+"""`python -m rankwise.watch` and `rankwise.init()` under torchrun: what ranks leave in a folder tells who hangs, who failed, and why.
+
+Ranks of a forked torchrun do what `rankwise.watch` does in the process of the script; where torchrun, or the rank, is started as a user's is, they
+execute the plain command, which imports torch.
+"""
 
 from __future__ import annotations
 
@@ -77,6 +81,8 @@ def torchrun(
         yield job
     finally:
         heads = job.heads().values()
+        if not running._out.closed:
+            print(running.out, running.err)
         kill_leftovers()
         running.process.wait()
         for head in heads:
@@ -171,6 +177,7 @@ def test_a_killed_rank_that_no_other_has_seen(tmp_path: Path) -> None:
         assert (told["kind"], told["culprits"]) == ("failure", [1]), told
 
 
+@pytest.mark.own_server
 def test_an_exception_is_told_with_its_traceback(tmp_path: Path) -> None:
     """The rank that raises is named with its line; that torchrun ends the others is no fault of theirs."""
     script = write_script(
@@ -209,6 +216,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
         assert (told["kind"], told["culprits"]) == ("hang", [1]), told
 
 
+@pytest.mark.own_server
 def test_a_sound_job_leaves_nothing_in_memory(tmp_path: Path) -> None:
     """Workers, forked children and programs that are ended are none of the rank's; ranks that end well leave files in the folder only."""
     write_script(

@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
+import psutil
 import pytest
 
 from python_forks import LAUNCHING, ForkedPython, can_fork
@@ -49,22 +50,31 @@ class Host:
         subprocess.run([*self.enter(), *command], check=True, timeout=20, env=make_env())
 
     def start(
-        self, command: Sequence[str], env: Mapping[str, str | None] | None = None
+        self, command: Sequence[str], env: Mapping[str, str | None] | None = None, log: IO[str] | None = None
     ) -> subprocess.Popen[str] | ForkedPython:
-        """Start a command there, `rankwise run` by a fork of a Python that has imported it; both its streams come in one pipe."""
+        """Start a command there, `rankwise run` by a fork of a Python that has imported it; both its streams go to the log, or come in one pipe."""
         size = len(RANKWISE)
         if tuple(command[:size]) == RANKWISE and can_fork(LAUNCHING, is_module=True):
+            fds = {2: subprocess.STDOUT} if log is None else {1: log.fileno(), 2: subprocess.STDOUT}
             return ForkedPython(
-                [RANKWISE[-1], *command[size:]], make_env(env), None, {2: subprocess.STDOUT}, modules=LAUNCHING, is_module=True,
-                host_pid=self.pid,
+                [RANKWISE[-1], *command[size:]], make_env(env), None, fds, modules=LAUNCHING, is_module=True, host_pid=self.pid
             )  # fmt: skip
         return subprocess.Popen(
             [*self.enter(), *command],
             env=make_env(env),
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if log is None else log,
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def list_processes(self) -> list[psutil.Process]:
+        """Return all that run there, but for the host's first: also a helper that was forked elsewhere, and is nobody's child there."""
+        network, found = Path(f"/proc/{self.pid}/ns/net").readlink(), []
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if process.pid != self.pid and Path(f"/proc/{process.pid}/ns/net").readlink() == network:
+                    found.append(process)
+        return found
 
     def set_up(self) -> None:
         """Give it its name, its /etc/hosts and its address."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from python_forks import ForkedPython
+
 #: Each rank writes down after each step how many ranks have taken it, until a file says that it is enough.
 STEP = """
     import os, time, torch, torch.distributed as dist
@@ -45,20 +47,21 @@ class Job:
     def __init__(self, hosts: list[Host], folder: Path, nnodes: str, script: str = STEP, env: Mapping[str, str] | None = None) -> None:  # fmt: skip
         self.hosts, self.folder, self.nnodes, self._env = hosts, folder, nnodes, env or {}
         write_script(folder, script)
-        self.launchers: list[subprocess.Popen[str]] = []
+        self.launchers: list[subprocess.Popen[str] | ForkedPython] = []
+        self._numbers: list[int] = []
 
     def start(self, *numbers: int) -> None:
         """Start the launchers of more hosts."""
         self.launchers += map(self._start, numbers)
+        self._numbers += numbers
 
-    def _start(self, number: int) -> subprocess.Popen[str]:
+    def _start(self, number: int) -> subprocess.Popen[str] | ForkedPython:
         env = {"OUT": str(self.folder / f"steps{number}"), "ENOUGH": str(self.folder / "enough"), "GLOO_SOCKET_IFNAME": "cable"}  # fmt: skip
         env |= {name: value.format(number) for name, value in self._env.items()}
         words = ["--nnodes", self.nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29500", "--rdzv-id", "lost", "--nproc-per-node", "1"]  # fmt: skip
-        log = self.folder / f"log{number}"
-        log.touch()
-        command = ["sh", "-c", 'exec "$@" >> "$0" 2>&1', str(log), *RANKWISE, *words, "--log-dir", str(self.folder / f"logs{number}"), str(self.folder / "train.py")]  # fmt: skip
-        return self.hosts[number].start(command, env)
+        command = [*RANKWISE, *words, "--log-dir", str(self.folder / f"logs{number}"), str(self.folder / "train.py")]  # fmt: skip
+        with (self.folder / f"log{number}").open("a") as log:
+            return self.hosts[number].start(command, env, log)
 
     def read(self, number: int) -> str:
         """Return what a node has said."""
@@ -86,9 +89,8 @@ class Job:
             return f"{world}\n" in file.readlines()
 
     def list_processes(self, number: int) -> list[psutil.Process]:
-        """Return all processes of a node."""
-        launcher = psutil.Process(self.launchers[number].pid)
-        return [launcher, *launcher.children(recursive=True)]
+        """Return all processes of a launcher's host."""
+        return self.hosts[self._numbers[number]].list_processes()
 
     def kill(self, number: int) -> None:
         """End all of a node's processes at once, as a loss of power does."""
@@ -106,10 +108,10 @@ def open_job(num_hosts: int, nnodes: str, folder: Path) -> Iterator[Job]:
         try:
             yield made
         finally:
-            for launcher in made.launchers:
+            for process in [process for host in hosts for process in host.list_processes()]:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    for process in psutil.Process(launcher.pid).children(recursive=True):
-                        process.kill()
+                    process.kill()
+            for launcher in made.launchers:
                 launcher.kill()
                 launcher.wait()
                 if launcher.stdout is not None:
