@@ -36,6 +36,7 @@ class Host:
 
     def __init__(self, number: int, hosts_file: str, folder: Path, lifetime_s: int = 300) -> None:
         self.name, self.address = f"host{number}", f"{NETWORK}.{number + 1}"
+        self.env: dict[str, str] = {}  # of all that is started there
         self._hosts = folder / f"hosts{number}"
         self._hosts.write_text(hosts_file)
         self._first = subprocess.Popen(
@@ -50,18 +51,24 @@ class Host:
         subprocess.run([*self.enter(), *command], check=True, timeout=20, env=make_env())
 
     def start(
-        self, command: Sequence[str], env: Mapping[str, str | None] | None = None, log: IO[str] | None = None
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str | None] | None = None,
+        *,
+        folder: Path | None = None,
+        log: IO[str] | None = None,
     ) -> subprocess.Popen[str] | ForkedPython:
         """Start a command there, `rankwise run` by a fork of a Python that has imported it; both its streams go to the log, or come in one pipe."""
-        size = len(RANKWISE)
+        size, wanted = len(RANKWISE), make_env({**self.env, **(env or {})})
         if tuple(command[:size]) == RANKWISE and can_fork(LAUNCHING, is_module=True):
             fds = {2: subprocess.STDOUT} if log is None else {1: log.fileno(), 2: subprocess.STDOUT}
             return ForkedPython(
-                [RANKWISE[-1], *command[size:]], make_env(env), None, fds, modules=LAUNCHING, is_module=True, host_pid=self.pid
+                [RANKWISE[-1], *command[size:]], wanted, folder, fds, modules=LAUNCHING, is_module=True, host_pid=self.pid
             )  # fmt: skip
+        inside = [] if folder is None else ["sh", "-c", 'cd "$0" && exec "$@"', str(folder)]
         return subprocess.Popen(
-            [*self.enter(), *command],
-            env=make_env(env),
+            [*self.enter(), *inside, *command],
+            env=wanted,
             stdout=subprocess.PIPE if log is None else log,
             stderr=subprocess.STDOUT,
             text=True,
@@ -127,6 +134,17 @@ def open_hosts(hosts_files: Sequence[str], folder: Path, lifetime_s: int = 300, 
         if switch is not None:
             switch.kill()
             switch.wait()
+
+
+@contextlib.contextmanager
+def serve_resident(hosts: Sequence[Host], folder: Path) -> Iterator[None]:
+    """Give each host a resident server, which imports torch for all launchers there; end these servers."""
+    env = {"RANKWISE_RESIDENT": "always", "RANKWISE_RESIDENT_FOLDER": str(folder / "residence")}
+    for host in hosts:
+        host.env |= env
+    yield
+    command = [sys.executable, "-m", "rankwise", "resident", "stop"]
+    subprocess.run(command, env=make_env(env), stdout=subprocess.DEVNULL, check=True, timeout=60)
 
 
 def make_hosts_file(count: int, changes: Mapping[str, str] | None = None) -> str:

@@ -61,7 +61,7 @@ class Job:
         words = ["--nnodes", self.nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29500", "--rdzv-id", "lost", "--nproc-per-node", "1"]  # fmt: skip
         command = [*RANKWISE, *words, "--log-dir", str(self.folder / f"logs{number}"), str(self.folder / "train.py")]  # fmt: skip
         with (self.folder / f"log{number}").open("a") as log:
-            return self.hosts[number].start(command, env, log)
+            return self.hosts[number].start(command, env, log=log)
 
     def read(self, number: int) -> str:
         """Return what a node has said."""

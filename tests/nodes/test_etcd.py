@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support import RANKWISE, Running, free_port, make_env, wait_until, write_script
+from support import RANKWISE, Result, Running, free_port, make_env, wait_until, write_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.linux,
     pytest.mark.slow,
+    pytest.mark.shared_server,
     pytest.mark.skipif(
         shutil.which("etcd") is None or importlib.util.find_spec("etcd") is None,
         reason="needs etcd (apt-get install etcd-server) and its client (pip install python-etcd)",
@@ -61,15 +62,15 @@ def test_nodes_that_met_at_etcd_go_on_when_one_of_them_is_lost(endpoint: str, tm
     write_script(tmp_path, STEP)
     args = ["--nnodes", "1:3", "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", endpoint, "--rdzv-id", "lost", "--rdzv-conf", "last_call_timeout=3", "train.py"]  # fmt: skip
     jobs: list[Running] = []
+    ends: list[Result] = []
 
     def start(node: int) -> None:
-        out = (tmp_path / f"log{node}").open("w")
-        env = {"NODE": str(node), "GLOO_SOCKET_IFNAME": "lo"}
-        jobs.append(Running(["sh", "-c", 'exec "$@" 2> "$0"', out.name, *RANKWISE, *args], tmp_path, env=env))
-        out.close()
+        jobs.append(
+            Running([*RANKWISE, *args], tmp_path, env={"NODE": str(node), "GLOO_SOCKET_IFNAME": "lo"})
+        )
 
     def read(node: int) -> str:
-        return (tmp_path / f"log{node}").read_text()
+        return ends[node].err if node < len(ends) else jobs[node].err
 
     def wait_steps(world: int, nodes: list[int]) -> None:
         def has_stepped(node: int) -> bool:
@@ -90,11 +91,11 @@ def test_nodes_that_met_at_etcd_go_on_when_one_of_them_is_lost(endpoint: str, tm
         assert "is lost: its launcher has ended: " in read(0)
         assert "all ranks restart on the 2 remaining nodes" in read(0)
         (tmp_path / "enough").touch()
-        codes = [job.finish(30).code for job in jobs]
+        ends += [job.finish(30) for job in jobs]
     finally:
         for job in jobs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(job.process.pid, signal.SIGKILL)
             job.process.wait()
-    assert codes == [0, -signal.SIGKILL, 0, 0, 0], [read(node) for node in range(5)]
+    assert [end.code for end in ends] == [0, -signal.SIGKILL, 0, 0, 0], [read(node) for node in range(5)]
     assert "the job has ended; this node stood by" in read(4)

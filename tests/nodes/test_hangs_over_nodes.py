@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodes.hosts import open_hosts
+from nodes.hosts import open_hosts, serve_resident
 from rankwise.cli.main import main
-from support import RANKWISE, TORCHRUN, free_port, line_of, make_env, write_script
+from support import RANKWISE, TORCHRUN, free_port, line_of, write_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,31 +67,16 @@ dist.destroy_process_group()
 Answer = tuple[int, str, dict[str, Any]]
 
 
-@final
-class Pair:
-    """Two hosts, for one test after the other: each has a resident server, which imports torch for all of them."""
-
-    def __init__(self, hosts: Sequence[Host], folder: Path) -> None:
-        self.hosts = hosts
-        self.env: dict[str, str | None] = {
-            "GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1", "RANKWISE_RESIDENT": "always",
-            "RANKWISE_RESIDENT_FOLDER": str(folder / "residence"),
-        }  # fmt: skip
-
-
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
     """Give the hosts of this module."""
     folder = tmp_path_factory.mktemp("pair")
-    with open_hosts([HOSTS, HOSTS], folder, lifetime_s=3000) as hosts:
-        pair = Pair(hosts, folder)
-        yield pair
-        command = [sys.executable, "-m", "rankwise", "resident", "stop"]
-        subprocess.run(command, env=make_env(pair.env), stdout=subprocess.DEVNULL, check=True, timeout=60)
+    with open_hosts([HOSTS, HOSTS], folder, lifetime_s=3000) as hosts, serve_resident(hosts, folder):
+        yield hosts
 
 
 def run_nodes(
-    pair: Pair,
+    pair: list[Host],
     folder: Path,
     text: str,
     *args: str,
@@ -109,7 +92,7 @@ def run_nodes(
         own = ["--node-rank", str(node), "--nproc-per-node", str(num)]
         mine = ["--report", str(folder / f"report.{node}.json"), *args] if launcher is RANKWISE else []
         command = [*launcher, *meet, *own, *mine, str(script)]
-        agents.append(pair.hosts[node % 2].start(command, pair.env))
+        agents.append(pair[node % 2].start(command, {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"}))
     try:
         outputs = [agent.communicate(timeout=timeout_s)[0] for agent in agents]
     finally:
@@ -132,7 +115,7 @@ def assert_same_verdict(told: list[Answer]) -> dict[str, Any]:
 
 
 def test_another_collective_on_another_node_is_proved(
-    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pair: list[Host], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rank 2, first of host1, is in barrier, the others in broadcast: proved without a bound, and told alike by both nodes.
 
@@ -155,7 +138,7 @@ def test_another_collective_on_another_node_is_proved(
 
 
 @pytest.mark.parametrize("odd", [0, 2])
-def test_a_rank_of_another_node_that_has_left_is_proved(odd: int, pair: Pair, tmp_path: Path) -> None:
+def test_a_rank_of_another_node_that_has_left_is_proved(odd: int, pair: list[Host], tmp_path: Path) -> None:
     """A node whose ranks have all ended well learns that the others wait for one of them: three nodes, one verdict."""
     told = run_nodes(pair, tmp_path, ABSENT.format(odd=odd), ranks=(1, 1, 1))
     verdict = assert_same_verdict(told)
@@ -165,7 +148,7 @@ def test_a_rank_of_another_node_that_has_left_is_proved(odd: int, pair: Pair, tm
 
 
 @pytest.mark.parametrize("odd", [0, 2])
-def test_a_rank_that_left_its_loop_is_named_by_all_nodes(odd: int, pair: Pair, tmp_path: Path) -> None:
+def test_a_rank_that_left_its_loop_is_named_by_all_nodes(odd: int, pair: list[Host], tmp_path: Path) -> None:
     """It ends with 0, and its peers lose their connection: none of them failed, and both nodes, also one whose ranks all ended well, name it."""
     told = run_nodes(pair, tmp_path, HEAD + LEFT.format(odd=odd), ranks=(1, 2))
     verdict = assert_same_verdict(told)
@@ -178,7 +161,7 @@ def test_a_rank_that_left_its_loop_is_named_by_all_nodes(odd: int, pair: Pair, t
     )
 
 
-def test_a_stopped_rank_of_another_node_is_named(pair: Pair, tmp_path: Path) -> None:
+def test_a_stopped_rank_of_another_node_is_named(pair: list[Host], tmp_path: Path) -> None:
     """Rank 1 is stopped: it is said at once on node 0, with its host; somebody may wake it, so only the bound ends the job."""
     text = HEAD + "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ndist.all_reduce(one)\n"
     told = run_nodes(pair, tmp_path, text, "--hang-timeout", "6")
@@ -190,7 +173,7 @@ def test_a_stopped_rank_of_another_node_is_named(pair: Pair, tmp_path: Path) -> 
     )
 
 
-def test_one_rank_that_works_for_long_ends_nothing(pair: Pair, tmp_path: Path) -> None:
+def test_one_rank_that_works_for_long_ends_nothing(pair: list[Host], tmp_path: Path) -> None:
     """Rank 0 evaluates alone for 9 s: one node notes what it does, as slow, and the job goes on to its end."""
     told = run_nodes(pair, tmp_path, HEAD + SLOW.format(slow=0, long_s=9))
     assert [code for code, _, _ in told] == [0, 0], told
@@ -201,7 +184,7 @@ def test_one_rank_that_works_for_long_ends_nothing(pair: Pair, tmp_path: Path) -
     assert "host host0" in notes[0]
 
 
-def test_the_users_bound_ends_all_nodes_alike(pair: Pair, tmp_path: Path) -> None:
+def test_the_users_bound_ends_all_nodes_alike(pair: list[Host], tmp_path: Path) -> None:
     """Rank 2 sleeps for ever: at the bound both nodes end, with the line where it sleeps."""
     told = run_nodes(
         pair, tmp_path, HEAD + SLOW.format(slow=2, long_s=600), "--hang-timeout", "5", ranks=(2, 1)
@@ -214,7 +197,9 @@ def test_the_users_bound_ends_all_nodes_alike(pair: Pair, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("ours", [0, 1])
-def test_a_node_of_torchrun_is_neither_accused_nor_waited_for(ours: int, pair: Pair, tmp_path: Path) -> None:
+def test_a_node_of_torchrun_is_neither_accused_nor_waited_for(
+    ours: int, pair: list[Host], tmp_path: Path
+) -> None:
     """One node is torchrun's, and its rank keeps ours waiting for 8 s: nothing is said of what can't be seen, and the job ends well."""
     launchers = (RANKWISE, TORCHRUN) if ours == 0 else (TORCHRUN, RANKWISE)
     told = run_nodes(pair, tmp_path, HEAD + SLOW.format(slow=1 - ours, long_s=8), launchers=launchers)
@@ -224,7 +209,7 @@ def test_a_node_of_torchrun_is_neither_accused_nor_waited_for(ours: int, pair: P
     assert not any(word in output for word in ("hung", "answered", "reached", "may be right")), output
 
 
-def test_a_hang_uses_a_restart_of_all_nodes(pair: Pair, tmp_path: Path) -> None:
+def test_a_hang_uses_a_restart_of_all_nodes(pair: list[Host], tmp_path: Path) -> None:
     """Attempt 1 hangs by a barrier on one node; both nodes start again, once, and the second attempt goes through."""
     told = run_nodes(pair, tmp_path, HEAD + AGAIN, "--max-restarts", "1")
     assert [code for code, _, _ in told] == [0, 0], told
@@ -234,7 +219,7 @@ def test_a_hang_uses_a_restart_of_all_nodes(pair: Pair, tmp_path: Path) -> None:
         assert "well, attempt 1\n" in output
 
 
-def test_what_was_paired_wrongly_between_nodes_is_told_at_the_end(pair: Pair, tmp_path: Path) -> None:
+def test_what_was_paired_wrongly_between_nodes_is_told_at_the_end(pair: list[Host], tmp_path: Path) -> None:
     """int32 on host0 is added to float32 on host1 and goes through: with --strict both nodes end with 1, and say the same."""
     told = run_nodes(pair, tmp_path, HEAD + SILENT, "--strict")
     verdict = assert_same_verdict(told)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from launch.test_parameter_server_stop import TRAIN as STOPPED
-from nodes.hosts import make_hosts_file, open_hosts
+from nodes.hosts import make_hosts_file, open_hosts, serve_resident
 from support import RANKWISE, free_port, wait_until, write_script
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ TRAIN = """
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
-    with open_hosts([make_hosts_file(2)] * 2, tmp_path_factory.mktemp("hosts")) as made:
+    folder = tmp_path_factory.mktemp("hosts")
+    with open_hosts([make_hosts_file(2)] * 2, folder) as made, serve_resident(made, folder):
         yield made
 
 
@@ -104,8 +105,7 @@ def train(
             meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "served"]
         command = [*RANKWISE, "--nnodes", "2", *meet, "--role-counts", roles, "--max-restarts", str(max_restarts),
                    "--report", str(folder / f"report.{number}.json"), str(folder / "train.py"), *words]  # fmt: skip
-        inside = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), *command]
-        nodes.append(host.start(inside, {"RANKWISE_JOB_SECRET": None}))
+        nodes.append(host.start(command, {"RANKWISE_JOB_SECRET": None}, folder=folder))
     try:
         if disturb is not None:
             disturb(nodes)
