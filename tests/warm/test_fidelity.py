@@ -120,12 +120,14 @@ SETTINGS = {
         ["-m", "pkg.facts", "x"],
         {
             "PYTHONPATH": "extra:{folder}/other", "PYTHONOPTIMIZE": "1", "PYTHONHASHSEED": "7", "PYTHONUTF8": "1", "TZ": "Asia/Tokyo",
-            "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "2", "ODD": "a\udcff\n'b", "PYTHONDONTWRITEBYTECODE": "1", "OMP_WAIT_POLICY": "passive", "EMPTY": "",
+            "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "2", "ODD": "a\udcff\n'b", "OMP_WAIT_POLICY": "passive", "EMPTY": "",
+            "PYTHONDONTWRITEBYTECODE": None,  # else each import would compile all of torch anew for PYTHONOPTIMIZE
         },
     ),
     "restricted": Setting(
         ["facts.py"],
-        {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "4", "LC_ALL": "C", "PYTHONPATH": "", "READS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONWARNINGS": "ignore"},
+        {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "4", "LC_ALL": "C", "PYTHONPATH": "", "READS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONWARNINGS": "ignore",
+         "PYTHONDONTWRITEBYTECODE": "1"},
         stdin="first\nsecond\n",
         before=restrict,
         may_differ={
