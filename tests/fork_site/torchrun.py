@@ -42,6 +42,11 @@ class _ForkedRank:
         return code
 
 
+def _needs_torch(word: str) -> bool:
+    """Whether a word of a command is a script for which a fork is cheaper than a start."""
+    return word.endswith(".py") and Path(word).is_file() and b"torch" in Path(word).read_bytes()
+
+
 def _fork_ranks(sock: socket.socket) -> None:
     """Have torchrun fork its ranks."""
 
@@ -49,7 +54,7 @@ def _fork_ranks(sock: socket.socket) -> None:
         program, *others = args[2:] if args[:2] == (sys.executable, "-u") else [""]
         if program == "-m" and others[0] == "rankwise.watch" and "-m" not in others[1:]:
             program, *others = others
-        if program == "rankwise.watch" or program.endswith(".py"):
+        if program != "-m" and any(map(_needs_torch, (program, *others))):
             order = {"program": program, "args": others, "env": env, "folder": str(Path.cwd()), "fds": [], "own_session": True, "takes_terminal": False}  # fmt: skip
             socket.send_fds(sock, [json.dumps(order).encode()], [0, *(number if file is None else file.fileno() for number, file in ((1, stdout), (2, stderr)))])  # fmt: skip
             answer = sock.recv(100)
