@@ -226,6 +226,18 @@ class Result:
     wall_s: float = 0.0
 
 
+def plan_fork(command: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return what `ForkedPython` is to run for `rankwise run` or torchrun, and its options; no words for other commands, or where nothing can be forked."""
+    for launcher, first, modules in (
+        (RANKWISE, RANKWISE[-1], LAUNCHING),
+        (TORCHRUN, str(TORCHRUN_SCRIPT), PLAIN),
+    ):
+        is_ours = launcher is RANKWISE
+        if tuple(command[: len(launcher)]) == launcher and can_fork(modules, is_module=is_ours):
+            return [first, *command[len(launcher) :]], {"modules": modules, "is_module": is_ours, "forks_ranks": not is_ours}  # fmt: skip
+    return [], {}
+
+
 def fork_launcher(
     command: Sequence[str],
     cwd: Path,
@@ -245,25 +257,21 @@ def fork_launcher(
         text: What it is given as its standard input.
         takes_terminal: Whether its standard input becomes its controlling terminal.
     """
-    is_ours, args = tuple(command[: len(RANKWISE)]) == RANKWISE, command[len(RANKWISE) :]
-    if not _is_resident[0] or (not is_ours and tuple(command[: len(TORCHRUN)]) != TORCHRUN):
+    words, options = plan_fork(command) if _is_resident[0] else ([], {})
+    if not words:
         return None
     # Read when an interpreter starts; torchrun's own is started as a user's is.
-    if is_ours and any(name.startswith(_AT_START) for name in env or {}):
+    if options["is_module"] and any(name.startswith(_AT_START) for name in env or {}):
         return None
-    modules, first = (LAUNCHING, RANKWISE[-1]) if is_ours else (PLAIN, str(TORCHRUN_SCRIPT))
     wanted = make_env(env)
-    is_short = sum(map(len, (*args, *wanted, *wanted.values()))) < _LONGEST_ORDER
-    if not is_short or not can_fork(modules, is_module=is_ours):
+    if sum(map(len, (*words, *wanted, *wanted.values()))) >= _LONGEST_ORDER:
         return None
     reading, writing = os.pipe()
     try:
         os.write(writing, (text or "").encode())
         os.close(writing)
-        return ForkedPython(
-            [first, *args], wanted, cwd, fds if text is None else {0: reading, **fds}, modules=modules,
-            own_session=True, takes_terminal=takes_terminal, is_module=is_ours, forks_ranks=not is_ours,
-        )  # fmt: skip
+        streams = fds if text is None else {0: reading, **fds}
+        return ForkedPython(words, wanted, cwd, streams, own_session=True, takes_terminal=takes_terminal, **options)  # fmt: skip
     finally:
         os.close(reading)
 

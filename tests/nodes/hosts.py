@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING
 import psutil
 import pytest
 
-from python_forks import LAUNCHING, ForkedPython, can_fork
-from support import RANKWISE, make_env, wait_until
+from python_forks import ForkedPython
+from support import make_env, plan_fork, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,13 +58,12 @@ class Host:
         folder: Path | None = None,
         log: IO[str] | None = None,
     ) -> subprocess.Popen[str] | ForkedPython:
-        """Start a command there, `rankwise run` by a fork of a Python that has imported it; both its streams go to the log, or come in one pipe."""
-        size, wanted = len(RANKWISE), make_env({**self.env, **(env or {})})
-        if tuple(command[:size]) == RANKWISE and can_fork(LAUNCHING, is_module=True):
+        """Start a command there, `rankwise run` and torchrun by a fork of a Python that has imported them; both its streams go to the log, or come in one pipe."""
+        wanted = make_env({**self.env, **(env or {})})
+        words, options = plan_fork(command)
+        if words:
             fds = {2: subprocess.STDOUT} if log is None else {1: log.fileno(), 2: subprocess.STDOUT}
-            return ForkedPython(
-                [RANKWISE[-1], *command[size:]], wanted, folder, fds, modules=LAUNCHING, is_module=True, host_pid=self.pid
-            )  # fmt: skip
+            return ForkedPython(words, wanted, folder, fds, host_pid=self.pid, **options)
         inside = [] if folder is None else ["sh", "-c", 'cd "$0" && exec "$@"', str(folder)]
         return subprocess.Popen(
             [*self.enter(), *inside, *command],
