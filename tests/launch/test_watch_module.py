@@ -252,6 +252,7 @@ dist.destroy_process_group()
         assert report(tmp_path / "evidence")["kind"] == "ok"
 
 
+@pytest.mark.own_server
 def test_a_handler_of_the_scripts_own_is_the_only_one(tmp_path: Path) -> None:
     """A script that handles SIGTERM does so as without us: what it does then is told as its end."""
     write_script(
