@@ -40,19 +40,14 @@ def collective_on_temporary(script: Script) -> Iterator[Found]:
         if node is None or _is_needless(place) or "_coalescing_manager" in call.contexts:
             continue
         value = call.arg(*FILLED[word_of(call)])
-        is_list = value is not None and isinstance(value.thing, Items)
-        if (
-            value is None
-            or not _is_temporary(value, node)
-            or (is_list and word_of(call) in {"gather", "scatter"})
-        ):
+        is_given = isinstance(getattr(value, "thing", None), Items) and word_of(call) in {"gather", "scatter"}
+        if value is None or is_given or not _is_temporary(value, node):
             continue
         shown = text_of(node)
         yield Found(
             node,
             f"{word_of(call)} writes its result into `{shown}`, which is created here and not kept, so the result is lost on every rank",
             f"give it a name first: `result = {shown}`, then `{word_of(call)}(result, ...)`, and continue with `result`",
-            severity="warning" if shown.endswith(".contiguous()") else "error",  # mostly the tensor itself
         )
 
 
@@ -84,7 +79,8 @@ def _is_temporary(value: Value, node: ast.AST) -> bool:
     if made is None or made.node is not node or is_number(value):
         return False
     word = made.name.rpartition(".")[2]
-    if (word in VIEWS and word != "contiguous") or word.endswith("_") or made.name == "operator.Subscript":
+    is_copy = word == "contiguous" and getattr(made.receiver.made, "name", "").rpartition(".")[2] in _STRIDED
+    if (word in VIEWS and not is_copy) or word.endswith("_") or made.name == "operator.Subscript":
         is_picked = isinstance(getattr(node, "slice", None), (ast.Compare, ast.List))
         return is_picked or _is_temporary(made.args[0] if word == "Subscript" else made.receiver, node.func.value if isinstance(node, ast.Call) else node.value)  # type: ignore[attr-defined]  # fmt: skip
     is_computed = any(
@@ -105,6 +101,8 @@ def _is_blank(value: Value, node: ast.AST) -> bool:
     return made.name in FACTORIES | DRAWN and not is_of_values
 
 
+#: What a tensor is not contiguous after: then `contiguous()` copies, and else it returns the tensor itself.
+_STRIDED = frozenset({"t", "T", "mT", "transpose", "permute", "swapaxes", "movedim", "expand"})
 _REDUCING = frozenset({D + "all_reduce", D + "reduce", D + "broadcast"})
 
 

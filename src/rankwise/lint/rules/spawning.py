@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 _SPAWNS = frozenset({"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"})
+_SINGLE = (".parse_args", ".Namespace", "cuda.device_count", "os.cpu_count")
 _PROCESSES = frozenset({"torch.multiprocessing.Process", "multiprocessing.Process", "multiprocess.Process"})
 _CONTEXTS = frozenset({"torch.multiprocessing.get_context", "multiprocessing.get_context"})
 _METHODS = _CONTEXTS | {"torch.multiprocessing.set_start_method", "multiprocessing.set_start_method"}
@@ -188,7 +189,7 @@ def _may_set(call: Call) -> bool:
 def spawn_argument_count(script: Script) -> Iterator[Found]:
     for start in _starts(script, script.calls):
         args, made = start.args, start.args.made if start.args is not None else None
-        is_one = made is not None and made.name.endswith((".parse_args", ".Namespace", "_count"))
+        is_one = made is not None and made.name.endswith(_SINGLE)
         if args is not None and (is_number(args) or args.const is None or is_one):
             node = start.call.arg_node(1 if start.passes_rank else 3, "args")
             text = ast.unparse(node) if node is not None else "..."
