@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import threading
 from contextlib import redirect_stderr
 from typing import Any
 
@@ -249,6 +250,28 @@ def test_drop_none_keeps_the_ranks_in_step_and_counts_what_is_left() -> None:
     first, second = run_ranks(body, 2)
     assert first == [(0, 2, 0, 2, 1.0, [[], []]), (2, 2, 2, 3, 2 / 3, [[8], [10]])]
     assert second == [(0, 2, 2, 2, 1.0, [[1], [3]]), (2, 2, 1, 3, 2 / 3, [[], [11]])]
+
+
+def test_a_data_sets_own_data_error_comes_back_from_a_worker() -> None:
+    """Its kind may be one that no other process can make: what it says travels, and never keeps the rank waiting."""
+
+    class LocalError(DataError):
+        def __init__(self, path: str, line: int) -> None:
+            super().__init__(f"{path}:{line} is broken", hint="fetch it again")
+            self.lock = threading.Lock()
+
+    class Broken(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            raise LocalError("data.bin", index)
+
+    def body() -> None:
+        with rankwise.init(device="cpu", timeout_s=30):
+            list(rankwise.DataLoader(Broken(), global_batch=4, shuffle=False, **workers(1)))
+
+    (outcome,) = try_ranks(body, 1)
+    assert isinstance(outcome.error, DataError)
+    assert "data.bin:0 is broken" in str(outcome.error)
+    assert outcome.error.hint == "fetch it again"
 
 
 def test_a_collate_function_that_returns_nothing_is_named() -> None:

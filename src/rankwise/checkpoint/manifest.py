@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from rankwise.base.errors import CheckpointError
 
@@ -76,9 +76,7 @@ class Manifest:
         return sum(file.size for file in self.files)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A box of a tensor, and where its bytes are.
 
     Attributes:

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rankwise.base.errors import CheckpointError
-from rankwise.checkpoint.plan import plan_reads
 from rankwise.checkpoint.shard import read_chunk
-from rankwise.checkpoint.sources import locate_chunks
 from rankwise.checkpoint.staging import view_bytes
 
 if TYPE_CHECKING:
@@ -85,10 +83,13 @@ def receive_all(ranks: Ranks, opened: Opened, reads: Reads) -> None:
         raise trouble
 
 
+def _shape(data: torch.Tensor, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
+    return data.view(dtype).view(chunk.shape) if chunk.size else torch.empty(chunk.shape, dtype=dtype)
+
+
 def _deliver(reads: Reads, index: Index, key: Key, data: torch.Tensor) -> None:
     entry = index.tensors[key[0]]
-    dtype, chunk = getattr(torch, entry.dtype), entry.chunks[key[1]]
-    values = data.view(dtype).view(chunk.shape) if chunk.size else torch.empty(chunk.shape, dtype=dtype)
+    values = _shape(data, entry.chunks[key[1]], getattr(torch, entry.dtype))
     for item in reads.by_chunk[key]:
         reads.deliver(item, values)
 
@@ -100,5 +101,11 @@ def read_tensors(path: Path, index: Index) -> Mapping[str, torch.Tensor]:
         CheckpointError: A byte is damaged or can't be read.
     """
     found = {name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) for name, entry in index.tensors.items()}  # fmt: skip
-    read_all(locate_chunks(path, index), index, plan_reads(found, index))
+    for name, entry in index.tensors.items():
+        for chunk in entry.chunks:
+            data, target = torch.empty(chunk.size, dtype=torch.uint8), found[name]
+            read_chunk(path / chunk.file, chunk, view_bytes(data), name)
+            for dim, (start, length) in enumerate(zip(chunk.offsets, chunk.shape, strict=True)):
+                target = target.narrow(dim, start, length)
+            target.copy_(_shape(data, chunk, target.dtype))
     return found

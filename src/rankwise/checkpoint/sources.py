@@ -207,9 +207,8 @@ def _open_copies(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Cand
     number_of = {(name, chunk.offsets): (name, place) for name, entry in index.tensors.items() for place, chunk in enumerate(entry.chunks)}  # fmt: skip
     mine_here = locate_chunks(path, own[1]) if path is not None and isinstance(own, tuple) else {}
     here = {number_of[key[0], place[1].offsets]: place for key, place in mine_here.items()}
-    has = ranks.control.exchange(
-        None if len(here) == len(number_of) else sorted(here), what="checkpoint.load"
-    )
+    own_keys = None if len(here) == len(number_of) else sorted(here)
+    has = ranks.control.exchange(own_keys, what="checkpoint.load")
     senders = {
         key: next(rank for rank, keys in enumerate(has) if keys is None or key in keys)
         for key in (number_of.values() if any(one is not None for one in has) else ())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import zlib
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, final
 
@@ -171,10 +171,8 @@ def _write_share(order: Order) -> dict[str, Any]:
         path = order.temporary / f"shard-{rank:05d}.safetensors"
         file, chunks = write_shard(order.disk, path, order.boxes, order.data)
         part["file"] = asdict(file)
-        part["chunks"] = [
-            [box.tensor, box.dtype, box.whole, astuple(chunk)]
-            for box, chunk in zip(order.boxes, chunks, strict=True)
-        ]
+        both = zip(order.boxes, chunks, strict=True)
+        part["chunks"] = [[box.tensor, box.dtype, box.whole, chunk] for box, chunk in both]
     if order.ranks.is_main:
         return part
     # Through the folder and not the store: if rank 0 can't see it, neither could a resumed job.

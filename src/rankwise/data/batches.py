@@ -32,7 +32,7 @@ class WorkerBatch(NamedTuple):
         num_read: Samples of the stream that are read by now, those that were left out included.
         state: The stream's state by now, pickled; None if it offers none.
         empty: A batch without samples, where the training process may need one.
-        fault: The error to raise.
+        fault: Message and hint of the error to raise: the error itself may not travel, or not become whole again.
         kept: Which of the samples that were asked for are left, by their number among these; None: all of them, or nobody asks.
     """
 
@@ -43,7 +43,7 @@ class WorkerBatch(NamedTuple):
     num_read: int = 0
     state: bytes | None = None
     empty: Any = None
-    fault: DataError | None = None
+    fault: Sequence[str] | None = None
     kept: Sequence[int] | None = None
 
 

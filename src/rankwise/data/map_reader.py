@@ -87,7 +87,7 @@ class MapReader:
                 return self._read(work_item, self._seed)
         except DataError as error:
             # By hand: torch would wrap it into text, and nobody could read hint and rank from it.
-            return WorkerBatch([], [], fault=error)
+            return WorkerBatch([], [], fault=(error.message, error.hint or ""))
 
     def _read(self, work_item: MapWorkItem, seed: int | None) -> WorkerBatch:
         if work_item.epoch != self._epoch:
@@ -149,7 +149,7 @@ def tell_epoch(dataset: Any, epoch: int) -> None:
 
 @final
 class Table:
-    """The rows of a ``TensorDataset``, all or some: reading a batch is one indexing of each, and draws no numbers.
+    """The rows of a ``TensorDataset``, all or some: reading a batch is one indexing of each, and draws no random numbers.
 
     Args:
         tensors: Each with the samples along its first dimension.

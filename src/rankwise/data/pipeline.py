@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch.utils.data import DataLoader as TorchLoader
 
-from rankwise.base.errors import UsageError
+from rankwise.base.errors import DataError, UsageError
 from rankwise.data.prefetch import bring
 from rankwise.data.workers import make_workers
 from rankwise.runtime.rng import derive_seed
@@ -102,8 +102,8 @@ class Pipeline:
     def _check(self, worker_batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
         for made in worker_batches:
             if made.fault is not None:
-                made.fault.rank = self._rank
-                raise made.fault
+                message, hint = made.fault
+                raise DataError(message, rank=self._rank, hint=hint or None)
             yield made
 
 

@@ -114,7 +114,7 @@ class StreamReader:
             with kept_generators():
                 return self._read(work_item)
         except DataError as error:
-            return WorkerBatch([], [], fault=error)
+            return WorkerBatch([], [], fault=(error.message, error.hint or ""))
 
     def _read(self, work_item: StreamWorkItem) -> WorkerBatch:
         if work_item.number != self._number or self._stream is None:
