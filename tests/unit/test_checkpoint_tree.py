@@ -20,6 +20,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from rankwise import checkpoint
 from rankwise.base.errors import CheckpointError
 from rankwise.base.memory import view_memory
+from rankwise.checkpoint.contents import list_parts
+from rankwise.checkpoint.manifest import Index
 from rankwise.checkpoint.tree import Encoder, decode
 
 numbers = st.one_of(st.integers(), st.floats(), st.booleans(), st.complex_numbers())
@@ -245,3 +247,10 @@ def test_an_unknown_mark_is_refused(tree: Any) -> None:
     """A mark of a later version, or of nobody, is named and refused; a dtype's name reaches nothing else of torch."""
     with pytest.raises(CheckpointError, match="it holds a"):
         decode(tree, {}.__getitem__)
+
+
+def test_what_is_in_a_defaultdict_or_a_deque_is_among_the_contents() -> None:
+    """Its tensors are listed as those of any container, and what says how it is made is no part of them."""
+    held = {"$defaultdict": ["list", {"a": [{"$tensor": "one"}], "b": {"$deque": [3, [{"$tensor": "two"}]]}}]}
+    (part,) = list_parts(Index({}, {"state": {"plain": held}}, {}))
+    assert (part.tensors, part.others) == (["one", "two"], [])

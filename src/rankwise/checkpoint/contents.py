@@ -86,7 +86,7 @@ def list_parts(index: Index) -> list[PartContents]:
 
 
 def _walk(held: Any, place: tuple[str, ...], part: PartContents) -> None:
-    """Go through an encoded state (tree.py says how) and note what stands where."""
+    """Go through an encoded state (tree.py says how, and puts before some containers' items how these are made) and note what stands where."""
     if isinstance(held, list):
         for number, one in enumerate(held):
             _walk(one, (*place, str(number)), part)
@@ -105,8 +105,8 @@ def _walk_tag(tag: str, held: Any, place: tuple[str, ...], part: PartContents) -
     elif tag == "$dict":
         for key, one in held:
             _walk(one, (*place, str(key)), part)
-    elif tag in {"$tuple", "$set", "$frozenset", "$deque", "$counter"}:
-        _walk(held, place, part)
+    elif tag in {"$tuple", "$set", "$frozenset", "$counter", "$deque", "$defaultdict"}:
+        _walk(held[1] if tag in {"$deque", "$defaultdict"} else held, place, part)
     else:
         part.others.append(".".join(place))
         if tag == "$numpy":
