@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
+from torch.distributed.elastic.rendezvous import RendezvousError, dynamic_rendezvous as torchs
 
 from rankwise.engine import node_rendezvous
 
@@ -149,6 +149,21 @@ def test_a_node_that_was_lost_is_taken_out_of_no_later_round(clock: list[float])
         node_rendezvous.take_out(handler, [again], of_round)
         holder.sync()
         assert (OTHER in holder.state.participants) is is_left, (is_complete, of_round)
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_who_leaves_a_round_that_it_waits_for_is_not_counted_there(*, is_complete: bool) -> None:
+    """Nor can its call enter again; a round that has begun is another matter: the others may number their ranks with it."""
+    state = torchs._RendezvousState()
+    state.participants, state.complete = {OWN: 0, OTHER: 1}, is_complete
+    state.last_heartbeats = dict.fromkeys((OWN, OTHER), datetime.now(timezone.utc))
+    holder = open_holder(state)
+    backend = holder._backend
+    node_rendezvous.leave_round(SimpleNamespace(_state_holder=holder, _this_node=OWN))
+    with pytest.raises(RendezvousError):
+        holder.sync()
+    left = pickle.loads(backend.get_state()[0])
+    assert (OWN in left.participants, OTHER in left.participants) == (is_complete, True)
 
 
 @pytest.mark.parametrize(("waiting", "ends_s"), [(set(), 1.0), ({torchs._NodeDesc("host2", 1, 0)}, 2.0)])

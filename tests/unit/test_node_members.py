@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rankwise.engine import node_detector, node_members, node_rendezvous
+from rankwise.engine.node_entry import Entry
 from rankwise.engine.node_members import Members, count_needed
 
 
@@ -97,6 +98,7 @@ class _Asked:
         members._orders, members._serving, members._node = {"backend": "c10d"}, 0, 0
         members._members, members._has_moved, members._round = [0, 1, 2, 3], False, 4
         members._has_gathered, members._served_by, members._tell = False, 0, lambda _: None
+        members.may_gather = True
         members._stores = {("met", 0): -1, **{("reserve", node): node for node in range(4)}}
         members._at = {node: [["host", node]] for node in range(4)}
         members._reached, members._silent_s = {node: ["host", node] for node in (1, 2, 3)}, {}
@@ -191,6 +193,12 @@ def test_the_sides_of_a_network_that_is_whole_again_gather_at_one_store() -> Non
 
     for (one, at), (other, there) in itertools.permutations(places.items(), 2):
         assert goes(at, one, other, str(there)) is not goes(there, other, one, str(at)), (one, other)
+    members = _stand_at(3, ("reserve", 3))
+    members.may_gather = (
+        False  # others may have numbered their ranks with this node's, and go on as half of fewer
+    )
+    met = SimpleNamespace(round=5, participants=[members._descriptions[0]])
+    assert not members.is_better_store(("met", 0), SimpleNamespace(_state_holder=SimpleNamespace(state=met)))
     assert not goes(3, ("reserve", 3), ("met", 0), "3"), "nobody else is there"
     assert not goes(3, ("reserve", 3), ("met", 0), "9"), "only a newcomer is"
     assert not goes(3, ("reserve", 3), ("elsewhere", 0), "1")
@@ -218,6 +226,15 @@ def test_who_has_gathered_counts_those_that_were_silent() -> None:
     members.exclude_lost(SimpleNamespace())
     assert len(taken_out) == 3
     assert not members.give_up_gathering()
+
+
+def test_a_store_that_is_no_longer_the_better_one_is_not_gone_to() -> None:
+    """It was found before this node went to another one: to go there would take it away from where the others gather."""
+    meeting = SimpleNamespace(handler="here", orders={"endpoint": "here"})
+    entry = Entry(meeting, lambda _: SimpleNamespace())
+    search = SimpleNamespace(gathering=("there", ("reserve", 1), {"endpoint": "there"}))
+    assert not entry._gather(SimpleNamespace(is_better_store=lambda *_: False), search)
+    assert (search.gathering, meeting.handler, meeting.orders) == (None, "here", {"endpoint": "here"})
 
 
 def test_a_store_may_be_found_as_long_as_one_that_serves_may_live() -> None:

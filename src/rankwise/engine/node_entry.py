@@ -17,7 +17,7 @@ _MOVE_S = 3.0
 _SEARCH_S, _USUAL_S = 1.0, 3.0
 #: So long one that the others have given up looks for them.
 _FIND_S = 60.0
-#: So long the sides of a network that was cut may take to meet at one store.
+#: So long a store may be silent where the sides of a network that was cut have gathered.
 _GATHER_S = 30.0
 _TICK_S = 0.05
 #: What torch raises when the store has gone.
@@ -73,7 +73,8 @@ class _Search:
         seen: dict[Any, Any] = {}
         self._ended.wait(_USUAL_S)
         while not self._ended.wait(_SEARCH_S) and self.found is None:
-            if self._orders["endpoint"] in {f"{host}:{port}", f"[{host}]:{port}"}:
+            is_nowhere = self._before is not None and self._before.has_to_move
+            if self._orders["endpoint"] in {f"{host}:{port}", f"[{host}]:{port}"} and not is_nowhere:
                 handler = None
                 continue  # we wait here
             try:
@@ -112,7 +113,7 @@ class Entry:
         self._asked: tuple[Any, float, Any] = (None, 0.0, None)
         #: The latest call by which this node leaves the last round.
         self._current: threading.Event | None = None
-        self._gathered_s = float("inf")
+        self._gathered_s = time.monotonic()
 
     def meet(self, before: Any) -> Any:
         """Return torch's round; None where this node is not to meet the others here: its place was taken, or they have met elsewhere.
@@ -159,8 +160,10 @@ class Entry:
                 restore = self._wait(call, is_vain) or restore
                 if search.found is not None or self._has_moved():
                     return self._leave(search)
-                if search.gathering is not None and (call.error is not None or not call.is_over.is_set()):
-                    self._gather(before, search)
+                # What moves to another store may not be overtaken, nor a round be left that has just begun.
+                is_waiting = not call.is_over.is_set() and (not moves or has_left.is_set())
+                may_gather = time.monotonic() < until_s and (is_waiting or call.error is not None)
+                if may_gather and self._gather(before, search):
                     break
                 if not call.is_over.is_set():
                     if before.knowledge != known and not is_left():
@@ -190,32 +193,39 @@ class Entry:
         time.sleep(_SEARCH_S)
         return True
 
-    def _gather(self, before: Any, search: _Search) -> None:
-        """Wait with the others at one store: each side of a network that was cut waits at its own, and none has enough alone."""
-        assert search.gathering is not None  # noqa: S101 - for the type checker
-        handler, place, orders = search.gathering
-        self._current = search.gathering = None
+    def _gather(self, before: Any, search: _Search) -> bool:
+        """Wait with the others at one store: each side of a network that was cut waits at its own, and none has enough alone. False if there is none."""
+        found, search.gathering = search.gathering, None
+        if found is None or not before.is_better_store(found[1], found[0]):
+            return False  # it may have been one before this node went to another
+        handler, place, orders = found
+        self._current = None
         Call(partial(self._rendezvous.leave_round, self._meeting.handler)).is_over.wait(_SEARCH_S)
         self._meeting.orders.update(endpoint=orders["endpoint"], serving_node=False)
         self._meeting.go_to(handler)
         before.gather_at(place)
         self._gathered_s = time.monotonic()
+        return True
 
     def _meet_again(self, before: Any, has_left: threading.Event) -> Any:
         handler = before.leave(self._meeting.handler)
         if has_left is not self._current:
             return None  # it hung at a frozen store, and this node has moved meanwhile
-        has_left.set()
         if handler is not self._meeting.handler:
             self._meeting.handler = handler
             self._meeting.watch()
+        has_left.set()
         before.expect(handler, may_come_more=self._meeting.num_more > 0)
         return handler.next_rendezvous()
 
     def _is_vain(self, before: Any, search: _Search, is_left: Callable[[], bool], *, known: int) -> bool:
         before.probe_missing(self._meeting.handler)
-        if time.monotonic() - self._gathered_s > _GATHER_S:
-            before.give_up_gathering()  # its store may be frozen
+        handler = self._meeting.handler
+        heard_s = max(
+            self._gathered_s, getattr(getattr(handler, "_state_holder", None), "_last_sync_time", 0.0)
+        )
+        if time.monotonic() - heard_s > _GATHER_S and before.give_up_gathering():
+            self._rendezvous.abandon(handler)  # its store is frozen
         is_elsewhere = search.found is not None or search.gathering is not None
         return is_elsewhere or before.knowledge != known or is_left()
 

@@ -112,6 +112,8 @@ class Meeting:
             return {"again": entry.why}
         if before is not None and not before.has_enough(self.handler):
             raise _UnnumberedError("too few of the nodes that took part before have come, and the others may continue without them")  # fmt: skip
+        if before is not None:
+            before.may_gather = False
         node_rank, self.world, self.store = info.rank, info.world_size, info.store
         store, meeting_place = info.store, info.bootstrap_store_info
         served = self.static

@@ -81,6 +81,8 @@ class Members:
         self._probe_s = float("inf")
         self._neighbours: frozenset[int] = frozenset()
         self._is_cut_off = self._has_gathered = False
+        #: Not once this node was in a round whose ranks may have been numbered on others: these may go on with fewer.
+        self.may_gather = True
         self._serving: int | None = None
         self._stores: dict[tuple[str, int], int] = {}
         self._has_moved = False
@@ -234,7 +236,7 @@ class Members:
     def is_better_store(self, place: tuple[str, int], handler: Any) -> bool:
         """Tell whether those that wait at this node's store are to go to that one, where other members wait: of any two sides, one goes to the other."""
         own = len(self._members) if self.has_to_move else (self._serving or 0) if self._has_moved else -1
-        store = self._stores.get(place, own)
+        store = self._stores.get(place, own) if self.may_gather else own
         is_anew = store == -1 and handler._state_holder.state.round <= (self._round or 0)
         others = [node for rank, node in self._descriptions.items() if rank != self._node]
         return store < own and not is_anew and bool(self._rendezvous.count_inside(handler, others))
@@ -373,7 +375,7 @@ class Members:
     def _needed(self) -> int:
         """How many of those that took part have to meet, by what is known now; 0 while none is lost."""
         if self._detector.is_expelled:
-            return len(self._members) // 2 + 1
+            return count_needed(len(self._members), 0, 0, keeps_store=self._keeps_store)
         return self._count_needed(keeps_store=self._keeps_store) if self._detector.losses else 0
 
     @property
@@ -410,21 +412,22 @@ class Members:
             # If that one is lost as well while the others meet there, they go on to the next.
             handler = self._rendezvous.reach(orders, host, port) if port else None
             if handler is not None:
-                self._serving, self._has_moved, self._last_round = node, True, -1
+                serving = node
                 break
         else:
             if self.may_find_store and not self._is_cut_off:
                 self._is_cut_off = True
                 self._tell("no node that has a store in reserve is reached: this node tries again; check the network between the nodes")  # fmt: skip
             raise ConnectionError("the node that served the rendezvous was lost, and none that has a store in reserve is reached")  # fmt: skip
-        orders["serving_node"] = node == self._node
-        self._rendezvous.abandon(former)
         if not self._detector.is_expelled:  # else the others have said it, by what they know
             self._standby.announce_needed(handler, orders["run_id"], needed)
+        self._serving, self._has_moved, self._last_round = serving, True, -1
+        orders["serving_node"] = serving == self._node
+        self._rendezvous.abandon(former)
         # The reserve serves from now on; and what torch does when a former rendezvous is collected fails in the thread of its heartbeats.
         orders["kept"] = [*orders.get("kept", []), self._reserve, former]
         self._change(handler, needed)
-        self._tell(f"the node that served the rendezvous is lost: node {node} serves it from now on, at {orders['endpoint']}")  # fmt: skip
+        self._tell(f"the node that served the rendezvous is lost: node {serving} serves it from now on, at {orders['endpoint']}")  # fmt: skip
         return handler
 
 

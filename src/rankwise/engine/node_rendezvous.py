@@ -278,19 +278,24 @@ def is_full(handler: Any) -> bool:
 
 
 def leave_round(handler: Any) -> None:
-    """Take this node out of a round that it waits for: the others there must not count it any more."""
+    """Take this node out of a round that it waits for: the others there must not count it any more. Its call fails, and can't enter again."""
+    _stop(handler)
     _take_out(handler, lambda state: {handler._this_node} & set(() if state.complete else state.participants))
 
 
 def abandon(handler: Any) -> None:
     """Have calls that still wait there fail, and change nothing: it may be reached again when the others have met without this node."""
+    handler.is_abandoned = True
+    _stop(handler)
+
+
+def _stop(handler: Any) -> None:
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     def refuse() -> None:
         raise RendezvousError("this node meets the others elsewhere")  # its heartbeats take that in silence
 
     _retire(handler)
-    handler.is_abandoned = True
     with contextlib.suppress(AttributeError):
         handler._state_holder.sync = refuse
 
