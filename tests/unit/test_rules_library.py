@@ -35,7 +35,7 @@ _OTHER_WAITS = {
     ("checkpoint/convert.py", "import_file"): "one process",
     (
         "checkpoint/saving.py",
-        "_run_after check finish_saves save wait",
+        "run_after check finish_saves save wait",
     ): "what is written in the background; names who is silent",
     (
         "checkpoint/writing.py",

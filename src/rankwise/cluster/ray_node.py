@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -31,9 +32,13 @@ class NodeLauncher:
     def find_place(self) -> tuple[str, str, int]:
         """Return this host's name, its address as Ray knows it, and a port that is free here."""
         address = str(import_module("ray.util").get_node_ip_address())
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            probe.bind((address, 0))
-            return socket.gethostname(), address, int(probe.getsockname()[1])
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        # Not one that the system gives to whoever connects: it is served only once the launcher has started.
+        for port in random.sample(range(10_000, 30_000), 100):
+            with suppress(OSError), socket.socket(family) as probe:
+                probe.bind((address, port))
+                return socket.gethostname(), address, port
+        raise OSError(f"no port of 100 between 10000 and 30000 is free at {address}")
 
     def run(
         self, words: Sequence[str], env: Mapping[str, str], folder: str, grace_s: int
