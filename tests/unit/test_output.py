@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from unittest import mock
@@ -94,6 +95,54 @@ def test_lines_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pytest.M
     ranks.say(0, b"whole\n")
     assert ranks.console.wait_for(b"half whole\n")
     assert ranks.finish() == b"other\nhalf whole\n"
+
+
+def test_pieces_of_four_ranks_become_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that all write at once, in pieces and with pauses, don't run into each other."""
+    monkeypatch.setattr(output, "_HALF_LINE_S", 60)
+    ranks = Ranks(tmp_path, 4)
+    ranks.pump.start()
+
+    def write(rank: int) -> None:
+        for _ in range(40):
+            for _ in range(3):
+                ranks.say(rank, str(rank).encode() * 1000)
+                time.sleep(0.0005)
+            ranks.say(rank, b"\n")
+
+    writers = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    lines = ranks.finish().decode().splitlines()
+    assert sorted(lines) == sorted(str(rank) * 3000 for rank in range(4) for _ in range(40))
+
+
+def test_half_a_line_whose_end_has_come_meanwhile_is_shown_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pump may get to run so late that the moment for half a line has passed: its end lies in the pipe already."""
+    monkeypatch.setattr(output, "_HALF_LINE_S", 0.05)
+    ranks = Ranks(tmp_path, 2)
+    may_go_on, write = threading.Event(), ranks.console.write
+
+    def write_late(fd: int, data: bytes) -> None:
+        write(fd, data)
+        if data == b"other\n":
+            may_go_on.wait(10)
+
+    monkeypatch.setattr(ranks.console, "write", write_late)
+    ranks.say(0, b"half ")
+    ranks.say(1, b"other\n")
+    ranks.pump.start()
+    assert ranks.console.wait_for(b"other\n")
+    time.sleep(0.1)
+    ranks.say(0, b"whole\n")
+    may_go_on.set()
+    assert ranks.console.wait_for(b"whole\n")
+    ranks.finish()
+    assert ranks.console.writes == [b"other\n", b"half whole\n"]
 
 
 def test_a_rank_is_told_what_has_been_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,9 @@ class Pump:
 
     def _run(self) -> None:
         while self._open:
-            ready = self._selector.select(_HALF_LINE_S if self._has_waiting() else None)
+            # What is overdue by now is passed on only if nothing more has come: this thread may get to run late.
+            looked_s = time.monotonic()
+            ready = self._selector.select(self._due_in_s(looked_s))
             sources = [key.fd for key, _ in ready if key.fd != self._wake_read]
             for source in sources:
                 self._move(source)
@@ -172,12 +174,10 @@ class Pump:
             stopping = self._stop_by is not None and (not sources or time.monotonic() > self._stop_by)
             for streams in self._open.values():
                 tail = self._tails[streams.local_rank]
-                if tail.waiting_s is not None and (
-                    stopping or time.monotonic() - tail.waiting_s > _HALF_LINE_S
-                ):
+                if tail.waiting_s is not None and (stopping or looked_s - tail.waiting_s >= _HALF_LINE_S):
                     self._pass_on(streams, tail.give_up_waiting())
                 since, _ = self._held.get(streams.local_rank, (0.0, b""))
-                if stopping or time.monotonic() - since > _HALF_LINE_S:
+                if stopping or looked_s - since >= _HALF_LINE_S:
                     self._show_held(streams)
             if stopping:
                 return
@@ -204,8 +204,11 @@ class Pump:
             self._show_held(streams)
             streams.tell_passed(tail.num_order_marks)
 
-    def _has_waiting(self) -> bool:
-        return bool(self._held) or any(tail.waiting_s is not None for tail in self._tails.values())
+    def _due_in_s(self, now_s: float) -> float | None:
+        """Return after how long something that is held back is to be passed on; None if nothing is."""
+        since = [since for since, _ in self._held.values()]
+        since += [tail.waiting_s for tail in self._tails.values() if tail.waiting_s is not None]
+        return max(0.0, min(since) + _HALF_LINE_S - now_s) if since else None
 
     def _pass_on(self, streams: RankStreams, data: bytes) -> None:
         rank = streams.local_rank
