@@ -34,13 +34,13 @@ FACTS = RankFacts(
 SIGN = Sign(rank=5, quiet_s=3.0, idle_s=2.5, question=4, is_answered=True, has_joined=True)
 
 
-def told(*ranks: RankFacts) -> NodeScene:
+def make_scene(*ranks: RankFacts) -> NodeScene:
     return NodeScene(scene=scene(*ranks, world_size=8, now_s=50.0, is_whole=False), signs=(SIGN,), question=4)
 
 
 def test_a_letter_says_what_was_told_on_the_readers_clock() -> None:
     """100 s later on the reader's clock: every moment moves by that, no duration and no time of day does, and all else is equal."""
-    got = read_message(open_message(pack(told(FACTS))), later_s=100.0)
+    got = read_message(open_message(pack(make_scene(FACTS))), later_s=100.0)
     fault = replace(FAULT, monotonic_s=140.0)
     evidence = replace(
         EVIDENCE, ops=(replace(EVIDENCE.ops[0], entered_s=141.0), EVIDENCE.ops[1]), step_s=142.0, dumped_s=143.0, stacks_s=144.0,
@@ -72,7 +72,7 @@ def test_what_is_too_much_is_left_out_but_the_last_of_every_group() -> None:
     """Of 900 operations the last 200 stay, and of a group that has been quiet for long its last 8; never so few that a reader takes them for all."""
     old = [op(at=5, group="small", entered_s=float(seq)) for seq in range(1, 101)]
     new = [op(at=6, entered_s=100.0 + seq) for seq in range(1, 801)]
-    message = read_message(open_message(pack(told(rank(0, *old, *new)), most_ops=200)), later_s=0.0)
+    message = read_message(open_message(pack(make_scene(rank(0, *old, *new)), most_ops=200)), later_s=0.0)
     evidence = message.scene.ranks[0].evidence
     assert evidence is not None
     assert [one.seq for one in evidence.ops if one.group == "small"] == list(range(93, 101))
@@ -89,7 +89,7 @@ def test_a_letter_is_bounded() -> None:
         for one in full
         if one.evidence is not None
     ]
-    text = pack(told(*ranks))
+    text = pack(make_scene(*ranks))
     assert len(text) <= multi_node_scene.MOST_BYTES
     back = read_message(open_message(text), later_s=0.0).scene.ranks[7].evidence
     assert back is not None
@@ -107,7 +107,7 @@ def test_what_is_no_letter_is_refused(text: str) -> None:
     """A line of another program in the store is an error with a name, not a crash of the watch."""
     with pytest.raises(ValueError, match="not a message"):
         open_message(text)
-    message = open_message(pack(told(FACTS)))
+    message = open_message(pack(make_scene(FACTS)))
     message["scene"]["ranks"][0]["ended_s"] = "soon"
     with pytest.raises(ValueError, match="no scene"):
         read_message(message, later_s=100.0)

@@ -112,7 +112,7 @@ def tell(error: OSError, what: str, *, rank: int | None = None) -> CheckpointErr
 
 
 def put_in_words(error: Exception, what: str | None = None) -> dict[str, Any]:
-    """Return what the other ranks are told of an error; of one of the system with what it has stopped, if given."""
+    """Return what the other ranks receive of an error; of one of the system with what it has stopped, if given."""
     if what is not None and isinstance(error, OSError):
         error = tell(error, what)
     if isinstance(error, RankwiseError):

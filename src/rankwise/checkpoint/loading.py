@@ -166,8 +166,8 @@ def _fill(loading: Loading, parts: Sequence[Part]) -> str | None:
     except Exception as error:  # noqa: BLE001 - no memory, or whatever the device says: the others must know
         problem = error
     is_damage = isinstance(problem, CheckpointError)
-    told = None if problem is None else put_in_words(problem)["error"]
-    words = ranks.control.exchange((told, is_damage), what="checkpoint.load (all read?)")
+    message = None if problem is None else put_in_words(problem)["error"]
+    words = ranks.control.exchange((message, is_damage), what="checkpoint.load (all read?)")
     if problem is not None and not is_damage:
         raise problem
     for rank, (word, is_theirs) in enumerate(words):

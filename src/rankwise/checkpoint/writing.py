@@ -184,16 +184,16 @@ def _write_share(order: Order) -> dict[str, Any]:
 
 
 def _finish(order: Order, part: Mapping[str, Any]) -> dict[str, Any]:
-    """Commit if all members have written, else clean up; return what the others are told."""
+    """Commit if all members have written, else clean up; return the outcome that all receive."""
     others, own = order.ranks.members[1:], order.ranks.rank
     try:
-        told = _wait_words(order, [f"{order.number}/part/{rank}" for rank in others])
+        answers = _wait_words(order, [f"{order.number}/part/{rank}" for rank in others])
     except CheckpointError as error:
         # Told like any other end: whoever is only slow must not wait for us as long again.
         remove_quietly(order.disk, order.temporary)
         text = error.message.replace("is not known to be saved", "was not saved")
         return {"error": text, "hint": error.hint, "rank": own}
-    words: dict[int, Mapping[str, Any]] = {own: part, **dict(zip(others, told, strict=True))}
+    words: dict[int, Mapping[str, Any]] = {own: part, **dict(zip(others, answers, strict=True))}
     failed = {rank: word for rank, word in words.items() if "error" in word}
     try:
         if failed:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Pids go round: two that are ended in one moment are no multiple of this apart.
 _NUM_SLOTS = 1 << 13
 _ENTRY = struct.Struct("qq")
-#: A shielded daemon that was told to end gets this long; torch gives its workers half as long before it tells them.
+#: A shielded daemon that was asked to end gets this long; torch gives its workers half as long before it tells them.
 _LAST_GRACE_S = 10.0
 
 
@@ -45,8 +45,8 @@ class ChildShield:
         self._numbers, self._parent = numbers, 0
         #: When the last fork was.
         self.fork_ns = 0
-        # Whom their parents have told to end, and when, in memory that a rank shares with all that it forks.
-        self._told = mmap.mmap(-1, _NUM_SLOTS * _ENTRY.size)
+        # Whom their parents have asked to end, and when, in memory that a rank shares with all that it forks.
+        self._asked = mmap.mmap(-1, _NUM_SLOTS * _ENTRY.size)
         self._is_loader_worker = False
 
     def cover_child(self, *, is_loader_worker: bool = False) -> None:
@@ -63,20 +63,20 @@ class ChildShield:
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
         has_parent, pid = os.getppid() == self._parent, os.getpid()
-        told, at_ns = _ENTRY.unpack_from(self._told, pid % _NUM_SLOTS * _ENTRY.size)
-        # An earlier process with this number may have been told.
-        if has_parent and not (told == pid and at_ns >= self.fork_ns):
+        pid_asked, at_ns = _ENTRY.unpack_from(self._asked, pid % _NUM_SLOTS * _ENTRY.size)
+        # An earlier process with this number may have been asked.
+        if has_parent and not (pid_asked == pid and at_ns >= self.fork_ns):
             return
         if has_parent and self._is_loader_worker and number == signal.SIGTERM:
             # As torch's own handler does. By the signal, it would raise an error in the parent, which may be amid
-            # multiprocessing's exit: the workers that come after this one would not be told to end.
+            # multiprocessing's exit: the workers that come after this one would not be asked to end.
             os._exit(0)
         signal.signal(number, signal.SIG_DFL)
         os.kill(pid, number)
 
     def note_end_of(self, pid: int) -> None:
-        """Before a child is told to end: it must believe it."""
-        _ENTRY.pack_into(self._told, pid % _NUM_SLOTS * _ENTRY.size, pid, time.monotonic_ns())
+        """Before a child is asked to end: it must believe it."""
+        _ENTRY.pack_into(self._asked, pid % _NUM_SLOTS * _ENTRY.size, pid, time.monotonic_ns())
 
 
 _active: list[ChildShield] = []
@@ -118,7 +118,7 @@ def _hook() -> None:
     _wrap_worker_signals()
 
 
-#: Daemons that multiprocessing has forked while the shield was open; and when they were told to end, in monotonic seconds.
+#: Daemons that multiprocessing has forked while the shield was open; and when they were asked to end, in monotonic seconds.
 _daemons: WeakSet[Any] = WeakSet()
 _asked_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 

@@ -19,7 +19,7 @@ _MOST_ROWS = 6
 _MOST_PLACES = 12
 #: Where what stands behind a label begins.
 _MARGIN = 11
-_LONG_S = 60.0  # what waits for so long is told with what to do
+_LONG_S = 60.0  # what waits for so long is shown with its fix
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
