@@ -164,6 +164,33 @@ def test_who_is_silent_is_lost_if_the_others_are_enough(monkeypatch: pytest.Monk
     assert asked.ask() == []
 
 
+def test_who_is_not_reached_when_the_store_moves_has_been_silent_since_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nodes that are cut off together with the one that served are known some seconds sooner; one that answers later is not lost."""
+    now_s = [100.0]
+    monkeypatch.setattr(node_members.time, "monotonic", lambda: now_s[0])
+    for answer, lost in (("silent", [1]), ("open", [])):
+        asked = _Asked(
+            _node=2, _serving=0, _reserves={1: [["host"], 7], 2: [["own"], 8]}, _changed=[], _reserve=None
+        )
+        reach = {"host": None, "own": SimpleNamespace()}
+        asked.members._rendezvous = SimpleNamespace(
+            reach=lambda _, host, __, reach=reach: reach[host],
+            abandon=lambda _: None,
+            count_inside=lambda *_: 0,
+        )
+        asked.members._standby = SimpleNamespace(announce_needed=lambda *_: None)
+        asked.members._orders |= {"run_id": "x", "min_nodes": 1, "endpoint": "here"}
+        asked.members._reached |= {1: ["host", 1]}
+        asked.lose(0)
+        asked.members._move(None, [1, 2, 3])
+        now_s[0] += 3.5
+        asked.answers = {1: answer, 3: "open"}
+        assert [node for node, *_ in asked.ask()] == lost
+        now_s[0] += 100
+
+
 def test_who_ends_at_once_with_its_neighbour_has_met_nobody() -> None:
     """When a neighbour ends, those that only it may have heard are asked at once: they were members until now."""
     asked = _Asked(_neighbours=frozenset([1]), _name="1", _lost_nodes={})

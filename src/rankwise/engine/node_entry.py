@@ -54,9 +54,7 @@ class _Search:
         gathering: A rendezvous where others wait for as many as have to meet, as this node does; where it is, and the orders.
     """
 
-    def __init__(
-        self, orders: dict[str, Any], reach: Callable[[dict[str, Any], str, int], Any], before: Any
-    ) -> None:
+    def __init__(self, orders: dict[str, Any], reach: Callable[..., Any], before: Any) -> None:
         self._orders, self._reach, self._before, self._ended = orders, reach, before, threading.Event()
         self.found: tuple[Any, dict[str, Any]] | None = None
         self.gathering: tuple[Any, tuple[str, int], dict[str, Any]] | None = None

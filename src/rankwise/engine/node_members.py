@@ -410,10 +410,14 @@ class Members:
         orders, needed = self._orders, self._needed
         for node, host, port in [(one, host, self._reserves[one][1]) for one in left if one in self._reserves for host in self._reserves[one][0]]:  # fmt: skip
             # If that one is lost as well while the others meet there, they go on to the next.
+            begin_s = time.monotonic()
             handler = self._rendezvous.reach(orders, host, port) if port else None
             if handler is not None:
                 serving = node
                 break
+            self._silent_s.setdefault(
+                node, begin_s
+            )  # lost with the one that served: its end is looked into sooner
         else:
             if self.may_find_store and not self._is_cut_off:
                 self._is_cut_off = True
