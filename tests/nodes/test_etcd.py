@@ -77,7 +77,10 @@ def test_nodes_that_met_at_etcd_go_on_when_one_of_them_is_lost(endpoint: str, tm
             path = tmp_path / f"steps{node}"
             return path.exists() and path.read_text().split()[-1:] == [str(world)]
 
-        wait_until(lambda: all(map(has_stepped, nodes)), 60, f"steps of {world}")
+        try:
+            wait_until(lambda: all(map(has_stepped, nodes)), 60, f"steps of {world}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {[read(node) for node in range(len(jobs))]}") from None
 
     try:
         for node in range(3):

@@ -291,8 +291,8 @@ def test_nobody_at_the_stores_address() -> None:
     def change(rank: int, env: dict[str, str]) -> None:
         env.update(MASTER_PORT="1" if rank else env["MASTER_PORT"])
 
-    told = errors(try_ranks(join_as(change, arrival_timeout_s=1), 2, timeout_s=30))
-    assert "the launcher's store was not found at 127.0.0.1:1 within 1 s: Connection refused" in told[1]
+    told = errors(try_ranks(join_as(change, arrival_timeout_s=4), 2, timeout_s=30))
+    assert "the launcher's store was not found at 127.0.0.1:1 within 4 s: Connection refused" in told[1]
     assert "rank 1 of 2 has not arrived" in told[0]
 
 

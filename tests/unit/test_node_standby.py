@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -41,6 +42,34 @@ def test_one_place_is_taken_by_one_of_those_that_stand_by(port: int) -> None:
     node_entry.Call(nodes[0].next_rendezvous).is_over.wait(20)
     nodes[1]._state_holder.sync()
     assert tickets.list_alive(nodes[1]._state_holder.state) == [2]
+    nodes[0].shutdown()
+
+
+def test_a_free_place_is_kept_for_who_enters_however_long_that_takes(port: int, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The first that stands by may enter, and takes longer for it than a silence lasts: who stands behind it still waits, and stays outside once it is in."""
+    monkeypatch.setattr(node_standby, "_SILENT_S", 0.2)
+    monkeypatch.setattr(node_standby, "_LOOK_S", 0.05)
+    orders = {"run_id": "job", "max_nodes": 1, "places": [("localhost", port)], "backend": "c10d", "conf": {}}
+    lost = open_handler(port, 1)
+    assert node_entry.Call(lost.next_rendezvous).is_over.wait(20)
+    nodes, looks = [open_handler(port, 1) for _ in range(2)], []
+    for number, node in enumerate(nodes, 1):
+        looks.append(node_standby._Look(node, orders, is_moved=False))
+        wait_until(lambda number=number: looks[-1]._ticket == number)
+    holder = lost._state_holder
+    while lost._this_node in holder.state.participants:
+        holder.state.participants.pop(lost._this_node)
+        holder.mark_dirty()
+        holder.sync()
+    wait_until(lambda: looks[0].says == "enter")
+    time.sleep(1)  # five silences
+    assert looks[1].says == "wait"
+    node_entry.Call(nodes[0].next_rendezvous)
+    holder = nodes[1]._state_holder
+    wait_until(lambda: nodes[0]._this_node in {*holder.state.participants, *holder.state.wait_list})
+    time.sleep(0.5)
+    assert looks[1].says == "wait"
+    looks[1].is_given_up = True
     nodes[0].shutdown()
 
 

@@ -27,7 +27,9 @@ _TICK_S = 0.05
 #: So many nodes have a store in reserve.
 _NUM_RESERVES = 4
 #: Nodes that do not come so long after a loss are asked whether they live, and again after as long; longer where many ask.
-_PROBE_EVERY_S, _PROBE_EVERY_OF_EACH_S = 3.0, 0.01
+_PROBE_EVERY_S, _PROBE_EVERY_OF_EACH_S = 1.0, 0.01
+#: Who answers none of them for so long is lost.
+_SILENT_S = 2.5
 
 
 def count_needed(num_members: int, num_ended: int, num_gone: int, *, keeps_store: bool) -> int:
@@ -301,7 +303,7 @@ class Members:
             self._silent_s.pop(node, None)
             return
         silent_s = time.monotonic() - self._silent_s.setdefault(node, time.monotonic())
-        is_silent = node in self._reached and silent_s >= _PROBE_EVERY_S
+        is_silent = node in self._reached and silent_s >= _SILENT_S
         if self._is_refused(node, states) or (is_silent and self._has_enough_without(node)):
             self._note(node, "it does not come, and its launcher does not answer")
             self._tell(f"node {node} (at {self._at[node][0][0]}) is lost: it does not come, and its launcher does not answer")  # fmt: skip
@@ -415,9 +417,7 @@ class Members:
             if handler is not None:
                 serving = node
                 break
-            self._silent_s.setdefault(
-                node, begin_s
-            )  # lost with the one that served: its end is looked into sooner
+            self._silent_s.setdefault(node, begin_s)  # it may be lost with the one that served
         else:
             if self.may_find_store and not self._is_cut_off:
                 self._is_cut_off = True

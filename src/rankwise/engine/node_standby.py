@@ -213,7 +213,6 @@ class Standby:
             look.wait_change()
             now_s = time.monotonic()
             if look.says in {"enter", "over"}:
-                look.end()
                 self._orders["places"] = look.reserves or places
                 return look.handler, "" if look.says == "enter" else "the job has ended"
             if look.moved_to is not None:
@@ -224,7 +223,7 @@ class Standby:
                 found_s = now_s
             if look.is_full:
                 begun_s = now_s
-            elif now_s - begun_s > self._join_s:
+            elif now_s - begun_s > float(self._orders["conf"].get("join_timeout", 600)):
                 raise TimeoutError(f"the other nodes have not met again for {now_s - begun_s:.0f} s")
             if look.is_lost(now_s):
                 look = self._replace(look, places, now_s - found_s)
@@ -237,12 +236,8 @@ class Standby:
         found = self._look_elsewhere(places)
         if found is None and look.is_silent(time.monotonic()):
             return look
-        look.end()
+        look.is_given_up = True
         return found or _Look(look.handler, self._orders, is_moved=look.is_moved)
-
-    @property
-    def _join_s(self) -> float:
-        return float(str(self._orders["conf"].get("join_timeout", 600)))
 
     def _look_elsewhere(self, places: list[tuple[str, int]]) -> Any:
         for _ in range(len(places)):
@@ -268,17 +263,17 @@ class _Look:
         is_full: Whether all places are taken.
         is_there: Whether the job's nodes have met here.
         reserves: Where they go if this store is lost.
+        is_given_up: Set by who looks elsewhere.
     """
 
     def __init__(self, handler: Any, orders: dict[str, Any], *, is_moved: bool) -> None:
         self.handler, self._orders, self.is_moved = handler, orders, is_moved
-        self.says, self.is_full, self.is_there = "wait", False, False
+        self.says, self.is_full, self.is_there, self.is_given_up = "wait", False, False, False
         self.reserves: list[tuple[str, int]] = []
         self.moved_to: tuple[str, int] | None = None
         self._begun_s = self._seen_s = time.monotonic()
         self._failed_s: float | None = None
-        self._changed, self._ended = threading.Event(), threading.Event()
-        self._ticket = 0
+        self._changed, self._ticket = threading.Event(), 0
         self._tickets = Tickets(handler._store, orders["run_id"])
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -286,10 +281,6 @@ class _Look:
         """Wait until there is something new, or for a while."""
         self._changed.wait(_LOOK_S)
         self._changed.clear()
-
-    def end(self) -> None:
-        """Look no more."""
-        self._ended.set()
 
     def is_lost(self, now_s: float) -> bool:
         """Tell whether the store does not answer any more, or the others don't come to this one."""
@@ -305,9 +296,12 @@ class _Look:
 
     def _run(self) -> None:
         try:
-            while not self._ended.is_set() and self.says == "wait":
-                self._look()
-                self._changed.set()
+            while not self.is_given_up and (self.says == "wait" or self._is_entering()):
+                if self._ticket:
+                    self._tickets.beat(self._ticket)
+                if self.says == "wait":
+                    self._look()
+                    self._changed.set()
                 time.sleep(_LOOK_S)
         except Exception:  # noqa: BLE001 - torch raises many kinds; whatever it is, this store is of no use
             self._failed_s = time.monotonic()
@@ -334,11 +328,15 @@ class _Look:
             self.says = "over"
         elif is_own or (may_enter and self._is_next(free)):
             self.says = "enter"
-        elif self.is_full:
-            if not self._ticket:
-                self._ticket = self._tickets.take(node)
-                threading.Thread(target=self._wait_over, daemon=True).start()
+        elif self.is_full and not self._ticket:
+            self._ticket = self._tickets.take(node)
             self._tickets.beat(self._ticket)
+            threading.Thread(target=self._wait_over, daemon=True).start()
+
+    def _is_entering(self) -> bool:
+        """Tell whether torch does not count us in yet: a free place that is ours would go to who stands behind us."""
+        is_inside = self.handler._this_node in _list_inside(self.handler._state_holder.state)
+        return self.says == "enter" and not is_inside and time.monotonic() - self._seen_s < 3 * _STAY_S
 
     def _count_before_us(self) -> float:
         """Return how many must have met before a node that did not take part before may join them: as many as let no other side of a cut network meet."""
