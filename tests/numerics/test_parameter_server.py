@@ -10,8 +10,7 @@ from torch import nn
 
 import rankwise
 from one_process import TOLERANCE, build_data, build_model, build_optimizer, compute_loss
-from rankwise.parallel.servers.compression import Compression
-from rankwise.parallel.servers.layout import spread
+from rankwise.parallel.servers.layout import Compression, spread
 from rankwise.testing import run_ranks
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from torch import nn
 import rankwise
 from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.layout import spread
-from rankwise.parallel.servers.rules import Rules
-from rankwise.parallel.servers.shard import Gradient, Shard
+from rankwise.parallel.servers.shard import Gradient, Rules, Shard
 from rankwise.testing import run_ranks, try_ranks
 
 if TYPE_CHECKING:

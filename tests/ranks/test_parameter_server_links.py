@@ -6,7 +6,9 @@ import os
 import socket
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -14,11 +16,12 @@ import torch.distributed as dist
 from torch import nn
 
 import rankwise
+from clocks import FakeClock
 from rankwise.parallel.servers import coordinator as coordinating, listener as listener_module
 from rankwise.parallel.servers.layout import spread
 from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
-from rankwise.parallel.servers.listener import Listener, connect, find_host
-from rankwise.parallel.servers.rules import Rules
+from rankwise.parallel.servers.listener import JobStore, Listener, connect, find_host
+from rankwise.parallel.servers.shard import Rules
 from rankwise.parallel.servers.worker import Worker
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ def run_beside(function: Callable[[], None]) -> threading.Thread:
 
 def make_worker(store: dist.Store, model: nn.Module, *, returns: bool = False) -> Worker:
     return Worker(
-        1, model, spread(model, 1), layout_digest="", rules=make_rules(), compression=None, store=store, returns=returns,
+        1, model, spread(model, 1), layout_digest="", rules=make_rules(), store=store, returns=returns,
     )  # fmt: skip
 
 
@@ -197,15 +200,72 @@ def test_a_server_that_has_died_and_does_not_return_is_not_waited_for() -> None:
 def test_a_store_that_is_gone_is_named() -> None:
     """Whoever looks for a server at a store that has ended hears of the store, and not in torch's words alone."""
 
-    class GoneStore(dist.HashStore):
-        def check(self, keys: list[str]) -> bool:
-            raise dist.DistNetworkError("Connection reset by peer\nException raised from ...")
+    def fail(*_: Any) -> None:
+        raise dist.DistNetworkError("Connection reset by peer\nException raised from ...")
 
+    store: Any = JobStore(cast("Any", SimpleNamespace(check=fail, set=fail)), 1)
     with pytest.raises(
         rankwise.RendezvousError, match=r"the job's store failed: Connection reset by peer\n  ->"
     ) as caught:
-        connect(GoneStore(), "0", peer="server 0", rank=1, timeout_s=BOUND_S)
+        connect(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
     assert caught.value.rank == 1
+    # Nor is a worker stopped by it that only wants to say that it has ended.
+    listener = Listener(store, "1", rank=1, host="")
+    listener.close()
+    assert listener._socket.fileno() == -1
+
+
+def test_a_worker_that_is_refused_lets_go_of_its_link() -> None:
+    """Also while somebody holds the error: for the server it has ended at once, and is not a worker that says nothing."""
+    store, ends = dist.HashStore(), list[Exception]()
+
+    def serve() -> None:
+        with open_listener(store) as listener:
+            link = accept(listener)
+            link.send(Message(Kind.REFUSED, note={"error": "another model"}), timeout_s=BOUND_S)
+            try:
+                link.receive(timeout_s=5.0)
+            except rankwise.RankwiseError as error:
+                ends.append(error)
+            link.close()
+
+    thread = run_beside(serve)
+    with pytest.raises(rankwise.CollectiveError, match="another model") as caught:
+        make_worker(store, nn.Linear(2, 1))
+    thread.join(BOUND_S)
+    assert isinstance(ends[0], LinkLostError)
+    assert caught.value.rank == 1
+
+
+class GoingStore(dist.HashStore):
+    is_gone = False
+
+    def check(self, keys: list[str]) -> bool:
+        if self.is_gone:
+            raise dist.DistNetworkError("Connection reset by peer")
+        return super().check(keys)
+
+
+def test_a_store_that_goes_with_a_server_is_named() -> None:
+    """A worker that has lost its server asks the store who has taken over; that one is gone too, and the error says where to look."""
+    going, links = GoingStore(), list[Link]()
+    store: Any = JobStore(going, 1)
+
+    def serve() -> None:
+        with open_listener(store) as listener:
+            links.append(accept(listener))
+            send_clocks(links[0])
+
+    thread = run_beside(serve)
+    model = nn.Linear(2, 1)
+    rules = replace(make_rules(), recovery_folder="copies")
+    worker = Worker(1, model, spread(model, 1), layout_digest="", rules=rules, store=store)
+    thread.join(BOUND_S)
+    going.is_gone = True
+    links[0].close()
+    with pytest.raises(rankwise.RendezvousError, match="the job's store failed: Connection reset by peer"):
+        worker.pull()
+    worker.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -285,5 +345,23 @@ def test_workers_of_a_coordinator_that_gives_up_have_lost_it(monkeypatch: pytest
     with pytest.raises(rankwise.RendezvousError, match="1 of 2 workers connected to the coordinator within 1 s: rank 1"):  # fmt: skip
         coordinating.Coordinator(0, [1, 2], listener=listener, timeout_s=BOUND_S, journal=journal)
     worker.join(BOUND_S)
-    listener._socket.close()
     assert isinstance(ends[0], LinkLostError)
+    assert listener._socket.fileno() == -1
+
+
+def test_all_workers_together_are_waited_for_when_a_coordinator_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some seconds in all, and not for each worker that does not answer: with a hundred of them a job would hang for minutes at its end."""
+    clock = FakeClock()
+    monkeypatch.setattr(coordinating, "SYSTEM_CLOCK", clock)
+    store = dist.HashStore()
+    listener = Listener(store, coordinating.COORDINATOR, rank=0, host="")
+    coordinator = coordinating.Coordinator(
+        0, [], listener=listener, timeout_s=BOUND_S, journal=coordinating.Journal(None, 0)
+    )
+    silent: Any = [SimpleNamespace(join=clock.sleep) for _ in range(100)]
+    coordinator._threads = silent
+    began = clock.now
+    coordinator.close()
+    assert clock.now - began <= coordinating._BYE_S

@@ -67,6 +67,21 @@ def train_alone(kind: Any, options: dict[str, Any]) -> list[float]:
     return losses
 
 
+def step_over_frozen() -> float:
+    strategy = tf.MirroredStrategy()
+    with strategy.scope():
+        model = nn.Linear(2, 1).requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = float(model.weight.sum())
+    strategy.run(optimizer.step)
+    return float(model.weight.sum()) - before
+
+
+def test_an_optimizer_of_frozen_parameters_alone_steps_as_in_one_process() -> None:
+    """It has no gradients to add up, and moves nothing: no error, as in torch."""
+    assert run_ranks(step_over_frozen, 2) == [0.0, 0.0]
+
+
 def train_replicas(strategy_name: str, kind: Any, options: dict[str, Any]) -> tuple[list[float], int, int]:
     torch.set_num_threads(1)
     strategy = getattr(tf, strategy_name)()

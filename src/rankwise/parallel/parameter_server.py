@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch.distributed as dist
@@ -26,12 +27,12 @@ import torch.distributed as dist
 from rankwise.base.errors import UsageError
 from rankwise.base.faults import is_failure
 from rankwise.base.host_memory import find_memory_folder
-from rankwise.parallel.servers.compression import Compression
 from rankwise.parallel.servers.coordinator import Coordinator, Handle, PerWorker, work
 from rankwise.parallel.servers.embedding import find_tables
-from rankwise.parallel.servers.layout import SPLIT_BYTES, name_states, spread
-from rankwise.parallel.servers.rules import Rules, check_rules
+from rankwise.parallel.servers.layout import SPLIT_BYTES, Compression, name_states, spread
+from rankwise.parallel.servers.listener import JobStore
 from rankwise.parallel.servers.setup import Setup, count_servers
+from rankwise.parallel.servers.shard import Rules, check_rules
 from rankwise.runtime.context import RankContext, current
 from rankwise.runtime.stopping import NOTICES, is_caught_by_native_code, read_signals
 
@@ -126,19 +127,17 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     rules = Rules(
         mode=mode, staleness=staleness or 0, backup_workers=backup_workers, optimizer=optimizer, table_optimizer=table_optimizer or optimizer, scheduler=scheduler,
         clip_norm=clip_norm, timeout_s=ctx.timeout_s if timeout_s is None else timeout_s,
-    )  # fmt: skip
-    check_rules(
-        rules, staleness, num_servers=num_servers, num_workers=len(workers), coordinator=coordinator, has_tables=bool(find_tables(model)),
-        save_every=save_every, recovery_folder=recovery_folder, replicate=replicate, rank=ctx.rank,
-    )  # fmt: skip
-    if recovery_folder is not None:
-        recovery_folder = f"{recovery_folder}/{name}"
-    elif ctx.returns and not replicate and (clip_norm is None or rules.is_async):
-        recovery_folder = find_memory_folder(name)
-    setup = Setup(
-        ctx, model, rules, dist.PrefixStore(name, ctx.store), layouts=spread(model, num_servers, split_bytes=split_bytes),
         compression=None if compression is None else Compression(compression), recovery_folder=recovery_folder, replicate=replicate, save_every=save_every,
     )  # fmt: skip
+    check_rules(
+        rules, staleness, num_servers=num_servers, num_workers=len(workers), coordinator=coordinator, has_tables=bool(find_tables(model)), rank=ctx.rank,
+    )  # fmt: skip
+    if recovery_folder is not None:
+        rules = replace(rules, recovery_folder=f"{recovery_folder}/{name}")
+    elif ctx.returns and not replicate and (clip_norm is None or rules.is_async):
+        rules = replace(rules, recovery_folder=find_memory_folder(name))
+    layouts = spread(model, num_servers, split_bytes=split_bytes)
+    setup = Setup(ctx, model, rules, JobStore(dist.PrefixStore(name, ctx.store), ctx.rank), layouts)
     if ctx.rank < num_servers:
         server = setup.make_server(name_states(model, resume) if resume is not None else {}, num_updates)
         return ParameterServer(ctx, workers, num_servers, rules, setup.store, server=server)

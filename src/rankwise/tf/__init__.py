@@ -19,68 +19,17 @@ from typing import TYPE_CHECKING
 from rankwise.base.lazy import find_homes, make_getattr
 from rankwise.tf.missing import MODULES, RENAMED, explain
 
-if TYPE_CHECKING:
-    from rankwise.tf.checkpoints import (
-        BackupAndRestore as BackupAndRestore,
-        Checkpoint as Checkpoint,
-        CheckpointManager as CheckpointManager,
-        PreemptionCheckpointHandler as PreemptionCheckpointHandler,
-        TerminationConfig as TerminationConfig,
-        latest_checkpoint as latest_checkpoint,
-    )
-    from rankwise.tf.contexts import ReplicaContext as ReplicaContext
-    from rankwise.tf.datasets import (
-        AutoShardPolicy as AutoShardPolicy,
-        DistributedDataset as DistributedDataset,
-        DistributedIterator as DistributedIterator,
-        InputContext as InputContext,
-        InputOptions as InputOptions,
-        InputReplicationMode as InputReplicationMode,
-        Optional as Optional,
-        ValueContext as ValueContext,
-    )
-    from rankwise.tf.losses import (
-        compute_average_loss as compute_average_loss,
-        scale_regularization_loss as scale_regularization_loss,
-    )
-    from rankwise.tf.mirrored_strategies import (
-        CentralStorageStrategy as CentralStorageStrategy,
-        CommunicationImplementation as CommunicationImplementation,
-        CommunicationOptions as CommunicationOptions,
-        MirroredStrategy as MirroredStrategy,
-        MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
-        OneDeviceStrategy as OneDeviceStrategy,
-    )
-    from rankwise.tf.parameter_servers import (
-        ClusterCoordinator as ClusterCoordinator,
-        MinSizePartitioner as MinSizePartitioner,
-        ParameterServerStrategy as ParameterServerStrategy,
-        PerWorkerDataset as PerWorkerDataset,
-        PerWorkerIterator as PerWorkerIterator,
-        RemoteValue as RemoteValue,
-    )
-    from rankwise.tf.resolvers import (
-        ClusterResolver as ClusterResolver,
-        ClusterSpec as ClusterSpec,
-        KubernetesClusterResolver as KubernetesClusterResolver,
-        SimpleClusterResolver as SimpleClusterResolver,
-        SlurmClusterResolver as SlurmClusterResolver,
-        TFConfigClusterResolver as TFConfigClusterResolver,
-    )
-    from rankwise.tf.strategy import (
-        Strategy as Strategy,
-        aggregate_gradients as aggregate_gradients,
-        get_replica_context as get_replica_context,
-        get_strategy as get_strategy,
-        has_strategy as has_strategy,
-        in_cross_replica_context as in_cross_replica_context,
-    )
-    from rankwise.tf.values import ReduceOp as ReduceOp
-    from rankwise.tf.variables import (
-        Variable as Variable,
-        VariableAggregation as VariableAggregation,
-        VariableSynchronization as VariableSynchronization,
-    )
+if TYPE_CHECKING:  # which names are public says _NAMES
+    from rankwise.tf.checkpoints import *  # noqa: F403
+    from rankwise.tf.contexts import *  # noqa: F403
+    from rankwise.tf.datasets import *  # noqa: F403
+    from rankwise.tf.losses import *  # noqa: F403
+    from rankwise.tf.mirrored_strategies import *  # noqa: F403
+    from rankwise.tf.parameter_servers import *  # noqa: F403
+    from rankwise.tf.resolvers import *  # noqa: F403
+    from rankwise.tf.strategy import *  # noqa: F403
+    from rankwise.tf.values import *  # noqa: F403
+    from rankwise.tf.variables import *  # noqa: F403
 
 _NAMES = {
     "rankwise.tf.contexts": "ReplicaContext",

@@ -178,7 +178,8 @@ class DistributedDataset:
         """
         batches = self._open()
         device = self._device
-        return DistributedIterator(batches if device is None else (move_tree(one, device) for one in batches))
+        moves = device is not None and device.type != "cpu"
+        return DistributedIterator((move_tree(one, device) for one in batches) if moves else batches)
 
     def __len__(self) -> int:
         """Return how many batches a pass has."""
@@ -194,7 +195,7 @@ def split_dataset(
 
     Collective: every rank, if there are several replicas.
     """
-    target = device if options.experimental_fetch_to_device and device.type != "cpu" else None
+    target = device if options.experimental_fetch_to_device else None
     if isinstance(dataset, OurLoader):
         raise UsageError(
             "experimental_distribute_dataset() of a rankwise.DataLoader, which gives each rank its part by itself",
@@ -357,10 +358,8 @@ def collect_datasets(
     if not is_alone:
         lengths = all_gather(-1 if length is None else length)
         length = None if -1 in lengths else max(lengths)
-    target = device if options.experimental_fetch_to_device and device.type != "cpu" else None
-    if is_alone:
-        return DistributedDataset(lambda: iter(dataset), length, target)
-    return DistributedDataset(lambda: _pad(dataset, length), length, target)
+    target = device if options.experimental_fetch_to_device else None
+    return DistributedDataset(lambda: iter(dataset) if is_alone else _pad(dataset, length), length, target)
 
 
 def _pad(dataset: Iterable[Any], length: int | None) -> Iterator[Any]:

@@ -6,10 +6,8 @@ A hook of torch before each ``optimizer.step()`` finds whose parameters are abou
 from __future__ import annotations
 
 import gc
-import io
 import weakref
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
@@ -20,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from rankwise.base.errors import CollectiveError, RendezvousError, UsageError
+from rankwise.base.errors import UsageError
 from rankwise.parallel.ddp import is_averaged
 from rankwise.runtime.collectives import all_reduce_, broadcast_
 from rankwise.tf.contexts import find_replica
@@ -28,11 +26,8 @@ from rankwise.tf.contexts import find_replica
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankwise.runtime.context import RankContext
     from rankwise.tf.strategy import Strategy
 
-#: Ranks arrive when they have imported torch, perhaps beside many others.
-_ARRIVAL_S = 120.0
 #: Whose each parameter is: a weak reference to the strategy.
 _owners = WeakTensorKeyDictionary()
 
@@ -104,38 +99,6 @@ def make_equal(noted: Noted, rank: int) -> None:
         broadcast_(made, name="what strategy.scope() has made")
 
 
-def make_untrained_equal(noted: Noted, ctx: RankContext) -> None:
-    """Give all ranks rank 0's values of what is not trained, through the store: there is no process group.
-
-    Raises:
-        RendezvousError: Rank 0 did not arrive; the rest as ``Strategy.scope``.
-    """
-    refuse_lazy(noted, ctx.rank)
-    untrained = [one.detach() for one in noted.tensors.values() if not one.requires_grad]
-    key = f"scope/{ctx._count('scopes')}"
-    if not untrained:
-        return
-    if ctx.rank == 0 and not ctx.store.check([key]):  # else this process takes the place of one that died
-        held = io.BytesIO()
-        torch.save([one.cpu() for one in untrained], held)
-        ctx.store.set(key, held.getvalue())
-    try:
-        ctx.store.wait([key], timedelta(seconds=_ARRIVAL_S))
-    except RuntimeError as error:
-        raise RendezvousError(
-            f"rank 0 did not reach the end of strategy.scope() within {_ARRIVAL_S:g} s", rank=ctx.rank, hint="look at its output"
-        ) from error  # fmt: skip
-    values = torch.load(io.BytesIO(ctx.store.get(key)), weights_only=True)
-    if [one.shape for one in values] != [one.shape for one in untrained]:
-        raise CollectiveError(
-            f"{len(untrained)} buffers and frozen parameters were made under strategy.scope(), but others on rank 0", rank=ctx.rank,
-            hint="build the same model on all ranks",
-        )  # fmt: skip
-    with torch.no_grad():
-        for one, value in zip(untrained, values, strict=True):
-            one.copy_(value)
-
-
 def refuse_lazy(noted: Noted, rank: int) -> None:
     """Refuse parameters without values."""
     lazy = next((name for name, one in noted.tensors.items() if is_lazy(one)), None)
@@ -152,6 +115,8 @@ def sum_gradients(parameters: Sequence[Tensor]) -> None:
     Collective: every replica, for the same parameters.
     """
     trained = [one for one in parameters if one.requires_grad]
+    if not trained:
+        return
     absent = [index for index, one in enumerate(trained) if one.grad is None]
     has = torch.ones(len(trained), device=trained[0].device)
     for index in absent:

@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import io
 import sys
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
+import torch
 from torch import nn
 
 from rankwise.base.environ import get
-from rankwise.base.errors import UsageError
+from rankwise.base.errors import CollectiveError, UsageError
 from rankwise.parallel.parameter_server import ParameterServer, parameter_server
 from rankwise.parallel.servers.coordinator import Handle, PerWorker
 from rankwise.parallel.servers.layout import SPLIT_BYTES
-from rankwise.parallel.servers.setup import check_num_ranks
-from rankwise.runtime.context import current, find_current
+from rankwise.parallel.servers.listener import JobStore
+from rankwise.parallel.servers.setup import check_num_ranks, wait_for_keys
+from rankwise.parallel.servers.shard import pack
+from rankwise.runtime.context import RankContext, current, find_current
 from rankwise.runtime.joining import find_role
 from rankwise.runtime.nested import flatten
 from rankwise.runtime.rank_identity import identify
 from rankwise.tf.contexts import entering
 from rankwise.tf.mirrored_strategies import join
-from rankwise.tf.mirroring import Noted, make_equal, make_untrained_equal
+from rankwise.tf.mirroring import Noted, make_equal, refuse_lazy
 from rankwise.tf.resolvers import ClusterResolver, find_resolver
 from rankwise.tf.strategy import Strategy, Updates
 from rankwise.tf.values import map_leaves
@@ -36,7 +40,6 @@ from rankwise.tf.values import map_leaves
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import torch
     from torch.optim import Optimizer
 
 
@@ -180,6 +183,33 @@ class _Served(Updates):
         _refuse_schedule(optimizer)
         self._is_fresh = False
         self.connect().push()
+
+
+def make_untrained_equal(noted: Noted, ctx: RankContext) -> None:
+    """Give all ranks rank 0's values of what is not trained, through the store: there is no process group.
+
+    Raises:
+        RendezvousError: Rank 0 did not arrive, or the store is gone; the rest as ``Strategy.scope``.
+    """
+    refuse_lazy(noted, ctx.rank)
+    untrained = [one.detach() for one in noted.tensors.values() if not one.requires_grad]
+    key = f"scope/{ctx._count('scopes')}"
+    store = JobStore(ctx.store, ctx.rank)
+    # Also if there are none: others may have some, and would wait. Or else this process takes the place of one that died.
+    if ctx.rank == 0 and not store.check([key]):
+        store.set(key, pack([one.cpu() for one in untrained]).numpy().tobytes())
+    if not untrained:
+        return
+    found = wait_for_keys(ctx, {0: key}, "reach the end of strategy.scope()")[0]
+    values = torch.load(io.BytesIO(found), weights_only=True)
+    if [one.shape for one in values] != [one.shape for one in untrained]:
+        raise CollectiveError(
+            f"{len(untrained)} buffers and frozen parameters were made under strategy.scope(), but others on rank 0", rank=ctx.rank,
+            hint="build the same model on all ranks",
+        )  # fmt: skip
+    with torch.no_grad():
+        for one, value in zip(untrained, values, strict=True):
+            one.copy_(value)
 
 
 def _refuse_schedule(optimizer: Optimizer) -> None:

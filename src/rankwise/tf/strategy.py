@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, nullcontext
@@ -10,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
 
 from rankwise.base.errors import UsageError
+from rankwise.parallel.model_check import hash_tensor
+from rankwise.parallel.trees import list_tensors
 from rankwise.runtime.collectives import broadcast_
 from rankwise.runtime.context import RankContext, find_current
-from rankwise.runtime.nested import flatten
 from rankwise.tf.contexts import ReplicaContext, check_between_replicas, entering, find_frame, find_replica
 from rankwise.tf.datasets import (
     DistributedDataset,
@@ -99,12 +98,9 @@ class SumOfReplicas(Updates):
         replica, ctx = find_replica(), find_current()
         if self._num_steps > 1 or replica is None or ctx is None:
             return
-        batch = [one for _, one in flatten(replica.inputs) if isinstance(one, Tensor) and one.dim()]
-        own = hashlib.sha256()
-        for one in batch:
-            own.update(repr(one.detach().reshape(-1)[:4096].tolist()).encode())
-        answers = ctx.control.exchange(own.hexdigest() if batch else "", what="the first optimizer.step()")
-        if batch and len(set(answers)) == 1 and self._rank == 0:
+        own = " ".join(hash_tensor(one) for one in list_tensors(replica.inputs) if one.dim())
+        answers = ctx.control.exchange(own, what="the first optimizer.step()")
+        if own and len(set(answers)) == 1 and self._rank == 0:
             warnings.warn(
                 f"strategy.run() was given the same batch on all {self._num_replicas} replicas, and their gradients are added: split it by "
                 "strategy.experimental_distribute_dataset(DataLoader(dataset, batch_size=GLOBAL_BATCH_SIZE))",
@@ -344,11 +340,7 @@ class Strategy:
         return tensor
 
 
-@final
-class _DefaultStrategy(Strategy):
-    """What ``get_strategy`` returns outside of any scope: one replica, and nothing is shared."""
-
-
+#: What ``get_strategy`` returns outside of any scope: one replica, and nothing is shared.
 _default: list[Strategy] = []
 
 
@@ -358,7 +350,7 @@ def get_strategy() -> Strategy:
     if frame is not None:
         return frame[0]
     if not _default:
-        _default.append(_DefaultStrategy(find_current(), SumOfReplicas(1, 0), num_replicas=1))
+        _default.append(Strategy(find_current(), SumOfReplicas(1, 0), num_replicas=1))
     return _default[0]
 
 

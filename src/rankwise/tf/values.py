@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rankwise.base.errors import DataError, UsageError
+from rankwise.parallel.trees import map_tensors
 from rankwise.runtime.collectives import all_gather, all_gather_with_grad, all_reduce, all_reduce_with_grad
 from rankwise.runtime.nested import flatten, unflatten
 from rankwise.tf.missing import NamedMembers
@@ -40,15 +41,11 @@ def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
     return unflatten(tree, [change(leaf) for _, leaf in flatten(tree)])
 
 
-def _detach(leaf: Any) -> Any:
-    """Return a value without its graph: a sum of losses over an epoch would keep that of every step."""
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
-
-
 def reduce_values(op: Any, value: Any, axis: int | None, num_replicas: int) -> Any:
     """Reduce a value over the replicas, and before that over one dim of each, if there is an axis; see ``Strategy.reduce``."""
     op = read_op(op)
-    word, value = op.value.lower(), map_leaves(value, _detach)
+    # Without its graph: a sum of losses over an epoch would keep that of every step.
+    word, value = op.value.lower(), map_tensors(value, Tensor.detach)
     if axis is None:
         return value if num_replicas == 1 else all_reduce(value, word)
     sums = map_leaves(value, lambda leaf: _check_axis(leaf, axis, "reduce").sum(axis))
@@ -63,7 +60,7 @@ def reduce_values(op: Any, value: Any, axis: int | None, num_replicas: int) -> A
 
 def gather_values(value: Any, axis: int, num_replicas: int) -> Any:
     """Join each tensor over the replicas along a dim, whose size may differ between them."""
-    value = map_leaves(value, lambda leaf: _detach(_check_axis(leaf, axis, "gather")))
+    value = map_leaves(value, lambda leaf: _check_axis(leaf, axis, "gather").detach())
     if num_replicas == 1:
         return value
     columns = zip(*([leaf for _, leaf in flatten(tree)] for tree in all_gather(value)), strict=True)

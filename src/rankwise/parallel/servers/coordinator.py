@@ -103,7 +103,7 @@ class Coordinator:
         self._failed: RankwiseError | None = None
         self._connected, self._lost = dict[int, Link](), dict[int, str]()
         self._answers = dict[int, tuple[int, Message]]()
-        self._threads = list[threading.Thread]()
+        self._threads = set[threading.Thread]()
         self._listener = listener
         listener.open()
         threading.Thread(target=self._accept, name="rankwise-coordinator-listener", daemon=True).start()
@@ -123,6 +123,9 @@ class Coordinator:
                 return
             self._has_given_up = True
             self._changed.notify_all()
+        self._listener.close(
+            restarts=True
+        )  # it is not marked as closed: workers would take that for the end of all work
         raise RendezvousError(
             f"{len(connected)} of {num_workers} workers connected to the coordinator within {bound_s:g} s: {name_ranks(connected)}",
             rank=self._rank, hint="the others must call ps.work()",
@@ -143,18 +146,21 @@ class Coordinator:
             worker = int(hello["worker"])
             link.peer = f"rank {worker}"
             answer = link.receive(timeout_s=self._timeout_s) if hello.get("brings_answer") else None
-            with self._changed:
-                # One that has raised runs again: its error may have been what ended the former coordinator.
-                if answer is not None and answer.kind == Kind.ANSWER and self._journal.is_resumed:
-                    self._answers[answer.number] = (worker, answer)
-                self._connected[worker] = link
-                self._lost.pop(worker, None)
-                self._threads.append(threading.current_thread())
-                self._changed.notify_all()
+        except (RankwiseError, KeyError, ValueError, TypeError):  # it has died since, or is no worker of ours
+            link.close()
+            return
+        with self._changed:
+            # One that has raised runs again: its error may have been what ended the former coordinator.
+            if answer is not None and answer.kind == Kind.ANSWER and self._journal.is_resumed:
+                self._answers[answer.number] = (worker, answer)
+            self._connected[worker] = link
+            self._lost.pop(worker, None)
+            self._threads.add(threading.current_thread())
+            self._changed.notify_all()
+        try:
             self._drive(link, worker)
-        except (RankwiseError, KeyError, ValueError, TypeError):
-            pass  # it has died since, or is no worker of ours
         finally:
+            self._threads.discard(threading.current_thread())
             link.close()
 
     def schedule(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> Handle:
@@ -305,8 +311,9 @@ class Coordinator:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(_BYE_S)
+        end = SYSTEM_CLOCK.monotonic() + _BYE_S
+        for thread in list(self._threads):
+            thread.join(max(0.0, end - SYSTEM_CLOCK.monotonic()))
         self._listener.close()
         with self._changed:
             self._journal.close()

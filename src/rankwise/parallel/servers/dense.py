@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CollectiveError
-from rankwise.parallel.servers.listener import wrapping_store_errors
 from rankwise.parallel.servers.shard import Gradient, Held
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from rankwise.parallel.servers.layout import ShardLayout
-    from rankwise.parallel.servers.rules import Rules
+    from rankwise.parallel.servers.shard import Rules
 
 
 @final
@@ -125,11 +124,11 @@ class NormExchange:
             RendezvousError: The store is gone.
         """
         keys = {one: f"norm/{version}/{one}" for one in self._shards}
-        with self._lock, wrapping_store_errors():
+        with self._lock:
             self._store.set(keys[shard], repr(square))
         end = SYSTEM_CLOCK.monotonic() + self._timeout_s
         while True:
-            with self._lock, wrapping_store_errors():
+            with self._lock:
                 absent = [one for one, key in keys.items() if not self._store.check([key])]
                 if not absent:
                     total = sum(float(self._store.get(key)) for key in keys.values())

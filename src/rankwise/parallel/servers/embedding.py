@@ -20,7 +20,7 @@ from rankwise.parallel.servers.shard import Gradient, Held
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankwise.parallel.servers.rules import Rules
+    from rankwise.parallel.servers.shard import Rules
 
 SHARDINGS = ("hash", "range")
 #: Rows are drawn by blocks, each from a seed of its own: the same table for any number of servers.

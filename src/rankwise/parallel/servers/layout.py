@@ -1,4 +1,4 @@
-"""Which part of a model is on which server, and where in the flat buffers of server and worker; and the way back to a plain optimizer.
+"""Which part of a model is on which server, and where in the flat buffers of server and worker; the way back to a plain optimizer; compressed gradients.
 
 Whole tensors go to the server that has least so far, largest first; a tensor above a bound is cut into ranges, one for each server, so
 that one embedding does not make one server slow (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014).
@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -37,7 +38,7 @@ class Piece:
     stop: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    offset: int
+    offset: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -105,38 +106,34 @@ def spread(model: nn.Module, num_shards: int, *, split_bytes: int | None = SPLIT
             hint="build the model on the CPU of each server",
         )
     loads = [0] * num_shards
-    chosen: list[list[tuple[str, int, int, tuple[int, ...], torch.dtype]]] = [[] for _ in range(num_shards)]
+    chosen: list[list[Piece]] = [[] for _ in range(num_shards)]
     for name, one in sorted(trained, key=lambda pair: -pair[1].nbytes):
-        cut = split_bytes is not None and one.nbytes > split_bytes and num_shards > 1
-        if not cut:
-            lightest = loads.index(min(loads))
-            chosen[lightest].append((name, 0, one.numel(), tuple(one.shape), one.dtype))
-            loads[lightest] += one.nbytes
-            continue
-        length = math.ceil(one.numel() / num_shards)
-        for number in range(num_shards):
-            start, stop = min(number * length, one.numel()), min((number + 1) * length, one.numel())
-            if start == stop:
-                continue
-            chosen[number].append((name, start, stop, (stop - start,), one.dtype))
-            loads[number] += (stop - start) * one.element_size()
+        pieces = [Piece(name, 0, one.numel(), tuple(one.shape), one.dtype)]
+        first = loads.index(min(loads))
+        if split_bytes is not None and one.nbytes > split_bytes and num_shards > 1:
+            length, first = math.ceil(one.numel() / num_shards), 0
+            bounds = pairwise([*range(0, one.numel(), length), one.numel()])
+            pieces = [Piece(name, start, stop, (stop - start,), one.dtype) for start, stop in bounds]
+        for number, piece in enumerate(pieces, first):
+            chosen[number].append(piece)
+            loads[number] += piece.size_bytes
     order = {name: place for place, (name, _) in enumerate(trained)}
     return [
-        _lay_out(number, sorted(items, key=lambda item: (str(item[4]), order[item[0]])))
-        for number, items in enumerate(chosen)
+        _lay_out(number, sorted(pieces, key=lambda piece: (str(piece.dtype), order[piece.name])))
+        for number, pieces in enumerate(chosen)
     ]
 
 
-def _lay_out(number: int, items: Sequence[tuple[str, int, int, tuple[int, ...], torch.dtype]]) -> ShardLayout:
-    pieces: list[Piece] = []
+def _lay_out(number: int, pieces: Sequence[Piece]) -> ShardLayout:
+    placed: list[Piece] = []
     segments: list[tuple[torch.dtype, int, int]] = []
     offset = 0
-    for name, start, stop, shape, dtype in items:
-        pieces.append(Piece(name, start, stop, shape, dtype, offset))
-        begin = segments.pop()[1] if segments and segments[-1][0] == dtype else offset
-        offset += -(-pieces[-1].size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        segments.append((dtype, begin, (offset - begin) // dtype.itemsize))
-    return ShardLayout(number, tuple(pieces), offset, tuple(segments))
+    for piece in pieces:
+        placed.append(replace(piece, offset=offset))
+        begin = segments.pop()[1] if segments and segments[-1][0] == piece.dtype else offset
+        offset += -(-piece.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        segments.append((piece.dtype, begin, (offset - begin) // piece.dtype.itemsize))
+    return ShardLayout(number, tuple(placed), offset, tuple(segments))
 
 
 @final
@@ -220,3 +217,65 @@ def name_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
             hint="pass the optimizer of this model that the checkpoint was loaded into",
         )
     return {names[one]: state for one, state in optimizer.state.items()}
+
+
+# ---------------- gradients that travel as bfloat16, or only their largest entries; what is left out is added to the next one
+# Error feedback: Seide et al., "1-Bit Stochastic Gradient Descent", INTERSPEECH 2014; top-k: Lin et al., arXiv:1712.01887.
+
+
+@final
+class Compression:
+    """Makes a gradient smaller on the worker, and whole again on the server.
+
+    Args:
+        form: ``"bf16"``, or ``"topk:0.01"`` for the hundredth of the entries that is largest, for each dtype of a shard.
+    """
+
+    def __init__(self, form: str) -> None:
+        self._fraction: float | None = None
+        kind, _, given = form.partition(":")
+        try:
+            self._fraction = float(given) if kind == "topk" else None
+        except ValueError:
+            self._fraction = math.nan
+        is_known = (kind == "topk" and 0 < (self._fraction or 0) <= 1) or form == "bf16"
+        if not is_known:
+            raise UsageError(
+                f"compression={form!r} is not known",
+                hint='"bf16", or "topk:0.01" for the largest hundredth; None: whole gradients',
+            )
+        self._left: dict[int, list[Tensor]] = {}
+
+    def encode(self, gradient: Tensor, layout: ShardLayout) -> tuple[Tensor, dict[str, Any]]:
+        """Return what is sent of a shard's gradient, and what the server must know; what is left out is kept for the next."""
+        parts = layout.view_segments(gradient)
+        left = self._left.setdefault(layout.number, [torch.zeros_like(part) for part in parts])
+        pieces: list[Tensor] = []
+        for part, rest in zip(parts, left, strict=True):
+            rest.add_(part)
+            if self._fraction is None:
+                small = rest.to(torch.bfloat16)
+                rest.sub_(small)
+                pieces.append(small.view(torch.uint8))
+                continue
+            count = max(1, round(self._fraction * rest.numel()))
+            places = rest.abs().topk(count, sorted=False).indices
+            values = rest[places]
+            rest[places] = 0
+            pieces += [places.view(torch.uint8), values.view(torch.uint8)]
+        return torch.cat(pieces), {
+            "form": "bf16" if self._fraction is None else "topk",
+            "sizes": [one.numel() for one in pieces],
+        }
+
+    def decode(self, body: Tensor, note: Mapping[str, Any], layout: ShardLayout, out: Tensor) -> Tensor:
+        """Put what was sent into a shard's buffer, and return that."""
+        # Copies, so that each begins where its dtype may.
+        pieces = iter([one.clone() for one in body.split(note["sizes"])])
+        for part in layout.view_segments(out):
+            if note["form"] == "bf16":
+                part.copy_(next(pieces).view(torch.bfloat16))
+            else:
+                places, values = next(pieces).view(torch.int64), next(pieces).view(part.dtype)
+                part.zero_()[places] = values
+        return out

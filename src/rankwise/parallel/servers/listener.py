@@ -18,8 +18,9 @@ import os
 import secrets
 import socket
 import struct
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, final
+from collections import deque
+from contextlib import suppress
+from typing import Any, final
 
 import torch.distributed as dist
 
@@ -28,9 +29,6 @@ from rankwise.base.environ import JOB_SECRET, get
 from rankwise.base.errors import RendezvousError
 from rankwise.base.osdoor import IS_LINUX, find_address
 from rankwise.parallel.servers.link import Link, LinkLostError, close_in_children
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
 _CONNECT_S, _POLL_S, _NUM_REFUSALS = 5.0, 0.01, 5
@@ -48,16 +46,26 @@ class ClosedError(RendezvousError):
     """The peer has ended, and is not started again."""
 
 
-@contextmanager
-def wrapping_store_errors(rank: int | None = None) -> Iterator[None]:
-    """Raise a RendezvousError where the job's store does not answer; for calls of the store alone."""
-    try:
-        yield
-    except dist.DistError as error:
-        raise RendezvousError(
-            f"the job's store failed: {str(error).splitlines()[0]}", rank=rank,
-            hint="the process that serves it (the launcher, or rank 0) has probably ended: look at its output",
-        ) from error  # fmt: skip
+@final
+class JobStore:
+    """The job's store, whose calls raise a RendezvousError where it does not answer."""
+
+    def __init__(self, store: dist.Store, rank: int) -> None:
+        self.underlying_store, self._rank = store, rank
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.underlying_store, name)
+
+        def ask(*args: Any) -> Any:
+            try:
+                return call(*args)
+            except dist.DistError as error:
+                raise RendezvousError(
+                    f"the job's store failed: {str(error).splitlines()[0]}", rank=self._rank,
+                    hint="the process that serves it (the launcher, or rank 0) has probably ended: look at its output",
+                ) from error  # fmt: skip
+
+        return ask
 
 
 @final
@@ -87,10 +95,10 @@ class Listener:
 
     def accept(self, timeout_s: float) -> Link | None:
         """Return a link to the next peer; None if nobody connects in time. It is authenticated when its first message is received."""
-        self._socket.settimeout(timeout_s)
         try:
+            self._socket.settimeout(timeout_s)
             connection, _ = self._socket.accept()
-        except OSError:
+        except OSError:  # nobody came, or it was closed meanwhile
             return None
         if not _is_own_user(connection):
             connection.close()
@@ -112,7 +120,7 @@ class Listener:
 
     def close(self, *, restarts: bool = False) -> None:
         """Stop listening. Peers that connect later learn that we have ended, or wait for the process that is started in our place."""
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, RendezvousError):
             if not restarts:
                 self._store.set(self._key, _CLOSED)
         self._socket.close()
@@ -135,10 +143,9 @@ def connect(
         RendezvousError: It does not listen in time, or can't be reached.
     """
     key, end = f"listener/{name}", SYSTEM_CLOCK.monotonic() + timeout_s
-    reason, refused = "it does not listen yet", [""]
+    reason, refused = "it does not listen yet", deque[str](maxlen=_NUM_REFUSALS)
     while True:
-        with wrapping_store_errors(rank):
-            text = store.get(key).decode() if store.check([key]) else ""
+        text = store.get(key).decode() if store.check([key]) else ""
         if text:
             if text == _CLOSED:
                 raise ClosedError(f"no link to {peer}: it has ended", rank=rank, hint="look at its output")
@@ -149,7 +156,7 @@ def connect(
                 reason = f"{':'.join(address).strip(chr(0))}: {error.strerror or error}"
                 # It listens before it publishes, so it has died; or ended, and the store is about to say so.
                 refused.append(text if isinstance(error, ConnectionRefusedError) else "")
-            if not may_return and refused[-_NUM_REFUSALS:] == [text] * _NUM_REFUSALS:
+            if not may_return and refused.count(text) == _NUM_REFUSALS:
                 raise RendezvousError(
                     f"no link to {peer}: it has died ({reason})", rank=rank, hint="look at its output"
                 )
@@ -241,8 +248,8 @@ def find_host(store: dist.Store, num_nodes: int) -> str:
 
 def _find_store_host(store: dist.Store | None) -> str:
     while store is not None:
-        if host := getattr(store, "host", ""):
-            return str(host)
+        if isinstance(host := getattr(store, "host", ""), str) and host:
+            return host
         store = getattr(store, "underlying_store", None)
     return get("MASTER_ADDR")
 

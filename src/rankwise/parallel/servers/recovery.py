@@ -225,7 +225,7 @@ class Replicas:
         self.save_every, self._make_shard = save_every, make_shard
         self._is_restarted = False
         self._held: dict[int, Tensor] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the link to the next server
         self._link: Link | None = None
 
     def begin(self, run: str, digest: str = "", *, is_restarted: bool = False, num_updates: int = 0) -> None:  # noqa: ARG002 - as Recovery
@@ -257,9 +257,7 @@ class Replicas:
 
     def load(self, number: int, workers: Iterable[int]) -> Shard:
         """Return a shard whose server has died, from the replica that this one holds."""
-        with self._lock:
-            body = self._held.get(number)
-        if body is None:
+        if (body := self._held.get(number)) is None:
             raise CollectiveError(f"server {self._server} has no replica of shard {number}", rank=self._server,
                                   hint="its server died before it had sent one, or the server that held it has died too")  # fmt: skip
         return self._restore(number, body, workers)
@@ -311,10 +309,9 @@ class Replicas:
             link.send(Message(Kind.HELLO), timeout_s=_BOUND_S)
             while True:
                 message = link.receive(timeout_s=_FOREVER_S)
+                # Without the lock of what is sent: two servers that send to each other would each wait for the other to read.
                 if message.kind == Kind.REPLICA and message.body is not None:
-                    with self._lock:
-                        self._held[message.shard] = message.body
+                    self._held[message.shard] = message.body
                 elif message.kind == Kind.STATE:
-                    with self._lock:
-                        body = self._held.get(message.shard)
+                    body = self._held.get(message.shard)
                     link.send(Message(Kind.ANSWER, shard=message.shard, body=body), timeout_s=_BOUND_S)

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, RankwiseError
+from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, RankwiseError, RendezvousError
 from rankwise.base.log import get_logger
 from rankwise.base.rank_names import name_ranks
 from rankwise.base.roles import note_needed
 from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.embedding import TableValues
 from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
-from rankwise.parallel.servers.listener import RETURN_S, Listener, wrapping_store_errors
+from rankwise.parallel.servers.listener import RETURN_S, Listener
 from rankwise.parallel.servers.recovery import Recovery, Replicas
 from rankwise.parallel.servers.shard import Gradient, Shard
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from rankwise.parallel.servers.compression import Compression
+    from rankwise.parallel.servers.layout import Compression
 
 _LOGGER = get_logger(__name__)
 
@@ -137,7 +137,6 @@ class Server:
             active = [one for one in self._connected if not shards or any(shard.has(one) for shard in shards)]
             return not self._awaited and not active
 
-    @wrapping_store_errors()
     def _check_awaited(self) -> None:
         """Remove workers that have ended while we did not run, or that did not connect in time."""
         now = SYSTEM_CLOCK.monotonic()
@@ -169,7 +168,7 @@ class Server:
                 self.lost[worker] = why
                 if self._returns and not self._is_stopping:
                     self._awaited[worker] = SYSTEM_CLOCK.monotonic() + RETURN_S
-                with suppress(RuntimeError):  # so that it does not take this server for dead
+                with suppress(RuntimeError, RendezvousError):  # so that it does not take this server for dead
                     self._store.set(f"left/{self.rank}/{worker}", why)
             for shard in self.shards.values():
                 shard.leave(worker)
@@ -294,9 +293,8 @@ class Server:
         """
         if self.recovery is None:
             note_needed()  # what it holds is in its memory
-        with wrapping_store_errors(self.rank):
-            is_restarted = self._store.check([f"copied/{self.rank}"])
-            run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
+        is_restarted = self._store.check([f"copied/{self.rank}"])
+        run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
         if self.recovery is None and is_restarted:
             raise CollectiveError(f"server {self.rank} has died, and what it held is lost", rank=self.rank,
                                   hint="start the whole job again, from a checkpoint")  # fmt: skip
@@ -311,9 +309,8 @@ class Server:
                 _LOGGER.info(f"[rank {self.rank}] server {self.rank} resumes {what}")
         for number, shard in self.shards.items():
             self.watch(number, shard)
-        with wrapping_store_errors(self.rank):
-            self._store.set(f"copied/{self.rank}", "1")
-            self._listener.open()
+        self._store.set(f"copied/{self.rank}", "1")
+        self._listener.open()
 
     def watch(self, number: int, shard: Shard) -> None:
         """Have a shard copied after each so many updates, if that was asked for; to a disk the first time at once."""

@@ -17,7 +17,7 @@ from rankwise.parallel.servers.dense import DenseValues, NormExchange
 from rankwise.parallel.servers.embedding import TableValues, find_tables
 from rankwise.parallel.servers.journal import Journal
 from rankwise.parallel.servers.layout import ShardLayout, digest
-from rankwise.parallel.servers.listener import ClosedError, Listener, find_host, wrapping_store_errors
+from rankwise.parallel.servers.listener import ClosedError, JobStore, Listener, find_host
 from rankwise.parallel.servers.recovery import Recovery, Replicas
 from rankwise.parallel.servers.serving import Server
 from rankwise.parallel.servers.shard import Shard
@@ -25,13 +25,11 @@ from rankwise.parallel.servers.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     import torch.distributed as dist
     from torch import nn
 
-    from rankwise.parallel.servers.compression import Compression
-    from rankwise.parallel.servers.rules import Rules
+    from rankwise.parallel.servers.shard import Rules
     from rankwise.runtime.context import RankContext
 
 _LOGGER = get_logger(__name__)
@@ -44,13 +42,10 @@ _ARRIVAL_S, _NOTICE_S, _POLL_S = 120.0, 10.0, 0.02
 class Setup:
     """Makes what this rank is: a server, a worker, or the coordinator."""
 
-    def __init__(  # noqa: PLR0913 - what makes a side
-        self, ctx: RankContext, model: nn.Module, rules: Rules, store: dist.Store, *, layouts: list[ShardLayout],
-        compression: Compression | None, recovery_folder: str | Path | None, replicate: bool, save_every: int,
-    ) -> None:  # fmt: skip
-        self._ctx, self._model, self._rules, self.store = ctx, model, rules, store
-        self._layouts, self._compression = layouts, compression
-        self._recovery_folder, self._replicate, self._save_every = recovery_folder, replicate, save_every
+    def __init__(
+        self, ctx: RankContext, model: nn.Module, rules: Rules, store: dist.Store, layouts: list[ShardLayout]
+    ) -> None:
+        self._ctx, self._model, self._rules, self.store, self._layouts = ctx, model, rules, store, layouts
         self._tables = list(find_tables(model).items())
         self._parameters = dict(model.named_parameters())
         self._digest = digest([*layouts, *((name, one.facts) for name, one in self._tables)])
@@ -78,15 +73,15 @@ class Setup:
         numbers = range(ctx.rank, len(layouts) * (len(self._tables) + 1), len(layouts))
         server = Server(
             ctx.rank, {number: make_shard(number, workers) for number in numbers}, layout_digest=self._digest,
-            compression=self._compression, workers=workers, store=self.store, listener=self._make_listener(str(ctx.rank)),
+            compression=rules.compression, workers=workers, store=self.store, listener=self._make_listener(str(ctx.rank)),
             timeout_s=2 * rules.timeout_s, returns=ctx.returns,
         )  # fmt: skip
         server.resume(states, num_updates)
-        if self._replicate:
-            server.recovery = Replicas(ctx.rank, len(layouts), self.store, self._save_every, make_shard)
-        elif self._recovery_folder is not None:
+        if rules.replicate:
+            server.recovery = Replicas(ctx.rank, len(layouts), self.store, rules.save_every, make_shard)
+        elif rules.recovery_folder is not None:
             num_shards = len(layouts) * (len(self._tables) + 1)
-            server.recovery = Recovery(self._recovery_folder, self._save_every, make_shard, num_shards)
+            server.recovery = Recovery(rules.recovery_folder, rules.save_every, make_shard, num_shards)
         server.open(workers)
         return server
 
@@ -98,8 +93,7 @@ class Setup:
             self.store.set(key, "")
         try:
             return Worker(
-                rank, self._model, self._layouts, layout_digest=self._digest, rules=self._rules,
-                compression=self._compression, store=self.store, can_recover=(self._replicate or self._recovery_folder is not None) and not returns, returns=returns,
+                rank, self._model, self._layouts, layout_digest=self._digest, rules=self._rules, store=self.store, returns=returns,
             )  # fmt: skip
         except ClosedError as error:
             if not returns:
@@ -165,28 +159,35 @@ def check_num_ranks(ctx: RankContext, num_servers: int, *, coordinator: bool) ->
     )  # fmt: skip
 
 
-def _count_by_role(ctx: RankContext) -> int:
-    """Return how many ranks are servers by their roles, which all have written into the store."""
-    keys = [f"role/{rank}" for rank in range(ctx.world_size)]
-    end, was_reported = SYSTEM_CLOCK.monotonic() + _ARRIVAL_S, False
+def wait_for_keys(ctx: RankContext, keys: Mapping[int, str], do_what: str) -> dict[int, bytes]:
+    """Wait until each of some ranks has set its key in the store, and return the values; whoever waits long says for whom.
+
+    Raises:
+        RendezvousError: Some did not arrive within 120 s; names them. Or the store is gone.
+    """
+    store, end, was_reported = JobStore(ctx.store, ctx.rank), SYSTEM_CLOCK.monotonic() + _ARRIVAL_S, False
     while True:
-        with wrapping_store_errors(ctx.rank):
-            absent = [rank for rank, key in enumerate(keys) if not ctx.store.check([key])]
+        absent = [rank for rank, key in keys.items() if not store.check([key])]
         if not absent:
-            break
+            return {rank: store.get(key) for rank, key in keys.items()}
         left_s = end - SYSTEM_CLOCK.monotonic()
         if left_s < 0:
             raise RendezvousError(
-                f"{name_ranks(absent)} did not arrive within {_ARRIVAL_S:g} s", rank=ctx.rank,
+                f"{name_ranks(absent)} did not arrive within {_ARRIVAL_S:g} s to {do_what}", rank=ctx.rank,
                 hint="check that each of them was started, and look at its output",
             )  # fmt: skip
         if not was_reported and left_s < _ARRIVAL_S - _NOTICE_S:
             was_reported = True
             _LOGGER.info(
-                f"[rank {ctx.rank}] waiting for {name_ranks(absent)} to create the parameter server; for {left_s:.0f} s more"
+                f"[rank {ctx.rank}] waiting for {name_ranks(absent)} to {do_what}; for {left_s:.0f} s more"
             )
         SYSTEM_CLOCK.sleep(_POLL_S)
-    roles = [ctx.store.get(key).decode() for key in keys]
+
+
+def _count_by_role(ctx: RankContext) -> int:
+    """Return how many ranks are servers by their roles, which all have written into the store."""
+    keys = {rank: f"role/{rank}" for rank in range(ctx.world_size)}
+    roles = [one.decode() for one in wait_for_keys(ctx, keys, "create the parameter server").values()]
     num_servers = roles.count("ps")
     if "ps" in roles[num_servers:]:
         raise UsageError(

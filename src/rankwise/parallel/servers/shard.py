@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.errors import CollectiveError
+from rankwise.base.errors import CollectiveError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
-    from rankwise.parallel.servers.rules import Rules
+    from rankwise.parallel.servers.layout import Compression
+
 
 Result = TypeVar("Result")
 
@@ -291,8 +293,77 @@ class Shard:
             self.on_update(self)
 
 
-def pack(state: dict[str, Any]) -> Tensor:
+def pack(state: Any) -> Tensor:
     """Return a state as bytes that ``torch.load`` reads with ``weights_only``; shape (N,), uint8."""
     held = io.BytesIO()
     torch.save(state, held)
     return torch.frombuffer(bytearray(held.getbuffer()), dtype=torch.uint8)
+
+
+# ------------------------------------------------------------------ what the caller of parameter_server chooses, checked once
+
+
+MODES = ("sync", "async", "stale")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What servers and workers do, as given to ``parameter_server``; ``staleness`` is 0 in modes that have none."""
+
+    mode: str
+    staleness: int
+    backup_workers: int
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    table_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None
+    clip_norm: float | None
+    timeout_s: float
+    compression: Compression | None = None
+    recovery_folder: str | Path | None = None
+    replicate: bool = False
+    save_every: int = 100
+
+    @property
+    def is_async(self) -> bool:
+        """Whether each gradient is applied when it arrives."""
+        return self.mode == "async"
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether no update can come between a worker's pull and its push, so that the buffer itself may be sent."""
+        return self.mode == "sync" and self.backup_workers == 0
+
+
+def check_rules(
+    rules: Rules, staleness: Any, *, num_servers: int, num_workers: int, coordinator: bool, has_tables: bool, rank: int,
+) -> None:  # fmt: skip
+    """Refuse what makes no sense together; ``staleness`` is as it was given."""
+    mode, norm, backup, folder = rules.mode, rules.clip_norm, rules.backup_workers, rules.recovery_folder
+    clips_together = norm is not None and not rules.is_async
+    is_lag = isinstance(staleness, int) and not isinstance(staleness, bool) and staleness >= 0
+    cases = (
+        (mode not in MODES, f"mode={mode!r} is not one of {', '.join(MODES)}", 'mode="sync" equals one process'),
+        (mode != "stale" and staleness is not None, f"staleness={staleness} with mode={mode!r}", 'pass mode="stale", or no staleness'),
+        (mode == "stale" and not is_lag, f"mode='stale' with staleness={staleness!r}",
+         "pass by how many updates a worker may be ahead: staleness=2; 0 equals sync"),
+        (backup and mode != "sync", f"backup_workers={backup} with mode={mode!r}", 'only mode="sync" waits for all workers'),
+        (not 0 <= backup < num_workers, f"backup_workers={backup} of {num_workers} workers",
+         "at least one worker must be waited for: 0 to workers - 1"),
+        (norm is not None and not norm > 0, f"clip_norm={norm} is not a norm above 0", "None: gradients are not clipped"),
+        (coordinator and not rules.is_async, f"coordinator=True with mode={mode!r}",
+         'scheduled functions reach workers unevenly: mode="async"'),
+        (not rules.timeout_s > 0, f"timeout_s={rules.timeout_s} is not a number of seconds above 0", "None: that of init()"),
+        (clips_together and has_tables,
+         f"clip_norm={norm} with mode={mode!r} and served embeddings: their servers do not know the norm of the whole gradient",
+         'mode="async" clips on the workers; or leave out clip_norm'),
+        (rules.save_every < 1, f"save_every={rules.save_every} is not a number of updates", "1 or more: a copy after each so many"),
+        (clips_together and (rules.replicate or folder is not None), f"recovery_folder or replicate with clip_norm={norm}, mode={mode!r}",
+         "what was taken over is some updates behind, and the norm of one update is not known then: leave out one of them"),
+        (rules.replicate and (num_servers < 2 or folder is not None),
+         f"replicate=True with {num_servers} servers and recovery_folder={folder!r}",
+         "another server holds the replicas, so there must be two; and it replaces copies in a folder"),
+    )  # fmt: skip
+    for is_wrong, what, hint in cases:
+        if is_wrong:
+            raise UsageError(what, rank=rank, hint=hint)

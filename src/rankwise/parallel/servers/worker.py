@@ -18,13 +18,12 @@ from rankwise.base.errors import CollectiveError, RankwiseError, RendezvousError
 from rankwise.parallel.servers.embedding import TableFacts, find_tables
 from rankwise.parallel.servers.layout import Part, ShardLayout, gather_states
 from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
-from rankwise.parallel.servers.listener import RETURN_S, connect, mark_closed, wrapping_store_errors
+from rankwise.parallel.servers.listener import RETURN_S, connect, mark_closed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rankwise.parallel.servers.compression import Compression
-    from rankwise.parallel.servers.rules import Rules
+    from rankwise.parallel.servers.shard import Rules
 
 #: Beyond the time after which a server leaves others out: what its answer takes.
 _GRACE_S, _BYE_S = 30.0, 5.0
@@ -57,7 +56,7 @@ class Position:
 class Worker:
     """The links of one worker.
 
-    Shard N is on server N. With ``can_recover`` servers take over what one of them has held that died; with ``returns`` it is started again
+    Shard N is on server N. Where there are copies, servers take over what one of them has held that died; with ``returns`` it is started again
     instead, so that we wait for it.
 
     Raises:
@@ -65,21 +64,21 @@ class Worker:
         CollectiveError: A server refuses us.
     """
 
-    def __init__(  # noqa: PLR0913 - what makes a worker
-        self, rank: int, model: nn.Module, layouts: Sequence[ShardLayout], *, layout_digest: str,
-        rules: Rules, compression: Compression | None, store: dist.Store, can_recover: bool = False, returns: bool = False,
+    def __init__(
+        self, rank: int, model: nn.Module, layouts: Sequence[ShardLayout], *, layout_digest: str, rules: Rules, store: dist.Store,
+        returns: bool = False,
     ) -> None:  # fmt: skip
         parameters = dict(model.named_parameters())
         self._rank, self._parameters = rank, list(parameters.values())
-        self._rules, self._compression = rules, compression
+        self._rules = rules
         self._parts = [Part(layout, parameters) for layout in layouts]
         self._model, self._tables = model, list(find_tables(model).values())
         self._timeout_s = 2 * rules.timeout_s + _GRACE_S
         self._has_pulled = False
-        self._store, self._can_recover, self._returns = store, can_recover, returns
+        self._store, self._returns = store, returns
+        self._can_recover = not returns and (rules.replicate or rules.recovery_folder is not None)
         self._digest, self._dead = layout_digest, set[int]()
-        with wrapping_store_errors(rank):
-            self.incarnation = int(store.add(f"incarnations/worker/{rank}", 1))
+        self.incarnation = int(store.add(f"incarnations/worker/{rank}", 1))
         self._links: dict[int, Link] = {}
         self._positions, self._num_servers = dict[int, Position](), len(layouts)
         self._shards = range(len(layouts) * (len(self._tables) + 1))
@@ -89,7 +88,7 @@ class Worker:
                 self._join(number, RETURN_S if returns else _JOIN_S)
             except (RendezvousError, LinkLostError) as error:
                 # Late is not dead: its shards must not be held twice. Another worker has lost it, or we fail.
-                if not can_recover or not store.check([f"dead/{number}"]):
+                if not self._can_recover or not store.check([f"dead/{number}"]):
                     raise
                 lost[number] = error
         self._dead.update(lost)
@@ -115,9 +114,10 @@ class Worker:
                 for shard, clock in answer.note["clocks"].items():
                     at = self._positions.setdefault(int(shard), Position(int(shard), link, clock))
                     self._resume_shard(at, link, clock)
-            except LinkLostError:  # it has died in between
+            except RankwiseError as error:
                 link.close()
-                if not (self._returns or self._can_recover) or not left_s:
+                has_died = isinstance(error, LinkLostError)  # in between
+                if not has_died or not (self._returns or self._can_recover) or not left_s:
                     raise
                 SYSTEM_CLOCK.sleep(_RETRY_S)
             else:
@@ -271,8 +271,8 @@ class Worker:
                 continue  # where all are waited for, those that have nothing must say so
             note: dict[str, Any] = {"missing": missing} if missing else {}
             body = part.gradients
-            if self._compression is not None and part.layout.pieces:
-                body, facts = self._compression.encode(part.gradients, part.layout)
+            if self._rules.compression is not None and part.layout.pieces:
+                body, facts = self._rules.compression.encode(part.gradients, part.layout)
                 note |= facts
             self._send_gradient(self._positions[part.layout.number], weight, note, body)
         for place, (table, (needed, gradient)) in enumerate(zip(self._tables, rows, strict=True)):
@@ -360,7 +360,7 @@ class Worker:
         With ``is_stopped`` it has ended because the job is to stop, which a server may learn later than this.
         """
         if self._links and has_ended:
-            with suppress(RuntimeError):
+            with suppress(RuntimeError, RendezvousError):
                 self._store.set(f"ended/{self._rank}", "1")
         for link in self._links.values():
             with suppress(RankwiseError):
