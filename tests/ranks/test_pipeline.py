@@ -187,6 +187,12 @@ def cut_chain(model: nn.Module | None = None, **options: Any) -> None:
     rankwise.apply_pipeline(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))) if model is None else model, **options)  # fmt: skip
 
 
+def cut_half_on_meta() -> None:
+    with torch.device("meta" if rankwise.current().rank else "cpu"):
+        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    cut_chain(model)
+
+
 def call_in_training() -> None:
     rankwise.apply_pipeline(build_chain())(BATCHES[0][0])
 
@@ -223,6 +229,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no loss": (lambda: step_with((X, Y), loss=lambda _, batch: batch[0].sum()), "doesn't call the model"),
     "forward": (call_in_training, "a pipeline's forward has no gradients"),
     "accumulate": (accumulate_by_hand, "pipe.step"),
+    "half on meta, last as it draws random numbers on rank 0 only": (cut_half_on_meta, "the number of tensors on the meta device is 0 on rank 0; 8 on rank 1"),
 }  # fmt: skip
 
 
@@ -252,7 +259,7 @@ def cut_by_costs() -> tuple[list[str], str]:
     with rankwise.init(device="cpu"):
         wide = nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 256))
         model = nn.Sequential(wide, *(nn.Linear(256, 256) for _ in range(4)))
-        pipe = rankwise.apply_pipeline(model, example=torch.randn(64, 256))
+        pipe = rankwise.apply_pipeline(model, example=[torch.randn(64, 256)])
         try:
             rankwise.apply_pipeline(nn.Sequential(wide, nn.Linear(256, 8)), example=torch.randn(64, 3))
         except rankwise.RankwiseError as error:
@@ -261,7 +268,7 @@ def cut_by_costs() -> tuple[list[str], str]:
 
 
 def test_stages_are_cut_by_what_blocks_take() -> None:
-    """One block takes eight times as long as each of the other four: it is a stage of its own, on every rank; a wrong example is one error."""
+    """One block takes eight times as long as each of the other four: it is a stage of its own, on every rank; a list is the model's arguments, and a wrong example is one error."""
     first, second = run_ranks(cut_by_costs, 2, timeout_s=60)
     assert (first[0], second[0]) == (["0"], ["1", "2", "3", "4"])
     assert all("can't be followed without values" in error for _, error in (first, second))
@@ -404,5 +411,5 @@ def test_cuts_by_hand() -> None:
     assert list_bounds(names, 2, ["3"]) == [0, 3, 5]
     assert list_bounds(names, 3, [1, 3, 1]) == [0, 1, 4, 5]
     layout = find_layout(Gpt(VOCABULARY, SEQUENCE))
-    assert (layout.before, layout.behind) == (("tokens", "positions"), ("norm", "head"))
+    assert layout.around == {"tokens": 0, "positions": 0, "norm": 2, "head": 2}
     assert layout.blocks == ("blocks.0", "blocks.1")

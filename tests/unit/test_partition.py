@@ -95,21 +95,10 @@ def test_stages_that_hold_more_micro_batches_get_fewer_units() -> None:
     assert balance([1] * 4, 2, [59, 60], sizes=sizes) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (([1, 2], 3), "2 units can't be cut into 3 parts"),
-        (([1, 2], 0), "0 parts"),
-        (([1, -2], 1), "holds -2"),
-        (([1, float("nan")], 1), "holds nan"),
-        (([[1, 2], [1]], 2), "2 rows of 1 and 2 units for 2 parts"),
-        (([1, 2], 2, [1, 1]), "without sizes"),
-    ],
-)
-def test_numbers_that_cannot_be_are_refused(arguments: tuple[object, ...], told: str) -> None:
-    """Each with the number that is wrong."""
-    with pytest.raises(UsageError, match=told):
-        balance(*arguments)  # type: ignore[arg-type]
+def test_fewer_units_than_parts_are_refused() -> None:
+    """The error has both numbers."""
+    with pytest.raises(UsageError, match="2 units can't be cut into 3 parts"):
+        balance([1, 2], 3)
 
 
 def test_many_units_are_cut_at_once() -> None:

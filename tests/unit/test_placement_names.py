@@ -10,7 +10,7 @@ from torch import nn
 
 import rankwise
 from rankwise.base.errors import UsageError
-from rankwise.parallel.placement_names import read_device, read_names
+from rankwise.parallel.placement import read_device, read_names
 from small_gpt import Gpt
 
 CPU, META = torch.device("cpu"), torch.device("meta")

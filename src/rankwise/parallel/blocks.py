@@ -30,37 +30,30 @@ def find_blocks(
     if blocks == "auto":
         return _outermost(_find_repeated(model))
     if isinstance(blocks, int) and not isinstance(blocks, bool):
-        found = _find_large(model, blocks)
-        what = f"no module below the model has {blocks:,} parameters"
-    else:
-        wanted = [blocks] if isinstance(blocks, (str, type)) else blocks
-        if not (
-            isinstance(wanted, Sequence) and wanted and all(isinstance(one, (str, type)) for one in wanted)
-        ):
-            raise UsageError(
-                f"blocks={blocks!r}",
-                rank=rank,
-                hint="'auto', classes of modules, name patterns like 'layers.*', or the least number of parameters",
-            )
-        found = {}
-        for one in wanted:
-            matching = _match(model, one)
-            if not matching:
-                kind = f"of class {one.__name__}" if isinstance(one, type) else f"named like {one!r}"
-                held = _list_some(model)
-                raise UsageError(f"the model has no module {kind}", rank=rank, hint=f"it has {held}")
-            found |= matching
-        return _outermost({name: found[name] for name, _ in model.named_modules() if name in found})
-    if not found:
-        total = sum(one.numel() for one in model.parameters())
-        raise UsageError(what, rank=rank, hint=f"it has {total:,} in all")
-    return found
+        if not (found := _find_large(model, blocks)):
+            total = sum(one.numel() for one in model.parameters())
+            what = f"no module below the model has {blocks:,} parameters"
+            raise UsageError(what, rank=rank, hint=f"it has {total:,} in all")
+        return found
+    wanted = [blocks] if isinstance(blocks, (str, type)) else blocks
+    if not (isinstance(wanted, Sequence) and wanted and all(isinstance(one, (str, type)) for one in wanted)):
+        raise UsageError(
+            f"blocks={blocks!r}",
+            rank=rank,
+            hint="'auto', classes of modules, name patterns like 'layers.*', or the least number of parameters",
+        )
+    chosen = set[str]()
+    for one in wanted:
+        matching = {name for name, module in model.named_modules() if name and _fits(module, name, one)}
+        if not matching:
+            kind = f"of class {one.__name__}" if isinstance(one, type) else f"named like {one!r}"
+            raise UsageError(f"the model has no module {kind}", rank=rank, hint=f"it has {_list_some(model)}")
+        chosen |= matching
+    return _outermost({name: one for name, one in model.named_modules() if name in chosen})
 
 
-def _match(model: nn.Module, wanted: str | type) -> dict[str, nn.Module]:
-    if isinstance(wanted, type):
-        return {name: one for name, one in model.named_modules() if name and isinstance(one, wanted)}
-    return {name: one for name, one in model.named_modules() if name and matches(wanted, name)}
+def _fits(module: nn.Module, name: str, wanted: str | type) -> bool:
+    return isinstance(module, wanted) if isinstance(wanted, type) else matches(wanted, name)
 
 
 def _find_repeated(model: nn.Module) -> dict[str, nn.Module]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, final
@@ -223,6 +223,18 @@ def _run(model: nn.Module, units: Sequence[str], batch: Any, call: Call, meter: 
     return meter.figures
 
 
+@contextmanager
+def _replacing_forward(unit: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
+    """Let a module have another forward of its own in this block; None: that of its class."""
+    before = unit.__dict__.pop("forward", None)
+    unit.__dict__.update({} if forward is None else {"forward": forward})
+    try:
+        yield
+    finally:
+        unit.__dict__.pop("forward", None)
+        unit.__dict__.update({} if before is None else {"forward": before})
+
+
 @final
 @dataclass(slots=True)
 class _Meter:
@@ -244,28 +256,15 @@ class _Meter:
     figures: dict[str, Figures] = field(default_factory=dict)
     counted: dict[int, Any] = field(default_factory=dict)
 
-    @contextmanager
-    def watching(self, name: str, unit: nn.Module) -> Iterator[None]:
-        """Measure each call of a unit."""
+    def watching(self, name: str, unit: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which each call of a unit is measured."""
         own = unit.__dict__.get("forward")
 
-        def restore() -> None:
-            unit.__dict__.pop("forward", None)
-            if own is not None:
-                unit.__dict__["forward"] = own
-
         def stand_in(*args: Any, **kwargs: Any) -> Any:
-            restore()
-            try:
+            with _replacing_forward(unit, own):
                 return self.measure(name, unit, (args, kwargs))
-            finally:
-                unit.__dict__["forward"] = stand_in
 
-        unit.__dict__["forward"] = stand_in
-        try:
-            yield
-        finally:
-            restore()
+        return _replacing_forward(unit, stand_in)
 
     def measure(self, name: str, unit: nn.Module, call: tuple[Any, Any]) -> Any:
         """Run one call of a unit, and return what it returns, where the inputs are."""

@@ -23,6 +23,7 @@ from rankwise.parallel.blocks import Blocks, find_blocks
 from rankwise.parallel.dtensors import noting_replaced, to_local
 from rankwise.parallel.materialise import Materialiser
 from rankwise.parallel.model_check import check_same_model, find_complaint
+from rankwise.parallel.names import list_holders
 from rankwise.parallel.strategy import defer_reduction, move_tensors, share_values
 from rankwise.parallel.sync_batchnorm import convert_sync_batchnorm, find_foreign
 from rankwise.runtime.context import RankContext, current
@@ -207,12 +208,9 @@ def _find_complaint(model: nn.Module, reshard_after_forward: bool | int | None) 
 
 def _choose_blocks(model: nn.Module, blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
     """Leave out the blocks that share a parameter with what is outside, as one that two gather would be two; and other stages', which have none."""
-    owners: dict[int, set[str]] = {}
-    for name, one in model.named_parameters(remove_duplicate=False):
-        block = next((block for block in blocks if name.startswith(f"{block}.")), "")
-        owners.setdefault(id(one), set()).add(block)
-    tied = {block for held in owners.values() if len(held) > 1 for block in held}
-    held = {block for holders in owners.values() for block in holders}
+    holders = list_holders(model.named_parameters(remove_duplicate=False), blocks).values()
+    held = {block for each in holders for block in each}
+    tied = {block for each in holders if len(each) > 1 for block in each}
     return {name: block for name, block in blocks.items() if name in held - tied}
 
 

@@ -6,7 +6,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
+
+    from torch import Tensor
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -38,6 +40,20 @@ def list_owners(name: str) -> Iterator[str]:
 def find_owner(name: str, among: Container[str]) -> str | None:
     """Return which of some modules a name lies in, or is: the innermost."""
     return next((one for one in list_owners(name) if one in among), None)
+
+
+def list_holders(tensors: Iterable[tuple[str, Tensor]], among: Container[str]) -> dict[str, list[str | None]]:
+    """Return for each tensor, under all of its names, which of some modules hold it by any of them; None for what lies in none.
+
+    Args:
+        tensors: As of ``named_parameters(remove_duplicate=False)``.
+        among: Names of modules, none of which is inside another.
+    """
+    pairs = list(tensors)
+    holders: dict[int, dict[str | None, None]] = {}
+    for name, one in pairs:
+        holders.setdefault(id(one), {})[find_owner(name, among)] = None
+    return {name: list(holders[id(one)]) for name, one in pairs}
 
 
 def quote(names: Sequence[str], most: int = 3) -> str:

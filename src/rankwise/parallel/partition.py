@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from math import inf, isfinite
+from math import inf
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import ModelError, UsageError
@@ -47,27 +47,24 @@ def balance(
         ``parts`` indices, the first one 0: part p holds the units from its index up to that of part p + 1.
 
     Raises:
-        UsageError: Numbers that don't fit together, or fewer units than parts.
+        UsageError: Fewer units than parts.
         ModelError: Within the limits there is no cut; names what each part would hold.
     """
-    rows = _make_rows(costs, parts, "costs")
+    rows = _make_rows(costs, parts)
     num_units, least = len(rows[0]), 0 if may_be_empty else 1
     if num_units < parts * least:
         raise UsageError(
             f"{num_units} units can't be cut into {parts} parts",
             hint="ask for at most as many parts as there are units",
         )
-    price, held = _sum_ranges(rows), None
-    if limits is not None:
-        held = _sum_ranges(_check_sizes(sizes, limits, parts, num_units))
+    price, limits = _sum_ranges(rows), limits or [inf] * parts
+    held = price if sizes is None else _sum_ranges(_make_rows(sizes, parts))
 
     def weigh(part: int, begin: int, end: int) -> float:
-        if held is not None and limits is not None and held(part, begin, end) > limits[part]:
-            return inf
-        return price(part, begin, end)
+        return inf if held(part, begin, end) > limits[part] else price(part, begin, end)
 
     worst, begins = _solve(weigh, num_units, parts, operator.add if total else max, least)
-    if held is not None and limits is not None and worst == inf:
+    if worst == inf:
         raise _complain(held, limits, num_units, names, least)
     if total:
         return begins
@@ -112,31 +109,9 @@ def _solve(
     return best[num_units], begins[::-1]
 
 
-def _make_rows(values: Rows, parts: int, what: str) -> list[list[float]]:
-    if parts < 1:
-        raise UsageError(f"{parts} parts: there must be 1 at least")
-    if values and isinstance(values[0], Sequence):
-        rows = [list(row) for row in values]  # type: ignore[arg-type]
-        lengths = sorted({len(row) for row in rows})
-        if len(rows) != parts or len(lengths) > 1:
-            raise UsageError(f"{what} has {len(rows)} rows of {' and '.join(map(str, lengths))} units for {parts} parts: one row for each part")  # fmt: skip
-    else:
-        rows = [list(values)] * parts  # type: ignore[arg-type]
-    bad = next((one for row in rows for one in row if not isfinite(one) or one < 0), None)
-    if bad is not None:
-        raise UsageError(f"{what} holds {bad}, but must hold finite numbers, 0 or more")
-    return rows
-
-
-def _check_sizes(
-    sizes: Rows | None, limits: Sequence[float], parts: int, num_units: int
-) -> list[list[float]]:
-    if sizes is None:
-        raise UsageError("limits without sizes", hint="balance(times, parts, limits, sizes=bytes_of_units)")
-    rows = _make_rows(sizes, parts, "sizes")
-    if len(limits) != parts or len(rows[0]) != num_units:
-        raise UsageError(f"{len(limits)} limits for {parts} parts, and sizes of {len(rows[0])} units for the costs of {num_units}")  # fmt: skip
-    return rows
+def _make_rows(values: Rows, parts: int) -> Sequence[Sequence[float]]:
+    is_each = values and isinstance(values[0], Sequence)
+    return values if is_each else [values] * parts  # type: ignore[return-value, list-item]
 
 
 def _sum_ranges(rows: Sequence[Sequence[float]]) -> Callable[[int, int, int], float]:

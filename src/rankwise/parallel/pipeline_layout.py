@@ -39,16 +39,6 @@ class Layout:
     owners: tuple[str, ...]
 
     @property
-    def before(self) -> tuple[str, ...]:
-        """What stands before the blocks: computed by the first stage."""
-        return tuple(name for name, number in self.around.items() if not number)
-
-    @property
-    def behind(self) -> tuple[str, ...]:
-        """What stands between or behind them."""
-        return tuple(name for name, number in self.around.items() if number)
-
-    @property
     def units(self) -> tuple[str, ...]:
         """All parts that are called as a whole."""
         return (*self.blocks, *self.around)

@@ -17,7 +17,7 @@ from torch.overrides import _get_current_function_mode
 
 from rankwise.base.errors import ModelError
 from rankwise.parallel.pipeline_layout import Deal, Kept, Layout
-from rankwise.parallel.pipeline_trace import Intercept, is_getter, is_iterator, is_random
+from rankwise.parallel.pipeline_trace import Intercept, is_getter, is_random
 from rankwise.parallel.trees import list_tensors, put_tensors, take_tensors
 
 if TYPE_CHECKING:
@@ -108,8 +108,9 @@ class Turn:
                 tensor.copy_(self.live[one])
                 self.live[one] = tensor
             self._known[id(tensor)] = tensor
-        result = put_tensors(event.returned, [self.live.get(one, self.plan.fakes[one]) for one in event.outputs])  # fmt: skip
-        return iter(result) if event.function is not None and is_iterator(event.function) else result
+        return put_tensors(
+            event.returned, [self.live.get(one, self.plan.fakes[one]) for one in event.outputs]
+        )
 
     def keep(self, number: int, given: Any, result: Any) -> None:
         """Note what a call of this stage has returned or changed, if a later stage may need it; and watch what comes behind it."""
@@ -135,11 +136,9 @@ class Turn:
         if number < self.own.begin and not event.is_plain:
             return self.give(number, (args, kwargs))
         result = function(*args, **kwargs)
-        if event.is_plain:
-            return result
-        result = list(result) if is_iterator(function) else result
-        self.keep(number, (args, kwargs), result)
-        return iter(result) if is_iterator(function) else result
+        if not event.is_plain:
+            self.keep(number, (args, kwargs), result)
+        return result
 
     def _is_recorded(self, tensor: Tensor) -> bool:
         """Whether a tensor does not follow from the model's inputs and constants alone."""

@@ -49,7 +49,7 @@ class _Chunk:
 
 @final
 @dataclass(slots=True)
-class _Rooms:
+class _Buffers:
     """Buffers into which micro-batches are received, kept from step to step."""
 
     device: torch.device
@@ -76,7 +76,7 @@ class Stage(PipelineStage):  # type: ignore[misc]
         self._plans: Sequence[Plan] = ()
         self._calls: Sequence[Call] = ()
         self._chunks: list[_Chunk] = []
-        self._ahead, self._back = _Rooms(device), _Rooms(device)
+        self._ahead, self._back = _Buffers(device), _Buffers(device)
         #: All stages of this rank, by number: those beside each other hand their tensors over.
         self.own: dict[int, Stage] = {index: self}
         #: Device and dtype of autocast around the forward; None: there is none.
@@ -128,9 +128,9 @@ class Stage(PipelineStage):  # type: ignore[misc]
             self.set_local_fwd_input(beside._chunks[fwd_chunk_id].outputs, fwd_chunk_id)
             return []
         forms = self._plans[fwd_chunk_id].enters(self.stage_index)
-        rooms = self._ahead.find(fwd_chunk_id, forms)
-        self._chunks[fwd_chunk_id].received = _make_leaves(rooms, forms)
-        return self._exchange(dist.irecv, rooms, self.stage_index - 1)
+        buffers = self._ahead.find(fwd_chunk_id, forms)
+        self._chunks[fwd_chunk_id].received = _make_leaves(buffers, forms)
+        return self._exchange(dist.irecv, buffers, self.stage_index - 1)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
         """Return what a micro-batch sends on."""
@@ -144,9 +144,9 @@ class Stage(PipelineStage):  # type: ignore[misc]
             self.set_local_bwd_input(beside.get_local_bwd_output(bwd_chunk_id), bwd_chunk_id)
             return []
         forms = self._plans[bwd_chunk_id].enters(self.stage_index + 1)
-        rooms = iter(self._back.find(bwd_chunk_id, [one for one in forms if one.has_grad]))
+        buffers = iter(self._back.find(bwd_chunk_id, [one for one in forms if one.has_grad]))
         chunk = self._chunks[bwd_chunk_id]
-        chunk.output_grads = tuple(next(rooms) if one.has_grad else None for one in forms)
+        chunk.output_grads = tuple(next(buffers) if one.has_grad else None for one in forms)
         return self._exchange(dist.irecv, chunk.output_grads, self.stage_index + 1)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:

@@ -133,10 +133,6 @@ class Tape:
         """Call a function of torch that the model's own code calls; return what it does."""
         if self.depth:
             return function(*args, **kwargs)
-        result = self._record(function, args, kwargs)
-        return iter(result) if is_iterator(function) else result
-
-    def _record(self, function: Any, args: Any, kwargs: Any) -> Any:
         given = list_tensors((args, kwargs))
         numbers, versions = tuple(map(self._find, given)), [one._version for one in given]
         if not is_random(function) and all(self.values[one].is_local for one in numbers):
@@ -144,7 +140,6 @@ class Tape:
             is_constant = not any(isinstance(one, FakeTensor) for one in given)
             with unset_fake_temporarily() if is_constant else nullcontext():
                 result = function(*args, **kwargs)
-            result = list(result) if is_iterator(function) else result
             for one in take_tensors(result)[1]:
                 if id(one) not in self._numbers and id(one) not in self._known:
                     self._add(one, -1)
@@ -152,7 +147,6 @@ class Tape:
         result = function(*args, **kwargs)
         if is_getter(function) and not isinstance(result, Tensor):
             return result
-        result = list(result) if is_iterator(function) else result
         self._note(None, function, numbers, self._list_changed(numbers, given, versions), result)
         return result
 
@@ -209,12 +203,10 @@ class Intercept(TorchFunctionMode):  # type: ignore[misc]
         self._run = run
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # An iterator can be run through once: what it gives, a tuple of tensors, is what counts.
+        if func is Tensor.__iter__:
+            return iter(self._run(Tensor.unbind, args, {}))
         return self._run(func, args, kwargs or {})
-
-
-def is_iterator(function: Any) -> bool:
-    """Whether a function returns an iterator over tensors, which can be run through once."""
-    return function is Tensor.__iter__
 
 
 def is_getter(function: Any) -> bool:

@@ -84,22 +84,24 @@ def attach(model: nn.Module, placement: Placement, outputs: str | torch.device) 
         for handle in old.handles:
             handle.remove()
     moves = _Moves()
-    ends = _Ends(moves, outputs, placement)
+    hooks = _ModelHooks(moves, outputs, placement)
     # Before all others, so that it sees the inputs as the caller gave them.
-    ends.handles.append(model.register_forward_pre_hook(ends.begin, with_kwargs=True, prepend=True))
+    hooks.handles.append(model.register_forward_pre_hook(hooks.begin, with_kwargs=True, prepend=True))
     known = dict(model.named_modules(remove_duplicate=False))
     hooked: set[int] = set()
     for name, device in placement.devices.items():
         for module in _list_called(known[name]) if name in known else ():
             if id(module) not in hooked:
                 hooked.add(id(module))
-                ends.handles.append(module.register_forward_pre_hook(_Bring(moves, device), with_kwargs=True))
-    ends.handles.append(model.register_forward_hook(ends.end, with_kwargs=True, always_call=True))
+                hooks.handles.append(
+                    module.register_forward_pre_hook(_InputMover(moves, device), with_kwargs=True)
+                )
+    hooks.handles.append(model.register_forward_hook(hooks.end, with_kwargs=True, always_call=True))
 
 
-def _find_hook(model: nn.Module) -> _Ends | None:
+def _find_hook(model: nn.Module) -> _ModelHooks | None:
     hooks = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
-    return next((one for one in hooks if isinstance(one, _Ends)), None)
+    return next((one for one in hooks if isinstance(one, _ModelHooks)), None)
 
 
 def _list_called(module: nn.Module) -> list[nn.Module]:
@@ -148,7 +150,7 @@ class _Moves:
 
 @final
 @dataclass(slots=True)
-class _Bring:
+class _InputMover:
     """The hook of a placed module: brings its inputs."""
 
     moves: _Moves
@@ -160,7 +162,7 @@ class _Bring:
 
 
 @final
-class _Meet(TorchFunctionMode):  # type: ignore[misc]
+class _OperandMover(TorchFunctionMode):  # type: ignore[misc]
     """Lets tensors of several devices meet in a function between modules: a residual over a cut, a mask, a tied weight, a loss.
 
     torch refuses such a call before it computes anything; it is made again where it belongs: at the parameter among its arguments, at
@@ -196,7 +198,7 @@ class _Meet(TorchFunctionMode):  # type: ignore[misc]
 
 @final
 @dataclass(slots=True)
-class _Ends:
+class _ModelHooks:
     """The hooks of the whole model: remembers where its inputs are, and brings its outputs."""
 
     moves: _Moves
@@ -204,8 +206,8 @@ class _Ends:
     placement: Placement
     handles: list[Any] = field(default_factory=list)
     homes: list[torch.device | None] = field(default_factory=list)
-    meet: _Meet | None = None
-    meets_nowhere: set[bool] = field(default_factory=set)
+    mode: _OperandMover | None = None
+    needs_no_mode: set[bool] = field(default_factory=set)
 
     def begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Note where the first tensor among the inputs is."""
@@ -213,10 +215,10 @@ class _Ends:
         self.homes.append(next(iter(found), None) if isinstance(self.outputs, str) else self.outputs)
         self.moves.depth += 1
         # Each function of torch pays for the mode, so a model whose first forward had no use for it goes on without.
-        is_wanted = len(self.placement.needs) > 1 and model.training not in self.meets_nowhere
+        is_wanted = len(self.placement.needs) > 1 and model.training not in self.needs_no_mode
         if self.moves.depth == 1 and is_wanted and not torch.compiler.is_compiling():
-            self.meet = _Meet(self.moves)
-            self.meet.__enter__()
+            self.mode = _OperandMover(self.moves)
+            self.mode.__enter__()
 
     def end(self, model: nn.Module, _: Any, __: Any, result: Any) -> Any:
         """Bring the outputs there; called after a forward that has raised, too."""
@@ -225,11 +227,11 @@ class _Ends:
         if not self.moves.depth:
             self.moves.copies.clear()
             error = sys.exc_info()[1]
-            if self.meet is not None:
-                self.meet.__exit__(None, None, None)
-                if error is None and not self.meet.was_needed:
-                    self.meets_nowhere.add(model.training)
-                self.meet = None
+            if self.mode is not None:
+                self.mode.__exit__(None, None, None)
+                if error is None and not self.mode.was_needed:
+                    self.needs_no_mode.add(model.training)
+                self.mode = None
             self._explain(error)
         return result if home is None or self.outputs == "last" else self.moves.move(result, home)
 
@@ -238,7 +240,7 @@ class _Ends:
         met = [str(one) for one in self.placement.needs if str(one) in str(error)]
         if not isinstance(error, RuntimeError) or len(met) < 2:
             return
-        self.meets_nowhere.clear()  # another path through the model than that of its first forward
+        self.needs_no_mode.clear()  # another path through the model than that of its first forward
         if hasattr(error, "add_note"):
             error.add_note(
                 f"rankwise: inputs of placed modules are moved, and this is computed between modules on {' and '.join(met)}:"

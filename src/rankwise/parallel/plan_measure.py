@@ -7,7 +7,6 @@ Activations are measured by ``plan_trace``.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.blocks import find_blocks
+from rankwise.parallel.names import list_holders
 from rankwise.parallel.pipeline_layout import Deal, deal, find_layout
 from rankwise.parallel.plan_trace import Activations, ForwardTrace, Work, trace_forward
 from rankwise.parallel.trees import cast
@@ -133,13 +133,14 @@ def measure(model: nn.Module, *, precision: str, optimizer: str | OptimizerFacto
     split = sharded.split if sharded else {}
     kinds = {name: (one.shape, cast(one.dtype, kept)) for name, one in model.named_parameters() if one.requires_grad}  # fmt: skip
     states = measure_states(kinds, find_optimizer(optimizer))
-    of_block = _find_owners(model, blocks)
+    numbers = {name: number for number, name in enumerate(blocks)}
+    holders = list_holders(model.named_parameters(remove_duplicate=False), blocks)
     weights = []
     for name, one in model.named_parameters():
         per_item, fixed = states.get(name, (0.0, 0))
         weights.append(Weight(
             name=name, shape=tuple(one.shape), itemsize=cast(one.dtype, kept).itemsize, compute_itemsize=cast(one.dtype, computed).itemsize,
-            is_trained=one.requires_grad, block=of_block.get(name), tensor_dim=split.get(name), states_itemsize=per_item, states_bytes=fixed,
+            is_trained=one.requires_grad, block=numbers.get(holders[name][0] or "") if len(holders[name]) == 1 else None, tensor_dim=split.get(name), states_itemsize=per_item, states_bytes=fixed,
         ))  # fmt: skip
     buffers = sum(one.numel() * cast(one.dtype, kept).itemsize for one in model.buffers())
     activations = tuple(one and one.summarize() for one in (whole, sharded))
@@ -178,17 +179,6 @@ def _find_row(
         replicated=found[0],
         sharded=found[1],
     )
-
-
-def _find_owners(model: nn.Module, blocks: Mapping[str, nn.Module]) -> dict[str, int]:
-    """Return the block of each parameter that lies in one only."""
-    names = {id(one): name for name, one in model.named_parameters()}
-    uses = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
-    owners: dict[str, int] = {}
-    for number, block in enumerate(blocks.values()):
-        within = Counter(id(one) for _, one in block.named_parameters(remove_duplicate=False))
-        owners |= {names[one]: number for one, count in within.items() if count == uses[one]}
-    return owners
 
 
 def measure_states(

@@ -225,11 +225,17 @@ def _trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], dtype: torch.
     return trace
 
 
-def call_model(model: nn.Module, batch: Any) -> Any:
-    """Call a model with a batch: a mapping of arguments, a sequence of them, or the only one."""
+def read_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments that a batch stands for: a mapping of them, a sequence of them, or the only one."""
     if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+        return (), dict(batch)
+    return tuple(batch) if isinstance(batch, (tuple, list)) else (batch,), {}
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call a model with a batch."""
+    args, kwargs = read_call(batch)
+    return model(*args, **kwargs)
 
 
 def copy_as_fake(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype) -> nn.Module:

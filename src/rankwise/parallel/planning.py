@@ -206,21 +206,21 @@ def _find_ranks_needed(facts: Mapping[str, Facts], job: Job) -> tuple[int, Compo
 def _explain(found: Sequence[Composition], proposal: Composition | None, num_ranks: int, limit: int | None, needed: tuple[int, Composition] | None) -> str:  # fmt: skip
     least = min(found, key=lambda one: one.memory.total)
     if limit is None:
-        return f"no memory was given to compare with: the least is {_say_need(least)} per rank, by {least}, {least.precision}"
+        return f"no memory was given to compare with: the least is {_describe_need(least)} per rank, by {least}, {least.precision}"
     where = f"each of {num_ranks} ranks" if num_ranks > 1 else "the GPU"
     free = f"the {show_size(limit)} that are free on {where}"
     if proposal is not None:
-        need = f"{_say_need(proposal)} of {free}{_say_waiting(proposal)}"
+        need = f"{_describe_need(proposal)} of {free}{_describe_waiting(proposal)}"
         text = f"{proposal}, {proposal.precision}, needs {need}"
         cheaper = [one for one in found[: found.index(proposal)] if one.precision == proposal.precision]
         if cheaper:
             best = min(cheaper, key=lambda one: one.memory.total)
             what = "what costs less" if len(cheaper) > 1 else "what communicates less"
-            return f"{text}; of {what}, {best} comes closest and needs {_say_need(best)}"
+            return f"{text}; of {what}, {best} comes closest and needs {_describe_need(best)}"
         if found[0].precision != proposal.precision:
             return f"{text}; with weights in fp32 nothing fits, and in bf16 small updates of large weights are lost"
         return f"{text}, and nothing communicates less"
-    text = f"nothing fits into {free}: the least, {least}, {least.precision}, needs {_say_need(least)}"
+    text = f"nothing fits into {free}: the least, {least}, {least.precision}, needs {_describe_need(least)}"
     if needed is not None:
         return f"{text}; {needed[0]} ranks would do, with {needed[1]}, {needed[1].precision}"
     held = least.memory
@@ -228,7 +228,7 @@ def _explain(found: Sequence[Composition], proposal: Composition | None, num_ran
     return f"{text}; more ranks don't help, as {show_size(rest)} of it are activations and gathered parameters, which every rank holds: take a smaller micro-batch"
 
 
-def _say_waiting(one: Composition) -> str:
+def _describe_waiting(one: Composition) -> str:
     """Return how much of a step ranks wait, where the composition lets them: of even stages (Huang et al., arXiv:1811.06965)."""
     if one.devices > 1:
         return ", and its devices work one after the other"
@@ -237,7 +237,7 @@ def _say_waiting(one: Composition) -> str:
     return f", and each rank waits {(one.pipeline - 1) / (one.microbatches + one.pipeline - 1):.0%} of a step, while the pipeline fills and drains"
 
 
-def _say_need(one: Composition) -> str:
+def _describe_need(one: Composition) -> str:
     return show_size(one.memory.total) + (" and its activations" if one.memory.activations is None else "")
 
 
