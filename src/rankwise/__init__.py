@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from rankwise.parallel.accumulation import accumulate as accumulate, loss_scale as loss_scale
     from rankwise.parallel.checkpointing import apply_checkpointing as apply_checkpointing
     from rankwise.parallel.clipping import clip_grad_norm_ as clip_grad_norm_
-    from rankwise.parallel.comm_hooks import PowerSGD as PowerSGD
-    from rankwise.parallel.ddp import Tuning as Tuning, apply_ddp as apply_ddp
+    from rankwise.parallel.ddp import PowerSGD as PowerSGD, Tuning as Tuning, apply_ddp as apply_ddp
     from rankwise.parallel.fsdp import apply_fsdp as apply_fsdp
     from rankwise.parallel.model_check import check_replicas as check_replicas
     from rankwise.parallel.parameter_server import (
@@ -100,8 +99,7 @@ _NAMES = {
     "rankwise.launcher.function": "launch",
     "rankwise.parallel.accumulation": "accumulate loss_scale",
     "rankwise.parallel.clipping": "clip_grad_norm_",
-    "rankwise.parallel.comm_hooks": "PowerSGD",
-    "rankwise.parallel.ddp": "Tuning apply_ddp",
+    "rankwise.parallel.ddp": "PowerSGD Tuning apply_ddp",
     "rankwise.parallel.checkpointing": "apply_checkpointing",
     "rankwise.parallel.fsdp": "apply_fsdp",
     "rankwise.parallel.pipeline": "Pipeline apply_pipeline",

@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rankwise
 from rankwise.parallel.accumulation import accumulate
-from rankwise.parallel.comm_hooks import PowerSGD
-from rankwise.parallel.ddp import Tuning, apply_ddp
+from rankwise.parallel.ddp import PowerSGD, Tuning, apply_ddp
 from rankwise.testing import run_ranks
 
 

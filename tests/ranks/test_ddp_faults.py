@@ -15,8 +15,7 @@ import rankwise
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, ModelError, UsageError
 from rankwise.parallel.accumulation import accumulate, loss_scale
 from rankwise.parallel.checked_ddp import CheckedDDP
-from rankwise.parallel.comm_hooks import PowerSGD
-from rankwise.parallel.ddp import Tuning, apply_ddp
+from rankwise.parallel.ddp import PowerSGD, Tuning, apply_ddp
 from rankwise.parallel.model_check import check_replicas
 from rankwise.testing import RankOutcome, try_ranks
 
@@ -275,6 +274,16 @@ def test_a_model_frozen_as_a_whole_for_a_while_is_fine() -> None:
             ddp.requires_grad_(not frozen).train()
             ddp(torch.ones(1, 2, requires_grad=True)).sum().backward()
         assert isinstance(ddp, CheckedDDP)
+
+
+def test_a_model_without_parameters_on_one_rank_is_told() -> None:
+    """The ranks hold different models, and the error says that, also where one of them holds no parameter at all."""
+
+    def body() -> None:
+        with rankwise.init(device="cpu") as ctx:
+            check_replicas(nn.Linear(2, 1) if ctx.rank else nn.ReLU())
+
+    assert "the ranks hold different parameters" in read_same_error(try_ranks(body, 2))
 
 
 def test_weights_that_differ_after_the_wrap_are_named() -> None:

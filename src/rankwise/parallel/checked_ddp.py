@@ -48,7 +48,7 @@ class Watch:
 class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
     """torch's DistributedDataParallel; made by ``apply_ddp``, which sets ``watch``."""
 
-    watch: Watch | None = None
+    watch: Watch
     require_forward_param_sync: bool  # torch's: whether the next forward shares the buffers
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -60,16 +60,13 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
 
         Collective: in training mode all ranks, if the model has buffers or synced BatchNorm; the backward in any case.
         """
-        watch = self.watch
-        if watch is None:
-            return super().forward(*inputs, **kwargs)
-        check_before_forward(self, watch)
+        check_before_forward(self)
         # Buffers are shared in training only, so that one rank may evaluate alone: in evaluation they don't change.
         hides = not self.training and self.require_forward_param_sync
         if hides:
             self.require_forward_param_sync = False
         try:
-            with naming_on(watch.rank, "the forward of the wrapped model"):
+            with naming_on(self.watch.rank, "the forward of the wrapped model"):
                 return super().forward(*inputs, **kwargs)
         except RuntimeError as error:
             named = _name_unused(error, self)
@@ -82,13 +79,12 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
 
     def train(self, mode: bool = True) -> CheckedDDP:  # noqa: FBT001 - torch's signature
         """Set training mode, as in torch; the next forward looks at the parameters."""
-        if self.watch is not None:
-            self.watch.forwards_left = 0
+        self.watch.forwards_left = 0
         super().train(mode)
         return self
 
 
-def check_before_forward(ddp: DistributedDataParallel, watch: Watch) -> None:
+def check_before_forward(ddp: CheckedDDP) -> None:
     """See, before a forward with gradients, that the model is still what was wrapped.
 
     Raises:
@@ -97,6 +93,7 @@ def check_before_forward(ddp: DistributedDataParallel, watch: Watch) -> None:
     """
     if not torch.is_grad_enabled():
         return
+    watch = ddp.watch
     watch.forwards_left -= 1
     if watch.forwards_left < 0 or [each.requires_grad for each in watch.listed] != watch.seen_trained:
         _check_parameters(ddp, watch)
@@ -141,7 +138,7 @@ def _check_parameters(ddp: DistributedDataParallel, watch: Watch) -> None:
 def _name_unused(error: RuntimeError, ddp: CheckedDDP) -> ModelError | None:
     text = str(error)
     found = _INDICES.search(text) if _UNFINISHED in text else None
-    if found is None or ddp.watch is None:
+    if found is None:
         return None
     indices = [int(index) for index in found[1].split()]
     trained = ddp.watch.trained

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 #: What takes longest to compute again: products of matrices, attention, and what was sent (torchtitan keeps the same).
-_DEAR = {
+_EXPENSIVE = {
     getattr(_aten, name).default
     for name in (
         "mm", "bmm", "addmm", "convolution", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
@@ -89,4 +89,4 @@ def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _choose(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _DEAR else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operator in _EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE

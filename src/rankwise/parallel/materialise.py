@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -87,7 +87,7 @@ class Materialiser:
             return self._foreign  # type: ignore[no-any-return]
         for name in ("reset_parameters", "_reset_parameters"):  # the second: nn.MultiheadAttention
             if callable(getattr(type(module), name, None)):
-                return partial(_call, name)
+                return methodcaller(name)
         return None
 
     def _replace(self, module: nn.Module, own: str, tensor: Tensor) -> None:
@@ -116,10 +116,6 @@ class Materialiser:
                 f"{full} of a {type(module).__name__} was built on the meta device, and its initialisation left values unset",
                 hint="a buffer that __init__ computes is lost there: compute it in reset_parameters() too, or in init_weights; or build this model on the CPU",
             )
-
-
-def _call(name: str, module: nn.Module) -> None:
-    getattr(module, name)()
 
 
 def _list_meta(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -222,11 +222,6 @@ def _name_shard(name: str, tensor: Tensor) -> tuple[str, Tensor]:
     return f"{name}{_SHARD}{place}]", tensor.to_local()
 
 
-def hash_values(tensors: Sequence[tuple[str, Tensor]]) -> dict[str, str]:
-    """Return a digest of the bits of each tensor, by its name."""
-    return {name: hash_tensor(tensor) for name, tensor in tensors}
-
-
 def hash_tensor(tensor: Tensor) -> str:
     """Return a digest of a tensor's bits."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -257,39 +252,29 @@ def check_replicas(
     Collective: every rank of the job.
     """
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    digests = hash_values(
-        [
-            _name_shard(*pair)
-            for pair in (*inner.named_parameters(), *(inner.named_buffers() if buffers else ()))
-        ]
-    )
+    held = (*inner.named_parameters(), *(inner.named_buffers() if buffers else ()))
+    digests = {name: hash_tensor(one) for name, one in (_name_shard(*pair) for pair in held)}
     control = (ctx or current()).control
-    answers = control.compare(
-        "\n".join(f"{name}\t{digest}" for name, digest in digests.items()),
-        what=f"check_replicas at {show_site(locate())}",
-        timeout_s=timeout_s,
-    )
+    what = f"check_replicas at {show_site(locate())}"
+    answers = control.compare(json.dumps(digests), what=what, timeout_s=timeout_s)
     if answers is None:
         return
-    of_rank = {
-        rank: dict(row.split("\t") for row in text.split("\n"))
-        for rank, text in zip(control.ranks, answers, strict=True)
-    }
+    of_rank: dict[int, dict[str, str]] = dict(zip(control.ranks, map(json.loads, answers), strict=True))
     has_stages = hasattr(inner, "stage_modules")  # each rank of a pipeline has some
-    names_of = {frozenset(name.partition(_SHARD)[0] for name in held) for held in of_rank.values()}
+    names_of = {frozenset(name.partition(_SHARD)[0] for name in own) for own in of_rank.values()}
     if len(names_of) > 1 and not has_stages:
         raise ModelError(
             "the ranks hold different parameters",
             hint="spread the model with apply_ddp or similar: it names them",
         )
-    everything = dict.fromkeys(name for held in of_rank.values() for name in held)
+    everything = dict.fromkeys(name for own in of_rank.values() for name in own)
     names = [name for name in everything if len({one[name] for one in of_rank.values() if name in one}) > 1]
     if not names:
         return
-    groups = _group_ranks({rank: held[names[0]] for rank, held in of_rank.items() if names[0] in held})
-    camps = "; ".join(name_ranks(ranks) for ranks in groups.values())
+    groups = _group_ranks({rank: own[names[0]] for rank, own in of_rank.items() if names[0] in own})
+    alike = "; ".join(name_ranks(ranks) for ranks in groups.values())
     raise ModelError(
         f"the values of {len(names)} of {len(everything)} {'parameters and buffers' if buffers else 'parameters'} differ between ranks: {', '.join(map(repr, names[:_MOST_NAMED]))}"
-        f" (equal among themselves, of {names[0]!r}: {camps})",
+        f" (equal among themselves, of {names[0]!r}: {alike})",
         hint="load checkpoints on every rank or before apply_ddp; call the wrapped model, not ddp.module, in training",
     )

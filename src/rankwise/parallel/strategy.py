@@ -67,9 +67,6 @@ class Strategy:
         ctx: The job; None: the one that ``init()`` joined, if one is needed.
 
     Attributes:
-        model: As given.
-        module: As given.
-        ctx: As given.
         needs_equal_numbers: Whether every forward is a collective, so that all ranks need equally many micro-batches.
         why_equal: By what, for the error.
         instead_of_loops: What to do instead, if a loop's body can't compute forward and backward by itself.
@@ -193,10 +190,6 @@ class Sharded(Strategy):
     def __init__(self, model: nn.Module, ctx: RankContext | None) -> None:
         super().__init__(model, model, ctx)
 
-    def deferring(self) -> AbstractContextManager[Any]:
-        """Return a context in which copies of shards are not averaged; after ``defer_reduction``, nothing is."""
-        return self._deferred()
-
     def note_left(self, number: int) -> None:
         """Let the next step raise, if FSDP2 holds gradients that are no shards yet: ``zero_grad()`` doesn't reach these."""
         first = next((one for one in self.model.parameters() if isinstance(one, DTensor)), None)
@@ -221,7 +214,8 @@ class Sharded(Strategy):
                             one.unsharded_accumulated_grad = None
 
     @contextmanager
-    def _deferred(self) -> Iterator[None]:
+    def deferring(self) -> Iterator[None]:
+        """Do not average copies of shards in this block; after ``defer_reduction``, nothing."""
         number = _left.pop(self.model, 0)
         if number:
             raise CollectiveError(

@@ -10,7 +10,7 @@ N samples, C channels, W ranks; ``x_NC`` may have any number of dims behind C.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,6 @@ from torch.nn import functional
 
 from rankwise.base.errors import ModelError
 from rankwise.runtime.signature import naming_on
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: How many dims the input of each of torch's layers may have.
 _NUM_DIMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,), nn.SyncBatchNorm: ()}
@@ -253,8 +250,3 @@ def find_foreign(model: nn.Module) -> str | None:
         f"{len(foreign)} BatchNorm layer(s) are of a class derived from torch's, and syncing would drop what it adds:"
         f" {', '.join(foreign[:3])}; take a plain BatchNorm, with a layer of its own for the rest"
     )
-
-
-def list_native(model: nn.Module) -> Sequence[str]:
-    """Return the names of torch's own SyncBatchNorm layers, which work on GPUs only."""
-    return [name for name, layer in model.named_modules() if isinstance(layer, nn.SyncBatchNorm)]

@@ -26,12 +26,12 @@ from rankwise.parallel.dtensors import add_up, noting_replaced
 from rankwise.parallel.model_check import check_same_model
 from rankwise.parallel.strategy import share_values
 from rankwise.parallel.tensor_checks import Heads, check_model, check_splits, find_heads, find_shared
-from rankwise.parallel.tensor_conv1d import adapt
 from rankwise.parallel.tensor_plans import (
     Split,
+    adapt,
     find_ready_plan,
-    has_transformers_plan,
     is_fused,
+    read_transformers_plan,
     resolve_plan,
 )
 from rankwise.parallel.tensor_sequence import SEQUENCE_DIM, SequenceLayout, install_sequence, plan_sequence
@@ -195,7 +195,9 @@ def _plan(
 ) -> _Work:  # fmt: skip
     check_model(model)
     splits = resolve_plan(model, find_ready_plan(model, degree) if plan is None else plan)
-    check_splits(model, splits, degree, axis, trusts_fused=plan is None and has_transformers_plan(model))
+    check_splits(
+        model, splits, degree, axis, trusts_fused=plan is None and bool(read_transformers_plan(model))
+    )
     heads = find_heads(model, splits, degree, axis)
     head = _find_head(model, splits) if loss_parallel else None
     named = next((split.name for split in splits if split.word == "sequence" and split.style is None), None)

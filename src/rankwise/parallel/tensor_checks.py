@@ -11,8 +11,14 @@ from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.model_check import find_unusable
-from rankwise.parallel.tensor_conv1d import count_features, is_conv1d
-from rankwise.parallel.tensor_plans import Split, find_embedding_trouble, is_fused, refuse_fused
+from rankwise.parallel.tensor_plans import (
+    Split,
+    count_features,
+    find_embedding_trouble,
+    is_conv1d,
+    is_fused,
+    refuse_fused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

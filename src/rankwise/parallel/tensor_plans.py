@@ -6,9 +6,11 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -17,8 +19,11 @@ from torch.distributed.tensor.parallel import (
 )
 
 from rankwise.base.errors import UsageError
-from rankwise.parallel.names import matches
-from rankwise.parallel.tensor_conv1d import count_features, is_conv1d
+from rankwise.parallel.names import list_holders, matches
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 #: What each word means is in apply_tensor_parallel's docstring.
 WORDS = (
@@ -211,7 +216,7 @@ def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
     Raises:
         UsageError: No layout that is known; says what was looked for.
     """
-    plan = _read_transformers_plan(model)
+    plan = read_transformers_plan(model)
     if not plan:
         plan = _find_families(model)
         plan |= _find_fused(model, plan)
@@ -228,12 +233,8 @@ def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
     return _keep_whole_vocabulary(model, plan, degree)
 
 
-def has_transformers_plan(model: nn.Module) -> bool:
-    """Whether a ready plan is transformers' own, who knows what its fused layers hold."""
-    return bool(_read_transformers_plan(model))
-
-
-def _read_transformers_plan(model: nn.Module) -> dict[str, str]:
+def read_transformers_plan(model: nn.Module) -> dict[str, str]:
+    """Return transformers' own plan for a model, which knows what its fused layers hold; empty if there is none."""
     own = getattr(model, "_tp_plan", None)
     if not isinstance(own, Mapping) or not own:
         own = getattr(getattr(model, "config", None), "base_model_tp_plan", None)
@@ -317,16 +318,12 @@ def _keep_whole_vocabulary(model: nn.Module, plan: dict[str, str], degree: int) 
         for name in modules
         if read_style(style, pattern)[0] in ("rowwise_embed", "colwise_gather") and matches(pattern, name)
     }
-    holders: dict[int, set[str]] = {}
-    for name, module in modules.items():
-        for _, parameter in module.named_parameters(recurse=False):
-            holders.setdefault(id(parameter), set()).add(name)
-    left_out: set[str] = set()
+    holders = list_holders(model.named_parameters(remove_duplicate=False), modules)
+    left_out: set[str | None] = set()
     for name in of_vocabulary:
         module = modules[name]
-        sharing = {
-            other for parameter in module.parameters(recurse=False) for other in holders[id(parameter)]
-        }
+        own = (f"{name}.{one}".removeprefix(".") for one, _ in module.named_parameters(recurse=False))
+        sharing = {other for one in own for other in holders[one]}
         if not (_fits_vocabulary(module, degree) and sharing <= set(of_vocabulary)):
             left_out |= sharing | {name}
     dropped = {of_vocabulary[name] for name in left_out if name in of_vocabulary}
@@ -345,3 +342,63 @@ def find_embedding_trouble(module: nn.Embedding) -> str | None:
     if module.max_norm is not None:
         return f"max_norm={module.max_norm}"
     return next((f"{name}=True" for name in ("scale_grad_by_freq", "sparse") if getattr(module, name)), None)
+
+
+# ---------------- linear layers of both kinds: torch's, and transformers' Conv1D of GPT-2, whose weight lies the other way, (inputs, outputs)
+
+
+def is_conv1d(module: nn.Module | None) -> bool:
+    """Whether a module is transformers' ``Conv1D``, which may not be installed."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nx") and hasattr(module, "nf")
+
+
+def count_features(module: nn.Module | None) -> tuple[int, int] | None:
+    """Return how many inputs and outputs a linear layer has; None: it is none."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    return (int(module.nx), int(module.nf)) if module is not None and is_conv1d(module) else None
+
+
+def adapt(style: ParallelStyle | None, module: nn.Module) -> ParallelStyle | None:
+    """Return the style that does to a module what another does to ``nn.Linear``."""
+    is_known = is_conv1d(module) and isinstance(style, (ColwiseParallel, RowwiseParallel))
+    return Conv1dStyle(style) if is_known else style
+
+
+@final
+class Conv1dStyle(ParallelStyle):  # type: ignore[misc]
+    """What torch's style does for ``nn.Linear``, for ``Conv1D``."""
+
+    def __init__(self, style: ColwiseParallel | RowwiseParallel) -> None:
+        super().__init__()
+        is_colwise = isinstance(style, ColwiseParallel)
+        self._cuts = {"weight": Shard(1), "bias": Shard(0)} if is_colwise else {"weight": Shard(0)}
+        self._wanted = Replicate() if is_colwise else Shard(-1)
+        self._style = style
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(
+            module,
+            device_mesh,
+            self._cut,
+            partial(_enter, self._style.input_layouts, self._wanted),
+            partial(_leave, self._style.output_layouts, self._style.use_local_output),
+        )
+
+    def _cut(self, _: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for own, one in list(module.named_parameters(recurse=False)):
+            # All ranks hold the same values: each cuts its own share, and nothing is sent.
+            cut = distribute_tensor(one, mesh, [self._cuts.get(own, Replicate())], src_data_rank=None)
+            module.register_parameter(own, nn.Parameter(cut))
+
+
+def _enter(layouts: Any, wanted: Any, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
+    x = inputs[0]
+    if not isinstance(x, DTensor):
+        x = DTensor.from_local(x, mesh, layouts, run_check=False)
+    return x.redistribute(placements=[wanted])
+
+
+def _leave(layouts: Any, is_local: bool, _: nn.Module, output: Any, mesh: DeviceMesh) -> Any:  # noqa: FBT001, ARG001 - torch's order
+    output = output.redistribute(placements=layouts)
+    return output.to_local() if is_local else output

@@ -29,7 +29,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import NumericsError, UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.data.evaluation import unwrap
-from rankwise.parallel.model_check import hash_values
+from rankwise.parallel.model_check import hash_tensor
 from rankwise.runtime.context import current
 from rankwise.train.events import Ended, Evaluated, Report, Started
 from rankwise.train.logger_set import LoggerSet
@@ -146,13 +146,9 @@ class Track:
         Returns:
             How it begins.
         """
-        digests = (
-            hash_values(
-                [pair for pair in self._model.named_parameters() if not hasattr(pair[1], "full_tensor")]
-            )
-            if self._model is not None and self.ctx.is_main and self._norms_every
-            else {}
-        )
+        hashes = self._model is not None and self.ctx.is_main and self._norms_every
+        named = self._model.named_parameters() if hashes and self._model is not None else ()
+        digests = {name: hash_tensor(one) for name, one in named if not hasattr(one, "full_tensor")}
         started = Started(
             step=self.steps_done,
             num_steps=self.num_steps,

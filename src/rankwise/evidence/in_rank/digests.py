@@ -24,7 +24,7 @@ _MOST_OPTIMIZERS, _MOST_TENSORS = 16, 2048
 #: So long a GPU is waited for at the end, when nothing else will pick its numbers up.
 _LAST_WAIT_S = 0.5
 #: Ways to send gradients after which all ranks hold the same: torch's compressing hooks, and ours.
-_COMPRESSING = ("torch.distributed.algorithms.ddp_comm_hooks.", "rankwise.parallel.comm_hooks")
+_COMPRESSING = ("torch.distributed.algorithms.ddp_comm_hooks.", "rankwise.parallel.ddp")
 _OTHERWISE = ("post_localSGD_hooks", "debugging_hooks", "ddp_zero_hook")
 #: Libraries that carry gradients by ways of their own.
 _CARRIERS = ("horovod", "deepspeed", "colossalai", "bagua", "byteps", "hivemind", "torchft")
