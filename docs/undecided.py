@@ -24,4 +24,6 @@ UNDECIDED: dict[str, tuple[str, str]] = {
     "C21": ("object collectives on the first GPU", "The device that carries an object depends on the backend of the run; RW202 reports a device that was never set."),
     "M8": ("a learning rate that is scaled for another world", "The code does not show whether a rate is meant for one rank or for all."),
     "X17": ("more threads than cores", "The number of cores is known only on the host; `rankwise run` sets OMP_NUM_THREADS accordingly."),
+    "X9": ("fewer samples than ranks", "How many samples there are is known only where the data is."),
+    "X14": ("one rank works alone for too long", "How long the work takes depends on the data; the report of a run names the rank that worked."),
 }  # fmt: skip

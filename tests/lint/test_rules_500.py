@@ -142,20 +142,17 @@ BAD = {
         "with torch.inference_mode():\n    for x in dl:\n        n += net.module(x).sum()\ndist.all_reduce(n)\n",
         "RW512:w",
     ),
-    "empty": ("ds = TensorDataset(torch.zeros(10, 4))\nDataLoader(ds, 16, sampler=DistributedSampler(ds), drop_last=True)\n", "RW513:w"),
-    "few": ("DistributedSampler([1, 2, 3], drop_last=True)\n", "RW513:w"),
     # folders and downloads
     "download": ("torchvision.datasets.CIFAR10('d', download=True)\n", "RW515:e"),
     "wget": ("os.system('wget https://x.y/z.tgz')\n", "RW515:w"),
     "run-tar": ("import subprocess\nsubprocess.run(['tar', 'xf', 'z.tgz'], check=True)\n", "RW515:w"),
     "no-wait": ("if dist.get_rank() == 0:\n    torchvision.datasets.MNIST('d', download=True)\nds = torchvision.datasets.MNIST('d')\n", "RW515:e"),
-    "makedirs": ("if not os.path.isdir('out'):\n    os.makedirs('out')\n", "RW516:e"),
+    "makedirs": ("if not os.path.isdir('out'):\n    os.makedirs('out')\n", "RW516:w"),
     "mkdir": ("import pathlib\np = pathlib.Path('out')\nif not p.exists():\n    p.mkdir()\n", "RW516:e"),
-    "rmtree": ("import shutil\nif os.path.exists('out'):\n    shutil.rmtree('out')\n", "RW516:e"),
+    "rmtree": ("import shutil\nif os.path.exists('out'):\n    shutil.rmtree('out')\n", "RW516:w"),
     "stamp": ("d = f'runs/{time.strftime(\"%H%M%S\")}'\nos.makedirs(d, exist_ok=True)\nopen(f'{d}/{dist.get_rank()}.log', 'w')\n", "RW517:e"),
     "uuid": ("from pathlib import Path\nd = Path('runs') / str(uuid.uuid4())\nd.mkdir()\ntorch.save(1, d / 'x.pt')\n", "RW517:e"),
     # waiting and workers
-    "map-first": ("from datasets import load_dataset\nif dist.get_rank() == 0:\n    load_dataset('x', split='train').map(len)\ndist.barrier()\n", "RW518:h"),
     "cuda-item": ("class D(Dataset):\n    def __getitem__(self, i):\n        return torch.ones(3).to('cuda')\n    def __len__(self):\n        return 9\nDataLoader(D(), 4, num_workers=4)\n", "RW519:e"),
 }  # fmt: skip
 

@@ -63,7 +63,7 @@ class _Runs:
     def run_all(self) -> None:
         if not self.module.is_program and not self.module.relevant:
             return
-        executed: set[ast.AST] = set()
+        executed, spent = set[ast.AST](), 0
         while True:
             first = self._run(VIRTUAL_RANKS[0])
             if first.has_seen_rank:
@@ -74,7 +74,9 @@ class _Runs:
             )
             executed |= first.executed
             self.way += 1
-            if self.way >= min(first.num_ways, _MOST_WAYS):
+            # A large program is run once: its time is that of its ways.
+            spent += sum(BUDGET - run.budget for run in self.runs.values())
+            if self.way >= min(first.num_ways, _MOST_WAYS) or spent > BUDGET:
                 break
             self._keep()
             self.runs = {}

@@ -147,7 +147,8 @@ _ACCELERATE = {
     "gather_for_metrics": _op(result="equal"),
     "reduce": _op(result="equal"),
     "pad_across_processes": _op(result="same"),
-    "save_state": _op("save", result="equal"),
+    # Of a model that is only replicated, one process may save the state; of a sharded one all must.
+    "save_state": _op("save", result="equal", is_sure=False),
     "load_state": _op("save", result="none", is_sure=False),
     "get_state_dict": _op("state", result="same", is_sure=False),
     "check_trigger": _op(result="equal"),

@@ -234,9 +234,13 @@ def _bound(run: Run, owner: Value, found: Value, node: Any) -> Value:
 
 
 def _of_class(run: Run, owner: Value, thing: UserClass, name: str, _node: Any) -> Value:
-    found = thing.find(name)
+    found = thing.find(
+        "forward" if name == "apply" and "torch.autograd.Function" in thing.library_bases() else name
+    )
     if found is None:
         return guess(run, name)
+    if isinstance(found.thing, Function) and name == "apply" != found.thing.name:
+        return Value(thing=Bound(Value(path="ctx"), found.thing))
     if isinstance(found.thing, Function) and "classmethod" in found.thing.marks:
         return Value(thing=Bound(owner, found.thing))
     return found

@@ -50,7 +50,7 @@ def call(
         return mixed((*args, *kwargs.values()))
     if isinstance(thing, Function):
         if isinstance(node, ast.Call):
-            note_misfit(run, node, module, thing)
+            note_misfit(run, node, module, thing, len(args), kwargs)
         value = call_function(run, thing, args, kwargs, node, module)
         _pass_on_fills(run, thing, node, scope, 0)
         return value

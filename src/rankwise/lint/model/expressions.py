@@ -38,6 +38,7 @@ from rankwise.lint.model.values import (
     Library,
     Method,
     Object,
+    Spread,
     Value,
     is_number,
     joined,
@@ -293,6 +294,9 @@ def _subscript(run: Run, scope: Scope, node: ast.Subscript) -> Value:
     if isinstance(node.slice, ast.Slice) and asks_who(key):
         # `files[rank::world_size]`: a share of this rank's, perhaps longer than others'.
         return Value(key.spread, mixed((owner, key)).origin | {"share"}, path=owner.path)
+    if isinstance(node.slice, ast.Slice) and node.slice.upper is not None and "share" in owner.origin:
+        # `share[:n]` is what all ranks have as much of.
+        return Value(Spread.LOCAL, frozenset({"data"}), path=owner.path)
     if owner.is_known and key.is_known:
         return compute(operator.getitem, owner, key)
     if isinstance(thing, Object) and "parts" in thing.attrs and isinstance(key.const, int):

@@ -299,19 +299,12 @@ def _set_key(run: Run, items: Items, name: str, value: Value) -> None:
         items.keys.append(Value(const=name))
 
 
+_OF_TEXT = frozenset({"isdigit", "lower", "upper", "strip", "startswith", "endswith", "split", "format", "replace"})  # fmt: skip
+
+
 def _of_text(call: Call, method: str, given: Value) -> Value:
     text = call.receiver.const
-    if method in {
-        "isdigit",
-        "lower",
-        "upper",
-        "strip",
-        "startswith",
-        "endswith",
-        "split",
-        "format",
-        "replace",
-    } and all(one.is_known for one in call.args):
+    if method in _OF_TEXT and all(one.is_known for one in call.args):
         try:
             return Value(given.spread, given.origin, getattr(text, method)(*(one.const for one in call.args)))
         except Exception:  # noqa: BLE001 - whatever the user's constants raise, the result is not known

@@ -10,6 +10,8 @@ from rankwise.lint.library.names import DDP
 from rankwise.lint.model.values import LITERAL_NONE, Instance, Items, Number, Object, Spread
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rankwise.lint.model.calls import Call, Tests
     from rankwise.lint.model.history import History
     from rankwise.lint.model.run import Run, Scope
@@ -146,7 +148,9 @@ class Misfit:
     why: str
 
 
-def note_misfit(run: Run, node: ast.Call, module: Module, function: Function) -> None:
+def note_misfit(
+    run: Run, node: ast.Call, module: Module, function: Function, num_args: int, given: Iterable[str]
+) -> None:
     """Keep a call of a plain function, by its name, that raises TypeError."""
     takes, name = function.node.args, getattr(node.func, "id", "")
     is_open = any(isinstance(one, ast.Starred) for one in node.args) or any(
@@ -158,18 +162,18 @@ def note_misfit(run: Run, node: ast.Call, module: Module, function: Function) ->
         [one.arg for one in (*takes.posonlyargs, *takes.args)],
         [one.arg for one in takes.kwonlyargs],
     )
-    named = {str(one.arg) for one in node.keywords}
-    needed = names[len(node.args) : len(names) - len(takes.defaults)]
+    named = set(given)
+    needed = names[num_args : len(names) - len(takes.defaults)]
     needed += [one for one, default in zip(only, takes.kw_defaults, strict=True) if default is None]
     lacking = [one for one in needed if one not in named]
     unknown = sorted(named - {*names, *only}) if takes.kwarg is None else []
-    if lacking or unknown or (len(node.args) > len(names) and takes.vararg is None):
+    if lacking or unknown or (num_args > len(names) and takes.vararg is None):
         why = (
             f"lacks {' and '.join(f'`{one}`' for one in lacking)}"
             if lacking
             else f"has no parameter `{unknown[0]}`"
             if unknown
-            else f"takes {len(names)} arguments, not {len(node.args)}"
+            else f"takes {len(names)} arguments, not {num_args}"
         )
         run.notes.append(Misfit(node, module, function, why))
 

@@ -158,18 +158,9 @@ def _object_has_buffers(thing: Object, depth: int) -> bool | None:
 
 
 def _text_has_buffers(thing: Instance) -> bool:
-    for cls in thing.cls.ancestry():
-        for node in ast.walk(cls.node):
-            name = (
-                node.attr
-                if isinstance(node, ast.Attribute)
-                else node.id
-                if isinstance(node, ast.Name)
-                else ""
-            )
-            if name == "register_buffer" or "BatchNorm" in name:
-                return True
-    return False
+    nodes = (node for cls in thing.cls.ancestry() for node in ast.walk(cls.node))
+    names = (getattr(node, "attr", getattr(node, "id", "")) for node in nodes)
+    return any(name == "register_buffer" or "BatchNorm" in name for name in names)
 
 
 def backward(run: Run, call: Call, kinds: list[str]) -> Value | None:
@@ -187,13 +178,8 @@ def backward(run: Run, call: Call, kinds: list[str]) -> Value | None:
 
 
 def _together(run: Run, call: Call, *, is_sure: bool, in_group: bool = False) -> None:
-    if (
-        "no_sync" in run.contexts
-        or "no_backward_sync" in run.contexts
-        or "require_backward_grad_sync" in run.contexts
-    ):
-        return
-    run.act(Act(family="backward", is_sure=is_sure), call, name="backward", in_group=in_group)
+    if not {"no_sync", "no_backward_sync", "require_backward_grad_sync"} & set(run.contexts):
+        run.act(Act(family="backward", is_sure=is_sure), call, name="backward", in_group=in_group)
 
 
 def _prepare(run: Run, call: Call, kinds: list[str]) -> Value | None:
@@ -223,6 +209,9 @@ def _prepared(call: Call, value: Value) -> Value:
         "Module" in name or "Model" in name for name in thing.cls.library_bases()
     )
     looks = value.path.rpartition(".")[2].lower()
+    made = thing.call if isinstance(thing, Object) else None
+    if made is not None and any(getattr(one.thing, "kind", "") == "parameters" for one in made.args):
+        return value  # an optimizer of whatever library
     is_model = (
         is_module
         or kind.startswith(("torch.nn.", "torchvision.models", "timm.", "transformers."))

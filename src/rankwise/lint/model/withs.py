@@ -47,8 +47,9 @@ def _enter(run: Run, scope: Scope, items: Sequence[ast.withitem], body: Sequence
 
         thing.resume(go_on)
         return left[0]
+    entered = _call_method(run, item, value, "__enter__", ()) if isinstance(thing, Instance) else value
     if item.optional_vars is not None:
-        run.bind(run, scope, item.optional_vars, _entered(run, item, value))
+        run.bind(run, scope, item.optional_vars, entered)
     name = _name(run, scope, item.context_expr, value)
     if name == "suppress":
         return _suppress(run, scope, item, lambda: _enter(run, scope, rest, body))
@@ -78,12 +79,6 @@ def _leave(run: Run, scope: Scope, item: ast.withitem, value: Value) -> None:
         run.items.append(
             Fork(item.context_expr, scope.module, ANY, (Arm("finally", items),), "finally", run.guards)
         )
-
-
-def _entered(run: Run, item: ast.withitem, value: Value) -> Value:
-    if isinstance(value.thing, Instance):
-        return _call_method(run, item, value, "__enter__", ())
-    return value
 
 
 def _call_method(run: Run, item: ast.withitem, value: Value, name: str, args: tuple[Value, ...]) -> Value:

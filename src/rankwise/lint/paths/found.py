@@ -10,8 +10,10 @@ from rankwise.lint.model.functions import has_yield
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.divergences import divergences, place_of
 from rankwise.lint.paths.local import local_paths
+from rankwise.lint.paths.reasons import is_resumed
 from rankwise.lint.paths.tokens import ops_of
 from rankwise.lint.paths.words import anchor
+from rankwise.lint.topics.tensor_text import is_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,7 +65,9 @@ def missed_ops(script: Script, *families: str) -> Iterator[Missed]:
         if isinstance(op, Op) and op.family in families and one.instead is None and guard is not None:
             at = anchor(op, guard, script)
             if at is not None:
-                is_seen = one.in_program or not _yields_by_test(guard)
+                # What another module asks first, may be whether all ranks are there.
+                asks_itself = any(not is_in(guard.module.tree, test) for test, _, _ in op.call.tests)
+                is_seen = not asks_itself and (one.in_program or not _yields_by_test(guard))
                 yield Missed(one.doers, one.others, op, guard, at[0], op.is_sure and is_seen)
 
 
@@ -104,7 +108,8 @@ def all_local_paths(script: Script) -> list[LocalPath]:
         for entry in script.entries:
             for history in entry.histories:
                 for one in local_paths(history.items):
-                    if one.item.module is script.module and not _is_membership(one):
+                    is_told = _is_membership(one) or is_resumed(one.item.value)
+                    if one.item.module is script.module and not is_told:
                         key = (one.kind, id(one.item.node))
                         seen.setdefault(key, replace(one, in_program=entry.is_program))
         found = script.memo["local paths"] = list(seen.values())

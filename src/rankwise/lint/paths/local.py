@@ -45,7 +45,7 @@ _WHO = frozenset({"rank", "local_rank", "node_rank", "world_size", "share", "ite
 _SEEN_ALONE = frozenset(
     {"data", "item", "time", "queue", "exists", "files", "input", "memory", "signal", "own", "host", "random"}
 )
-_CONTENTS = frozenset({"data", "item", "random", "world_size", "agreed", "scattered"})
+_CONTENTS = frozenset({"data", "item", "mean", "ratio", "random", "world_size", "agreed", "scattered"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.lint.model.values import Spread
+from rankwise.lint.topics.tensors import sources_of
 
 if TYPE_CHECKING:
     import ast
@@ -40,6 +41,14 @@ def is_perhaps_shared(value: Value) -> bool:
     return not value.origin.isdisjoint({"exists", "files"}) and value.origin.isdisjoint(
         {"time", "data", "item"}
     )
+
+
+def is_resumed(value: Value) -> bool:
+    """Whether it asks for a number that has been counted on from what was found on the disk, which is the same for all or wrong already."""
+    if value.origin.isdisjoint({"exists", "files"}) or not is_perhaps_shared(value):
+        return False
+    made = (one.made for one in sources_of(value, cuts=False))
+    return "loaded" in value.origin or any(one is not None and one.name == "operator.Add" for one in made)
 
 
 def test_of(node: ast.AST) -> ast.AST:

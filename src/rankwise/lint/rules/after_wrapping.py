@@ -104,8 +104,23 @@ def frozen_after_wrapping(script: Script) -> Iterator[Found]:
             node,
             f"`{text_of(node)}` comes after `{name}` was wrapped, which had chosen its parameters by then: what is {verb} {what}",
             "set `requires_grad` before the model is wrapped, or wrap it again after the change",
+            severity="warning" if value and not _is_stepped(wrap) else "error",
             also=mention(script, "wrapped here", wrap.call.node),
         )
+
+
+def _is_stepped(wrap: Wrap) -> bool:
+    """Whether an optimizer has all of the model's parameters, and not only those that were trainable when it was made."""
+    given = [
+        one.thing
+        for call in wrap.entry.histories[0].calls
+        if call.name.startswith("torch.optim.")
+        for one in call.args
+    ]
+    return any(
+        getattr(one, "kind", "") == "parameters" and wrap.holds(_module_of(one.call.receiver))
+        for one in given
+    )
 
 
 def _change(script: Script, wrap: Wrap, call: Call) -> _Change | None:

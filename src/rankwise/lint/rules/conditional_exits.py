@@ -222,8 +222,9 @@ def _is_ctrl_c(item: Fork | Loop) -> bool:
 
 def _is_context_manager(op: Op) -> bool:
     """Whether it ends a context manager, which must happen whatever was inside."""
-    function = getattr(op.call.function, "node", None)
-    return function is not None and any(isinstance(one, ast.Yield) for one in ast.walk(function))
+    node = getattr(op.call.function, "node", None)
+    is_method = getattr(node, "name", "") == "__exit__"
+    return is_method or (node is not None and any(isinstance(one, ast.Yield) for one in ast.walk(node)))
 
 
 @rule("RW114", "error", "R1 D15 C24", "a rank swallows an exception and continues, having skipped collectives")  # fmt: skip

@@ -13,7 +13,7 @@ from rankwise.lint.topics.collective_calls import collectives, filled_node
 from rankwise.lint.topics.job_view import above, function_of, is_distributed, text_of
 from rankwise.lint.topics.summing import divides, is_sum
 from rankwise.lint.topics.tensor_text import is_in, key_of, mention, root_of
-from rankwise.lint.topics.tensors import backward_passes, sources_of
+from rankwise.lint.topics.tensors import backward_passes, learns, sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def loss_without_graph(script: Script) -> Iterator[Found]:
 
 def _chosen(loss: Value) -> Iterator[Call]:
     """Constants that a test on the data chooses in the place of what a gradient goes through."""
-    for choice in (one.made for one in sources_of(loss)):
+    for choice in (one.made for one in sources_of(loss, until=_has_other_graph)):
         if (
             choice is not None
             and choice.name == "either"
@@ -51,6 +51,12 @@ def _chosen(loss: Value) -> Iterator[Call]:
             constants = [one.made for one in choice.args if one.made is not None and _is_constant(one.made)]
             if len(constants) == 1:
                 yield from constants
+
+
+def _has_other_graph(value: Value) -> bool:
+    """Whether it is a sum of several things that a gradient goes through: one may be a constant."""
+    made = value.made
+    return made is not None and made.name in {"operator.Add", "operator.Sub"} and all(map(learns, made.args))
 
 
 def _is_constant(made: Call) -> bool:

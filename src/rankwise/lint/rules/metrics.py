@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Found
 from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
+from rankwise.lint.topics.data_flow import given, passes, sampler_of
 from rankwise.lint.topics.job_view import (
     differs,
     function_of,
@@ -39,12 +40,29 @@ _REDUCES = ("torch.distributed.all_reduce", "torch.distributed.reduce", "acceler
 def mean_of_means(script: Script) -> Iterator[Found]:
     for place in once(places(script, *_REDUCES)):
         value, node = place.last.arg(0, "tensor"), place.last.arg_node(0, "tensor")
-        if value is not None and _is_over_samples(value) and _is_averaged(script, place.last):
+        if (
+            value is not None
+            and _is_over_samples(value)
+            and _is_averaged(script, place.last)
+            and not _is_even(script, place)
+        ):
             yield Found(
                 place.last.node,
                 f"`{text_of(node)}` is a mean over this rank's samples: averaged over ranks it is wrong if the sample counts differ",
                 "reduce the sum and the count, then divide",
             )
+
+
+def _is_even(script: Script, place: Place) -> bool:
+    """Whether what was counted before comes from a loader that gives each rank as many samples, in batches of one size."""
+    before = [
+        one
+        for one in passes(script)
+        if one.entry is place.entry and one.inside and one.inside[0].index < place.last.index
+    ]
+    loader = max(before, key=lambda one: one.inside[0].index).loader if before else None
+    drops = given(loader.call, "drop_last") if loader is not None and loader.call is not None else None
+    return loader is not None and sampler_of(loader) is not None and drops is not None and drops.const is True
 
 
 def _is_over_samples(value: Value) -> bool:

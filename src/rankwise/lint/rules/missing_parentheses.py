@@ -60,7 +60,7 @@ def call_without_parentheses(script: Script) -> Iterator[Found]:
         if (
             parent is not None
             and not isinstance(parent, (ast.Call, ast.Attribute))
-            and _is_question(scopes, node)
+            and (_is_question(scopes, node) or _is_own_test(scopes, node))
             and (what := _effect(node, parent))
         ):
             yield _reported(script, node, what, can_fix=True)
@@ -103,6 +103,15 @@ def _is_question(scopes: Scopes, node: ast.expr) -> bool:
     return canonical(scopes.dotted(node)) in _ASKS or (
         value is not None and canonical(scopes.dotted(value)) in _ASKS
     )
+
+
+def _is_own_test(scopes: Scopes, node: ast.expr) -> bool:
+    """Whether a test asks a function of the user's that is only named."""
+    made = scopes.only(node.id, scopes.scope(node)) if isinstance(node, ast.Name) else None
+    inner, outer = node, scopes.parents.get(node)
+    while isinstance(outer, ast.BoolOp) or (isinstance(outer, ast.UnaryOp) and isinstance(outer.op, ast.Not)):
+        inner, outer = outer, scopes.parents.get(outer)
+    return is_function(made) and not made.decorator_list and getattr(outer, "test", None) is inner
 
 
 def _effect(node: ast.expr, parent: ast.AST) -> str:

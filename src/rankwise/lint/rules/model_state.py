@@ -74,9 +74,8 @@ def _seed_differs(wrap: Wrap, before: Call) -> bool:
     history = wrap.entry.histories[0]
     how = find_seeding(history, before, "torch")
     is_drawn = wrap.entry.is_program and any(True for _ in draws_in(wrap.inner))
-    return how == "differs" or (
-        how == "unset" and is_drawn and not any("load" in call.name for call in history.calls)
-    )
+    is_loaded = any("load" in call.name for call in history.calls)
+    return is_drawn and (how == "differs" or (how == "unset" and not is_loaded))
 
 
 def _draws(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Edit, Found, Span, span_of
@@ -11,7 +12,7 @@ from rankwise.lint.library.names import FABRIC
 from rankwise.lint.model.values import Items
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
-from rankwise.lint.topics.job_view import INIT, is_distributed, node_in, once, places, starts_group, text_of
+from rankwise.lint.topics.job_view import is_distributed, node_in, once, places, starts_group, text_of
 from rankwise.lint.topics.turns import is_barrier, is_caught, takes_turns, was_done_before
 
 if TYPE_CHECKING:
@@ -137,7 +138,9 @@ def folder_made_by_all_ranks(script: Script) -> Iterator[Found]:
             continue
         node = node_in(script, call)
         if node is not None:
-            yield _finding(script, call, node)
+            # Behind a test whether it is there, only ranks that ask at the same moment all find that it is not.
+            asks = any("exists" in value.origin for _, value, _ in call.tests)
+            yield replace(_finding(script, call, node), severity="warning" if asks else None)
 
 
 def _what(call: Call) -> Value | None:
@@ -194,44 +197,3 @@ def _edits(script: Script, call: Call) -> list[Edit]:
     if script.lines[last.end_line - 1][last.end_col - 1 : last.end_col] not in {")", ","}:
         return []
     return [Edit(span=Span(last.end_line, last.end_col, last.end_line, last.end_col), text=", exist_ok=True")]
-
-
-_LONG = frozenset({"datasets.Dataset.map", "datasets.Dataset.filter"})
-
-
-@rule("RW518", "hint", "X14", "the other ranks wait at a barrier, under the default timeout, while one prepares the data")  # fmt: skip
-def others_wait_for_preprocessing(script: Script) -> Iterator[Found]:
-    reported: set[int] = set()
-    for place in once(places(script, *_LONG)):
-        if id(place.entry) not in reported and _others_wait(place) and _has_default_timeout(place):
-            reported.add(id(place.entry))
-            message = f"the other ranks wait at a barrier while one runs `{text_of(place.last.node)}`; if that takes longer than the group's timeout, they fail"
-            yield Found(place.last.node, message, _FIX_WAIT)
-
-
-def _others_wait(place: Place) -> bool:
-    call = place.calls[0]
-    if any(context.endswith("process_first") for context in call.contexts):
-        return True
-    if not call.guards or call.rank != 0:
-        return False
-    return any(
-        other.index > call.index
-        and other.name.endswith(("barrier", "wait_for_everyone"))
-        and not other.guards
-        for other in place.entry.histories[0].calls
-    )
-
-
-def _has_default_timeout(place: Place) -> bool:
-    call = place.calls[0]
-    makers = [
-        other for other in place.entry.histories[0].calls if starts_group(other) and other.index < call.index
-    ]
-    if not makers:
-        return False
-    return all("timeout" not in maker.kwargs and "kwargs_handlers" not in maker.kwargs and not maker.has_star
-               and (maker.name != INIT or len(maker.args) < 3) for maker in makers)  # fmt: skip
-
-
-_FIX_WAIT = "do it before the process group is created, or allow more time: timeout=timedelta(hours=3)"

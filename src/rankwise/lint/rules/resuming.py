@@ -85,7 +85,9 @@ def _done_again(calls: list[Call], turns: Call) -> Iterator[Found]:
             one.loops[:1] == save.loops[:1] and one.name.startswith("torch.") for one in calls[: save.index]
         )
         for key, value in entries:
-            if value.made is turns and key.const == _key_of(turns.args[0]) and save.loops and is_late:
+            # In an inner loop it is saved in the middle of the epoch.
+            is_last = save.loops and turns.node in ast.walk(getattr(save.loops[-1], "iter", save.node))
+            if value.made is turns and key.const == _key_of(turns.args[0]) and is_last and is_late:
                 text = text_of(turns.arg_node(0))
                 message = f"{key.const!r} was saved after the epoch of that number was complete: the loop from `{text}` on repeats it"
                 yield Found(turns.arg_node(0) or turns.node, message, f"start at {text} + 1")

@@ -111,12 +111,9 @@ def _gives_list(call: Call) -> bool:
         return False
     if isinstance(value.thing, Items):
         return value.thing.kind == "list" and (bool(value.thing.values) or not value.thing.is_whole)
-    return value.made is not None and value.made.name.rpartition(".")[2] in {
-        "chunk",
-        "split",
-        "unbind",
-        "tensor_split",
-    }
+    return value.made is not None and value.made.name.endswith(
+        (".chunk", ".split", ".unbind", ".tensor_split")
+    )
 
 
 @rule("RW310", "error", "C20", "ranks call broadcast_object_list with lists of different lengths")

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
+from rankwise.lint.model.training import is_parallel
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.in_ranks import is_in_ranks
 from rankwise.lint.topics.job_view import (
@@ -52,6 +53,7 @@ def every_rank_saves(script: Script) -> Iterator[Found]:
             and all(is_in(script.tree, test) for test, _, _ in call.tests)
             and any(starts_group(one) for one in entry.histories[0].calls)
             and call.name != "builtins.open"
+            and not is_parallel(call.receiver)  # of a sharded model each rank must save
             and not any(
                 one.made is not None and is_hidden(one.made) for one in sources_of(use.path, cuts=False)
             )

@@ -23,6 +23,7 @@ from rankwise.lint.topics.data_flow import (
 )
 from rankwise.lint.topics.job_view import function_of, is_distributed, node_in, once, places, text_of
 from rankwise.lint.topics.shares import (
+    is_each_ranks_own,
     is_known_data,
     is_shared_out,
     loop_shares,
@@ -157,6 +158,8 @@ def _is_whole_for_all(script: Script, one: Pass) -> bool:
     sampler = call.arg_node(AT["sampler"], "sampler")
     if isinstance(sampler, ast.IfExp) and isinstance(sampler.orelse, ast.Constant):
         return False  # `sampler=sampler if ... else None`: which, only a run can tell
+    if not one.syncs and is_each_ranks_own(one.entry, call):
+        return False
     return not loop_shares(one) and not is_given_away(one)
 
 

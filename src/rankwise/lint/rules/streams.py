@@ -5,24 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
-from rankwise.lint.library.names import ACCELERATOR, LOADER, SAMPLER
-from rankwise.lint.model.values import Items, Object
+from rankwise.lint.library.names import ACCELERATOR, LOADER
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.data_flow import (
-    AT,
-    SAMPLER_AT,
     given,
     hf_stream,
     is_given_away,
     is_prepared,
     is_stream,
     passes,
-    sampler_of,
     shown,
 )
 from rankwise.lint.topics.in_ranks import differs_deeply
 from rankwise.lint.topics.job_view import is_distributed, node_in, once, places, text_of
-from rankwise.lint.topics.lengths import length_of
 from rankwise.lint.topics.shares import (
     classes_in,
     draws_at_random,
@@ -35,7 +30,6 @@ from rankwise.lint.topics.shares import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
     from rankwise.lint.topics.data_flow import Pass
@@ -118,76 +112,3 @@ def stream_repeated_by_workers(script: Script) -> Iterator[Found]:
         message = f"each of the {workers.const} workers yields this rank's whole share: `{name}` never uses the worker id"
         fix = f"in {name}.__iter__ also split by torch.utils.data.get_worker_info() (its id and num_workers)"
         yield Found(node_in(script, call) or call.node, message, fix)
-
-
-#: Fewer samples than the ranks of one ordinary node.
-_FEW = 8
-
-
-@rule("RW513", "warning", "X9", "a data set is so small that ranks get no batch")
-def too_few_samples(script: Script) -> Iterator[Found]:
-    for place in once(places(script, LOADER)):
-        loader = place.last.result.thing
-        if is_distributed(place.entry) and isinstance(loader, Object):
-            yield from _loader(place.last, loader)
-    for place in once(places(script, SAMPLER)):
-        yield from _sampler(place.last)
-    yield from _cut_by_hand(script)
-
-
-def _loader(call: Call, loader: Object) -> Iterator[Found]:
-    sampler, drop, size = (
-        sampler_of(loader),
-        call.arg(AT["drop_last"], "drop_last"),
-        given(call, "batch_size"),
-    )
-    if sampler is None or sampler.call is None or drop is None or drop.const is not True or size is None:
-        return
-    length = length_of(sampler.call.arg(0, "dataset"))
-    if length is None or not isinstance(size.const, int) or -(-length // 2) >= size.const:
-        return
-    share = -(-length // 2)
-    message = f"no rank gets a batch: {length} samples on two ranks are {share} each, and drop_last=True drops batches smaller than {size.const}"
-    yield Found(
-        call.node,
-        message,
-        f"make batch_size at most {max(share, 1)} (less on more ranks), or remove drop_last=True",
-    )
-
-
-def _sampler(call: Call) -> Iterator[Found]:
-    length, drop = length_of(call.arg(0, "dataset")), call.arg(SAMPLER_AT["drop_last"], "drop_last")
-    if length is not None and 0 < length < _FEW and drop is not None and drop.const is True:
-        message = f"all {length} samples are dropped on more than {length} ranks: with drop_last=True each rank then gets none"
-        yield Found(call.node, message, "remove drop_last=True from the sampler, or use fewer ranks")
-
-
-def _cut_by_hand(script: Script) -> Iterator[Found]:
-    seen: set[int] = set()
-    for one in passes(script):
-        call = one.loader.call
-        subset = given(call, "dataset") if call is not None else None
-        if call is None or subset is None or not one.syncs or id(call.node) in seen:
-            continue
-        length = _strided(subset)
-        node = node_in(script, call)
-        if length is not None and node is not None:
-            seen.add(id(call.node))
-            message = f"ranks from {length} up get none of {length} samples and make no step; the others wait for them in `{shown(one)}`'s first backward pass"
-            yield Found(
-                node, message, "use a DistributedSampler, which gives all ranks the same number of samples"
-            )
-
-
-def _strided(subset: Value) -> int | None:
-    """The length of `range(rank, length, world_size)` behind a Subset, where it is known and small."""
-    thing = subset.thing
-    if not isinstance(thing, Object) or thing.call is None or thing.kind != "torch.utils.data.Subset":
-        return None
-    indices = thing.call.arg(1, "indices")
-    order = indices.thing if indices is not None else None
-    bounds = order.attrs["bounds"].thing if isinstance(order, Object) and order.kind == "range" else None
-    if not isinstance(bounds, Items) or len(bounds.values) != 3 or "rank" not in bounds.values[0].origin:
-        return None
-    length = bounds.values[1].const if bounds.values[1].is_known else length_of(thing.call.arg(0, "dataset"))
-    return length if isinstance(length, int) and length < _FEW else None

@@ -11,10 +11,12 @@ from rankwise.lint.library.makers import WRAPPERS
 from rankwise.lint.library.names import ACCELERATOR, DDP, HF_TRAINER
 from rankwise.lint.model.calls import arms_of
 from rankwise.lint.model.notes import WrapperRead
-from rankwise.lint.model.values import Instance, Method, Object
+from rankwise.lint.model.values import Instance, Method, Object, Spread
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import INIT, above, is_hidden, node_in
+from rankwise.lint.topics.data_flow import passes, sampler_of
+from rankwise.lint.topics.job_view import INIT, above, is_hidden, node_in, places_of
 from rankwise.lint.topics.seeds import draws_in, find_seeding
+from rankwise.lint.topics.shares import is_each_ranks_own
 from rankwise.lint.topics.tensor_text import is_in, key_of, mention, nodes_in
 from rankwise.lint.topics.tensors import OFF, backward_passes, sources_of
 from rankwise.lint.topics.wrapping import wraps
@@ -48,12 +50,24 @@ def model_never_wrapped(script: Script) -> Iterator[Found]:
         if _is_shared(calls, back):
             yield from _begun_apart(script, entry.histories[0], back)
             continue
+        run = [call for call in calls[: back.index] if _is_of_model(call)][-1]
+        if is_each_ranks_own(entry, run.receiver.thing.call):
+            continue
         yield Found(
             back.node,
             "each rank trains its own model: a process group is created, but the model is never wrapped and its gradients are never reduced",
             "wrap the model before the optimizer is created: `model = DistributedDataParallel(model)`, or divide and all_reduce each `p.grad` before the step",
+            severity="error" if _is_meant_as_one(script, entry, run, back) else "warning",
             also=[("the process group", script.piece.path, span_of(init.node, script.lines))],
         )
+
+
+def _is_meant_as_one(script: Script, entry: Entry, run: Call, back: Call) -> bool:
+    """Whether the ranks share the samples of an epoch, or rank 0 alone saves what it has learnt from data of its own."""
+    if any(back in one.inside and sampler_of(one.loader) is not None for one in passes(script)):
+        return True
+    saves = [place for place in places_of(entry, ("torch.save",)) if place.ranks == {0}]
+    return run.given.spread is not Spread.EQUAL and bool(saves)
 
 
 #: What may give a model other weights than it has drawn.

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.hints import role_of
-from rankwise.lint.model.values import Instance, Items, Object, UserClass
+from rankwise.lint.model.values import Instance, Items, Object, Spread, UserClass
 from rankwise.lint.topics.data_flow import given
 from rankwise.lint.topics.in_ranks import differs_deeply, inside
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
+    from rankwise.lint.script import Entry
     from rankwise.lint.topics.data_flow import Pass
 
 #: Functions of libraries that take one rank's part of the data.
@@ -106,6 +107,19 @@ def draws_at_random(cls: UserClass) -> bool:
     return not _DRAWING.isdisjoint(_names_of(cls))
 
 
+def is_each_ranks_own(entry: Entry, made: Call | None) -> bool:
+    """Whether what a call has made is not shared: it is made for a part of this rank's work, or what is learnt is saved under each rank's name."""
+    shares = {
+        turns.node
+        for history in entry.histories
+        for _, turns in history.loops
+        if turns.value.spread is Spread.RANK
+    }
+    saves = [call for call in entry.histories[-1].calls if call.name == "torch.save"]
+    is_of_share = made is not None and not shares.isdisjoint(made.loops)
+    return is_of_share or any(differs_deeply(call.arg(1, "f")) for call in saves)
+
+
 def is_known_data(value: Value | None) -> bool:
     """Whether all of a data set's making is in sight."""
     if value is None:
@@ -132,6 +146,9 @@ def makes_its_samples(value: Value) -> bool:
     return args[1] not in used
 
 
+_DIVIDING = frozenset({"chunk", "tensor_split", "scatter", "shard", "broadcast"})
+
+
 def loop_shares(one: Pass) -> bool:
     """Whether the loop itself takes this rank's part: `if i % world_size != rank: continue`, `x[rank::world_size]`."""
     if one.takes_share or any(call.name.endswith("backward") and call.guards for call in one.inside):
@@ -143,13 +160,7 @@ def loop_shares(one: Pass) -> bool:
                 return True
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and _names_rank(node, world=True):
                 return True
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in {
-                "chunk",
-                "tensor_split",
-                "scatter",
-                "shard",
-                "broadcast",
-            }:
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _DIVIDING:
                 return True
     return False
 
