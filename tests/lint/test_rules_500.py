@@ -148,7 +148,7 @@ BAD = {
     "run-tar": ("import subprocess\nsubprocess.run(['tar', 'xf', 'z.tgz'], check=True)\n", "RW515:w"),
     "no-wait": ("if dist.get_rank() == 0:\n    torchvision.datasets.MNIST('d', download=True)\nds = torchvision.datasets.MNIST('d')\n", "RW515:e"),
     "makedirs": ("if not os.path.isdir('out'):\n    os.makedirs('out')\n", "RW516:w"),
-    "mkdir": ("import pathlib\np = pathlib.Path('out')\nif not p.exists():\n    p.mkdir()\n", "RW516:e"),
+    "mkdir": ("import pathlib\np = pathlib.Path('out')\nif not p.exists():\n    p.mkdir()\n", "RW516:w"),
     "rmtree": ("import shutil\nif os.path.exists('out'):\n    shutil.rmtree('out')\n", "RW516:w"),
     "stamp": ("d = f'runs/{time.strftime(\"%H%M%S\")}'\nos.makedirs(d, exist_ok=True)\nopen(f'{d}/{dist.get_rank()}.log', 'w')\n", "RW517:e"),
     "uuid": ("from pathlib import Path\nd = Path('runs') / str(uuid.uuid4())\nd.mkdir()\ntorch.save(1, d / 'x.pt')\n", "RW517:e"),

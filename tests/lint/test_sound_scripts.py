@@ -90,8 +90,57 @@ for (x,) in DataLoader(data, 8, sampler=DistributedSampler(data), drop_last={dro
 mean = torch.stack(losses).mean()
 dist.all_reduce(mean, op=dist.ReduceOp.AVG)
 """
+_EVERY = """
+def every(loader):
+    for x in loader: yield x
+def judge(loader):
+    for (x,) in every(loader): print(x)
+model = DDP(nn.Linear(4, 1))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+train, test = DistributedSampler(data), DistributedSampler(data, shuffle=True)
+for epoch in range(9):
+    {set}
+    for (x,) in every(DataLoader(data, 8, sampler=train)):
+        opt.zero_grad(); model(x).sum().backward(); opt.step()
+    judge(DataLoader(data, 8, sampler=test))
+"""
+_PLACE = """
+class Place:
+    def __init__(self):
+        self.local = -1
+        if os.environ.get("JOB"):
+            return self.read()
+        self.local = 0
+    def read(self):
+        self.local = {number}
+dist.destroy_process_group()
+torch.cuda.set_device(Place().local)
+dist.init_process_group("nccl")
+"""
+_WORK = """
+work = None
+def finish():
+    {wait}
+for x in torch.load("x.pt"):
+    finish()
+    work = dist.all_reduce(x, async_op=True)
+finish()
+"""
 #: A rule, a program, what makes it wrong, and what makes it sound.
 _PAIRS = {
+    "the order of an evaluation may stay": ("RW501", _EVERY, {"set": ""}, {"set": "train.set_epoch(epoch)"}),
+    "what is set before a return": ("RW202", _PLACE, {"number": "0"}, {"number": "int(os.environ['LOCAL_RANK'])"}),
+    "a handle that a loop has left": ("RW306", _WORK, {"wait": "print(1)"}, {"wait": "if work is not None: work.wait()"}),
+    "a term of the loss from a library": ("RW403", """
+import diffusers
+model = DDP(diffusers.UNet2DModel.from_pretrained("x"))
+for (x,) in DataLoader(data):
+    more = torch.tensor(0.0)
+    if (x > 0).any():
+        more = model(x).mean()
+    loss = {sum}
+    loss.backward()
+    """, {"sum": "more"}, {"sum": "nn.functional.mse_loss(diffusers.predict(x), x) + 0.1 * more"}),
     "a context manager without `as` is entered": ("RW102", _TURNS, {"who": "9"}, {"who": "0"}),
     "there are as many gradients as parameters": ("RW111", """
 model = nn.Linear(4, 1)
@@ -142,6 +191,11 @@ ddp, opt = accelerator.prepare(model, opt)
 }  # fmt: skip
 #: The same, where the second is one of the settings in which it may go wrong.
 _MILD = {
+    "a folder that is made unless it is there": ("RW516", """
+from pathlib import Path
+folder = Path("out")
+{test}folder.mkdir()
+    """, {"test": ""}, {"test": "if not folder.exists(): "}),
     "a state of replicas that one process saves": ("RW105", """
 import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator

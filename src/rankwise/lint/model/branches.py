@@ -90,6 +90,8 @@ def take_all(
         arms.append(Arm(label, items, left))
         ends.append((scope.names, left))
         written.append((run.take_back(num_written), left))
+    # What a way has set that ends by `return` is there behind the call, perhaps.
+    scope.returned += [ends for ends, left in written if left is not None and left.kind == "return"]
     _write_joined(run, written, value)
     finish_fork(run, scope, Fork(node, scope.module, value, tuple(arms), kind, within), num_returns)
     return go_on(scope, ends, value)

@@ -163,6 +163,8 @@ def _run_body(run: Run, function: Function, scope: Scope, node: ast.AST, module:
         num_ops = run.num_ops
         with run.gathering() as items:
             run.execute(run, scope, function.node.body)  # type: ignore[arg-type]
+        for (_, name), (table, value) in (one for ends in scope.returned for one in ends.items()):
+            run.write(table, name, joined(table.get(name, value), value))
     # Where nothing is done together, the ways out of a function do not matter, unless they end the program.
     if items and not run.dry and (run.num_ops > num_ops or _ends_program(items) or _raises(items)):
         run.items.append(Inline(node, module, function, items))

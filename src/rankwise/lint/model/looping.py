@@ -48,7 +48,7 @@ def run_for(run: Run, scope: Scope, node: ast.For) -> Exit | None:
         return run.execute(run, scope, node.body)
 
     left: list[Exit | None] = [None]
-    suspended, wrap = _generator_of(value)
+    suspended, wrap = generator_of(value)
     if suspended is not None:
 
         def once() -> Exit | None:
@@ -150,7 +150,7 @@ def widened(before: dict[str, Value], after: dict[str, Value]) -> dict[str, Valu
     return result
 
 
-def _generator_of(value: Value) -> tuple[Suspended | None, Callable[[Value], Value]]:
+def generator_of(value: Value) -> tuple[Suspended | None, Callable[[Value], Value]]:
     """The generator that a loop runs, and what the loop makes of each value of it."""
     thing = value.thing
     if (

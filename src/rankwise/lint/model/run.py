@@ -73,6 +73,7 @@ class Scope:
     globals: set[str] = field(default_factory=set)
     nonlocals: set[str] = field(default_factory=set)
     returns: list[Value] = field(default_factory=list)
+    returned: list[Any] = field(default_factory=list)
     on_yield: Callable[[Value], None] | None = None
     tint: Value | None = None
     lazy: Callable[[str], None] | None = None

@@ -306,6 +306,10 @@ def _queue(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     return None
 
 
+def _on_disk(_run: Run, call: Call, kinds: list[str]) -> Value | None:
+    return Value(Spread.LOCAL, call.given.origin | {"exists"}) if kinds[:1] == ["pathlib.Path"] else None
+
+
 def _detach(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
     value = call.receiver
     if not value.via:
@@ -397,7 +401,7 @@ def _same_parser(_run: Run, call: Call, kinds: list[str]) -> Value | None:
 _OF_DATASET = ("shuffle", "map", "filter", "with_format", "set_format", "shard", "select", "take", "skip", "rename_column",
                "remove_columns", "with_transform", "select_columns", "flatten_indices", "cast_column")  # fmt: skip
 METHODS: dict[str, Callable[[Run, Call, list[str]], Value | None]] = {**dict.fromkeys(_OF_DATASET, _of_dataset), "add_argument": _add_option,
-    "add_argument_group": _same_parser, "add_subparsers": _same_parser, "add_parser": _same_parser, "set_defaults": _set_defaults, "__init__": _inherit, "add_mutually_exclusive_group": _same_parser, "strftime": clock_text, "eval": _switch, "train": _switch,
+    **dict.fromkeys(("exists", "is_file", "is_dir"), _on_disk), "add_argument_group": _same_parser, "add_subparsers": _same_parser, "add_parser": _same_parser, "set_defaults": _set_defaults, "__init__": _inherit, "add_mutually_exclusive_group": _same_parser, "strftime": clock_text, "eval": _switch, "train": _switch,
     "backward": backward, "manual_backward": backward, "prepare": _prepare, "prepare_model": _prepare,
     "prepare_data_loader": _prepare, "setup": _prepare, "setup_module": _prepare, "setup_dataloaders": _prepare, "unwrap_model": _unwrap,
     "state_dict": _state_dict, "full_tensor": _full_tensor, "redistribute": _redistribute, "scale": _scale,

@@ -13,7 +13,7 @@ from rankwise.lint.topics.collective_calls import collectives, filled_node
 from rankwise.lint.topics.job_view import above, function_of, is_distributed, text_of
 from rankwise.lint.topics.summing import divides, is_sum
 from rankwise.lint.topics.tensor_text import is_in, key_of, mention, root_of
-from rankwise.lint.topics.tensors import backward_passes, learns, sources_of
+from rankwise.lint.topics.tensors import backward_passes, sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,9 +54,10 @@ def _chosen(loss: Value) -> Iterator[Call]:
 
 
 def _has_other_graph(value: Value) -> bool:
-    """Whether it is a sum of several things that a gradient goes through: one may be a constant."""
-    made = value.made
-    return made is not None and made.name in {"operator.Add", "operator.Sub"} and all(map(learns, made.args))
+    """Whether it is a sum of several things that were computed: one may be a constant."""
+    parts = [one.made for one in value.made.args] if value.made is not None else []
+    is_sum = value.made is not None and value.made.name in {"operator.Add", "operator.Sub"}
+    return is_sum and not any(one is None or _is_constant(one) for one in parts)
 
 
 def _is_constant(made: Call) -> bool:
@@ -121,6 +122,8 @@ def _with_of(script: Script, call: Call) -> ast.AST | None:
     ]
     blocks = (one for node in sites for one in above(script.tree, node) if isinstance(one, ast.With))
     for item in (item.context_expr for block in blocks for item in block.items):
+        if isinstance(item, ast.Call) and getattr(item.func, "attr", "") not in _CONTEXTS:
+            continue
         given = [*item.args[1:], *(one.value for one in item.keywords)] if isinstance(item, ast.Call) else []
         return None if any(not isinstance(one, ast.Constant) for one in given) else item
     return None

@@ -56,7 +56,7 @@ def handle_never_waited_for(script: Script) -> Iterator[Found]:
             for history in place.entry.histories
             if history.rank == call.rank
             for one in history.calls
-            if one.index > call.index
+            if one.index > call.index or (call.loops and call.loops[-1] in one.loops)
         ]
         if any(one.name.endswith(("cuda.synchronize", "wait_stream")) for one in later):
             continue
@@ -97,7 +97,8 @@ def _may_wait(one: Call, made: Call) -> bool:
         for part in ([value, *value.thing.values] if isinstance(value.thing, Items) else [value])
     ]
     is_put_by = one.name.rpartition(".")[2] in {"append", "extend", "insert", "clear", "len", "__setattr__"}
-    is_it = any(part.thing is made.result.thing and part.thing is not None for part in parts)
+    # What a loop has left of an earlier turn is of the same call.
+    is_it = any(getattr(getattr(part.thing, "call", None), "node", None) is made.node for part in parts)
     return (is_it and not is_put_by) or one.name in {"?.wait", "?.wait_all", "?.result"}
 
 

@@ -11,6 +11,7 @@ from rankwise.lint.library.makers import PASS_ON
 from rankwise.lint.library.names import ACCELERATOR, DDP, FABRIC, LOADER, SAMPLER
 from rankwise.lint.model.functions import has_yield
 from rankwise.lint.model.history import Fork, Inline, Loop, Op
+from rankwise.lint.model.looping import generator_of
 from rankwise.lint.model.values import Instance, Items, Object, Value, object_of
 from rankwise.lint.topics.in_ranks import WHO
 from rankwise.lint.topics.job_view import function_of, text_of
@@ -110,13 +111,16 @@ def _passes(entry: Entry, history: History) -> Iterator[Pass]:
         if (id(loader), id(node)) in seen:
             continue
         seen.add((id(loader), id(node)))
-        tree = turns.module.tree
-        if around and has_yield(turns.node) and not any(map(_teaches, inside[turns.node])):
+        tree, chain = turns.module.tree, around if around[-1:] == (turns.node,) else (*around, turns.node)
+        is_fed = any(generator_of(loops[one].value)[0] is not None for one in around if one in loops)
+        if around and not is_fed and has_yield(turns.node) and not any(map(_teaches, inside[turns.node])):
             # A generator that `next` runs: its own loops begin it anew, and what learns is in the loop around that.
             within = tuple(one for one in around if function_of(tree, one) is function_of(tree, node))
-            turns, around = loops.get(around[0], turns), within  # noqa: PLW2901 - the same pass, seen from there
+            turns, around, chain = loops.get(around[0], turns), within, around[:1]  # noqa: PLW2901 - the same pass, seen from there
+        # The loop of a generator is another one for each loop that it feeds.
+        calls = tuple(call for call in inside.get(turns.node, ()) if call.loops[: len(chain)] == chain)
         yield Pass(loader=loader, loop=node, over=over, module=turns.module, around=around, entry=entry,
-                   history=history, inside=tuple(inside.get(turns.node, ())), syncs=_syncs(turns.items), guards=turns.guards,
+                   history=history, inside=calls, syncs=_syncs(turns.items), guards=turns.guards,
                    takes_share=_takes_share(turns.items))  # fmt: skip
 
 
