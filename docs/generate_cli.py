@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankwise.cli.main import _COMMANDS as COMMANDS
+from rankwise.cli.main import COMMANDS, call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def find_parser(command: str) -> argparse.ArgumentParser:
     own = argparse.ArgumentParser.print_help
     argparse.ArgumentParser.print_help = raise_found  # type: ignore[assignment, method-assign]
     try:
-        COMMANDS[command](["--help"])
+        call(command, ["--help"])
     except _FoundError as found:
         return found.parser
     finally:

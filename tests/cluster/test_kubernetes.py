@@ -96,6 +96,32 @@ def test_a_failed_clean_up_stands_behind_the_cause(tmp_path: Path, monkeypatch: 
     assert "--namespace=ml" in str(caught.value)
 
 
+def test_an_api_that_does_not_answer_once_ends_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who follows a log goes on where the API has failed for a moment, as after a restart of its server."""
+    done = {"metadata": {"name": "x"}, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    answers = [
+        LaunchError("can't ask for the job: no route to host"),
+        done,
+        {"items": []},
+        {"items": []},
+        {"items": []},
+    ]
+
+    def answer(*_: object, **__: object) -> str:
+        found = answers.pop(0)
+        if isinstance(found, LaunchError):
+            raise found
+        return json.dumps(found)
+
+    monkeypatch.setattr(kubernetes, "run_tool", answer)
+    monkeypatch.setattr(kubernetes, "_LOOK_S", 0.01)
+    record = handles.JobRecord(id="x", on="kubernetes", name="x", folder=tmp_path, native_id="jobs.batch/x", facts={"kind": "job"})  # fmt: skip
+    assert list(kubernetes.logs(record, follow=True)) == []
+    assert answers == []
+
+
 @needs_kubectl
 def test_a_kind_that_is_not_installed_is_named(tmp_path: Path, api: KubernetesApi) -> None:
     """Without Kubeflow's Trainer, the error says so, and which kind works."""

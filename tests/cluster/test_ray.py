@@ -10,21 +10,36 @@ import sys
 import threading
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cluster.commands import call
 from cluster.digits import go_on_here, put_digits
-from rankwise.base.errors import UsageError
+from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster import job, ray_jobs
 from rankwise.cluster.ray_driver import decide_with_losses, first_words, from_text, to_bundle, to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from rankwise.cluster.job import JobSpec
+
+
+async def _break_off(_: str) -> AsyncIterator[str]:
+    yield "one\ntw"
+    raise RuntimeError("Request failed with status code 502")
+
+
+def test_a_log_that_breaks_off_is_an_error_in_rays_words() -> None:
+    """Whoever follows a log gets its lines, and no traceback where the cluster's head is gone meanwhile."""
+    lines = ray_jobs._follow(SimpleNamespace(tail_job_logs=_break_off), "x")
+    assert next(lines) == "one"
+    with pytest.raises(LaunchError, match="can't follow the log: Ray: Request failed with status code 502"):
+        next(lines)
+
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray[default]")
 _TESTS = Path(__file__).parents[1]

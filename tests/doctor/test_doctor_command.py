@@ -201,6 +201,19 @@ def test_hosts_that_ssh_does_not_reach_are_said_once(
     assert "rankwise: none of the 2 hosts can be looked at" in told
 
 
+def test_hosts_are_asked_from_a_folder_that_has_been_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That the current folder is gone hides nothing: ssh's own words are shown."""
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho no way >&2\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["doctor", "--only", "shared-memory", "--hosts", "a1", "--ssh", f"{tmp_path}/ssh"]) == 1
+    assert "ssh does not reach a1: no way" in capsys.readouterr().err
+
+
 def test_a_failure_is_exit_code_1_and_a_warning_only_if_strict(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

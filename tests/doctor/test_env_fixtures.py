@@ -69,7 +69,7 @@ def test_nothing_is_wrong_with_it(recording: Recording) -> None:
     for env in recording.ranks:
         assert find_contradictions(env) == ()
         assert find_launch_contradictions(env) == ()
-        assert report_misspellings(env) == []
+        assert list(report_misspellings(env)) == []
         assert [one.verdict for one in PROBE.look(Host(env=env, name="host0"))] == ["ok"]
 
 

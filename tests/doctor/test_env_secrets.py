@@ -8,7 +8,7 @@ import pytest
 
 from rankwise.cli.env import main
 from rankwise.doctor.variables.masking import list_variables, mask_text, mask_value
-from rankwise.doctor.variables.table import find, find_misspellings, guess, list_names
+from rankwise.doctor.variables.table import find, guess, list_names, report_misspellings
 from rankwise.launcher.parser import build_parser
 
 _HIDDEN = "n0tF0rY0urEyes"
@@ -127,7 +127,7 @@ def test_slips_of_the_pen(name: str, meant: str) -> None:
 def test_real_names_are_no_slips() -> None:
     """No known name is taken for another one, and a slip beside the right name is left alone."""
     assert [name for name in list_names() if guess(name)] == []
-    assert list(find_misspellings({"MASTER_ADDRESS": "a", "MASTER_ADDR": "b"})) == []
+    assert list(report_misspellings({"MASTER_ADDRESS": "a", "MASTER_ADDR": "b"})) == []
 
 
 def test_the_table_of_variables_is_read_as_it_is_written() -> None:

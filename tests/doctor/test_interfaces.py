@@ -291,3 +291,21 @@ def test_an_interface_is_up_as_soon_as_it_has_a_carrier(
     host = make_host(tmp_path, files={f"/sys/class/net/eth9/{name}": text for name, text in files.items()})
     (found,) = read_interfaces(host)
     assert found.is_up is is_up
+
+
+def test_loopback_is_known_by_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no file tells what an interface is, as on macOS (lo0) and Windows, loopback is no interface on which hosts could meet."""
+    import psutil
+
+    names = {"lo0": ("127.0.0.1", "255.0.0.0"), "en0": ("192.168.1.5", "255.255.255.0")}
+    stats = Stats(isup=True, mtu=16384, speed=0, flags="up,running,multicast")
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: dict.fromkeys(names, stats))
+    shown = {
+        name: [SimpleNamespace(family=2, address=ip, netmask=mask)] for name, (ip, mask) in names.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: shown)
+    found = read_interfaces(make_host(tmp_path))
+    assert [(one.name, one.kind, one.is_candidate) for one in found] == [
+        ("lo0", "loopback", False),
+        ("en0", "ethernet", True),
+    ]

@@ -288,7 +288,7 @@ def test_an_uncertain_clock_is_not_blamed() -> None:
 
 @pytest.mark.parametrize(("got", "name", "expected"), [
     (("10.0.0.3",), "h1", "that is h2's address"), (("10.9.9.9",), "h1", "no host of these has that address"),
-    (("127.0.1.1",), "h1", "that is h0 itself"), ((), "h1", ""), (("10.0.0.2",), "h1", ""),
+    (("127.0.1.1",), "h1", "that is h0 itself"), (("::1",), "h1", "that is h0 itself"), ((), "h1", ""), (("10.0.0.2",), "h1", ""),
 ])  # fmt: skip
 def test_names_at_wrong_addresses_are_told_and_missing_ones_are_not(
     got: tuple[str, ...], name: str, expected: str

@@ -100,11 +100,3 @@ def test_an_address_of_one_cable_needs_another_interface() -> None:
     assert "ip route" not in told.fix
     assert "export GLOO_SOCKET_IFNAME=" in told.fix
     assert told.class_id == ""
-
-
-def test_ranks_that_do_not_reach_the_store_are_told_so() -> None:
-    """I2: no route to the master's address: the words are the store's, not Gloo's."""
-    cards = [make_card(n, ("eth0", f"10.{n}.0.1"), gloo=f"10.{n}.0.1") for n in range(2)]
-    (told,) = bad(make_set(cards, {(1, 0)}, "master"))
-    assert told.class_id == "I2"
-    assert "The client socket has timed out" in told.why

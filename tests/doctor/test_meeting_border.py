@@ -327,8 +327,8 @@ def test_what_the_masters_name_means_here_is_told(tmp_path: Path) -> None:
     assert told.message == (
         "nothing listened at host0:29500 within 8 s; host0 is 10.0.0.9 here, by line 3 of /etc/hosts"
     )
+    assert told.fix.startswith("# is host0 the first host? All hosts must be given the same one")
     assert told.fix.splitlines()[1].startswith("getent hosts host0 ")
-    assert told.hint.startswith("is host0 the first host, for all hosts, and is that its address")
     assert told.fix.index("# sudo cp /etc/hosts") < told.fix.index("start the doctor there")
     (tmp_path / "etc" / "hosts").write_text("")
     silent = explain_failure(host, plan, SilentError("nothing"))
@@ -337,7 +337,7 @@ def test_what_the_masters_name_means_here_is_told(tmp_path: Path) -> None:
     assert "/etc/hosts" not in silent.fix
     by_address = Plan(endpoint_host="10.0.0.1", endpoint_port=29500)
     assert " here" not in explain_failure(host, by_address, TimeoutError()).message
-    assert "getent" not in explain_failure(host, by_address, TimeoutError()).hint
+    assert "getent" not in explain_failure(host, by_address, TimeoutError()).fix
 
 
 def test_a_port_in_the_name_of_the_meetings_host_is_told(tmp_path: Path) -> None:
@@ -348,7 +348,6 @@ def test_a_port_in_the_name_of_the_meetings_host_is_told(tmp_path: Path) -> None
         "I3",
         "host0:123 has a port in it, 123: the hosts are to rendezvous there, but no name server knows it",
     )
-    assert told.hint == "give host0 as the address, and 123 as the port"
     assert told.fix.startswith("export MASTER_ADDR=host0 MASTER_PORT=123")
     brackets = Plan(endpoint_host="[fd00::1]", endpoint_port=29500, arrival_timeout_s=8)
     told = explain_failure(Host(root=tmp_path, env={}), brackets, socket.gaierror())
@@ -356,8 +355,8 @@ def test_a_port_in_the_name_of_the_meetings_host_is_told(tmp_path: Path) -> None
 
 
 def test_a_meeting_that_failed_is_a_reading() -> None:
-    """What the user is to see beside this host's own readings: a failure of ``meeting``, with commands, or the hint as a comment."""
-    told = JoinError("it broke", hint="mend it", class_id="I9").to_reading()
+    """What the user is to see beside this host's own readings: a failure of ``meeting``, with what is to be done."""
+    told = JoinError("it broke", "# mend it", "I9").to_reading()
     assert (told.verdict, told.probe, told.what, told.fix, told.class_id) == (
         "fail",
         "meeting",
@@ -365,4 +364,3 @@ def test_a_meeting_that_failed_is_a_reading() -> None:
         "# mend it",
         "I9",
     )
-    assert JoinError("it broke", hint="mend it", fix="reboot").to_reading().fix == "reboot"

@@ -175,10 +175,10 @@ def test_an_ssh_that_has_ended_takes_no_secret(tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\nexec 0<&-\necho no route to host >&2\nexit 255\n")
     ssh.chmod(0o755)
-    remotes = RemoteHosts(str(ssh), said.append)
+    remotes = RemoteHosts(str(ssh), str(tmp_path), said.append)
     clock = SystemClock()
     for _ in range(3):
-        remotes.start("far", ["rankwise", "doctor"], folder=tmp_path, secret=TOKEN)
+        remotes.start("far", ["rankwise", "doctor"], secret=TOKEN)
     end_s = clock.monotonic() + 10
     while len(said) < 3 and clock.monotonic() < end_s:
         clock.sleep(0.05)

@@ -262,6 +262,25 @@ def test_hosts_that_take_different_networks(tmp_path: Path) -> None:
     assert not find_bad(compare("interfaces", facts)), "routed networks are no mistake"
 
 
+def test_hosts_with_ipv6_only_have_a_common_network(tmp_path: Path) -> None:
+    """Hosts whose only network is one of IPv6 need no router to reach each other, and their packets are compared like others'."""
+    eth0 = {mtu: make_interface("eth0", "fd00::1/64", mtu=mtu) for mtu in (1500, 9000)}
+    facts = {
+        probe: [facts_of(ask(probe, tmp_path, interfaces=(LOOPBACK, one), names={"host0": ["fd00::1"]})) for one in eth0.values()]
+        for probe in ("interfaces", "mtu")
+    }  # fmt: skip
+    assert compare("interfaces", dict(zip(("a", "b"), facts["interfaces"], strict=True))) == []
+    assert "fd00::/64" in find_one(compare("mtu", dict(zip(("a", "b"), facts["mtu"], strict=True)))).what
+
+
+def test_the_pods_of_a_node_do_not_bury_its_own_interfaces(tmp_path: Path) -> None:
+    """A node of Kubernetes has a cable for each pod, with an address for that cable only: they are not listed."""
+    pods = [make_interface(f"cali{number:011x}", "fe80::1/64", kind="container") for number in range(200)]
+    (told,) = [one for one in ask("interfaces", tmp_path, interfaces=(LOOPBACK, ETH0, *pods)) if one.verdict == "ok"]  # fmt: skip
+    assert told.what.startswith("eth0 (10.0.0.1)")
+    assert "cali" not in told.what
+
+
 def test_a_variable_that_does_not_fit_all(tmp_path: Path) -> None:
     """A variable that only one host sets, and that fits no interface of another one, is told for that one."""
     facts = {
@@ -454,18 +473,6 @@ def test_a_master_given_by_its_address_is_no_name() -> None:
     assert master_address._report_ips("node0", ["10.77.0.1"]) == "node0 is 10.77.0.1"
 
 
-def test_a_master_that_is_somebody_else_elsewhere(tmp_path: Path) -> None:
-    """A host that gets an address for the master which the first host does not have is named."""
-    facts = {
-        "a": facts_of(ask("master-address", tmp_path)),
-        "b": facts_of(ask("master-address", tmp_path, names={"node0": ["10.0.0.9"]}, job=SECOND, interfaces=[LOOPBACK, ETH1])),
-        "c": facts_of(ask("master-address", tmp_path, job=SECOND, interfaces=[LOOPBACK, ETH1])),
-    }  # fmt: skip
-    told = find_one(compare("master-address", facts))
-    assert told.hosts == ("b",)
-    assert "node0 is 10.0.0.9 on b, and a has 10.0.0.1" in told.what
-
-
 # -- firewall, clock, MTU, InfiniBand
 
 
@@ -479,6 +486,24 @@ def test_a_firewall_that_drops(tmp_path: Path) -> None:
     assert (
         find_one(ask("firewall", tmp_path, programs=ufw)).fix == "sudo ufw allow from 10.0.0.0/24 proto tcp"
     )
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_open"),
+    [
+        ("-A INPUT -i eth0 -j ACCEPT", True), ("-A INPUT -i eth0 -p tcp -j ACCEPT", True), ("-A INPUT -i eth+ -j ACCEPT", True), ("-A INPUT -p tcp -j ACCEPT", True),
+        ("-A INPUT -i eth1 -j ACCEPT", False), ("-A INPUT -i eth0 -p tcp -m tcp --dport 22 -j ACCEPT", False), ("-A INPUT -i eth0 -j DROP", False),
+        ("-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", False),
+    ],
+)  # fmt: skip
+def test_a_firewall_that_accepts_an_interface(tmp_path: Path, rule: str, is_open: bool) -> None:
+    """A rule that accepts whatever comes in by the hosts' interface opens it as one for their network does; one for a port does not."""
+    rules = IPTABLES.replace("COMMIT", f"{rule}\nCOMMIT")
+    assert bool(find_bad(ask("firewall", tmp_path, programs={"iptables-save": rules}))) is not is_open
+    nft = rule.replace("-A INPUT ", "").replace("-i ", "iifname ").replace("eth+", "eth*").replace("-j ACCEPT", "counter packets 9 bytes 720 accept")  # fmt: skip
+    if "iifname" in nft and "-p" not in nft and is_open:
+        table = f"table inet filter {{\n  chain input {{\n    type filter hook input priority 0; policy drop;\n    {nft}\n  }}\n}}\n"
+        assert not find_bad(ask("firewall", tmp_path, programs={"nft list ruleset": table}))
 
 
 def test_a_firewall_that_only_root_may_read(tmp_path: Path) -> None:

@@ -133,14 +133,12 @@ def drop(host: Host, *rule: str) -> None:
 def test_healthy_hosts_raise_no_alarm(tmp_path: Path) -> None:
     """Five hosts on one switch: all links open, all is measured, clocks agree, and nothing is said to be bad."""
     with open_all(5, tmp_path) as hosts:
-        found = examine(
-            hosts, measure=True, seconds_per_link=0.1, backend="nccl", master_addr="host0", master_port=29600
-        )
+        found = examine(hosts, measure=True, seconds_per_link=0.1, backend="nccl")
     assert bad(found) == []
     assert {(one["source"], one["target"]) for one in found["measures"]} == {
         (f"host{a}", f"host{b}") for a in range(5) for b in range(5) if a != b
     }
-    assert {one["plane"] for one in found["links"]} == {"gloo", "master"}
+    assert {one["plane"] for one in found["links"]} == {"gloo"}
     assert all(one["outcome"] == "ok" for one in found["links"])
     assert [one["name"] for one in found["hosts"]] == [f"host{number}" for number in range(5)]
 

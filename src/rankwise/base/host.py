@@ -34,29 +34,26 @@ def own_cgroups(root: Path | None = None) -> dict[str, str]:
     return found
 
 
-def _cgroup_chain(root: Path, path: str) -> list[Path]:
-    """List the folders from our group up to the root: a limit may stand at any of them."""
-    here = root / path.lstrip("/")
-    chain = [folder for folder in (here, *here.parents) if folder.is_relative_to(root)]
-    return [folder for folder in chain if folder.is_dir()]
+def list_cgroups(controller: str, root: Path | None = None) -> list[Path]:
+    """List the folders of our group of a controller (``cpu``, ``memory``, ``pids``) and of those around it, ours first: any may set a limit.
+
+    ``root`` is where the host's files are. In a container the path may be that of the host outside: what is seen of it is the root.
+    """
+    groups, top, found = own_cgroups(root), (root or _ROOT) / "sys/fs/cgroup", list[Path]()
+    for base, path in ((top / controller, groups.get(controller, "/")), (top, groups.get("", "/"))):
+        here = base / path.lstrip("/")
+        found += [one for one in (here, *here.parents) if one.is_relative_to(base) and one.is_dir()]
+    return found
 
 
 def find_cpu_quota(root: Path | None = None) -> float:
-    """Return the CPUs' worth of time that the cgroups allow us; infinity without a limit.
-
-    Args:
-        root: Where the host's files are; ``/`` without.
-    """
-    groups, quotas = own_cgroups(root), [math.inf]
-    folders = (root or _ROOT) / "sys/fs/cgroup"
-    for folder in _cgroup_chain(folders, groups.get("", "/")):
-        limit = _read(folder / "cpu.max").split()
+    """Return the CPUs' worth of time that the cgroups allow us; infinity without a limit. ``root`` is where the host's files are."""
+    quotas = [math.inf]
+    for folder in list_cgroups("cpu", root):
+        first = f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
+        limit = (_read(folder / "cpu.max") or first).split()
         if len(limit) == 2 and all(one.isdigit() for one in limit) and int(limit[1]):
             quotas.append(int(limit[0]) / int(limit[1]))
-    for folder in _cgroup_chain(folders / "cpu", groups.get("cpu", "/")):
-        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-        if quota.isdigit() and period.isdigit() and int(period):
-            quotas.append(int(quota) / int(period))
     return min(quotas)
 
 

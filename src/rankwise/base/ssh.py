@@ -33,9 +33,9 @@ def read_ssh(text: str, flag: str = "--ssh") -> list[str]:
     return words
 
 
-def write_ssh(ssh: Sequence[str], host: str, line: str) -> list[str]:
-    """Return the words that have a shell on a host read a line."""
-    return [*ssh, *_OPTIONS, host, line]
+def write_ssh(ssh: Sequence[str], host: str) -> list[str]:
+    """Return the words that have a shell on a host read the line behind them."""
+    return [*ssh, *_OPTIONS, host]
 
 
 def write_ssh_test(ssh: Sequence[str], host: str) -> str:

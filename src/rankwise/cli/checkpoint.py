@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,13 +34,7 @@ def main(argv: Sequence[str]) -> int:
         parser.print_help()
         return 2
     command: Callable[[argparse.Namespace], int] = arguments.run
-    try:
-        code = command(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13
-    return code
+    return command(arguments)
 
 
 def _build_parser() -> argparse.ArgumentParser:

@@ -9,7 +9,8 @@ from rankwise.base.errors import CheckpointError
 from rankwise.base.terminal import clean_text
 from rankwise.checkpoint.contents import find_checkpoint, list_parts
 from rankwise.checkpoint.folder import read_contents
-from rankwise.cli.columns import align, format_count, format_size
+from rankwise.cli.columns import align, format_size
+from rankwise.doctor.units import format_count
 
 if TYPE_CHECKING:
     import argparse

@@ -33,8 +33,3 @@ def format_size(size: int) -> str:
             break
         amount /= 1024
     return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
-
-
-def format_count(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 file``, ``2 files``."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")

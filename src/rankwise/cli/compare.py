@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.errors import CheckpointError, UsageError
 from rankwise.base.flags import Parser
 from rankwise.cli.compare_text import Pair, render, tell_verdict
+from rankwise.cli.printing import put
 from rankwise.train.comparison.parameters import choose_checkpoints
 from rankwise.train.comparison.reasons import explain
 from rankwise.train.comparison.runs import compare
@@ -36,10 +35,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.plot is not None:
         import_module("rankwise.train.comparison.plot").draw(first, [(one.b, one.comparison) for one in pairs], arguments.plot)  # fmt: skip
     text = json.dumps([_as_json(one) for one in pairs], indent=1) if arguments.format == "json" else "\n\n\n".join(map(render, pairs))  # fmt: skip
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # `| head` has seen enough; the verdict stands all the same
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    put(f"{text}\n")  # whether or not anybody reads it to the end: the verdict stands
     return 0 if all(one.comparison.agree for one in pairs) else 1
 
 

@@ -14,7 +14,10 @@ from rankwise.base.host_list import expand_hosts, find_fault
 from rankwise.cli.flag_values import Given, read_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    Reader = Callable[[str], object]
 
 EXIT_CODES = "exit codes: 0 nothing fails (with --strict: and no warnings); 1 something does; 2 the check could not run"
 _DESCRIPTION = """\
@@ -36,167 +39,76 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--only",
-        metavar="PROBE,...",
-        action=Given,
-        type=_split,
-        default=(),
-        help="Run only these probes: ids or topics.",
-    )
+    _add(parser, "--only", "PROBE,...", "Run only these probes: ids or topics.", _split, ())
     parser.add_argument("--skip", metavar="PROBE,...", type=_split, default=(), help="Skip these probes.")
     parser.add_argument("--list", action="store_true", help="List all probes, and exit.")
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
     job = parser.add_argument_group("the job to run")
-    _add_both(
-        job,
-        "--nproc-per-node",
-        type=_ranks,
-        metavar="N",
-        help="Ranks on each host (default: one a GPU, or what the environment says).",
-    )
-    job.add_argument(
-        "--workers", type=_count_from_zero, metavar="N", help="Data-loading workers of each rank."
-    )
-    job.add_argument(
-        "--script",
-        action=Given,
-        type=read_path,
-        metavar="FILE",
-        help="The script: is it the same on all hosts?",
-    )
-    job.add_argument(
-        "--checkpoints",
-        action=Given,
-        type=read_path,
-        metavar="FOLDER",
-        help="Where checkpoints go: checks space, speed, atomic renames, shared or not.",
-    )
-    job.add_argument(
-        "--backend",
-        choices=["gloo", "nccl"],
-        default="",
-        help="Backend of the job (default: nccl if there are GPUs).",
-    )
-    job.add_argument(
-        "--python",
-        action=Given,
-        default="",
-        metavar="PROGRAM",
-        help="The interpreter of the ranks (default: as `rankwise run` chooses it).",
-    )
+    text = "Ranks on each host (default: one a GPU, or what the environment says)."
+    _add(job, "--nproc-per-node", "N", text, _ranks)
+    _add(job, "--workers", "N", "Data-loading workers of each rank.", _count_from_zero)
+    _add(job, "--script", "FILE", "The script: is it the same on all hosts?", read_path)
+    text = "Where checkpoints go: checks space, speed, atomic renames, shared or not."
+    _add(job, "--checkpoints", "FOLDER", text, read_path)
+    text = "Backend of the job (default: nccl if there are GPUs)."
+    job.add_argument("--backend", choices=["gloo", "nccl"], default="", help=text)
+    text = "The interpreter of the ranks (default: as `rankwise run` chooses it)."
+    _add(job, "--python", "PROGRAM", text, default="")
 
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_argument_group("several hosts", _SEVERAL)
-    _add_both(
-        hosts,
-        "--nnodes",
-        type=_nodes,
-        metavar="N",
-        help="Number of hosts (default: from the environment, or 1).",
-    )
-    _add_both(
-        hosts,
-        "--node-rank",
-        type=int,
-        metavar="R",
-        help="Number of this host, from 0; node 0 hosts the rendezvous.",
-    )
-    _add_both(
-        hosts,
-        "--master-addr",
-        action=Given,
-        default="",
-        metavar="ADDRESS",
-        help="Name or address of node 0.",
-    )
-    _add_both(hosts, "--master-port", type=_port, metavar="PORT", help="Port there (default: 29500).")
-    _add_both(
-        hosts,
-        "--rdzv-endpoint",
-        action=Given,
-        default="",
-        metavar="HOST:PORT",
-        help="Both in one; the host with that address hosts the rendezvous.",
-    )
-    hosts.add_argument(
-        "--hosts",
-        action=Given,
-        type=_split_hosts,
-        default=(),
-        metavar="A,B,...",
-        help="Start it on these hosts over ssh; the first one is node 0.",
-    )
-    hosts.add_argument(
-        "--hostfile",
-        action=Given,
-        type=read_path,
-        metavar="FILE",
-        help="The same from a file with one host per line, as for Open MPI and DeepSpeed.",
-    )
-    hosts.add_argument(
-        "--ssh",
-        action=Given,
-        default="ssh",
-        metavar="COMMAND",
-        help="ssh command to reach them, such as 'ssh -p 2222 -i key' (default: ssh).",
-    )
-    hosts.add_argument(
-        "--arrival-timeout",
-        type=_seconds,
-        default=30.0,
-        metavar="S",
-        help="Seconds to wait for hosts (default: 30).",
-    )
+    _add(hosts, "--nnodes", "N", "Number of hosts (default: from the environment, or 1).", _nodes)
+    _add(hosts, "--node-rank", "R", "Number of this host, from 0; node 0 hosts the rendezvous.", int)
+    _add(hosts, "--master-addr", "ADDRESS", "Name or address of node 0.", default="")
+    _add(hosts, "--master-port", "PORT", "Port there (default: 29500).", _port)
+    text = "Both in one; the host with that address hosts the rendezvous."
+    _add(hosts, "--rdzv-endpoint", "HOST:PORT", text, default="")
+    text = "Start it on these hosts over ssh; the first one is node 0."
+    _add(hosts, "--hosts", "A,B,...", text, _split_hosts, ())
+    text = "The same from a file with one host per line, as for Open MPI and DeepSpeed."
+    _add(hosts, "--hostfile", "FILE", text, read_path)
+    text = "ssh command to reach them, such as 'ssh -p 2222 -i key' (default: ssh)."
+    _add(hosts, "--ssh", "COMMAND", text, default="ssh")
+    _add(hosts, "--arrival-timeout", "S", "Seconds to wait for hosts (default: 30).", _seconds, 30.0)
     hosts.add_argument("--no-measure", action="store_true", help="Don't measure latency and bandwidth.")
     hosts.add_argument("--no-all-reduce", action="store_true", help="Don't run an all-reduce with torch.")
-    hosts.add_argument("--end-with-input", action="store_true", help=argparse.SUPPRESS)
+    text = "The same token on all hosts keeps out strangers, and other rendezvous at this port (--hosts makes one). Other users of a host can read it there."
+    _add(hosts, "--token", "WORD", text, default="")
+    _add(hosts, "--token-file", "FILE", "A file whose first line is that token.", read_path)
+    # What the doctor that --hosts starts over ssh is given.
     hosts.add_argument("--expect", type=_split, default=(), help=argparse.SUPPRESS)
-    hosts.add_argument(
-        "--token",
-        action=Given,
-        default="",
-        metavar="WORD",
-        help="The same token on all hosts keeps out strangers, and other rendezvous at this port (--hosts makes one). Other users of a host "
-        "can read it there.",
-    )
-    hosts.add_argument(
-        "--token-file",
-        action=Given,
-        type=read_path,
-        metavar="FILE",
-        help="A file whose first line is that token.",
-    )
-    hosts.add_argument("--token-from-input", action="store_true", help=argparse.SUPPRESS)
+    for flag in ("--end-with-input", "--token-from-input"):
+        hosts.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
-    output.add_argument(
-        "--format", choices=["text", "json"], default="text", help="Output for people, or for programs."
-    )
-    output.add_argument(
-        "--html",
-        action=Given,
-        type=read_path,
-        metavar="FILE",
-        help="Also write a self-contained HTML page, with a heat map of the hosts.",
-    )
+    text = "Output for people, or for programs."
+    output.add_argument("--format", choices=["text", "json"], default="text", help=text)
+    text = "Also write a self-contained HTML page, with a heat map of the hosts."
+    _add(output, "--html", "FILE", text, read_path)
     output.add_argument("--strict", action="store_true", help="Exit with 1 for warnings too.")
     shown = output.add_mutually_exclusive_group()
-    shown.add_argument(
-        "-v", "--verbose", action="store_true", help="For several hosts, show also what passed."
-    )
+    text = "For several hosts, show also what passed."
+    shown.add_argument("-v", "--verbose", action="store_true", help=text)
     shown.add_argument("-q", "--quiet", action="store_true", help="Show problems only.")
 
 
-def _add_both(group: argparse._ArgumentGroup, flag: str, **facts: object) -> None:
-    """Add a flag in torchrun's two spellings."""
+def _add(
+    group: argparse._ActionsContainer,
+    flag: str,
+    metavar: str,
+    text: str,
+    read: Reader = str,
+    default: object = None,
+) -> None:
+    """Add a flag with a value, in torchrun's two spellings; a text must not be empty."""
     names = dict.fromkeys((flag, f"--{flag[2:].replace('-', '_')}"))
-    group.add_argument(*names, **facts)  # type: ignore[arg-type]
+    action = Given if read in {str, read_path, _split, _split_hosts} else "store"
+    group.add_argument(*names, action=action, type=read, default=default, metavar=metavar, help=text)
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -254,11 +166,7 @@ def _seconds(text: str) -> float:
 
 
 def read_hostfile(path: Path) -> tuple[str, ...]:
-    """Return the hosts of a file: the first word of each line that is no comment, each once.
-
-    Raises:
-        UsageError: It can't be read, or names none.
-    """
+    """Return the hosts of a file: the first word of each line that is no comment, each once; UsageError: it can't be read, or names none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -275,11 +183,7 @@ def read_hostfile(path: Path) -> tuple[str, ...]:
 
 
 def check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Refuse flags that contradict each other.
-
-    Raises:
-        UsageError: They do.
-    """
+    """Refuse flags that contradict each other; UsageError: they do."""
     _check_ssh(args, parser)
     _check_meeting(args, parser)
     if args.html is not None and (fault := _find_page_fault(args.html)):
@@ -334,11 +238,7 @@ def _find_page_fault(path: Path) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Return the word in a file.
-
-    Raises:
-        UsageError: It can't be read, or there is none.
-    """
+    """Return the word in a file; UsageError: it can't be read, or there is none."""
     try:
         lines = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:

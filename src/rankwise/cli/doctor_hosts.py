@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.environ import environ
 from rankwise.base.errors import UsageError
+from rankwise.base.identity import read_identity
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport
@@ -21,10 +22,10 @@ from rankwise.doctor.rendezvous.plan import (
     Requested,
     find_plan,
     is_batch_script,
-    read_own_identity,
     read_place,
 )
 from rankwise.doctor.variables.masking import make_mask
+from rankwise.doctor.variables.places import try_read
 
 if TYPE_CHECKING:
     import argparse
@@ -70,15 +71,27 @@ def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[ClusterRepo
                 "rankwise: only this host is looked at: --rdzv-endpoint without --nnodes, which says how many hosts there are"
             )
         return look_alone(host, probes), True
-    plan = limit(args, replace(plan, expected=args.expect or plan.expected), probes)
+    report, have_met = meet(args, probes, replace(plan, expected=args.expect or plan.expected), env)
+    return report, not have_met or _is_first(report, plan)
+
+
+def meet(
+    args: argparse.Namespace, probes: Sequence[Probe], plan: Plan, env: Mapping[str, str]
+) -> tuple[ClusterReport, bool]:
+    """Take part where several meet; return what has come of it, and whether this host has found the others: else it is looked at alone."""
+    chosen = {one.id for one in probes}
+    measure = not args.no_measure and "speed" in chosen
+    all_reduce = not (args.no_all_reduce or args.no_measure) and "all-reduce" in chosen
+    plan = replace(
+        plan, arrival_timeout_s=args.arrival_timeout, measure=measure, all_reduce=all_reduce, token=args.token or plan.token
+    )  # fmt: skip
     host = Host(env=env, job=read_job(args, plan, env))
     from rankwise.doctor.rendezvous.examine_hosts import examine_hosts  # noqa: PLC0415 - asyncio, which one host alone does not need
 
     try:
-        report = examine_hosts(host, probes, plan, say)
+        return examine_hosts(host, probes, plan, say), True
     except JoinError as error:
-        return tell_unmet(look_alone(host, probes), error), True
-    return report, plan.is_coordinator is not False and _is_first(report, plan)
+        return _tell_unmet(look_alone(host, probes), error), False
 
 
 def _read_requested(args: argparse.Namespace) -> Requested:
@@ -94,7 +107,7 @@ def say(line: str) -> None:
 
 def read_job(args: argparse.Namespace, plan: Plan | None, env: Mapping[str, str]) -> JobShape:
     """Return the job of the flags, and of the environment where they say nothing."""
-    identity = read_own_identity(env)
+    identity = try_read(read_identity, env)
     host, port = (plan.endpoint_host, plan.endpoint_port) if plan else read_place(_read_requested(args))
     return JobShape(
         num_ranks=args.nproc_per_node or (identity.local_world_size if identity else None), num_nodes=(plan.num_hosts or 2) if plan else 1,
@@ -104,11 +117,7 @@ def read_job(args: argparse.Namespace, plan: Plan | None, env: Mapping[str, str]
 
 
 def look_alone(host: Host, probes: Sequence[Probe]) -> ClusterReport:
-    """Look at this host only.
-
-    Raises:
-        UsageError: There is nothing to see on one host.
-    """
+    """Look at this host only; UsageError: there is nothing to see on one host."""
     if all(one.look is None for one in probes):
         names = ", ".join(one.id for one in probes)
         raise UsageError(
@@ -121,7 +130,7 @@ def look_alone(host: Host, probes: Sequence[Probe]) -> ClusterReport:
     return ClusterReport(hosts=(card,), took_s=host.clock.monotonic() - begin_s)
 
 
-def tell_unmet(alone: ClusterReport, error: JoinError) -> ClusterReport:
+def _tell_unmet(alone: ClusterReport, error: JoinError) -> ClusterReport:
     """Return what is to be seen of a host that did not find the others: that it did not, and why, before all else.
 
     That the master's name has no address is told once: the probe of that address has seen the same.
@@ -133,16 +142,6 @@ def tell_unmet(alone: ClusterReport, error: JoinError) -> ClusterReport:
         if not (one.probe == "master-address" and one.class_id == reading.class_id == "I3")
     )
     return replace(alone, hosts=(replace(card, readings=others),), readings=(reading,))
-
-
-def limit(args: argparse.Namespace, plan: Plan, probes: Sequence[Probe]) -> Plan:
-    """Return the plan with what the flags say of the time it may take."""
-    chosen = {one.id for one in probes}
-    measure = not args.no_measure and "speed" in chosen
-    all_reduce = not (args.no_all_reduce or args.no_measure) and "all-reduce" in chosen
-    return replace(
-        plan, arrival_timeout_s=args.arrival_timeout, measure=measure, all_reduce=all_reduce, token=args.token or plan.token
-    )  # fmt: skip
 
 
 def _is_first(report: ClusterReport, plan: Plan) -> bool:

@@ -8,19 +8,19 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError
 from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError
-from rankwise.cli.doctor_hosts import limit, look_alone, read_job, say, tell_unmet
+from rankwise.cli.doctor_hosts import look_alone, meet, read_job, say
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.names import resolve
 from rankwise.doctor.rendezvous.cluster_report import from_json
 from rankwise.doctor.rendezvous.over_ssh import RemoteHosts, find_own
-from rankwise.doctor.rendezvous.plan import JoinError, Plan
+from rankwise.doctor.rendezvous.plan import Plan
+from rankwise.doctor.storage.mounts import find_current
 from rankwise.doctor.variables.masking import mask_value
 from rankwise.doctor.variables.places import DEFAULT_PORT
 
@@ -32,13 +32,12 @@ if TYPE_CHECKING:
     from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 
 #: Flags of the hosts that ssh starts are those of this one, less what it does itself.
-_OF_HERE = (
-    "--hosts", "--hostfile", "--ssh", "--html", "--format", "--master-addr", "--master_addr", "--master-port", "--master_port", "--token", "--token-file",
-)  # fmt: skip
+_OF_HERE = ("--hosts", "--hostfile", "--ssh", "--html", "--format", "--master-addr", "--master-port", "--token", "--token-file")  # fmt: skip
 _SWITCHES_OF_HERE = ("-v", "--verbose", "-q", "--quiet", "--strict")
 #: What a job that is started from here would take along; the hosts' own settings stay where nothing is set here.
 _TAKEN_ALONG = ("GLOO_", "NCCL_", "TP_SOCKET_IFNAME", "TORCH_NCCL_", "TORCH_GLOO_")
 
+_RANKWISE = (sys.executable, "-m", "rankwise")
 #: A meeting's phases have bounds of their own; a host that is frozen has none.
 _MEETING_S = 600.0
 
@@ -63,13 +62,11 @@ def look_over_ssh(
     here = Host(env=environ())
     addresses = [address.ip for one in here.interfaces() for address in one.addresses]
     own = find_own(hosts, here.name, addresses, resolve)
-    remotes, is_over = RemoteHosts(args.ssh, say), threading.Event()
+    # A folder that has been deleted is left to the hosts: theirs may be there.
+    remotes, is_over = RemoteHosts(args.ssh, find_current(here), say), threading.Event()
     try:
         others = [host for number, host in enumerate(hosts) if number != own]
-        lost = {
-            one.hosts[0]: one
-            for one in remotes.try_all(others, [sys.executable, "-m", "rankwise", "--version"], SYSTEM_CLOCK)
-        }
+        lost = {one.hosts[0]: one for one in remotes.try_all(others, [*_RANKWISE, "--version"], SYSTEM_CLOCK)}
         left = [host for host in hosts if host not in lost]
         if not left:
             # Each of them has been said with its reason.
@@ -103,17 +100,10 @@ def _meet(
     for number, host in enumerate(hosts):
         if number != own:
             command = [*_set_variables(env), *build_command(argv, plan, number)]
-            remotes.start(host, command, folder=Path.cwd(), keeps_output=number == 0, secret=plan.token)
+            remotes.start(host, command, keeps_output=number == 0, secret=plan.token)
     if own is None:
         return _read_answer(remotes, hosts[0], args.arrival_timeout + _MEETING_S)
-    plan = limit(args, plan, probes)
-    this = Host(env=env, job=read_job(args, plan, env))
-    from rankwise.doctor.rendezvous.examine_hosts import examine_hosts  # noqa: PLC0415 - asyncio, which one host alone does not need
-
-    try:
-        return examine_hosts(this, probes, plan, say)
-    except JoinError as error:
-        return tell_unmet(look_alone(this, probes), error)
+    return meet(args, probes, plan, env)[0]
 
 
 def _add(together: ClusterReport, lost: tuple[Reading, ...], failed: Sequence[Reading]) -> ClusterReport:
@@ -155,7 +145,7 @@ def build_command(argv: Sequence[str], plan: Plan, number: int) -> list[str]:
     """
     kept, words = [], iter(argv)
     for word in words:
-        name = word.partition("=")[0]
+        name = word.partition("=")[0].replace("_", "-")
         if name in _OF_HERE:
             if "=" not in word:
                 next(words, None)
@@ -166,16 +156,7 @@ def build_command(argv: Sequence[str], plan: Plan, number: int) -> list[str]:
         "--expect": ",".join(plan.expected), "--format": "json",
     }  # fmt: skip
     flags = [word for pair in place.items() for word in pair]
-    return [
-        sys.executable,
-        "-m",
-        "rankwise",
-        "doctor",
-        *kept,
-        *flags,
-        "--token-from-input",
-        "--end-with-input",
-    ]
+    return [*_RANKWISE, "doctor", *kept, *flags, "--token-from-input", "--end-with-input"]
 
 
 def _read_answer(remotes: RemoteHosts, host: str, timeout_s: float) -> ClusterReport:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO
 
+from rankwise.base.rank_names import name_ranks
 from rankwise.base.terminal import strip_escapes
 from rankwise.cli.pages import find_quoting
 from rankwise.verdict.error_meanings import MEANINGS, Blame, Meaning, find_fix, find_meaning, find_missing
@@ -65,8 +66,7 @@ class KnownText:
     def at_fault(self) -> str:
         """Who is to be looked at."""
         if self.missing:
-            noun = "ranks" if len(self.missing) > 1 else "rank"
-            return f"{noun} {', '.join(map(str, self.missing))}, which did not arrive"
+            return f"{name_ranks(self.missing)}, which did not arrive"
         by = f", rank {self.rank}" if self.blame == "own" and self.rank is not None else ""
         return AT_FAULT[self.blame][0] + by if self.blame else ""
 

@@ -12,12 +12,13 @@ from rankwise.base import terminal
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import RankwiseError
 from rankwise.base.flags import Parser
-from rankwise.cli.columns import align, format_count
+from rankwise.cli.columns import align
 from rankwise.cli.printing import put
 from rankwise.cli.submit import say_state
 from rankwise.cluster import handles
 from rankwise.cluster.cluster import JobState
 from rankwise.cluster.submission import JobHandle
+from rankwise.doctor.units import format_age, format_count
 
 _AT_ONCE = 8
 
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         put("no job has been submitted from here: `rankwise submit --help` says how\n")
         return 0
     rows = [("job", "on", "scheduler's id", "age", "state")]
-    rows += [(one.id, one.on, one.native_id or "-", _say_age(SYSTEM_CLOCK.time() - one.submitted_s), say_state(state)) for one, state in found]  # fmt: skip
+    rows += [(one.id, one.on, one.native_id or "-", format_age(SYSTEM_CLOCK.time() - one.submitted_s), say_state(state)) for one, state in found]  # fmt: skip
     put(terminal.wrap("\n".join([*align(rows), ""]), terminal.width(1)))
     return 0
 
@@ -114,10 +115,3 @@ def _describe(record: JobRecord, state: JobState) -> dict[str, object]:
         "id": record.id, "name": record.name, "on": record.on, "native_id": record.native_id, "submitted_s": record.submitted_s,
         "phase": state.phase, "exit_code": state.exit_code, "reason": state.reason, "starts": state.starts, "folder": str(record.folder),
     }  # fmt: skip
-
-
-def _say_age(seconds: float) -> str:
-    for unit, size_s in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size_s:
-            return f"{seconds / size_s:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from rankwise import __version__
@@ -44,130 +45,37 @@ Run `rankwise COMMAND --help` for details.
 """
 
 
-def _run(argv: Sequence[str]) -> int:
-    from rankwise.base.files import fill_standard_streams  # noqa: PLC0415 - a command pays for itself only
-
-    fill_standard_streams()
-    from rankwise.cli.run import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _submit(argv: Sequence[str]) -> int:
-    from rankwise.cli.submit import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _jobs(argv: Sequence[str]) -> int:
-    from rankwise.cli.jobs import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _logs(argv: Sequence[str]) -> int:
-    from rankwise.cli.jobs import main_logs  # noqa: PLC0415 - a command pays for itself only
-
-    return main_logs(argv)
-
-
-def _cancel(argv: Sequence[str]) -> int:
-    from rankwise.cli.jobs import main_cancel  # noqa: PLC0415 - a command pays for itself only
-
-    return main_cancel(argv)
-
-
-def _check(argv: Sequence[str]) -> int:
-    from rankwise.cli.check import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _plan(argv: Sequence[str]) -> int:
-    from rankwise.cli.plan import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _report(argv: Sequence[str]) -> int:
-    from rankwise.cli.report import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _why(argv: Sequence[str]) -> int:
-    from rankwise.cli.why import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _checkpoint(argv: Sequence[str]) -> int:
-    from rankwise.cli.checkpoint import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _compare(argv: Sequence[str]) -> int:
-    from rankwise.cli.compare import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _resident(argv: Sequence[str]) -> int:
-    from rankwise.cli.resident import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _rules(argv: Sequence[str]) -> int:
-    from rankwise.cli.rules import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _rule(argv: Sequence[str]) -> int:
-    from rankwise.cli.rules import main_one  # noqa: PLC0415 - a command pays for itself only
-
-    return main_one(argv)
-
-
-def _env(argv: Sequence[str]) -> int:
-    from rankwise.cli.env import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _doctor(argv: Sequence[str]) -> int:
-    from rankwise.cli.doctor import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-def _probe(argv: Sequence[str]) -> int:
-    from rankwise.cli.probe import main  # noqa: PLC0415 - a command pays for itself only
-
-    return main(argv)
-
-
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "run": _run,
-    "submit": _submit,
-    "jobs": _jobs,
-    "logs": _logs,
-    "cancel": _cancel,
-    "check": _check,
-    "plan": _plan,
-    "why": _why,
-    "report": _report,
-    "checkpoint": _checkpoint,
-    "compare": _compare,
-    "resident": _resident,
-    "rules": _rules,
-    "rule": _rule,
-    "env": _env,
-    "doctor": _doctor,
-    "probe": _probe,
+#: The function of each command. Its module is imported when it is used: a command pays for itself only.
+COMMANDS = {
+    "run": "run.main",
+    "submit": "submit.main",
+    "jobs": "jobs.main",
+    "logs": "jobs.main_logs",
+    "cancel": "jobs.main_cancel",
+    "check": "check.main",
+    "plan": "plan.main",
+    "why": "why.main",
+    "report": "report.main",
+    "checkpoint": "checkpoint.main",
+    "compare": "compare.main",
+    "resident": "resident.main",
+    "rules": "rules.main",
+    "rule": "rules.main_one",
+    "env": "env.main",
+    "doctor": "doctor.main",
+    "probe": "probe.main",
 }
+
+
+def call(command: str, argv: Sequence[str]) -> int:
+    """Run a command; return the exit code."""
+    if command == "run":  # before its modules open anything: a stream that is closed would have its number
+        from rankwise.base.files import fill_standard_streams  # noqa: PLC0415 - only there
+
+        fill_standard_streams()
+    module, _, name = COMMANDS[command].partition(".")
+    function: Callable[[Sequence[str]], int] = getattr(import_module(f"rankwise.cli.{module}"), name)
+    return function(argv)
 
 
 def _mask(command: str, text: str) -> str:
@@ -186,13 +94,13 @@ def main(argv: Sequence[str]) -> int:
         print(__version__)
         return 0
     try:
-        if argv[0] not in _COMMANDS:
-            near = difflib.get_close_matches(argv[0], _COMMANDS, n=1)
+        if argv[0] not in COMMANDS:
+            near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
             hint = (
                 f"did you mean `rankwise {near[0]}`?" if near else f"for a script: rankwise run {argv[0]} …"
             )
             raise UsageError(f"there is no command {argv[0]!r}", hint=hint)
-        return _COMMANDS[argv[0]](argv[1:])
+        return call(argv[0], argv[1:])
     except RankwiseError as error:
         text = f"rankwise: {_mask(argv[0], str(error))}"
         print(terminal.wrap(text, terminal.width(2)), file=sys.stderr)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.base import terminal
 from rankwise.base.terminal import clean_text
-from rankwise.cli.columns import align, format_count, format_size
+from rankwise.cli.columns import align, format_size
+from rankwise.doctor.units import format_count
 from rankwise.lint.reporters.words import paint
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from rankwise.base import terminal
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.flags import Parser
-from rankwise.cli.columns import align, format_count, format_size
+from rankwise.cli.columns import align, format_size
 from rankwise.cli.printing import put
+from rankwise.doctor.units import format_age, format_count
 from rankwise.launcher.resident import list_servers, stop_servers
 
 if TYPE_CHECKING:
@@ -22,13 +23,8 @@ def main(argv: Sequence[str]) -> int:
         description="The warm servers that `rankwise run --resident` has left behind: they end by themselves after 15 minutes without "
         "a run (RANKWISE_RESIDENT_IDLE, in seconds), when memory is short, and when what they have loaded changes on disk.",
     )
-    parser.add_argument(
-        "what",
-        nargs="?",
-        choices=("list", "stop"),
-        default="list",
-        help="stop ends all of them; runs continue.",
-    )
+    what = "stop ends all of them; runs continue."
+    parser.add_argument("what", nargs="?", choices=("list", "stop"), default="list", help=what)
     if parser.parse_args(argv).what == "stop":
         pids = stop_servers()
         put(f"ended {format_count(len(pids), 'resident server')}\n")
@@ -40,21 +36,10 @@ def main(argv: Sequence[str]) -> int:
     rows = [("pid", "key", "age", "memory", "runs", "running", "torch", "python")]
     rows += [
         (
-            str(one.pid), one.key, _say_age(SYSTEM_CLOCK.time() - one.begun), format_size(one.memory_bytes), str(one.served), str(one.running),
+            str(one.pid), one.key, format_age(SYSTEM_CLOCK.time() - one.begun), format_size(one.memory_bytes), str(one.served), str(one.running),
             one.torch, f"{one.python}{' --preload ' + ','.join(one.asked) if one.asked else ''}",
         )
         for one in servers
     ]  # fmt: skip
     put(terminal.wrap("\n".join([*align(rows), ""]), terminal.width(1)))
     return 0
-
-
-def _say_age(seconds: float) -> str:
-    minutes = int(seconds // 60)
-    return (
-        f"{minutes // 60} h {minutes % 60} min"
-        if minutes >= 60
-        else f"{minutes} min"
-        if minutes
-        else f"{seconds:.0f} s"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Generic, TypeVar, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError
@@ -12,31 +12,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankwise.base.clock import Clock
-    from rankwise.cluster.cluster import JobState
 
+Answer = TypeVar("Answer")
 #: A scheduler that is started again, or a network that fails, need not answer for so long.
 _SILENT_S = 300.0
 
 
 @final
-class PatientAsker:
-    """Asks for a job's state, of a scheduler that need not answer each time.
+class PatientAsker(Generic[Answer]):
+    """Asks a scheduler for a job's state, or for more, where it need not answer each time; ``ask`` asks once."""
 
-    Args:
-        ask: Asks once.
-        clock: Where the time comes from.
-    """
-
-    def __init__(self, ask: Callable[[], JobState], clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, ask: Callable[[], Answer], clock: Clock = SYSTEM_CLOCK) -> None:
         self._ask, self._clock = ask, clock
         self._answered_s = clock.monotonic()
 
-    def __call__(self) -> JobState | None:
-        """Return the state; None if there is no answer now.
-
-        Raises:
-            LaunchError: There has been none for five minutes.
-        """
+    def __call__(self) -> Answer | None:
+        """Return the answer; None if there is no answer now; LaunchError: there has been none for five minutes."""
         try:
             found = self._ask()
         except LaunchError:

@@ -169,11 +169,7 @@ class _Start:
 
 @final
 class JobProcess:
-    """Holds a job until it is over.
-
-    Args:
-        folder: The job's, with its plan.
-    """
+    """Holds a job until it is over; its folder has the plan."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

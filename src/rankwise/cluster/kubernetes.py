@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, RankwiseError
 from rankwise.cluster.cluster import Document, JobState
+from rankwise.cluster.following import PatientAsker
 from rankwise.cluster.kubernetes_causes import find_state, read_index
 from rankwise.cluster.kubernetes_manifests import CONTAINER, WORDS, build_manifests
 from rankwise.cluster.launch_command import RANK_LINE
@@ -53,9 +54,7 @@ def render(spec: JobSpec, job_id: str) -> list[Document]:
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
     """Create the objects; the job then owns the others, so that they are deleted with it.
 
-    Raises:
-        UsageError: kubectl is not here, or the job can't be on Kubernetes.
-        LaunchError: The API refuses it; what had been created is deleted again.
+    UsageError: kubectl is not here, or the job can't be on Kubernetes; LaunchError: the API refuses it; what had been created is deleted again.
     """
     manifests = build_manifests(spec, record.id)
     kind, name = spec.own.text("kind", "job"), f"{_RESOURCES[spec.own.text('kind', 'job')]}/{record.id}"
@@ -141,10 +140,12 @@ def _follow(record: JobRecord) -> Iterator[str]:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     readers: dict[str, threading.Thread] = {}
     programs: list[subprocess.Popen[str]] = []
+    # The state first: of what ends later, the next round sees the pods.
+    look = PatientAsker(lambda: (state(record).is_over, _list_pods(record)))
     try:
         while True:
-            is_over = state(record).is_over  # first: of what ends later, the next round sees the pods
-            for pod in _list_pods(record):
+            is_over, pods = look() or (False, [])
+            for pod in pods:
                 if pod["metadata"]["uid"] not in readers and _has_begun(pod):
                     argv = _argv(record.facts, "logs", pod["metadata"]["name"], "-c", CONTAINER, "--follow")
                     program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")  # fmt: skip

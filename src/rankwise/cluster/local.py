@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.cluster import host_check, unscheduled
 from rankwise.cluster.job import check_files
-from rankwise.cluster.launch_command import MeetingPlace, build_launch
+from rankwise.cluster.launch_command import MeetingPlace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,12 +28,7 @@ def render(spec: JobSpec, job_id: str) -> list[Document]:
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
-    """Start the job; several nodes are several launchers here.
-
-    Raises:
-        UsageError: This machine has not what the job asks for.
-        LaunchError: It could not be started.
-    """
+    """Start the job; several nodes are several launchers here; UsageError: this machine has not what the job asks for; LaunchError: it could not be started."""
     plan = _plan(spec, record.id, record.client)
     host_check.check_hosts(spec, host_check.Look(ways={"this machine": ["sh", "-c"]}, python=sys.executable))
     return unscheduled.start(plan, record)
@@ -42,9 +37,7 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
 def _plan(spec: JobSpec, job_id: str, client: int = 0) -> Plan:
     unscheduled.refuse_unscheduled(spec)
     check_files(spec)
-    place = MeetingPlace(
-        endpoint=f"127.0.0.1:{unscheduled.pick_port(job_id)}", run_id=job_id, local_addr="127.0.0.1"
-    )
-    launch = build_launch(spec, place if spec.num_nodes > 1 else None, python=sys.executable)
-    line = unscheduled.write_line(spec, launch, sys.executable)
-    return unscheduled.make_plan(spec, [(f"node{number}", ["sh", "-c", line]) for number in range(spec.num_nodes)], client)  # fmt: skip
+    here = "127.0.0.1"
+    place = MeetingPlace(endpoint=f"{here}:{unscheduled.pick_port(job_id)}", run_id=job_id, local_addr=here)
+    ways = {f"node{number}": ("sh", "-c") for number in range(spec.num_nodes)}
+    return unscheduled.make_plan(spec, ways, place, client)

@@ -57,12 +57,7 @@ def render(spec: JobSpec, job_id: str) -> list[Document]:
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
-    """Submit the driver.
-
-    Raises:
-        UsageError: Ray is not installed here, or the job can't be on Ray.
-        LaunchError: No cluster answers, or it refuses the job.
-    """
+    """Submit the driver; UsageError: Ray is not installed here, or the job can't be on Ray; LaunchError: no cluster answers, or it refuses the job."""
     check_files(spec)
     entrypoint = shlex.join(_build_entrypoint(spec, record.id))
     address = spec.own.text("address")
@@ -114,7 +109,7 @@ def _follow(client: Any, job_id: str) -> Iterator[str]:
     try:
         while True:
             try:
-                chunk = loop.run_until_complete(anext(chunks))
+                chunk = _ask(lambda: loop.run_until_complete(anext(chunks)), "follow the log")
             except StopAsyncIteration:
                 break
             *lines, rest = (rest + chunk).split("\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts
 from rankwise.cluster import unscheduled
-from rankwise.cluster.launch_command import MeetingPlace, build_launch
+from rankwise.cluster.launch_command import MeetingPlace
 from rankwise.cluster.tools import run_tool
 
 if TYPE_CHECKING:
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
     from rankwise.cluster.job import JobSpec
     from rankwise.cluster.job_process import Plan
 
+#: One task with all of the node, beside whatever else runs there.
+_STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--unbuffered")
+
 
 def is_inside(env: Mapping[str, str]) -> bool:
     """Tell whether we are in an allocation, but not in a step of it with several tasks: each of them would submit the job."""
@@ -27,16 +29,9 @@ def is_inside(env: Mapping[str, str]) -> bool:
 
 
 def start(spec: JobSpec, record: JobRecord, env: Mapping[str, str]) -> JobRecord:
-    """Start the job in our allocation.
+    """Start the job in our allocation; UsageError: it can't be a part of the allocation; LaunchError: it could not be started.
 
-    Args:
-        spec: The job. Its queue, nodes' size and account have been settled by the allocation.
-        record: Ours of it.
-        env: Ours.
-
-    Raises:
-        UsageError: It can't be a part of the allocation.
-        LaunchError: It could not be started.
+    Its queue, nodes' size and account have been settled by the allocation.
     """
     spec = replace(spec, time_s=_find_time(spec, env["SLURM_JOB_ID"]))
     return unscheduled.start(make_plan(spec, record.id, env, record.client), record)
@@ -65,20 +60,10 @@ def make_plan(spec: JobSpec, job_id: str, env: Mapping[str, str], client: int = 
     hosts = hosts[: spec.num_nodes]
     spec = replace(spec, max_nodes=len(hosts) - spec.standby)
     place = MeetingPlace(endpoint=f"{hosts[0]}:{unscheduled.pick_port(job_id)}", run_id=job_id)
-    launch = build_launch(spec, place if len(hosts) > 1 else None, python=sys.executable)
-    line = unscheduled.write_line(spec, launch, sys.executable)
     # A shell of salloc may be a step itself, and so may be another job.
-    step = [
-        "srun",
-        f"--jobid={allocation}",
-        "--overlap",
-        "--nodes=1",
-        "--ntasks=1",
-        "--cpu-bind=none",
-        "--unbuffered",
-    ]
-    nodes = [(host, [*step, f"--nodelist={host}", "sh", "-c", line]) for host in hosts]
-    return unscheduled.make_plan(spec, nodes, client)
+    step = ("srun", f"--jobid={allocation}", *_STEP)
+    ways = {host: (*step, f"--nodelist={host}", "sh", "-c") for host in hosts}
+    return unscheduled.make_plan(spec, ways, place, client)
 
 
 def _find_time(spec: JobSpec, allocation: str) -> int:

@@ -12,7 +12,7 @@ from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts, find_fault
 from rankwise.base.ssh import read_ssh, write_ssh, write_ssh_test
 from rankwise.cluster import host_check, unscheduled
-from rankwise.cluster.launch_command import MeetingPlace, build_launch, join_endpoint
+from rankwise.cluster.launch_command import MeetingPlace, join_endpoint
 from rankwise.cluster.tools import run_tool
 from rankwise.cluster.words import Word
 
@@ -39,32 +39,20 @@ _SYNC_S = 3600.0
 def render(spec: JobSpec, job_id: str) -> list[Document]:
     """Return the commands that are run here: the copies first, then one a host."""
     hosts, ssh = _find_hosts(spec)
-    return unscheduled.render_plan(_plan(spec, job_id, hosts, ssh), [_write_copy(spec, host, ssh) for host in hosts if spec.files])  # fmt: skip
+    copies = [_write_copy(spec, host, ssh) for host in hosts if spec.files]
+    return unscheduled.render_plan(_plan(spec, _look(spec, job_id, hosts, ssh), job_id), copies)
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
-    """Copy the files, look at all hosts, and start the job.
-
-    Raises:
-        LaunchError: A host is not reached.
-        UsageError: The hosts differ, or lack something.
-    """
+    """Copy the files, look at all hosts, and start the job; LaunchError: a host is not reached; UsageError: the hosts differ, or lack something."""
     hosts, ssh = _find_hosts(spec)
-    plan = _plan(spec, record.id, hosts, ssh, record.client)
-    address, port = _find_address(spec, hosts, ssh), _pick_port(spec, record.id)
-    look = host_check.Look(
-        ways={host: write_ssh(ssh, host, "")[:-1] for host in hosts},
-        python=sys.executable,
-        address=address if len(hosts) > 1 else "",
-        port=port,
-        test=write_ssh_test(ssh, hosts[0]),
-    )
+    look = _look(spec, record.id, hosts, ssh)
     if spec.files:
         host_check.ask_all(spec, look)  # makes the folder
         with ThreadPoolExecutor(host_check.MOST_AT_ONCE) as pool:
             list(pool.map(lambda host: _copy(spec, host, ssh), hosts))
     host_check.check_hosts(spec, look)
-    return unscheduled.start(plan, record)
+    return unscheduled.start(_plan(spec, look, record.id, record.client), record)
 
 
 def _find_hosts(spec: JobSpec) -> tuple[list[str], list[str]]:
@@ -94,18 +82,19 @@ def _find_address(spec: JobSpec, hosts: list[str], ssh: list[str]) -> str:
     return named[0] if named else hosts[0].rpartition("@")[2]
 
 
-def _pick_port(spec: JobSpec, job_id: str) -> int:
-    return spec.own.number("port") or unscheduled.pick_port(job_id)
+def _look(spec: JobSpec, job_id: str, hosts: list[str], ssh: list[str]) -> host_check.Look:
+    return host_check.Look(
+        ways={host: write_ssh(ssh, host) for host in hosts},
+        python=sys.executable,
+        address=_find_address(spec, hosts, ssh) if len(hosts) > 1 else "",
+        port=spec.own.number("port") or unscheduled.pick_port(job_id),
+        test=write_ssh_test(ssh, hosts[0]),
+    )
 
 
-def _plan(spec: JobSpec, job_id: str, hosts: list[str], ssh: list[str], client: int = 0) -> Plan:
-    place = None
-    if len(hosts) > 1:
-        place = MeetingPlace(
-            endpoint=join_endpoint(_find_address(spec, hosts, ssh), _pick_port(spec, job_id)), run_id=job_id
-        )
-    line = unscheduled.write_line(spec, build_launch(spec, place, python=sys.executable), sys.executable)
-    return unscheduled.make_plan(spec, [(host, write_ssh(ssh, host, line)) for host in hosts], client)
+def _plan(spec: JobSpec, look: host_check.Look, job_id: str, client: int = 0) -> Plan:
+    place = MeetingPlace(endpoint=join_endpoint(look.address, look.port), run_id=job_id)
+    return unscheduled.make_plan(spec, look.ways, place, client)
 
 
 def _copy(spec: JobSpec, host: str, ssh: list[str]) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, RankwiseError
-from rankwise.cluster import handles, job, registry
+from rankwise.cluster import handles, job
+from rankwise.cluster.cluster import find_cluster
 from rankwise.cluster.following import PatientAsker
 from rankwise.cluster.handles import JobRecord
 from rankwise.cluster.launch_command import RANK_LINE
@@ -36,7 +37,7 @@ class JobHandle:
 
     def __init__(self, record: JobRecord, clock: Clock = SYSTEM_CLOCK) -> None:
         self.record = record
-        self._cluster, self._clock = registry.find(record.on), clock
+        self._cluster, self._clock = find_cluster(record.on), clock
 
     def __repr__(self) -> str:
         return f"JobHandle({self.id!r}, on={self.record.on!r})"
@@ -91,35 +92,25 @@ class JobHandle:
 
 
 def read_job(path: Path | None, flags: Mapping[str, object]) -> JobSpec:
-    """Read a job from its file and from flags, which win.
-
-    Raises:
-        UsageError: A word is unknown, or a value can't be.
-    """
+    """Read a job from its file and from flags, which win; UsageError: a word is unknown, or a value can't be."""
     on = job.find_on({} if path is None else job.load_file(path), flags)
-    return job.read(path, flags, registry.find(on).WORDS, Path.cwd())
+    return job.read(path, flags, find_cluster(on).WORDS, Path.cwd())
 
 
 def render(spec: JobSpec) -> list[Document]:
     """Return exactly what would be submitted, but for the end of the id, which is another each time."""
-    return registry.find(spec.on).render(spec, handles.make_id(spec.name))
+    return find_cluster(spec.on).render(spec, handles.make_id(spec.name))
 
 
 def submit_spec(spec: JobSpec, *, attach: bool = False, clock: Clock = SYSTEM_CLOCK) -> JobHandle:
-    """Submit a job and keep its record; if it is refused, nothing is left behind.
+    """Submit a job and keep its record; if it is refused, nothing is left behind; RankwiseError: it is refused.
 
-    Args:
-        spec: The job.
-        attach: Whether it is to end with this process, where no scheduler holds it.
-        clock: Where the time comes from.
-
-    Raises:
-        RankwiseError: It is refused.
+    With ``attach`` it ends with this process, where no scheduler holds it.
     """
     job_id = handles.make_id(spec.name)
     folder = handles.open_folder(job_id)
     record = JobRecord(id=job_id, on=spec.on, name=spec.name, folder=folder, submitted_s=clock.time(), client=os.getpid() if attach else 0)  # fmt: skip
-    cluster, is_submitted = registry.find(spec.on), False
+    cluster, is_submitted = find_cluster(spec.on), False
     try:
         handles.keep(record)  # where that is impossible, nothing is submitted that nobody would find again
         record = cluster.submit(spec, record)

@@ -17,34 +17,34 @@ from rankwise.base.osdoor import try_lock_file
 from rankwise.cluster.cluster import Document, JobState
 from rankwise.cluster.following import follow_files
 from rankwise.cluster.job_process import CANCEL, LOCK, LOG, PLAN, STATE
+from rankwise.cluster.launch_command import build_launch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
     from rankwise.cluster.job_process import Plan
+    from rankwise.cluster.launch_command import MeetingPlace
 
 _LOOK_S, _START_S, _LEAVE_S = 0.1, 20.0, 10.0
 
 
-def write_line(spec: JobSpec, launch: Sequence[str], python: str) -> str:
-    """Return what a shell on a node reads: into the workdir, and there the launcher, under its guard."""
-    guard = [spec.python or python, "-m", "rankwise.cluster.node_process", str(spec.grace_s)]
-    return f"cd {shlex.quote(spec.workdir)} && exec {shlex.join([*guard, *launch])}"
-
-
-def make_plan(spec: JobSpec, nodes: Sequence[tuple[str, list[str]]], client: int = 0) -> Plan:
-    """Return what the job's process will do.
+def make_plan(spec: JobSpec, ways: Mapping[str, Sequence[str]], place: MeetingPlace, client: int = 0) -> Plan:
+    """Return what the job's process will do: on each node a launcher, under its guard, in the workdir.
 
     Args:
         spec: The job.
-        nodes: The words of each node, beside its name.
+        ways: For each node, by name, the words that have a shell there read a line.
+        place: Where they meet, if they are several.
         client: The process that the job is to end with, or 0.
     """
+    guard = [spec.python or sys.executable, "-m", "rankwise.cluster.node_process", str(spec.grace_s)]
+    launch = build_launch(spec, place if len(ways) > 1 else None, python=sys.executable)
+    line = f"cd {shlex.quote(spec.workdir)} && exec {shlex.join([*guard, *launch])}"
     return {
-        "nodes": list(nodes), "env": spec.variables, "min_nodes": spec.min_nodes, "grace_s": spec.grace_s,
+        "nodes": [(name, [*words, line]) for name, words in ways.items()], "env": spec.variables, "min_nodes": spec.min_nodes, "grace_s": spec.grace_s,
         "time_s": spec.time_s, "requeue": spec.requeue, "client": client,
     }  # fmt: skip
 
@@ -70,21 +70,13 @@ def pick_port(job_id: str) -> int:
 
 
 def refuse_unscheduled(spec: JobSpec) -> None:
-    """Refuse what only a scheduler can do.
-
-    Raises:
-        UsageError: The job asks for it.
-    """
+    """Refuse what only a scheduler can do; UsageError: the job asks for it."""
     if spec.image:
         raise UsageError(f"image {spec.image!r}: nothing on {spec.on} runs containers", hint="name the Python of an environment by python, or use slurm or kubernetes")  # fmt: skip
 
 
 def start(plan: Plan, record: JobRecord) -> JobRecord:
-    """Start the job's process, and wait until it holds the job.
-
-    Raises:
-        LaunchError: It has ended at once.
-    """
+    """Start the job's process, and wait until it holds the job; LaunchError: it has ended at once."""
     write_atomic(record.folder / PLAN, json.dumps(plan), mode=0o600)
     with (record.folder / "errors.txt").open("wb") as errors:
         process = subprocess.Popen(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from threading import Event, Thread
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
-from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Speed, skipped
+from rankwise.doctor.probe import Fact, Facts, Look, Probe, Reading, Speed, skipped
 from rankwise.doctor.variables.masking import make_mask, mask_reading
 
 if TYPE_CHECKING:
@@ -25,15 +25,14 @@ def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")
         by checksums.
     """
     begin_s = host.clock.monotonic()
-    running = [(one, _RunningProbe(host, one.id, one.look)) for one in probes if one.look is not None]
+    running = [(one, *_begin(host, one.id, one.look)) for one in probes if one.look is not None]
     found: list[Reading] = []
-    for probe, answer in running:
+    for probe, is_done, readings in running:
         bound_s = min(BOUND_S[probe.speed], most_s)
-        readings = answer.wait(max(0.0, begin_s + bound_s - host.clock.monotonic()))
-        if readings is None:
-            why = "a disk, a driver or a name server does not answer; check it by hand"
-            readings = [skipped(f"{probe.title}: no answer within {bound_s:g} s", why)]
-        found += [one.of(probe.id, host.name) for one in readings]
+        is_late = not is_done.wait(max(0.0, begin_s + bound_s - host.clock.monotonic()))
+        why = "a disk, a driver or a name server does not answer; check it by hand"
+        late = [skipped(f"{probe.title}: no answer within {bound_s:g} s", why)]
+        found += [one.of(probe.id, host.name) for one in (late if is_late else readings)]
     mask = make_mask(host.env)
     return [mask_reading(one, mask) for one in found]
 
@@ -57,25 +56,19 @@ def compare_hosts(probes: Sequence[Probe], facts: Mapping[str, Mapping[str, Fact
     return [mask_reading(one, mask) for one in found]
 
 
-@final
-class _RunningProbe:
-    """One probe at work, in a thread that nobody waits for at the end: one that hangs in the kernel must not keep us."""
+def _begin(host: Host, name: str, look: Look) -> tuple[Event, list[Reading]]:
+    """Begin to look, in a thread that nobody waits for at the end: a probe that hangs in the kernel must not keep us. The readings are there once it is done."""
+    is_done, readings = Event(), list[Reading]()
 
-    def __init__(self, host: Host, name: str, look: Callable[[Host], Iterable[Reading]]) -> None:
-        self._readings: list[Reading] = []
-        self._is_done = Event()
-        Thread(target=self._run, args=(host, look), name=f"rankwise-probe-{name}", daemon=True).start()
-
-    def wait(self, timeout_s: float) -> list[Reading] | None:
-        """Return its readings; None if they have not come in time."""
-        return self._readings if self._is_done.wait(timeout_s) else None
-
-    def _run(self, host: Host, look: Callable[[Host], Iterable[Reading]]) -> None:
+    def run() -> None:
         try:
-            self._readings = list(look(host))
+            readings.extend([*look(host)])
         except Exception as error:  # noqa: BLE001 - one broken probe must not cost the others' readings
-            self._readings = [_report_broken(error)]
-        self._is_done.set()
+            readings.append(_report_broken(error))
+        is_done.set()
+
+    Thread(target=run, name=f"rankwise-probe-{name}", daemon=True).start()
+    return is_done, readings
 
 
 def _report_broken(error: Exception) -> Reading:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.base.clock import SYSTEM_CLOCK, Clock
 from rankwise.base.environ import environ
@@ -172,6 +172,17 @@ class Host:
         except OSError as error:
             return "" if error.errno in _MISSING else error.strerror or str(error)
         return ""
+
+    @property
+    def container(self) -> Literal["kubernetes", "apptainer", "docker", "podman", ""]:
+        """What kind of container this is, as far as it tells; empty for a plain host, too."""
+        if "KUBERNETES_SERVICE_HOST" in self.env or self.has("/var/run/secrets/kubernetes.io"):
+            return "kubernetes"
+        if {"APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"} & {*self.env} or self.has("/.singularity.d"):
+            return "apptainer"
+        if self.has("/run/.containerenv"):
+            return "podman"
+        return "docker" if self.has("/.dockerenv") else ""
 
     def may_write(self, path: str) -> bool:
         """Return whether we may put files into a folder, by its rights and by how its file system is mounted; nothing is written."""

@@ -15,6 +15,7 @@ Topic = Literal["environment", "software", "gpu", "resources", "storage", "netwo
 TOPICS: tuple[Topic, ...] = ("environment", "software", "gpu", "resources", "storage", "network", "hosts")
 #: ``instant``: reads some files, a millisecond. ``quick``: asks other programs or the network, some seconds at most. ``slow``: more.
 Speed = Literal["instant", "quick", "slow"]
+Look: TypeAlias = "Callable[[Host], Iterable[Reading]]"
 
 
 @final
@@ -38,7 +39,7 @@ class Probe:
     title: str
     topic: Topic
     speed: Speed
-    look: Callable[[Host], Iterable[Reading]] | None = None
+    look: Look | None = None
     classes: tuple[str, ...] = ()
     compare: Callable[[Mapping[str, Facts]], Iterable[Reading]] | None = None
 

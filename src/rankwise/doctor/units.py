@@ -22,6 +22,14 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
+def format_age(age_s: float) -> str:
+    """Describe a span of time in the unit that fits: ``2 h``."""
+    for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
+        if age_s >= 2 * seconds:
+            return f"{age_s / seconds:.0f} {unit}"
+    return f"{age_s:.0f} s"
+
+
 def format_count(number: int, one: str, several: str = "") -> str:
     """Return a number of things with their word, which gets an s unless that for several is given: ``1 process``, ``2 processes``."""
     return f"{number} {one if number == 1 else several or f'{one}s'}"

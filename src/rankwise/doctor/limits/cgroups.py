@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import PurePosixPath
 
-from rankwise.base.host import own_cgroups
+from rankwise.base.host import list_cgroups, own_cgroups
 from rankwise.doctor.host import Host
-
-_ROOT = "/sys/fs/cgroup"
 
 
 def list_groups(host: Host, controller: str) -> list[str]:
     """Return the folders of our group of a controller (``cpu``, ``memory``, ``pids``) and of those around it, ours first: any may set a limit."""
-    root, own = _find_root(host, controller)
-    here = PurePosixPath(root + own)
-    chain = [str(one) for one in (here, *here.parents) if one.is_relative_to(root)]
-    # In a container the path may be that of the host outside: what is seen of it is the root.
-    return [one for one in chain if host.has(one)]
-
-
-def _find_root(host: Host, controller: str) -> tuple[str, str]:
-    """Return where a controller's groups are, and which of them is ours."""
-    groups = own_cgroups(host.root)
-    if controller in groups:  # version 1
-        return f"{_ROOT}/{controller}", groups[controller]
-    return (f"{_ROOT}/unified" if host.has(f"{_ROOT}/unified") else _ROOT), groups.get("", "/")
+    return [f"/{one.relative_to(host.root)}" for one in list_cgroups(controller, host.root)]
 
 
 def read_number(host: Host, path: str) -> float:
@@ -47,7 +32,7 @@ def find_memory_room(host: Host) -> tuple[float, float]:
     The page cache that the kernel gives back when it is needed counts as left.
     """
     found = (math.inf, math.inf)
-    is_first = _find_root(host, "memory")[0] == f"{_ROOT}/memory"
+    is_first = "memory" in own_cgroups(host.root)
     top, used = ("limit_in_bytes", "usage_in_bytes") if is_first else ("max", "current")
     for folder in list_groups(host, "memory"):
         limit = read_number(host, f"{folder}/memory.{top}")
@@ -63,13 +48,11 @@ def find_memory_room(host: Host) -> tuple[float, float]:
 
 def count_oom_kills(host: Host) -> int:
     """Count the processes of our own group that the kernel has killed for lack of memory; those of the whole host don't count."""
-    root, own = _find_root(host, "memory")
-    is_first = root == f"{_ROOT}/memory"
+    own, groups = own_cgroups(host.root).get("memory"), list_groups(host, "memory")
     # The root of version 1 is the whole host's; that of version 2 has no such file, but in a container.
-    groups = list_groups(host, "memory")
-    if not groups or (is_first and own == "/"):
+    if not groups or own == "/":
         return 0
-    name = f"memory.{'oom_control' if is_first else 'events'}"
+    name = f"memory.{'oom_control' if own else 'events'}"
     return read_counters(host, f"{groups[0]}/{name}").get("oom_kill", 0)
 
 

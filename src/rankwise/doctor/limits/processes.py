@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TypeAlias, final
 
 from rankwise.doctor.host import Host
+from rankwise.doctor.units import format_age
 
 #: By what the processes of one job know each other: the job's id, and the address and port of its rendezvous.
 JobKey: TypeAlias = tuple[str, str, str]
@@ -111,29 +112,11 @@ def name_command(argv: list[str]) -> str:
     return program
 
 
-def format_age(age_s: float) -> str:
-    """Describe a span of time in the unit that fits: ``2 h``."""
-    for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
-        if age_s >= 2 * seconds:
-            return f"{age_s / seconds:.0f} {unit}"
-    return f"{age_s:.0f} s"
-
-
 #: In a container process 1 may be the launcher itself, or a shell that waits for it, or start one program and fetch the dead.
 _MAY_LAUNCH = ("python", "pypy", "sh", "bash", "dash", "zsh", "env", "torchrun", "rankwise", "accelerate", "deepspeed", "mpirun")  # fmt: skip
 _SMALL_INITS = {"tini", "dumb-init", "docker-init", "catatonit", "pause"}
 _APART_S = 60.0
 _GPU_FILES = ("/dev/nvidia", "/dev/kfd")
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holdings:
-    """What processes hold, as far as it can be seen; memory that they share counts for each of them."""
-
-    has_gpus: bool = False
-    memory_bytes: int = 0
-    ports: tuple[int, ...] = ()
 
 
 def list_suspects(host: Host) -> list[Process]:
@@ -164,8 +147,11 @@ def find_possible_launcher(host: Host) -> str:
     return name if name.startswith(_MAY_LAUNCH) else ""
 
 
-def find_holdings(host: Host, processes: Iterable[Process]) -> Holdings:
-    """Return what some processes hold; of other users' processes only the memory can be seen."""
+def find_holdings(host: Host, processes: Iterable[Process]) -> tuple[bool, int, list[int]]:
+    """Return whether some processes hold GPUs, how many bytes of memory (what they share counts for each), and at which ports they listen.
+
+    Of other users' processes only the memory can be seen.
+    """
     has_gpus, memory_bytes, ports = False, 0, set[int]()
     for process in processes:
         for fd in host.names(f"/proc/{process.pid}/fd"):
@@ -175,7 +161,7 @@ def find_holdings(host: Host, processes: Iterable[Process]) -> Holdings:
             one = ps.Process(process.pid)
             memory_bytes += one.memory_info().rss
             ports |= {link.laddr.port for link in one.net_connections("tcp") if link.status == ps.CONN_LISTEN}
-    return Holdings(has_gpus=has_gpus, memory_bytes=memory_bytes, ports=tuple(sorted(ports)))
+    return has_gpus, memory_bytes, sorted(ports)
 
 
 def _is_of_job(process: Process) -> bool:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Literal, final
 
 from rankwise.doctor.host import Host
 
@@ -92,33 +92,15 @@ def is_among_all_users(host: Host) -> bool:
     return host.read("/proc/self/uid_map").split() in ([], ["0", "0", "4294967295"])
 
 
-#: Empty: a plain host, or a container that does not tell.
-Container: TypeAlias = Literal["kubernetes", "apptainer", "docker", "podman", ""]
-LimitOwner: TypeAlias = Literal["kubernetes", "apptainer", "docker", "podman", "slurm", "systemd", ""]
-_APPTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
-
-
-def find_container(host: Host) -> Container:
-    """Return what kind of container this is, as far as it tells."""
-    if "KUBERNETES_SERVICE_HOST" in host.env or host.has("/var/run/secrets/kubernetes.io"):
-        return "kubernetes"
-    if any(name in host.env for name in _APPTAINER) or host.has("/.singularity.d"):
-        return "apptainer"
-    if host.has("/run/.containerenv"):
-        return "podman"
-    return "docker" if host.has("/.dockerenv") else ""
-
-
-def find_limit_owner(host: Host) -> LimitOwner:
-    """Return who holds this process to its limits; of a job of Slurm it is Slurm, whatever container it is in.
+def find_limit_owner(host: Host) -> str:
+    """Return who holds this process to its limits: ``slurm``, whatever container it is in; a kind of container; ``systemd``; empty if none of them.
 
     Apptainer sets none itself: those of the host outside count, where they are raised, too.
     """
     if "SLURM_JOB_ID" in host.env:
         return "slurm"
-    inside = find_container(host)
-    if inside:
-        return inside
+    if host.container:
+        return host.container
     is_unit = re.search(r"\.(service|scope|slice)\b", host.read("/proc/self/cgroup"))
     return "systemd" if is_unit else ""
 

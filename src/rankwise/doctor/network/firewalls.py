@@ -9,6 +9,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ _REFUSED = re.compile(r"permi|root|denied|privilege", re.IGNORECASE)
 _DROPS = re.compile(r"\b(drop|reject|tarpit|queue)\b", re.IGNORECASE)
 _DROPS_ALL = re.compile(r"(-A \S+ -j )?(drop|reject)\b(?!.*\b(saddr|dport|-s|-p)\b)", re.IGNORECASE)
 _ACCEPTS = re.compile(r"\b(accept|jump|goto|-[jg])\b", re.IGNORECASE)
+#: Of an interface or of all: what has no other condition than the protocol.
+_ACCEPTS_ALL = re.compile(
+    r'(?:-A INPUT )?(?:(?:-i|iif|iifname) "?([^\s"]+)"? ?)?(?:-p tcp |meta l4proto tcp )?(?:counter packets \d+ bytes \d+ )?(?:-j ACCEPT|accept)'
+)
 _CALLS = re.compile(r"(?:\b(?:jump|goto)|-[jg]) (\S+)")
 _FIREWALLD_OUT = (
     "sudo firewall-cmd --permanent --new-policy=ranks-out",
@@ -61,8 +66,16 @@ class Firewall:
         """Return the rules that name a port."""
         return [rule for one in self.chains for rule in one.rules if port and re.search(rf"\b{port}\b", rule)]
 
-    def accepts(self, networks: Iterable[str]) -> bool:
-        """Return whether a rule that names no port accepts one of some IPv4 networks, or a part of it."""
+    def accepts(self, networks: Iterable[str], interface: str) -> bool:
+        """Return whether a rule that names no port accepts one of some IPv4 networks, or a part of it, or all that comes in by their interface."""
+        whole = (
+            found
+            for one in self.chains
+            if one.hook == "input"
+            for found in map(_ACCEPTS_ALL.fullmatch, one.rules)
+        )
+        if any(fnmatch(interface, (found[1] or "*").replace("+", "*")) for found in whole if found):
+            return True
         own = [ipaddress.IPv4Network(one) for one in networks]
         named = [
             ipaddress.IPv4Network(word, strict=False)

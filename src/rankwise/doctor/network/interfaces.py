@@ -73,6 +73,12 @@ class Interface:
         return tuple(one for one in self.addresses if not one.is_link_local)
 
     @property
+    def networks(self) -> tuple[str, ...]:
+        """The networks in which other hosts may be: those of IPv4, or of IPv6 where it has nothing else."""
+        found = [one for one in self.reachable if one.is_ipv4] or self.reachable
+        return tuple(one.network for one in found)
+
+    @property
     def is_candidate(self) -> bool:
         """Whether ranks of several hosts may meet on it: it is up, has an address, and is neither a container's nor a VPN's."""
         return self.is_up and self.kind in _SOLID and bool(self.reachable)
@@ -94,9 +100,11 @@ def read_interfaces(host: Host) -> tuple[Interface, ...]:
             for one in shown
         ]
         about = stats.get(name)
+        # Only Linux has files that say so, and other systems call it lo0 or by a whole sentence.
+        is_own = any(is_loopback_address(one.ip) for one in addresses)
         found.append(
             Interface(
-                name=name, kind=find_kind(host, name), addresses=tuple(sorted(addresses, key=lambda one: not one.is_ipv4)),
+                name=name, kind="loopback" if is_own else find_kind(host, name), addresses=tuple(sorted(addresses, key=lambda one: not one.is_ipv4)),
                 mtu=about.mtu if about else 0,
                 is_up=about is not None and _is_up(host, name, about.flags, is_running=about.isup),
             )

@@ -45,7 +45,7 @@ _DELETED = fail(
 def look(host: Host) -> Iterator[Reading]:
     current = mounts.find_current(host)
     mounted = mounts.read_mounts(host)
-    info: list[str] = []
+    info: dict[str, str] = {}
     found: list[Reading] = [] if current else [_DELETED]
     for place in _list_places(host, current):
         folder = mounts.find_existing(host, place.folder)
@@ -54,12 +54,12 @@ def look(host: Host) -> Iterator[Reading]:
             continue
         found += _judge(host, place, folder, usage, mounts.find_mount(host, folder, mounted))
         # Some file systems of networks and programs tell no size at all.
-        info += [f"{place.folder}: {format_size(usage[1])}"] if usage[0] else []
+        info |= {place.folder: f"{place.folder}: {format_size(usage[1])}"} if usage[0] else {}
     yield from found
     if not info and not found:
         yield skipped("free space is unknown", "this system reports it differently")
     elif not found:
-        yield ok(f"free: {', '.join(info)}")
+        yield ok(f"free: {', '.join(info.values())}")
 
 
 def _list_places(host: Host, current: str) -> list[_Place]:

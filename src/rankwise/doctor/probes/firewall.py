@@ -31,8 +31,8 @@ def look(host: Host) -> Iterator[Reading]:
     shown = "; ".join(rules[:_MOST_RULES]) + "; …" * (len(rules) > _MOST_RULES)
     more = f"; rules that name port {port}: {shown}" if rules else f"; no rule names port {port}" * bool(port)
     best = suggest_interface(host, host.interfaces())
-    networks = [address.network for address in best.reachable if address.is_ipv4] if best else []
-    if firewall.is_closed() and networks and not firewall.accepts(networks):
+    networks = [one for one in best.networks if ":" not in one] if best else []
+    if best and firewall.is_closed() and networks and not firewall.accepts(networks, best.name):
         own = ", ".join(networks)
         what = f"the firewall drops what no rule accepts{name}, and no rule accepts {own}{more}"
         if host.job.num_nodes < 2:

@@ -40,7 +40,8 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _describe(interfaces: Sequence[Interface], gloo: Interface | None, nccl: Sequence[Interface]) -> str:
-    shown = [one for one in interfaces if one.addresses and one.kind != "loopback"]
+    # Each pod of a node has a cable, with an address for that cable only.
+    shown = [one for one in interfaces if one.reachable or (one.addresses and one.kind not in _FOREIGN)]
     info = ", ".join(describe_interface(one) + ("" if one.is_up else " [down]") for one in shown)
     takers = [f"Gloo takes {gloo.name}"] if gloo else []
     takers += [f"NCCL takes {', '.join(one.name for one in nccl)}"] if nccl else []
@@ -48,9 +49,7 @@ def _describe(interfaces: Sequence[Interface], gloo: Interface | None, nccl: Seq
 
 
 def _collect(host: Host, interfaces: Sequence[Interface], gloo: Interface | None) -> dict[str, Fact]:
-    networks: dict[str, Fact] = {
-        one.name: [address.network for address in one.reachable if address.is_ipv4] for one in interfaces if one.is_candidate
-    }  # fmt: skip
+    networks: dict[str, Fact] = {one.name: [*one.networks] for one in interfaces if one.is_candidate}
     nccl = gloo_nccl.read_settings(host).get("NCCL_SOCKET_IFNAME")
     return {
         "networks": networks,

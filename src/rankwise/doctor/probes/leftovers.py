@@ -22,7 +22,6 @@ from contextlib import suppress
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.limits.processes import (
-    Holdings,
     Process,
     find_holdings,
     find_possible_launcher,
@@ -74,7 +73,7 @@ def _report_left(host: Host, left: list[Process]) -> Reading:
     if stuck:
         fix += f"\n# {stuck} {'is' if stuck == 1 else 'are'} stuck in the kernel (state D) until a reboot"
     what = f"{format_count(len(left), 'process', 'processes')} of jobs whose launcher is gone: {_show(left)}"
-    return warn(what, _describe_holdings(find_holdings(host, left)), fix, "R5")
+    return warn(what, _describe_holdings(*find_holdings(host, left)), fix, "R5")
 
 
 def _show(processes: list[Process]) -> str:
@@ -82,11 +81,11 @@ def _show(processes: list[Process]) -> str:
     return "; ".join(map(str, processes[:4])) + more
 
 
-def _describe_holdings(held: Holdings) -> str:
-    info = ["GPUs (`CUDA out of memory`)"] * held.has_gpus
-    info += [f"{held.memory_bytes / (1 << 30):.1f} GiB of memory"] * (held.memory_bytes >= _MUCH_BYTES)
-    noun = "port" if len(held.ports) == 1 else "ports"
-    info += [f"{noun} {', '.join(map(str, held.ports[:4]))} (`address already in use`)"] * bool(held.ports)
+def _describe_holdings(has_gpus: bool, memory_bytes: int, ports: list[int]) -> str:  # noqa: FBT001 - as they are found
+    info = ["GPUs (`CUDA out of memory`)"] * has_gpus
+    info += [f"{memory_bytes / (1 << 30):.1f} GiB of memory"] * (memory_bytes >= _MUCH_BYTES)
+    noun = "port" if len(ports) == 1 else "ports"
+    info += [f"{noun} {', '.join(map(str, ports[:4]))} (`address already in use`)"] * bool(ports)
     if info:
         return f"they hold {', '.join(info)}"
     return (

@@ -5,7 +5,7 @@ every node: each waits for the rest. A name without an address ends in `The clie
 the name.
 
 **How it is checked.** The name is looked up as a rank does it. On the first host its addresses should be the host's own; on the others
-they must not be. Of several hosts, what the others got is compared with the addresses of the first one.
+they must not be. Of several hosts, `meeting` tells whether they find the first one there.
 
 **What to do.** Use an address of the first host that the other ones reach: `ip -br addr` there, `getent hosts NAME` here. With
 `--rdzv-backend c10d` the endpoint must be a name that this host has for itself; an address of another interface matches no host.
@@ -14,15 +14,14 @@ they must not be. Of several hosts, what the others got is compared with the add
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.interfaces import find_master, suggest_interface
 from rankwise.doctor.network.names import is_host_name, is_loopback_address
-from rankwise.doctor.probe import Fact, Facts, Probe, Reading, fail, ok, warn
+from rankwise.doctor.probe import Probe, Reading, fail, ok, warn
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy
-from rankwise.doctor.variables.masking import mask_value
 
 _NOUN = "the master's name "
 _WHY_LOST = "ranks can't find the store: `The client socket has timed out`, with no mention of the name"
@@ -42,10 +41,8 @@ def look(host: Host) -> Iterator[Reading]:
         return
     ips = host.lookup(name)
     own = [address.ip for one in host.interfaces() for address in one.addresses]
-    facts: dict[str, Fact] = {"is_master": host.job.is_master, "ips": list(ips), "own": list(own)}
-    facts["name"] = mask_value("MASTER_ADDR", name)
     fault = _find_fault(host, name, ips, own)
-    yield Reading("ok", _report_ips(name, ips), facts=facts) if fault is None else fault
+    yield fault or ok(_report_ips(name, ips))
     if fault is None:
         yield from _judge_endpoint(host, name, ips, own)
 
@@ -125,22 +122,11 @@ def _judge_endpoint(host: Host, name: str, ips: tuple[str, ...], own: list[str])
         )  # fmt: skip
 
 
-def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    masters = [host for host, info in facts.items() if info.get("is_master") is True]
-    if len(masters) != 1:
-        return
-    given = facts[masters[0]].get("own")
-    own = [str(ip) for ip in given] if isinstance(given, list) else []
-    for host, info in facts.items():
-        got = info.get("ips")
-        ips = [str(ip) for ip in got] if isinstance(got, list) else []
-        if host != masters[0] and ips and not any(ip in own or is_loopback_address(ip) for ip in ips):
-            name = info.get("name")
-            yield warn(
-                f"{_report_ips(str(name), ips)} on {host}, and {masters[0]} has {', '.join(ip for ip in own if not is_loopback_address(ip))}",
-                "behind NAT this may work; else ranks there look for the store on another host: `The client socket has timed out`",
-                f"getent hosts {shlex.quote(str(name))}  # on {host}; and on {masters[0]}: ip -br addr", "I2", hosts=(host,)
-            )  # fmt: skip
-
-
-PROBE = Probe("master-address", "the address of the rendezvous", "network", "quick", look, classes=("I2", "I3", "I4", "I21"), compare=_compare)  # fmt: skip
+PROBE = Probe(
+    "master-address",
+    "the address of the rendezvous",
+    "network",
+    "quick",
+    look,
+    classes=("I2", "I3", "I4", "I21"),
+)

@@ -22,9 +22,7 @@ _LEAST = 1280
 
 def look(host: Host) -> Iterator[Reading]:
     shown = [one for one in host.interfaces() if one.is_candidate and one.mtu]
-    networks: dict[str, Fact] = {
-        address.network: [one.name, one.mtu] for one in shown for address in one.reachable if address.is_ipv4
-    }
+    networks: dict[str, Fact] = {network: [one.name, one.mtu] for one in shown for network in one.networks}
     info = ", ".join(f"{one.name} {one.mtu}" for one in shown) or "no interface for other hosts"
     yield ok(info, networks=networks)
     for one in shown:

@@ -19,14 +19,10 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
 from rankwise.doctor.storage.mounts import find_mount
-
-if TYPE_CHECKING:
-    from rankwise.doctor.limits.ulimits import Container
 
 _SHM = "/dev/shm"
 _MIB = 1 << 20
@@ -71,7 +67,7 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _report_closed(host: Host) -> Reading:
-    mount, container = find_mount(host, _SHM), _find_container(host)
+    mount, container = find_mount(host, _SHM), host.container
     what, says = "/dev/shm can't be written to by your user", "Permission denied"
     fix = "sudo chmod 1777 /dev/shm"
     if mount is not None and mount.point == _SHM and mount.is_read_only:
@@ -157,7 +153,7 @@ def _describe_more(host: Host, size: int) -> str:
     if most <= size * 1.1:
         return ""
     number, unit = (most >> 30, "g") if most >= 1 << 30 else (most // _MIB, "m")
-    container = _find_container(host)
+    container = host.container
     if container == "kubernetes":
         return f"# a volume at /dev/shm in the pod's spec: emptyDir: {{medium: Memory, sizeLimit: {number}{unit.upper()}i}}"
     grow = f"sudo mount -o remount,size={number}{unit} /dev/shm"
@@ -166,12 +162,6 @@ def _describe_more(host: Host, size: int) -> str:
     if container:
         return f"{container} run --shm-size={number}{unit} …  # or --ipc=host"
     return f"{grow}  # in a container: docker run --shm-size={number}{unit} …"
-
-
-def _find_container(host: Host) -> Container:
-    from rankwise.doctor.limits.ulimits import find_container  # noqa: PLC0415 - asked before each start, where mostly all is well
-
-    return find_container(host)
 
 
 PROBE = Probe("shared-memory", "space in /dev/shm", "resources", "instant", look, classes=("X16",))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from rankwise.doctor import json_records
-from rankwise.doctor.probe import Facts, Reading
-from rankwise.doctor.rendezvous.wire import clean_all
+from rankwise.doctor.probe import Fact, Facts, Reading
+from rankwise.doctor.rendezvous.wire import clean
 from rankwise.doctor.units import format_rate, format_seconds
 
-#: Where the target listens: at the address and on the kind of ports that Gloo, or NCCL, will take there; at the master's port.
-Plane = Literal["gloo", "nccl", "master"]
-#: What listens on a plane, and the variable that chooses its interface; on the master's port the store does.
+#: Where the target listens: at the address and on the kind of ports that Gloo, or NCCL, will take there.
+Plane = Literal["gloo", "nccl"]
+#: What listens on a plane, and the variable that chooses its interface.
 LIBRARIES: dict[Plane, tuple[str, str]] = {
     "gloo": ("Gloo", "GLOO_SOCKET_IFNAME"),
     "nccl": ("NCCL", "NCCL_SOCKET_IFNAME"),
-    "master": ("the store", "MASTER_ADDR"),
 }
 #: How a connection went. ``no route``: the source's kernel has no route there. ``other host``: another host answers at that address.
 #: ``stalled``: it opened, and large data did not pass.
@@ -68,11 +67,11 @@ class HostReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameLookup:
-    """What a host gets for the name of another one (empty: for the master's address); ``is_written``: it stands in its ``/etc/hosts``."""
+    """What a host gets for the name of another one; ``is_written``: it stands in its ``/etc/hosts``."""
 
     source: str
     name: str
-    target: str = ""
+    target: str
     got: tuple[str, ...] = ()
     is_written: bool = False
 
@@ -175,8 +174,8 @@ class ClusterReport:
 
 def from_json(message: Facts) -> ClusterReport:
     """Read it again from a host's message; what is missing, or of another type, has its usual value; ValueError: it is something else."""
-    message = clean_all(message)
-    found = json_records.from_json(ClusterReport, message) if isinstance(message.get("hosts"), list) else None
+    cleaned = cast("dict[str, Fact]", clean(dict(message)))
+    found = json_records.from_json(ClusterReport, cleaned) if isinstance(cleaned.get("hosts"), list) else None
     if found is None:
-        raise ValueError(f"no list of hosts in {message!r:.200}")
+        raise ValueError(f"no list of hosts in {cleaned!r:.200}")
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from threading import Thread
 from typing import TypeVar, final
 
@@ -92,22 +93,13 @@ async def in_thread(function: Callable[[], Result]) -> Result:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
 
-    def settle(result: list[Result], error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result[0])
-        else:
-            future.set_exception(error)
-
     def run() -> None:
-        result, failure = list[Result](), None
         try:
-            result.append(function())
+            settle = partial(future.set_result, function())
         except BaseException as error:  # noqa: BLE001 - raised again, where it is awaited
-            failure = error
+            settle = partial(future.set_exception, error)
         with suppress(RuntimeError):  # the loop has ended: nobody waits any more
-            loop.call_soon_threadsafe(settle, result, failure)
+            loop.call_soon_threadsafe(lambda: None if future.done() else settle())
 
     Thread(target=run, name="rankwise-doctor", daemon=True).start()
     return await future

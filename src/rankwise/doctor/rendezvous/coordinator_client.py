@@ -183,7 +183,7 @@ def _make_hello(host: Host, plan: Plan, **more: str) -> Message:
 def read_refusal(message: Message) -> JoinError:
     """Return what a coordinator says that rejects us."""
     hint, class_id = wire.one_line(wire.text(message, "hint")), wire.one_line(wire.text(message, "class"), 8)
-    return JoinError(wire.one_line(wire.text(message, "no")), hint=hint, class_id=class_id)
+    return JoinError(wire.one_line(wire.text(message, "no")), f"# {hint}" * bool(hint), class_id)
 
 
 async def find_rival(host: Host, plan: Plan, secret: str) -> JoinError | None:
@@ -245,18 +245,16 @@ def _is_own(name: str) -> bool:
 
 
 def _explain_taken(plan: Plan, error: OSError) -> JoinError:
+    port = plan.endpoint_port
     if error.errno != errno.EADDRINUSE:
-        return JoinError(
-            f"this host can't listen at {plan.endpoint}: {wire.explain(error)}", class_id="I9",
-            hint="choose a port from 1024 to 65535 that is free, the same one on all hosts",
-        )  # fmt: skip
-    holder = find_port_holder(plan.endpoint_port)
+        what = f"this host can't listen at {plan.endpoint}: {wire.explain(error)}"
+        fix = "# choose a port from 1024 to 65535 that is free, the same one on all hosts"
+        return JoinError(what, fix, "I9")
+    holder = find_port_holder(port)
     # Of its command the program and the script: its arguments may be secret.
     by = f" by {re.sub(_ARGUMENTS, ')', holder)}" if holder else ""
-    return JoinError(
-        f"the rendezvous port {plan.endpoint_port} is taken{by}", class_id="I9",
-        hint=f"end it (ss -ltnp 'sport = :{plan.endpoint_port}' shows it), or choose another port on all hosts",
-    )  # fmt: skip
+    fix = f"# end it (ss -ltnp 'sport = :{port}' shows it), or choose another port on all hosts"
+    return JoinError(f"the rendezvous port {port} is taken{by}", fix, "I9")
 
 
 def describe(plan: Plan, error: Exception) -> str:
@@ -277,63 +275,41 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> JoinError:
     if isinstance(error, socket.gaierror | UnicodeError | OverdueError):
         return _report_no_address(name, waited)
     where, is_written = _report_address(host, name)
+    check = _write_check(name, is_written=is_written) if where else []
     if isinstance(error, StrangerError | SilentError):
         what = f"at {plan.endpoint} something else answers, not rankwise doctor: {error}"
         if isinstance(error, SilentError):
             what = f"at {plan.endpoint} something listens that sends nothing ({waited}): another program, or a doctor that is frozen"
-        who = f"ss -ltnp 'sport = :{port}'"
-        return JoinError(
-            what + where, class_id="I9", hint=f"on {name}, `{who}` shows what it is: end it, or choose another port on all hosts",
-            fix=f"# on {name}: what is it? End it, or choose another port on all hosts\nsudo {who}" + _write_check(name, where, is_written=is_written),
-        )  # fmt: skip
+        fix = f"# on {name}: what is it? End it, or choose another port on all hosts\nsudo ss -ltnp 'sport = :{port}'"
+        return JoinError(what + where, "\n".join([fix, *check]), "I9")
     if isinstance(error, ConnectionRefusedError):
         what = f"nothing listened at {plan.endpoint} {waited}"
-        hint = f"start the doctor on {name} at the same time"
         fix = f"# on {name}: start the doctor there at the same time"
     elif isinstance(error, TimeoutError):
         what = f"{plan.endpoint} gave no answer {waited}: packets are dropped"
-        hint = f"on {name}, open the port: sudo ufw allow {port}/tcp (or: sudo firewall-cmd --add-port={port}/tcp)"
         fix = f"# on {name}, open the port:\nsudo ufw allow {port}/tcp  # or: sudo firewall-cmd --add-port={port}/tcp"
     else:
         what = f"{plan.endpoint} can't be reached ({waited}): {describe(plan, error)}"
-        hint = f"`ip route get {shlex.quote(name)}` shows the way from here"
         fix = f"ip route get {shlex.quote(name if is_address(name) else next(iter(host.lookup(name)), name))}"
-    check = _write_check(name, where, is_written=is_written).lstrip()
-    if check:
-        # A name that leads elsewhere is likelier than a doctor that was not started, or a firewall: it comes first.
-        hint = f"is {name} the first host, for all hosts, and is that its address, seen from here? (getent hosts {shlex.quote(name)}) If so, {hint}"
-        fix = f"{check}\n{fix}"
-    else:
-        hint += f"; is {name} the right address? (on that host: ip -br addr)"
-    return JoinError(what + where, class_id="I2", hint=hint, fix=fix)
+    # A name that leads elsewhere is likelier than a doctor that was not started, or a firewall: it comes first.
+    return JoinError(what + where, "\n".join([*check, fix]), "I2")
 
 
 def _report_no_address(name: str, waited: str) -> JoinError:
     mistake = find_mistake(name)
     if mistake is not None and mistake.host:
-        port = f", and {mistake.port} as the port" if mistake.port else ""
-        return JoinError(
-            f"{mistake.what}: the hosts are to rendezvous there, but no name server knows it", class_id="I3", hint=f"give {mistake.host} as the address{port}",
-            fix=write_remedy(mistake, None),
-        )  # fmt: skip
+        what = f"{mistake.what}: the hosts are to rendezvous there, but no name server knows it"
+        return JoinError(what, write_remedy(mistake, None), "I3")
     if not is_host_name(name):
-        return JoinError(
-            f"{name}, the rendezvous address, is not a host name", class_id="I3", hint="give the name or an address of the first host",
-            fix="export MASTER_ADDR=…  # the name or an address of the first host, on all hosts",
-        )  # fmt: skip
-    command = f"getent hosts {shlex.quote(name)}"
-    return JoinError(
-        f"{name}, the rendezvous address, has no address here ({waited})", class_id="I3",
-        hint=f"`{command}` must print one: pass the address instead of the name, or add it to /etc/hosts",
-        fix=f"{command}  # must print an address; else pass one instead of the name, or add it to /etc/hosts",
-    )  # fmt: skip
+        fix = "export MASTER_ADDR=…  # the name or an address of the first host, on all hosts"
+        return JoinError(f"{name}, the rendezvous address, is not a host name", fix, "I3")
+    fix = f"getent hosts {shlex.quote(name)}  # must print an address; else pass one instead of the name, or add it to /etc/hosts"
+    return JoinError(f"{name}, the rendezvous address, has no address here ({waited})", fix, "I3")
 
 
 def _report_address(host: Host, name: str) -> tuple[str, bool]:
     """Return what a name means here, and whether /etc/hosts says so; nothing for an address."""
-    if is_address(name):
-        return "", False
-    found = host.lookup(name)
+    found = () if is_address(name) else host.lookup(name)
     if not found:
         return "", False
     for index, line in enumerate(host.read("/etc/hosts").splitlines(), 1):
@@ -343,10 +319,8 @@ def _report_address(host: Host, name: str) -> tuple[str, bool]:
     return f"; {name} is {', '.join(found)} here, by the name server", False
 
 
-def _write_check(name: str, where: str, *, is_written: bool) -> str:
+def _write_check(name: str, *, is_written: bool) -> list[str]:
     """Return how to see what is wrong with a name. Which of the two it is nobody knows here: nothing is changed by what can be pasted."""
-    if not where:
-        return ""
     lines = [
         f"# is {name} the first host? All hosts must be given the same one, by --master-addr, --rdzv-endpoint or MASTER_ADDR",
         f"getent hosts {shlex.quote(name)}  # is that the address of {name}?",
@@ -354,4 +328,4 @@ def _write_check(name: str, where: str, *, is_written: bool) -> str:
     if is_written and is_host_name(name):
         lines[-1] += " If not, take it out of /etc/hosts:"
         lines += [f"# {line}" for line in remove_name(name).splitlines()]
-    return "\n" + "\n".join(lines)
+    return lines

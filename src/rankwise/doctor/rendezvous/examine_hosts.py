@@ -103,10 +103,9 @@ async def _obey(client: CoordinatorClient, tasks: HostTasks, plan: Plan, say: Sa
         try:
             message = await client.receive()
         except GoneError as error:
-            raise JoinError(
-                f"the host of the rendezvous at {plan.endpoint} is gone: {error}",
-                hint=f"look at the doctor's output on {plan.endpoint_host}, see that it stays up, and start all hosts again",
-            ) from error
+            what = f"the host of the rendezvous at {plan.endpoint} is gone: {error}"
+            fix = f"# look at the doctor's output on {plan.endpoint_host}, see that it stays up, and start all hosts again"
+            raise JoinError(what, fix) from error
         if "no" in message:
             raise coordinator_client.read_refusal(message)
         if isinstance(result := message.get("result"), dict):
@@ -132,4 +131,4 @@ def _read_result(result: Message, plan: Plan) -> ClusterReport:
         return cluster_report.from_json(result)
     except ValueError as error:
         what = f"what the host at {plan.endpoint} sent is not a result: {error}"
-        raise JoinError(what, hint="use the same version of rankwise on all hosts") from error
+        raise JoinError(what, "# use the same version of rankwise on all hosts") from error

@@ -30,8 +30,6 @@ from rankwise.doctor.rendezvous.wire import Message
 
 Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
 
-#: So long a link is measured at most, whatever the coordinator orders.
-_MOST_MEASURE_S = 60.0
 _PORTS, _PORTS_OF_MANY, _MANY = 3, 1, 32
 _AT_ONCE, _AT_ONCE_SIMULATED = 128, 12
 _GREETING_S, _GREETING_S_SIMULATED = 10.0, 120.0
@@ -102,7 +100,6 @@ class HostTasks:
         planes: list[Fact] = [
             {"plane": one, "address": at, "ports": ports} for one, at, ports in opened if ports
         ]
-        planes += self._listen_as_master(server, is_first=bool(order.get("is_first")))
         return {
             "planes": planes, "gloo": gloo, "nccl": nccl, "reached_at": own, "own_name": host.name,
             "private": [address.ip for one in interfaces if one.kind == "container" for address in one.addresses],
@@ -129,53 +126,30 @@ class HostTasks:
                 ports += [server.listen(address)]
         return ports
 
-    def _listen_as_master(self, server: LinkServer, *, is_first: bool) -> list[Fact]:
-        port, job = self._host.job.master_port, self._host.job
-        is_master = job.is_master if job.is_master is not None else is_first
-        if not is_master or port is None or port == self._plan.endpoint_port or self._plan.listen_address:
-            return []
-        try:
-            server.listen("", port)
-        except OSError:  # taken: the probe of the master's port says by whom
-            return []
-        return [{"plane": "master", "address": job.master_addr or self._plan.endpoint_host, "ports": [port]}]
-
     async def _connect(self, order: Message) -> Message:
         self._peers = [one for one in wire.parts(order, "peers") if wire.whole(one, "number") != self._number]
         self._networks = list_networks([wire.text(one, "address") for one in self._peers])
-        simulated, master = bool(self._plan.listen_address), self._master_name()
-        wanted = {wire.text(one, "name") for one in self._peers} | {master}
+        simulated = bool(self._plan.listen_address)
+        wanted = {wire.text(one, "name") for one in self._peers}
         names = {} if simulated else await resolve_all(sorted(wanted - {"", self._host.name}))
         tried = await try_all(
-            self._list_targets(names), mark=wire.mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
+            self._list_targets(), mark=wire.mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
             at_once=_AT_ONCE_SIMULATED if simulated else _AT_ONCE, greeting_s=_GREETING_S_SIMULATED if simulated else _GREETING_S,
         )  # fmt: skip
-        reported = self._report_names(names)
-        if master and names.get(master) == ():
-            reported.append({"name": master, "to": None, "got": [], "is_written": False})
         # Of the ports of one host and plane, the worst counts.
         by_outcome = sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome))
         worst = {(one.number, one.plane): one for one in by_outcome}
-        return {"links": [to_json(one) for one in worst.values()], "names": reported}
+        return {"links": [to_json(one) for one in worst.values()], "names": self._report_names(names)}
 
-    def _list_targets(self, names: dict[str, tuple[str, ...] | None]) -> list[LinkAttempt]:
+    def _list_targets(self) -> list[LinkAttempt]:
         found = []
         for peer in self._peers:
+            at = wire.whole(peer, "number") or 0
             for one in wire.parts(peer, "planes"):
                 plane, address = cast("Plane", wire.text(one, "plane")), wire.text(one, "address")
-                got = names.get(address) if plane == "master" else None
-                address = got[0] if got else address
                 ports = map(wire.read_port, wire.entries(one, "ports") if is_address(address) else [])
-                at = wire.whole(peer, "number") or 0
                 found += [LinkAttempt(number=at, plane=plane, address=address, port=port) for port in ports]
         return found
-
-    def _master_name(self) -> str:
-        for peer in self._peers:
-            for one in wire.parts(peer, "planes"):
-                if wire.text(one, "plane") == "master" and not is_address(wire.text(one, "address")):
-                    return wire.text(one, "address")
-        return ""
 
     def _report_names(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
         lines = self._host.read("/etc/hosts").splitlines()
@@ -201,13 +175,8 @@ class HostTasks:
         return answer
 
     async def _measure(self, order: Message) -> Message:
-        speed = await measure_link(
-            wire.text(order, "address"), wire.whole(order, "port") or 0, clock=self._host.clock, seconds=max(0.0, min(wire.number(order, "seconds"), _MOST_MEASURE_S)),
-            source_address=self._plan.listen_address, bytes_per_s=wire.number(order, "pace"),
-        )  # fmt: skip
-        return {
-            "target": wire.whole(order, "target"), "latency": speed.latency_s, "speed": speed.bytes_per_s, "resent": speed.resent, "why": speed.why,
-        }  # fmt: skip
+        found = await measure_link(order, self._host.clock, self._plan.listen_address)
+        return {"target": wire.whole(order, "target"), **found}
 
     async def _stop(self, _: Message) -> Message:
         self._reducing.stop()

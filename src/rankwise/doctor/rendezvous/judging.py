@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections.abc import Iterator
 
 from rankwise.base.host import is_loopback
-from rankwise.doctor.network.names import choose_interface, is_host_name, map_name
+from rankwise.doctor.network.names import choose_interface, is_loopback_address, map_name
 from rankwise.doctor.probe import Reading, fail, ok, on_host, warn
 from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport, NameLookup
 from rankwise.doctor.rendezvous.judging_links import find_blocked, judge_links
@@ -117,52 +116,36 @@ _APART_S, _FAR_APART_S = 1.0, 5.0
 
 
 def judge_names(found: ClusterReport, plan: Plan) -> Iterator[Reading]:
-    """Report hosts that know others by wrong addresses. A name without an address matters only where the ranks meet."""
+    """Report hosts that know others by wrong addresses; a name without an address harms nobody."""
     reports = {one.name: one for one in found.hosts}
     named = [one.own_name for one in found.hosts]
     good = bool(found.names)
     for look in found.names:
         target = reports.get(look.target)
-        if target is not None and named.count(look.name) > 1:
-            continue
-        reading = _judge_name(look, target, found, plan) if target is not None else _judge_master(look)
-        if reading is not None:
-            good = False
-            yield reading
+        if target is not None and named.count(look.name) < 2:
+            readings = [*_judge_name(look, target, found, plan)]
+            good = good and not readings
+            yield from readings
     if good:
         yield ok("the hosts resolve each other's names to the right addresses, or not at all")
 
 
-def _judge_master(look: NameLookup) -> Reading | None:
-    if look.got:
-        return None
-    ask = (
-        f"getent hosts {shlex.quote(look.name)}  # prints nothing now; else use an address: "
-        * is_host_name(look.name)
-    )
-    return fail(
-        f"{look.source} has no address for {look.name}, where the ranks rendezvous",
-        "its ranks wait for the store until their timeout: 'The client socket has timed out'", on_host(look.source, f"{ask}export MASTER_ADDR=…"), "I3",
-        hosts=(look.source,)
-    )  # fmt: skip
-
-
-def _judge_name(look: NameLookup, target: HostReport, found: ClusterReport, plan: Plan) -> Reading | None:
+def _judge_name(look: NameLookup, target: HostReport, found: ClusterReport, plan: Plan) -> Iterator[Reading]:
     own = {target.address, target.gloo_address, *(ip for _, ip in target.interfaces)}
     if not look.got or own & set(look.got):
-        return None
+        return
     right = target.address
     others = (one for one in found.hosts if one.name != target.name)
     known = ((one.name, {one.address, *(ip for _, ip in one.interfaces)}) for one in others)
     other = next((name for name, ips in known if ips & set(look.got)), "")
     whose = f"that is {other}'s address" if other else "no host of these has that address"
-    if look.got[0].startswith("127."):
+    if is_loopback_address(look.got[0]):
         whose = f"that is {look.source} itself"
         other = look.source
     is_master = short_name(plan.endpoint_host) == short_name(look.name) or target.name == found.hosts[0].name
     matters, name = bool(other) or is_master, look.name
     where = f"in {look.source}'s /etc/hosts" if look.is_written else f"by {look.source}'s name server"
-    return Reading(
+    yield Reading(
         "fail" if matters else "warn", f"{where} {name} is {', '.join(look.got)}, and {whose}; {target.name} is {right}",
         f"what connects to {name} from there reaches the wrong place: the ranks if {name} is the master (torchrun takes the name of node 0), ssh and mpirun always",
         on_host(look.source, *map_name(name, right, is_written=look.is_written)), "I2" if matters else "", hosts=(look.source,)

@@ -16,7 +16,7 @@ from rankwise.doctor.units import join_names
 
 Side: TypeAlias = Literal["in", "out"]
 
-_CLASSES: dict[Plane, str] = {"gloo": "I8", "nccl": "I7", "master": "I2"}
+_CLASSES: dict[Plane, str] = {"gloo": "I8", "nccl": "I7"}
 #: Of so many hosts the one at fault can't be known.
 _FEWEST = 2
 _SHUT = {"refused", "timeout", "unreachable", "reset"}
@@ -25,7 +25,6 @@ _WHY: dict[Plane, str] = {
     "gloo": "Gloo and NCCL connect all hosts at ports that the kernel chooses: init_process_group succeeds, and then the first collective "
     "hangs, or fails with 'Connection reset by peer' or 'connectFullMesh failed'",
     "nccl": "NCCL takes this address: its first collective hangs, or fails with 'ncclSystemError: Connect to … failed'",
-    "master": "the ranks rendezvous at this port: 'The client socket has timed out … while trying to connect'",
 }
 _WHY_NO_ROUTE = _WHY | {
     "gloo": "its ranks fail at init_process_group or in their first collective: 'connectFullMesh failed', 'Network is unreachable'"
@@ -99,7 +98,7 @@ def _find_private(links: Links, reports: Reports) -> Places:
     for (source, target), link in links.items():
         report = reports[target]
         is_bad = link.outcome in {"other host", "no route", *_SHUT}
-        if not is_bad or link.plane == "master" or link.address == report.address:
+        if not is_bad or link.address == report.address:
             continue
         has_it = bool(reports[source].find_interface(link.address))
         if has_it or link.address in report.private:
@@ -147,7 +146,7 @@ def _report_shut(plane: Plane, blame: Blame, links: Links, reports: Reports) -> 
 
 
 def _describe_shut(plane: Plane, blame: Blame, bad: Sequence[Link], reports: Reports) -> str:
-    words, sample, ports = _describe_outcome(bad), _give_sample(bad), _name_ports(plane, bad)
+    words, sample, ports = _describe_outcome(bad), _give_sample(bad), _name_ports(plane)
     host, count = blame.hosts[0], f"{len(bad)} of {blame.tried}"
     if blame.kind == "in":
         address = reports[host].gloo_address if plane == "gloo" else reports[host].nccl_address
@@ -164,8 +163,8 @@ def _describe_shut(plane: Plane, blame: Blame, bad: Sequence[Link], reports: Rep
     return what + ("; both reach other hosts" if len(reports) > _FEWEST else "")
 
 
-def _name_ports(plane: Plane, bad: Sequence[Link]) -> str:
-    return f"port {bad[0].port}" if plane == "master" else f"the ports that {LIBRARIES[plane][0]} takes"
+def _name_ports(plane: Plane) -> str:
+    return f"the ports that {LIBRARIES[plane][0]} takes"
 
 
 def _give_sample(bad: Sequence[Link]) -> str:
@@ -173,7 +172,7 @@ def _give_sample(bad: Sequence[Link]) -> str:
 
 
 def _report_split(plane: Plane, blame: Blame, bad: Sequence[Link], reports: Reports) -> Reading:
-    ports = _name_ports(plane, bad)
+    ports = _name_ports(plane)
     reach = "; ".join(f"{join_names(group)} reach each other" for group in blame.groups)
     what = f"{reach}; {describe_sides(blame)} at {ports}: connections {_describe_outcome(bad)} ({_give_sample(bad)})"
     guilty = _find_own_firewalls(blame, reports)
@@ -282,11 +281,6 @@ def list_networks(addresses: Sequence[str]) -> list[str]:
 
 def _report_other(plane: Plane, link: Link, target: HostReport, source: HostReport) -> Reading:
     who, (library, variable) = link.detail or "another host", LIBRARIES[plane]
-    if plane == "master":
-        return fail(
-            f"at the master's address, as {source.name} resolves it ({link.address}), {who} answers, and not {target.name}", _WHY[plane],
-            on_host(source.name, f"export {variable}={target.address}"), "I2", hosts=(source.name, target.name)
-        )  # fmt: skip
     return fail(
         f"at {link.address}, where {library} listens on {target.name}, {source.name} finds {who}",
         "two hosts have this address (a container's bridge?): ranks connect to the wrong one, or to themselves",
@@ -323,7 +317,7 @@ def _judge_routes(plane: Plane, lost: Sequence[Link], reports: Reports) -> Itera
         lacks_ipv6 = _lacks_ipv6(link, reports)
         if lacks_ipv6 and is_reported:
             continue
-        if plane != "master" and link.address != reports[link.target].address and not lacks_ipv6:
+        if link.address != reports[link.target].address and not lacks_ipv6:
             elsewhere.setdefault(link.target, []).append(link)
         else:
             nowhere.setdefault(link.source, []).append(link)

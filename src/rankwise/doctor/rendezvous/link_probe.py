@@ -77,6 +77,18 @@ async def wait_ready(sock: socket.socket, timeout_s: float, *, to_write: bool = 
         (loop.remove_writer if to_write else loop.remove_reader)(sock)
 
 
+async def connect(address: str, port: int, timeout_s: float, source_address: str) -> socket.socket:
+    """Return a connection that is open; OSError: it can't be opened, or not in time."""
+    sock = open_socket(address, source_address)
+    try:
+        begin_connect(sock, address, port)
+        await wait_connected(sock, timeout_s)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 async def read_exactly(sock: socket.socket, count: int, clock: Clock, until_s: float) -> bytes:
     """Return so many bytes from a socket; TimeoutError if they have not come in time, OSError if the connection has ended."""
     found = b""
@@ -148,7 +160,7 @@ async def _try(
             await wait_connected(sock, _OPEN_S)
             connect_s = clock.monotonic() - begin_s
             silence = f"it accepted, but sent nothing within {greeting_s:.0f} s"
-            greeting, outcome, detail = await _read_greeting(sock, clock, greeting_s), "ok", ""
+            greeting, outcome, detail = await read_greeting(sock, clock, greeting_s), "ok", ""
             if GREETING not in greeting or text(greeting, "mark") != mark:
                 outcome, detail = "other host", "it is not part of this rendezvous"
             elif whole(greeting, "number") != one.number:
@@ -162,7 +174,8 @@ async def _try(
         return replace(one, outcome=outcome, detail=detail, connect_s=connect_s)
 
 
-async def _read_greeting(sock: socket.socket, clock: Clock, timeout_s: float) -> dict[str, Fact]:
+async def read_greeting(sock: socket.socket, clock: Clock, timeout_s: float) -> dict[str, Fact]:
+    """Return the line with which a host greets, and after which it waits for orders; OSError or GoneError: none has come."""
     until_s, greeting = clock.monotonic() + timeout_s, b""
     while b"\n" not in greeting:
         await wait_ready(sock, until_s - clock.monotonic())

@@ -8,78 +8,50 @@ import statistics
 import struct
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import final
 
 from rankwise.base.clock import Clock
-from rankwise.doctor.rendezvous.link_probe import begin_connect, open_socket, read_exactly, wait_connected
-from rankwise.doctor.rendezvous.wire import GREETING, VERSION, encode, explain, tune
+from rankwise.doctor.rendezvous import wire
+from rankwise.doctor.rendezvous.link_probe import connect, read_exactly, read_greeting
+from rankwise.doctor.rendezvous.wire import GoneError, Message
 
 _PINGS, _PINGS_S = 20, 3.0
 _MOST_BYTES = 64 << 20
 _CHUNK = bytes(4 << 20)
-_OPEN_S, _GREETING_BYTES = 5.0, 1024
+#: So long a link is measured at most, whatever the coordinator orders.
+_OPEN_S, _MOST_S = 5.0, 60.0
 #: Linux: struct tcp_info, tcpi_total_retrans and tcpi_segs_out; and the option that paces a stream.
 _TCP_INFO, _RESENT_AT, _SENT_AT, _SO_MAX_PACING_RATE = 11, 100, 136, 47
 #: Fewer packets than these that were sent again, and so few that were sent at all, say nothing about the link.
 _LEAST_RESENT, _LEAST_SENT = 4, 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """How fast a link is, as in `cluster_report.Measure`; ``why`` says why it could not be measured."""
+async def measure_link(order: Message, clock: Clock, source_address: str) -> Message:
+    """Measure the link to a host that listens (`LinkServer`), as the coordinator orders it; return the answer, or ``why`` there is none.
 
-    latency_s: float = 0.0
-    bytes_per_s: float = 0.0
-    resent: float | None = None
-    why: str = ""
-
-
-async def measure_link(
-    address: str,
-    port: int,
-    *,
-    clock: Clock,
-    seconds: float,
-    source_address: str = "",
-    bytes_per_s: float = 0.0,
-) -> Speed:
-    """Measure the link to a host that listens (`LinkServer`), within ``seconds`` and some more; it never raises.
-
-    ``bytes_per_s`` is how fast to send at most, where the kernel can pace; 0: as fast as it goes.
+    It takes ``seconds`` and some more. ``pace`` is how many bytes a second to send at most, where the kernel can pace; 0: as fast as it goes.
     """
+    pace, seconds = wire.number(order, "pace"), max(0.0, min(wire.number(order, "seconds"), _MOST_S))
     try:
-        sock = open_socket(address, source_address)
-    except OSError as error:
-        return Speed(why=explain(error))
-    with sock:
-        try:
-            begin_connect(sock, address, port)
-            await wait_connected(sock, _OPEN_S)
-            tune(sock)
-            if bytes_per_s and sys.platform.startswith("linux"):
-                pace = struct.pack("@I", int(min(bytes_per_s, 2**32 - 2)))
-                with suppress(OSError):
-                    sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)
-            await _skip_greeting(sock, clock)
+        with await connect(
+            wire.text(order, "address"), wire.whole(order, "port") or 0, _OPEN_S, source_address
+        ) as sock:
+            wire.tune(sock)
+            with suppress(OSError):
+                # Whatever still waits to be sent at the end must not be in the way of the next measurement.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                if pace and sys.platform.startswith("linux"):
+                    bound = struct.pack("@I", int(min(pace, 2**32 - 2)))
+                    sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bound)
+            await read_greeting(sock, clock, _OPEN_S)
             latency_s = await _ping(sock, clock)
             taken_bytes, took_s = await _stream(sock, clock, seconds)
-            speed = taken_bytes / max(took_s, 1e-6)
-            return Speed(latency_s=latency_s, bytes_per_s=speed, resent=_read_resent(sock))
-        except OSError as error:
-            return Speed(why=explain(error) if str(error) else f"no answer within {_OPEN_S:.0f} s")
-        finally:
-            # Whatever still waits to be sent must not be in the way of the next measurement.
-            with suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-async def _skip_greeting(sock: socket.socket, clock: Clock) -> None:
-    until_s = clock.monotonic() + _OPEN_S
-    for _ in range(_GREETING_BYTES):
-        if await read_exactly(sock, 1, clock, until_s) == b"\n":
-            return
-    raise ConnectionAbortedError("it is not a doctor")
+            speed, resent = taken_bytes / max(took_s, 1e-6), _read_resent(sock)
+            return {"latency": latency_s, "speed": speed, "resent": resent}
+    except OSError as error:
+        return {"why": wire.explain(error) if str(error) else f"no answer within {_OPEN_S:.0f} s"}
+    except GoneError as error:
+        return {"why": str(error)}
 
 
 async def _ping(sock: socket.socket, clock: Clock) -> float:
@@ -148,7 +120,9 @@ class LinkServer:
     """Listens at ports that the kernel chooses, as the host of a name and a number in the rendezvous."""
 
     def __init__(self, *, mark: str, number: int, name: str, clock: Clock) -> None:
-        self._greeting = encode({GREETING: VERSION, "mark": mark, "number": number, "name": name})
+        self._greeting = wire.encode(
+            {wire.GREETING: wire.VERSION, "mark": mark, "number": number, "name": name}
+        )
         self._clock = clock
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -179,7 +153,7 @@ class LinkServer:
 
     async def _serve(self, sock: socket.socket) -> None:
         with sock, suppress(OSError):
-            tune(sock)
+            wire.tune(sock)
             sock.send(self._greeting)
             while await self._answer(sock):
                 pass

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, final
 
 from rankwise.base.clock import Clock
@@ -31,26 +30,26 @@ class _Remote:
 
 @final
 class RemoteHosts:
-    """The doctor on other hosts, by an ssh command with its own options (``ssh -p 2222``); ``say`` shows a line on the terminal."""
+    """The doctor on other hosts, by an ssh command with its own options (``ssh -p 2222``), in a folder there, if they have it; ``say`` shows a line on the terminal."""
 
-    def __init__(self, ssh: str, say: Callable[[str], None]) -> None:
-        self._ssh = read_ssh(ssh)
+    def __init__(self, ssh: str, folder: str, say: Callable[[str], None]) -> None:
+        self._ssh, self._folder = read_ssh(ssh), folder
         self._describe = say
         self._remotes: list[_Remote] = []
 
     def start(
-        self, host: str, command: Sequence[str], *, folder: Path, keeps_output: bool = False, secret: str = ""
+        self, host: str, command: Sequence[str], *, keeps_output: bool = False, secret: str = ""
     ) -> None:
-        """Start a command on a host, in a folder there, if it has it; UsageError if the ssh command is no program.
+        """Start a command on a host; UsageError if the ssh command is no program.
 
         ``secret`` is the first line of its standard input: a command line can be read by all users of a host. Only with ``keeps_output``
         there is something for ``take_output``.
         """
-        line = f"cd {shlex.quote(str(folder))} 2>/dev/null; exec {shlex.join(command)}"
+        line = f"cd {shlex.quote(self._folder)} 2>/dev/null; exec {shlex.join(command)}"
         words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         try:
             process = subprocess.Popen(
-                write_ssh(self._ssh, host, line), stdin=subprocess.PIPE, stderr=words,
+                [*write_ssh(self._ssh, host), line], stdin=subprocess.PIPE, stderr=words,
                 stdout=subprocess.PIPE if keeps_output else subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -66,7 +65,7 @@ class RemoteHosts:
     def try_all(self, hosts: Sequence[str], command: Sequence[str], clock: Clock) -> list[Reading]:
         """Run a short command on all hosts at once, and forget it; return the readings of those where it could not be run (each was shown)."""
         for host in hosts:
-            self.start(host, command, folder=Path.cwd())
+            self.start(host, command)
         end_s = clock.monotonic() + SSH_TRY_S
         while any(one.process.poll() is None for one in self._remotes) and clock.monotonic() < end_s:
             clock.sleep(_LOOK_S)

@@ -108,10 +108,13 @@ class Phases:
         peers = self._found.list_peers(self._coordinator.here())
         bound_s = _CONNECT_S + _CONNECT_S_PER_HOST * len(self._numbered)
         order: Message = {"do": "connect", "peers": peers}
-        await self._take_all(order, bound_s, "trying all links", self._found.take_links)
+        orders = dict.fromkeys(self._coordinator.here(), order)
+        await self._take(orders, bound_s, "trying all links", self._found.take_links)
         bounds = [BOUND_S[one.speed] for one in self._probes] + [BOUND_S["slow"]] * self._plan.all_reduce
-        order, bound_s = {"do": "readings", "torch": self._plan.all_reduce}, max(bounds, default=0.0) + 10.0
-        await self._take_all(order, bound_s, "looking at each host", self._found.take_readings)
+        order = {"do": "readings", "torch": self._plan.all_reduce}
+        orders = dict.fromkeys(self._coordinator.here(), order)
+        bound_s = max(bounds, default=0.0) + 10.0
+        await self._take(orders, bound_s, "looking at each host", self._found.take_readings)
         await self._compare_clocks()
         if self._plan.measure:
             await self._measure()
@@ -126,7 +129,7 @@ class Phases:
             # At which of our addresses the others arrived: that is the one by which we can be reached.
             own = (max(set(others), key=others.count) if others else peer.address) if peer.is_own else ""
             orders[peer] = {
-                "do": "open", "number": peer.number, "count": len(self._numbered), "own": own, "is_first": peer.number == 0,
+                "do": "open", "number": peer.number, "count": len(self._numbered), "own": own,
             }  # fmt: skip
         await self._take(orders, _OPEN_S, "opening ports", self._found.take_opened)
 
@@ -227,9 +230,6 @@ class Phases:
         if self._is_reducing:
             # The others would wait for it until their time is over.
             self._coordinator.tell_all({"do": "stop"})
-
-    async def _take_all(self, order: Message, timeout_s: float, doing: str, take: Take) -> None:
-        await self._take(dict.fromkeys(self._coordinator.here(), order), timeout_s, doing, take)
 
     async def _take(self, orders: dict[Peer, Message], timeout_s: float, doing: str, take: Take) -> None:
         """Give orders, and take the answers; a host that sends what no doctor would is lost, and no other one."""

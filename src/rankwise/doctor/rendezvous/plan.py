@@ -55,17 +55,14 @@ class Plan:
 class JoinError(RendezvousError):
     """This host could not take part in the rendezvous, or lost it: with what to do, and the failure class that a job would meet here."""
 
-    def __init__(self, message: str, *, hint: str, class_id: str = "", fix: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.class_id = class_id
-        self.fix = fix or f"# {hint}" * bool(hint)
+    def __init__(self, message: str, fix: str, class_id: str = "") -> None:
+        super().__init__(message, hint=fix)
+        self.fix, self.class_id = fix, class_id
 
     def to_reading(self) -> Reading:
         """Return it as a reading of ``meeting``."""
-        return Reading(
-            "fail", self.message, "the ranks of this host would not find those of the others, and all would wait in init_process_group until their timeout",
-            self.fix or (f"# {self.hint}" if self.hint else ""), self.class_id, probe="meeting"
-        )  # fmt: skip
+        why = "the ranks of this host would not find those of the others, and all would wait in init_process_group until their timeout"
+        return Reading("fail", self.message, why, self.fix, self.class_id, probe="meeting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +95,8 @@ def find_plan(requested: Requested, env: Mapping[str, str]) -> Plan | Bystander 
         (host, port), count, rank = read_place(requested), requested.num_hosts, requested.node_rank
         plan = Plan(endpoint_host=host, endpoint_port=port or DEFAULT_PORT, num_hosts=count, node_rank=rank)
         return _check(plan, requested, rank)
-    identity = read_own_identity(env)
+    # Where the variables can't be read, their own probe says so.
+    identity = try_read(read_identity, env)
     if identity is None:
         return _plan_by_place(requested, env)
     is_spread = identity.local_world_size is not None and identity.local_world_size < identity.world_size
@@ -114,11 +112,6 @@ def _check(plan: Plan, requested: Requested, first: int | None) -> Plan:
         what = f"several hosts can't rendezvous at {host}: that is a different host on each of them"
         raise UsageError(what, hint="give an address of node 0 that the others reach")
     return replace(plan, is_coordinator=is_coordinator)
-
-
-def read_own_identity(env: Mapping[str, str]) -> Identity | None:
-    """Return who this process is by its variables; None also where they can't be read: then the probe of the variables says so."""
-    return try_read(read_identity, env)
 
 
 def _plan_by(identity: Identity, requested: Requested, env: Mapping[str, str]) -> Plan | Bystander:

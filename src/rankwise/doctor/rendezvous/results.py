@@ -94,14 +94,13 @@ class Results:
         self._names += [self._read_name(peer, one) for one in wire.parts(message, "names")]
         for target, link in links:
             self._links.append(link)
-            if link.outcome == "ok" and link.plane != "master":
+            if link.outcome == "ok":
                 self.open_at.setdefault((peer.number, target), (link.address, link.port))
 
     def _read_name(self, peer: Peer, message: Message) -> NameLookup:
-        to = message.get("to")
-        target = "" if to is None else self.peers[wire.read_number(to, len(self.peers), peer.number)].name
+        target = self.peers[wire.read_number(message.get("to"), len(self.peers), peer.number)]
         return NameLookup(
-            source=peer.name, name=wire.clean_host_name(wire.text(message, "name")), target=target,
+            source=peer.name, name=wire.clean_host_name(wire.text(message, "name")), target=target.name,
             got=tuple(wire.read_address(one) for one in wire.entries(message, "got")), is_written=bool(message.get("is_written")),
         )  # fmt: skip
 
@@ -151,10 +150,7 @@ class Results:
 
 def _read_plane_ports(message: Message) -> Fact:
     """Read where a host listens for one plane; it is sent to the others as it is."""
-    plane, address = read_plane(message), wire.text(message, "address")
-    # The master's address is mostly a name, which each host looks up for itself.
-    is_name = plane == "master" and ":" not in address
-    address = wire.clean_host_name(address) if is_name else wire.read_address(address)
+    plane, address = read_plane(message), wire.read_address(message.get("address"))
     if not address:
         raise BadMessageError("it listens at no address")
     ports = [wire.read_port(one) for one in wire.entries(message, "ports")[:_MOST_PORTS]]

@@ -156,25 +156,16 @@ class BadMessageError(ValueError):
     """A message that no doctor sends; the text says what is wrong with it."""
 
 
-def clean(value: Fact) -> Fact:
+def clean(value: Fact, depth: int = _MOST_DEEP) -> Fact:
     """Return what was sent, without the characters that a terminal would obey; BadMessageError: it is a list of lists of lists … that nobody needs."""
-    return _clean(value, _MOST_DEEP)
-
-
-def clean_all(message: Mapping[str, Fact]) -> dict[str, Fact]:
-    """Return a message without the characters that a terminal would obey; BadMessageError: see `clean`."""
-    return {clean_text(key): clean(one) for key, one in message.items()}
-
-
-def _clean(value: Fact, depth: int) -> Fact:
     if not depth:
         raise BadMessageError("it sends lists nested without end")
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, list):
-        return [_clean(one, depth - 1) for one in value]
+        return [clean(one, depth - 1) for one in value]
     if isinstance(value, dict):
-        return {clean_text(key): _clean(one, depth - 1) for key, one in value.items()}
+        return {clean_text(key): clean(one, depth - 1) for key, one in value.items()}
     return value
 
 

@@ -107,27 +107,16 @@ def guess(name: str) -> str:
     return next((one for one in known if _is_typo(name[len(prefix) :], one[len(prefix) :])), "")
 
 
-def find_misspellings(
+def report_misspellings(
     env: Iterable[str], *, prefixes: tuple[str, ...] = ("",), but: tuple[str, ...] = ()
-) -> Iterator[tuple[str, str]]:
-    """Yield names that nothing reads, each with the name that is probably meant."""
+) -> Iterator[Reading]:
+    """Yield a warning for each name that nothing reads and that is probably misspelt, of those that begin with ``prefixes`` and not with ``but``."""
     names = set(env)
     for name in sorted(names):
         meant = guess(name) if name.startswith(prefixes) and not (but and name.startswith(but)) else ""
         if meant and meant not in names:
-            yield name, meant
-
-
-def report_misspellings(
-    env: Iterable[str], *, prefixes: tuple[str, ...] = ("",), but: tuple[str, ...] = ()
-) -> list[Reading]:
-    """Return a warning for each name that is probably misspelt, of those that begin with ``prefixes`` and not with ``but``."""
-    return [
-        warn(
-            f"{name} is set, which nothing reads; did you mean {meant}?", f"{meant} silently stays at its default", f"unset {name}  # and set {meant}"
-        )
-        for name, meant in find_misspellings(env, prefixes=prefixes, but=but)
-    ]  # fmt: skip
+            what = f"{name} is set, which nothing reads; did you mean {meant}?"
+            yield warn(what, f"{meant} silently stays at its default", f"unset {name}  # and set {meant}")
 
 
 def _is_typo(typed: str, known: str) -> bool:
