@@ -362,7 +362,7 @@ def test_the_iommu_translates(tmp_path: Path) -> None:
 
 def test_cuda_that_does_not_reach_what_the_driver_reaches(tmp_path: Path) -> None:
     """Where torch can't reach a peer that the driver calls reachable, the pair is named."""
-    devices = tuple(Device(index=i, name="A100", uuid="", memory_bytes=1, capability="8.0") for i in range(2))
+    devices = (Device(name="A100", capability="8.0"),) * 2
     facts = TorchFacts(
         python="/usr/bin/python3", version="2.9.0", devices=devices, peers=((True, False), (False, True))
     )

@@ -16,8 +16,8 @@ from rankwise import checkpoint
 from rankwise.base.errors import CheckpointError, UsageError
 from rankwise.checkpoint.contents import find_checkpoint
 from rankwise.checkpoint.convert import import_file
-from rankwise.cli.columns import align, format_size
 from rankwise.cli.main import main
+from rankwise.doctor.units import align, format_bytes
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -184,7 +184,7 @@ def test_weights_go_out_and_come_in(folder: Path, tmp_path: Path, capsys: pytest
     file, new = tmp_path / "model.safetensors", tmp_path / "new"
     code, out, err = call(capsys, "export", folder, file)
     assert (code, err) == (0, "")
-    assert out == f"{file}  {format_size(file.stat().st_size)}\n"
+    assert out == f"{file}  {format_bytes(file.stat().st_size)}\n"
     code, out, _ = call(capsys, "import", file, new, "--step", 7)
     assert code == 0
     assert out.startswith(f"{new / 'step-7'}  ")
@@ -315,7 +315,7 @@ def test_columns() -> None:
 )  # fmt: skip
 def test_sizes(size: int, text: str) -> None:
     """Bytes stay exact; above, one decimal and the largest unit that gives 1 or more."""
-    assert format_size(size) == text
+    assert format_bytes(size) == text
 
 
 def test_a_step_that_is_none_is_a_wrong_command(tmp_path: Path) -> None:

@@ -25,15 +25,9 @@ _FOR_PEOPLE = ("text", "concise")
 
 
 def show(args: argparse.Namespace, outcome: Outcome, given: Mapping[str, bytes]) -> int:
-    """Print what was found; return the exit code.
+    """Print what was found; return the exit code; UsageError: the output file can't be written.
 
-    Args:
-        args: The flags.
-        outcome: What was found.
-        given: Texts that are no files, by name.
-
-    Raises:
-        UsageError: The output file can't be written.
+    ``given`` are texts that are no files, by name.
     """
     for line in outcome.notes:
         if not args.quiet:

@@ -15,7 +15,7 @@ from rankwise.checkpoint.contents import find_checkpoint, list_unfinished
 from rankwise.checkpoint.folder import list_checkpoints, open_checkpoint, verify
 from rankwise.checkpoint.manifest import MANIFEST
 from rankwise.cli.checkpoint_inspect import inspect
-from rankwise.cli.columns import align, format_size
+from rankwise.doctor.units import align, format_bytes
 
 if TYPE_CHECKING:
     import argparse
@@ -122,7 +122,7 @@ def _describe(one: Checkpoint) -> dict[str, Any]:
 
 
 def _format_row(row: dict[str, Any]) -> list[str]:
-    size = format_size(row["size_bytes"]) if "size_bytes" in row else "-"
+    size = format_bytes(row["size_bytes"]) if "size_bytes" in row else "-"
     metrics = ", ".join(f"{name}={value:.6g}" for name, value in row.get("metrics", {}).items())
     state = f"damaged: {row['problem']}" if row["problem"] else row["state"]
     return [row["name"], size, str(row.get("ranks", "-")), row.get("saved_at", "-"), metrics, state]
@@ -141,7 +141,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         results.append({"path": str(one), "state": "damaged" if problems else "complete", "size_bytes": size, "problems": problems})  # fmt: skip
         if arguments.format == "text":
             print(
-                f"{one}  " + ("damaged" if problems else f"complete ({format_size(size)} read)"), flush=True
+                f"{one}  " + ("damaged" if problems else f"complete ({format_bytes(size)} read)"), flush=True
             )
             print("".join(f"  {problem}\n" for problem in problems), end="", flush=True)
     if arguments.format == "json":
@@ -156,13 +156,13 @@ def _export(arguments: argparse.Namespace) -> int:
     # Asked before torch is imported: what is wrong with a path is told at once.
     find_checkpoint(arguments.path, arguments.step)
     target = _load_torch_part().export_safetensors(arguments.path, arguments.target, part=arguments.part, step=arguments.step)  # fmt: skip
-    print(f"{target}  {format_size(target.stat().st_size)}")
+    print(f"{target}  {format_bytes(target.stat().st_size)}")
     return 0
 
 
 def _import(arguments: argparse.Namespace) -> int:
     path = _load_torch_part().import_file(arguments.file, arguments.folder, step=arguments.step, key=arguments.key)  # fmt: skip
-    print(f"{path}  {format_size(open_checkpoint(path).manifest.size)}")  # type: ignore[union-attr]
+    print(f"{path}  {format_bytes(open_checkpoint(path).manifest.size)}")  # type: ignore[union-attr]
     return 0
 
 

@@ -9,8 +9,7 @@ from rankwise.base.errors import CheckpointError
 from rankwise.base.terminal import clean_text
 from rankwise.checkpoint.contents import find_checkpoint, list_parts
 from rankwise.checkpoint.folder import read_contents
-from rankwise.cli.columns import align, format_size
-from rankwise.doctor.units import format_count
+from rankwise.doctor.units import align, format_bytes, format_count
 
 if TYPE_CHECKING:
     import argparse
@@ -75,7 +74,7 @@ def _format_top(path: Path, manifest: Manifest) -> list[str]:
         ("saved", f"{manifest.saved_at} by {format_count(manifest.world_size, 'rank')}{mesh}"),
         ("with", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())),
         ("metrics", ", ".join(f"{name}={value:.6g}" for name, value in manifest.metrics.items())),
-        ("files", f"{len(manifest.files)} and the manifest, {format_size(manifest.size)}"),
+        ("files", f"{len(manifest.files)} and the manifest, {format_bytes(manifest.size)}"),
     ]
     return [*align([row for row in rows if row[1]]), ""]
 

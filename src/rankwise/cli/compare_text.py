@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, final
 
-from rankwise.cli.columns import align
-from rankwise.doctor.units import format_count
+from rankwise.doctor.units import align, format_count
 from rankwise.train.comparison.reasons import WITHOUT_EFFECT
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rankwise.base import terminal
 from rankwise.base.environ import environ
 from rankwise.base.flags import Parser
-from rankwise.cli.columns import align
 from rankwise.cli.printing import put
 from rankwise.doctor.host import Host
+from rankwise.doctor.units import align
 from rankwise.doctor.variables.contradictions import find_contradictions
 from rankwise.doctor.variables.launches import may_have_gpus
 from rankwise.doctor.variables.masking import escape, list_variables

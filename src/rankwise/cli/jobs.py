@@ -12,13 +12,12 @@ from rankwise.base import terminal
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import RankwiseError
 from rankwise.base.flags import Parser
-from rankwise.cli.columns import align
 from rankwise.cli.printing import put
 from rankwise.cli.submit import say_state
 from rankwise.cluster import handles
 from rankwise.cluster.cluster import JobState
 from rankwise.cluster.submission import JobHandle
-from rankwise.doctor.units import format_age, format_count
+from rankwise.doctor.units import align, format_age, format_count
 
 _AT_ONCE = 8
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.base import terminal
 from rankwise.base.terminal import clean_text
-from rankwise.cli.columns import align, format_size
-from rankwise.doctor.units import format_count
+from rankwise.doctor.units import align, format_bytes, format_count
 from rankwise.lint.reporters.words import paint
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def _tell_memory(body: Mapping[str, Any]) -> str:
         body["memory_bytes"],
         body["reserve_bytes"],
     )
-    return f"{ranks}{'' if body['num_ranks'] == 1 else ', each'} with {format_size(memory)}; {format_size(reserve)} of it in reserve, {format_size(memory - reserve)} free"
+    return f"{ranks}{'' if body['num_ranks'] == 1 else ', each'} with {format_bytes(memory)}; {format_bytes(reserve)} of it in reserve, {format_bytes(memory - reserve)} free"
 
 
 def _tell_precision(precision: str) -> str:
@@ -95,6 +94,6 @@ def _make_row(one: Mapping[str, Any], chosen: Mapping[str, Any] | None) -> list[
     return [
         "->" if one is chosen else "",
         name,
-        *("?" if size is None else format_size(size) for size in sizes),
+        *("?" if size is None else format_bytes(size) for size in sizes),
         verdict,
     ]

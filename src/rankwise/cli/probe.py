@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from rankwise.base import terminal
 from rankwise.base.flags import Parser
-from rankwise.cli.columns import align
 from rankwise.cli.printing import put
 from rankwise.cli.prose import page_width, write_page
 from rankwise.doctor import registry
+from rankwise.doctor.units import align
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

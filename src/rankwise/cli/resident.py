@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from rankwise.base import terminal
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.flags import Parser
-from rankwise.cli.columns import align, format_size
 from rankwise.cli.printing import put
-from rankwise.doctor.units import format_age, format_count
+from rankwise.doctor.units import align, format_age, format_bytes, format_count
 from rankwise.launcher.resident import list_servers, stop_servers
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     rows = [("pid", "key", "age", "memory", "runs", "running", "torch", "python")]
     rows += [
         (
-            str(one.pid), one.key, format_age(SYSTEM_CLOCK.time() - one.begun), format_size(one.memory_bytes), str(one.served), str(one.running),
+            str(one.pid), one.key, format_age(SYSTEM_CLOCK.time() - one.begun), format_bytes(one.memory_bytes), str(one.served), str(one.running),
             one.torch, f"{one.python}{' --preload ' + ','.join(one.asked) if one.asked else ''}",
         )
         for one in servers

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base import terminal
 from rankwise.base.errors import UsageError
 from rankwise.base.flags import Parser
-from rankwise.cli.columns import align
 from rankwise.cli.error_text import find_known, read_log
 from rankwise.cli.pages import find_close, find_page, list_names
 from rankwise.cli.prose import page_width, write_page
+from rankwise.doctor.units import align
 from rankwise.lint import registry
 from rankwise.lint.reporters.words import SEVERITY_STYLE, paint
 

@@ -59,11 +59,9 @@ class Plan(TypedDict):
 
 
 def decide_outcome(ends: Sequence[tuple[str, int]], min_nodes: int) -> tuple[int, str]:
-    """Return a job's exit code and the reason for it.
+    """Return a job's exit code and the reason for it, by names and exit codes of the nodes, in the order in which they ended.
 
-    Args:
-        ends: Names and exit codes of the nodes, in the order in which they ended.
-        min_nodes: With how many nodes the job could go on.
+    ``min_nodes`` is with how many nodes the job could go on.
     """
     bad = [(name, code) for name, code in ends if code]
     lost = ", ".join(name for name, code in bad if code == SSH_FAILED)

@@ -38,16 +38,9 @@ def start(spec: JobSpec, record: JobRecord, env: Mapping[str, str]) -> JobRecord
 
 
 def make_plan(spec: JobSpec, job_id: str, env: Mapping[str, str], client: int = 0) -> Plan:
-    """Return what is started: a step on each node.
+    """Return what is started: a step on each node; UsageError: it can't be a part of the allocation.
 
-    Args:
-        spec: The job.
-        job_id: Ours.
-        env: Ours, which tells of the allocation.
-        client: The process that the job is to end with, or 0.
-
-    Raises:
-        UsageError: It can't be a part of the allocation.
+    ``env`` is ours, which tells of the allocation; ``client`` the process that the job is to end with, or 0.
     """
     allocation, hosts = env["SLURM_JOB_ID"], expand_hosts(env["SLURM_JOB_NODELIST"])
     if spec.own.text("array") or spec.own.list("components"):

@@ -50,12 +50,7 @@ def make_plan(spec: JobSpec, ways: Mapping[str, Sequence[str]], place: MeetingPl
 
 
 def render_plan(plan: Plan, before: Sequence[Sequence[str]] = ()) -> list[Document]:
-    """Return a plan as the commands that it starts.
-
-    Args:
-        plan: What the job's process will do.
-        before: Commands that are run first.
-    """
+    """Return a plan as the commands that it starts, behind those that are run first."""
     lines = [shlex.join(words) for words in before]
     if plan["env"]:
         # A command line can be read by all users of a host.

@@ -21,10 +21,7 @@ _MOST_S = 90.0
 class Device:
     """A GPU as torch sees it."""
 
-    index: int
     name: str
-    uuid: str
-    memory_bytes: int
     capability: str
 
 
@@ -34,7 +31,7 @@ class TorchFacts:
 
     Attributes:
         why: Why torch said nothing; empty if it did.
-        folder: Where torch lies; ``prefix``: the folder of the interpreter's environment.
+        folder: Where torch lies.
         cuda: The CUDA that torch was built for; ``hip``: the same for ROCm; ``archs``: the architectures (``sm_90``).
         backends: Which of gloo, nccl, mpi, ucc, xccl torch.distributed has.
         peers: Which devices reach each other's memory: ``peers[a][b]``.
@@ -55,7 +52,6 @@ class TorchFacts:
     cuda_error: str = ""
     peers: tuple[tuple[bool, ...], ...] = ()
     archs: tuple[str, ...] = ()
-    prefix: str = ""
     wheels: tuple[str, ...] = ()
     nccl_file: str = ""
 

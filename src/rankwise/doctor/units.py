@@ -1,8 +1,8 @@
-"""Rates, times and counts as people read them."""
+"""Rates, times, sizes and tables as people read them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def format_rate(bytes_per_s: float) -> str:
@@ -46,3 +46,25 @@ def join_names(names: Sequence[str], most: int = 8) -> str:
     if len(names) > most:
         return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def format_bytes(size: int) -> str:
+    """Return a number of bytes with a unit: ``1.4 GiB``."""
+    amount, units = float(size), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+    for unit in units:
+        if amount < 1024 or unit == units[-1]:
+            break
+        amount /= 1024
+    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def align(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """Return rows as lines, two spaces between columns; ``right`` are the numbers of the columns that are set to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

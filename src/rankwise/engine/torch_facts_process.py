@@ -16,9 +16,7 @@ os.dup2(2, 1)
 
 def ask() -> dict[str, Any]:
     """Return all that torch tells."""
-    body: dict[str, Any] = {
-        "python_version": platform.python_version(), "prefix": sys.prefix, "wheels": _list_wheels(),
-    }  # fmt: skip
+    body: dict[str, Any] = {"python_version": platform.python_version(), "wheels": _list_wheels()}
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken library may raise anything, and that is the answer
@@ -79,25 +77,14 @@ def _ask_devices(torch: Any) -> dict[str, Any]:
         count = torch.cuda.device_count()
         if count:
             torch.cuda.init()
-        body["devices"] = [
-            _describe(torch.cuda.get_device_properties(index), index) for index in range(count)
-        ]
+        found = map(torch.cuda.get_device_properties, range(count))
+        body["devices"] = [{"name": one.name, "capability": f"{one.major}.{one.minor}"} for one in found]
         body["peers"] = [
             [a == b or torch.cuda.can_device_access_peer(a, b) for b in range(count)] for a in range(count)
         ]
     except Exception as error:  # noqa: BLE001 - what is wrong with the driver is what we ask for
         body["cuda_error"] = f"{type(error).__name__}: {error}"[:500]
     return body
-
-
-def _describe(one: Any, index: int) -> dict[str, Any]:
-    return {
-        "index": index,
-        "name": one.name,
-        "uuid": str(getattr(one, "uuid", "")),
-        "memory_bytes": one.total_memory,
-        "capability": f"{one.major}.{one.minor}",
-    }
 
 
 if __name__ == "__main__":

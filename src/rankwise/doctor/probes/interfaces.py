@@ -127,7 +127,8 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         return
     taken = {host: str(info.get("gloo") or "") for host, info in facts.items()}
     apart = {host: name for host, name in taken.items() if not common & {*networks[host].get(name, common)}}
-    if apart:
+    # All of them apart, one network per rack: what they share is for storage, and routers join the others.
+    if 0 < len(apart) < len(facts):
         there = {
             host: next(name for name, found in networks[host].items() if common.intersection(found))
             for host in apart

@@ -24,6 +24,7 @@ from rankwise.doctor.network import gloo_nccl
 from rankwise.doctor.network.gloo_nccl import Setting
 from rankwise.doctor.network.interfaces import suggest_name
 from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, ok, warn
+from rankwise.doctor.units import join_names
 from rankwise.doctor.variables.masking import mask_fact, mask_value
 from rankwise.doctor.variables.table import Variable, find, report_misspellings
 
@@ -200,7 +201,7 @@ def _judge_interfaces(host: Host, settings: Settings) -> Iterator[Reading]:
     fits = bool(typed) and bool(gloo_nccl.match_names(typed, usable))
     name = "" if fits or not typed else suggest_name(host, interfaces, typed)
     yield Reading(
-        _bad(host), f"{info} matches no interface that is up with an address; there are: {', '.join(usable) or 'none'}",
+        _bad(host), f"{info} matches no interface that is up with an address; there are: {join_names(usable) or 'none'}",
         "every rank fails when NCCL starts: `Bootstrap : no socket interface found`",
         f"export NCCL_SOCKET_IFNAME={name}" if name else f"unset {' '.join(['NCCL_SOCKET_FAMILY'] if fits else given)}"
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 **Why it matters.** Where another process listens at `MASTER_PORT`, the store can't: `EADDRINUSE`, `address already in use`. Often it is
 the last job, which has not ended. A port in the ephemeral range (`net.ipv4.ip_local_port_range`) is
-sometimes taken by chance. From that range come the ports of Gloo and NCCL, too; where it is small or used up, connections fail.
+sometimes taken by chance. From that range come the ports of Gloo and NCCL, too; where it is small, connections fail.
 
 **How it is checked.** The kernel's tables of sockets and its settings are read; nothing is opened. Only the host of the rendezvous
 needs the port.
@@ -27,13 +27,12 @@ _TORCH_PORT = 29500
 _USUAL_RANGE = (32768, 60999)
 #: Each pair of ranks takes several ports.
 _FEW_PORTS = 2000
-_MUCH_WAITING = 0.8
 
 
 def look(host: Host) -> Iterator[Reading]:
     low, high = read_range(host)
     yield _judge_port(host, low, high)
-    yield from _judge_range(host, low, high)
+    yield from _judge_range(low, high)
     yield from _judge_queue(host)
 
 
@@ -90,21 +89,13 @@ def _find_free(host: Host, port: int) -> int:
     return next((one for one in range(port, min(port + 1000, 65535)) if one not in taken), _TORCH_PORT)
 
 
-def _judge_range(host: Host, low: int, high: int) -> Iterator[Reading]:
+def _judge_range(low: int, high: int) -> Iterator[Reading]:
     size = max(0, high - low + 1)
-    words = host.read("/proc/net/sockstat").partition("TCP:")[2].splitlines()[:1]
-    info = words[0].split() if words else []
-    waiting = int(info[info.index("tw") + 1]) if "tw" in info else 0
     if size < _FEW_PORTS:
         yield warn(
             f"the system has {size} ephemeral ports, {low} to {high}",
             "each pair of ranks takes several: `Cannot assign requested address` with many ranks",
             f'sudo sysctl -w net.ipv4.ip_local_port_range="{_USUAL_RANGE[0]} {_USUAL_RANGE[1]}"'
-        )  # fmt: skip
-    elif waiting > _MUCH_WAITING * size:
-        yield warn(
-            f"{waiting} connections that have ended keep their ports (TIME_WAIT), of {size} ports, {low} to {high}",
-            "new connections may find none: `Cannot assign requested address`", "sudo sysctl -w net.ipv4.tcp_tw_reuse=1"
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from rankwise.doctor.probe import Verdict, find_worst
 from rankwise.doctor.rendezvous.cluster_report import ClusterReport, Measure
 from rankwise.doctor.reporters import grouping
 from rankwise.doctor.reporters.grouping import Line
-from rankwise.doctor.units import format_count, format_rate, format_seconds
+from rankwise.doctor.units import align, format_count, format_rate, format_seconds
 
 _STYLES: dict[Verdict, str] = {"ok": "32", "skipped": "2", "warn": "1;33", "fail": "1;31"}
 _SHOWN: dict[Verdict, str] = {"ok": "ok", "skipped": "skip", "warn": "warn", "fail": "FAIL"}
@@ -130,9 +130,7 @@ class _Text:
         for source in self._names:
             cells = (_cell(by_pair.get((source, one))) if one != source else "." for one in self._names)
             rows.append([source, *cells])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = (map(str.ljust, row, widths) for row in rows)
-        return ["  ".join(["", *line]).rstrip() for line in lines]
+        return [f"  {line}".rstrip() for line in align(rows)]
 
     def _sum_up(self, *, is_one: bool) -> str:
         took = "" if is_one else f", in {self._all.took_s:.1f} s"
