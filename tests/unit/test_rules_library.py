@@ -49,7 +49,7 @@ _OTHER_WAITS = {
         "_drive _wait",
     ): "the coordinator's, for its workers, with a bound; names the functions that are not done",
     ("parallel/servers/listener.py", "connect"): "a server or a coordinator, with a bound; names it",
-    ("parallel/servers/setup.py", "_count_by_role"): "the roles of all ranks, with a bound",
+    ("parallel/servers/setup.py", "wait_for_keys"): "what other ranks write into the store, with a bound",
     ("parallel/servers/worker.py", "_join"): "a server, with a bound; names it",
     (
         "parallel/servers/dense.py",
