@@ -28,11 +28,12 @@ class FakeHelper:
         num_nodes: How many meet.
         over: Why this node does not.
         again: Why those that have met meet once more, each time; empty where others have met without this node.
+        was_cut_off: Whether it reached too few of the others, or these met without it while it waited where it was.
     """
 
     def __init__(self, news: dict[str, object]) -> None:
         self._news, self.clock = news, FakeClock()
-        self.num_nodes, self.over = 1, ""
+        self.num_nodes, self.over, self.was_cut_off = 1, "", False
         self.again: list[str] = []
 
     def ask(self, op: str, *, on_wait: Callable[[float], None], **_facts: object) -> dict[str, object]:
@@ -55,6 +56,7 @@ class FakeHelper:
         return {
             "master_addr": "h", "master_port": 1, "node_rank": 0, "num_nodes": self.num_nodes, "base_rank": 0, "world_size": 1,
             "base_role_rank": 0, "role_world_size": 1, "run_id": "x", "store_is_served": True, "judge": 0, "secret": "", "round": "1",
+            "was_cut_off": self.was_cut_off,
         }  # fmt: skip
 
     def news(self, name: str) -> object:
@@ -160,12 +162,15 @@ def test_nodes_that_meet_in_vain_again_and_again_end_with_an_error() -> None:
     assert console.lines == ["rankwise: a node did not number its ranks: the nodes meet again"] * 4
 
 
-@pytest.mark.parametrize(("again", "has_come_anew"), [([], False), (["one was lost"], False), ([""], True)])
-def test_a_node_knows_that_it_was_cut_off_itself(again: list[str], *, has_come_anew: bool) -> None:
-    """The others have met without it: then the hosts that it had lost are not broken."""
+@pytest.mark.parametrize(
+    ("again", "was_cut_off", "has_come_anew"),
+    [([], False, False), (["one was lost"], False, False), ([""], False, True), ([], True, True)],
+)
+def test_a_node_knows_that_it_was_cut_off_itself(again: list[str], *, was_cut_off: bool, has_come_anew: bool) -> None:  # fmt: skip
+    """The others have met without it, or it waited for more of them than it could reach: then the hosts that it had lost are not broken."""
     spec = parse(["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1", "train.py"], {})
     helper = FakeHelper({})
-    helper.again = again
+    helper.again, helper.was_cut_off = again, was_cut_off
     nodes = SeveralNodes(spec, 1, cast("Helper", helper), cast("Console", FakeConsole()), lambda: ())
     assert nodes.join(0).has_come_anew is has_come_anew
 

@@ -64,12 +64,12 @@ def test_torch_waits_for_enough_nodes_at_each_store_and_for_as_few_as_before_aft
 def test_newcomers_are_no_majority(
     *, lost: set[int], lost_later: set[int], is_expelled: bool, round_number: int, is_enough: bool
 ) -> None:
-    """Two of five that took part are in the next round with two newcomers, the one with the store among them: the other three may meet elsewhere. So it stays if they meet once more."""
+    """Two of five that took part are in the next round with two newcomers, the one with the store among them: the other three may meet elsewhere. So it stays if they meet once more. Where the others had met meanwhile, it was this node that was cut off."""
     members = Members.__new__(Members)
     five, new = ([SimpleNamespace(addr=name, pid=1) for name in names] for names in ("sabcd", "xy"))
     members._descriptions, members._members = dict(enumerate(five)), list(range(5))
     members._orders, members._serving, members._node, members._has_moved = {"backend": "c10d"}, 0, 1, False
-    members._has_gathered = False
+    members._has_gathered = members._is_cut_off = False
     members._rendezvous, members._last_round = node_rendezvous, 4
     losses = {node: SimpleNamespace(is_ended=False, is_gone=False) for node in lost}
     members._detector = SimpleNamespace(losses=losses, is_expelled=is_expelled)
@@ -81,6 +81,7 @@ def test_newcomers_are_no_majority(
     state = SimpleNamespace(round=round_number, participants=[*five[:2], *new])
     handler = SimpleNamespace(_state_holder=SimpleNamespace(state=state))
     assert members.has_enough(handler) is is_enough
+    assert members.was_cut_off is (round_number > 5)
     state.round += 1
     assert members.has_enough(handler) is (is_enough and not lost)
     state.round += 1
@@ -233,18 +234,16 @@ def test_the_sides_of_a_network_that_is_whole_again_gather_at_one_store() -> Non
 
 
 def test_who_has_gathered_counts_those_that_were_silent() -> None:
-    """They are not taken out of the round, half of all are enough at the store where all had met, and a store that is lost again is left again."""
+    """It was cut off itself: they are not taken out of the round, half of all are enough at the store where all had met, and a store that is lost again is left again."""
     members = _stand_at(3, ("reserve", 3))
     taken_out: list[Any] = []
     members._rendezvous = SimpleNamespace(take_out=lambda _, nodes, __: taken_out.extend(nodes))
-    members._standby, members._is_cut_off, members._changed = (
-        SimpleNamespace(announce_needed=lambda *_: None),
-        True,
-        [],
-    )
-    members._orders |= {"run_id": "x", "min_nodes": 1}
+    members._standby, members._changed = SimpleNamespace(announce_needed=lambda *_: None), []
+    members._is_cut_off = False
+    members._orders |= {"run_id": "x", "min_nodes": 1, "conf": {}}
     assert members._needed == 3
     members.gather_at(("met", 0))
+    assert members.was_cut_off
     assert (members.has_to_move, members._needed, members._orders["serving_node"]) == (False, 2, False)
     members.exclude_lost(SimpleNamespace())
     assert taken_out == []

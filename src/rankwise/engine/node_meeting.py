@@ -155,6 +155,7 @@ class Meeting:
             "store_is_served": served,
             "run_id": self.handler.get_run_id(),
             "round": str(self.num_joined),
+            "was_cut_off": before is not None and before.was_cut_off,
             "judge": None if self.exchange is None else self.exchange.judge,
         }
 

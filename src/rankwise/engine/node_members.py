@@ -230,10 +230,16 @@ class Members:
             return True
         now = handler._state_holder.state.round
         is_next, self._last_round = now == self._last_round + 1, now
+        self._is_cut_off = self._is_cut_off or not is_next
         num_back = self._rendezvous.count_inside(handler, self._descriptions.values())
         if is_next and num_back < len(self._members):
             self.settle(_SETTLE_S)  # who has not come may be about to be given up
         return not is_next or num_back >= self._needed
+
+    @property
+    def was_cut_off(self) -> bool:
+        """Whether this node could not reach enough others, or these have met without it: the hosts that it lost are not to blame."""
+        return self._is_cut_off or self._has_gathered
 
     def is_better_store(self, place: tuple[str, int], handler: Any) -> bool:
         """Tell whether those that wait at this node's store are to go to that one, where other members wait: of any two sides, one goes to the other."""

@@ -149,7 +149,7 @@ class SeveralNodes:
             run_id=str(part["run_id"]),
             listener=bind_store("", port, restart) if serve_here else None,
             secret=str(part["secret"]),
-            has_come_anew=num_tries > num_failed + 1,
+            has_come_anew=num_tries > num_failed + 1 or bool(part["was_cut_off"]),
             link=self._open_link(part, host),
         )
 
