@@ -33,7 +33,11 @@ _EPILOG = (
 
 
 def read_command(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; what stands behind ``--`` is ``command``; UsageError: it is wrong."""
+    """Read the command line; what stands behind ``--`` is ``command``.
+
+    Raises:
+        UsageError: It is wrong.
+    """
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     args = _build_parser().parse_args(words[:at])
@@ -46,7 +50,11 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def find_settings(args: argparse.Namespace) -> Settings:
-    """Return the settings of the project, with the flags over them; UsageError: one of both is wrong."""
+    """Return the settings of the project, with the flags over them.
+
+    Raises:
+        UsageError: One of both is wrong.
+    """
     first = (
         Path(args.paths[0]) if args.paths and args.paths != ["-"] else Path(args.stdin_filename or "stdin")
     )

@@ -25,9 +25,15 @@ _FOR_PEOPLE = ("text", "concise")
 
 
 def show(args: argparse.Namespace, outcome: Outcome, given: Mapping[str, bytes]) -> int:
-    """Print what was found; return the exit code; UsageError: the output file can't be written.
+    """Print what was found; return the exit code.
 
-    ``given`` are texts that are no files, by name.
+    Args:
+        args: The flags.
+        outcome: What was found.
+        given: Texts that are no files, by name.
+
+    Raises:
+        UsageError: The output file can't be written.
     """
     for line in outcome.notes:
         if not args.quiet:

@@ -57,7 +57,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def choose_probes(only: Sequence[str], skip: Sequence[str]) -> tuple[Probe, ...]:
-    """Return the probes that were asked for, by ids or topics; UsageError: there is no such probe, or none is left."""
+    """Return the probes that were asked for, by ids or topics.
+
+    Raises:
+        UsageError: There is no such probe, or none is left.
+    """
     wanted = {one for word in only for one in registry.choose(word)}
     unwanted = {one for word in skip for one in registry.choose(word)}
     left = tuple(one for one in registry.all_probes() if (not only or one in wanted) and one not in unwanted)

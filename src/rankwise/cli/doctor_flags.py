@@ -166,7 +166,11 @@ def _seconds(text: str) -> float:
 
 
 def read_hostfile(path: Path) -> tuple[str, ...]:
-    """Return the hosts of a file: the first word of each line that is no comment, each once; UsageError: it can't be read, or names none."""
+    """Return the hosts of a file: the first word of each line that is no comment, each once.
+
+    Raises:
+        UsageError: It can't be read, or names none.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -183,7 +187,11 @@ def read_hostfile(path: Path) -> tuple[str, ...]:
 
 
 def check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Refuse flags that contradict each other; UsageError: they do."""
+    """Refuse flags that contradict each other.
+
+    Raises:
+        UsageError: They do.
+    """
     _check_ssh(args, parser)
     _check_meeting(args, parser)
     if args.html is not None and (fault := _find_page_fault(args.html)):
@@ -238,7 +246,11 @@ def _find_page_fault(path: Path) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Return the word in a file; UsageError: it can't be read, or there is none."""
+    """Return the word in a file.
+
+    Raises:
+        UsageError: It can't be read, or there is none.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:

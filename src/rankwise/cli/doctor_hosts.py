@@ -117,7 +117,11 @@ def read_job(args: argparse.Namespace, plan: Plan | None, env: Mapping[str, str]
 
 
 def look_alone(host: Host, probes: Sequence[Probe]) -> ClusterReport:
-    """Look at this host only; UsageError: there is nothing to see on one host."""
+    """Look at this host only.
+
+    Raises:
+        UsageError: There is nothing to see on one host.
+    """
     if all(one.look is None for one in probes):
         names = ", ".join(one.id for one in probes)
         raise UsageError(

@@ -136,7 +136,13 @@ def _set_variables(env: Mapping[str, str]) -> list[str]:
 
 
 def build_command(argv: Sequence[str], plan: Plan, number: int) -> list[str]:
-    """Return the command of one host: our own flags, less those that are for here only, and its place in the plan."""
+    """Return the command of one host: our own flags, less those that are for here only, and its place.
+
+    Args:
+        argv: The flags as typed.
+        plan: Of the meeting.
+        number: Which of the hosts it is.
+    """
     kept, words = [], iter(argv)
     for word in words:
         name = word.partition("=")[0].replace("_", "-")

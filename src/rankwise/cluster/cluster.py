@@ -67,9 +67,14 @@ class Cluster(Protocol):
         """Tell whether no scheduler holds such a job: then who submits it stays with it, unless told to go."""
 
     def render(self, spec: JobSpec, job_id: str) -> list[Document]:
-        """Return exactly what would be submitted, without asking anybody; UsageError: the job can't be on this cluster.
+        """Return exactly what would be submitted, without asking anybody.
 
-        ``job_id`` is ours: lower-case letters, digits and dashes, unlike that of any other job.
+        Args:
+            spec: The job.
+            job_id: Ours: lower-case letters, digits and dashes, unlike that of any other job.
+
+        Raises:
+            UsageError: The job can't be on this cluster.
         """
 
     def submit(self, spec: JobSpec, record: JobRecord) -> JobRecord:

@@ -20,14 +20,23 @@ _SILENT_S = 300.0
 
 @final
 class PatientAsker(Generic[Answer]):
-    """Asks a scheduler for a job's state, or for more, where it need not answer each time; ``ask`` asks once."""
+    """Asks for a job's state, of a scheduler that need not answer each time.
+
+    Args:
+        ask: Asks once.
+        clock: Where the time comes from.
+    """
 
     def __init__(self, ask: Callable[[], Answer], clock: Clock = SYSTEM_CLOCK) -> None:
         self._ask, self._clock = ask, clock
         self._answered_s = clock.monotonic()
 
     def __call__(self) -> Answer | None:
-        """Return the answer; None if there is no answer now; LaunchError: there has been none for five minutes."""
+        """Return the state; None if there is no answer now.
+
+        Raises:
+            LaunchError: There has been none for five minutes.
+        """
         try:
             found = self._ask()
         except LaunchError:

@@ -69,7 +69,11 @@ def make_id(name: str) -> str:
 
 
 def open_folder(job_id: str) -> Path:
-    """Make the folder of a new job, for nobody else to read; LaunchError: it can't be made."""
+    """Make the folder of a new job, for nobody else to read.
+
+    Raises:
+        LaunchError: It can't be made.
+    """
     folder = jobs_folder() / job_id
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,7 +84,11 @@ def open_folder(job_id: str) -> Path:
 
 
 def keep(record: JobRecord) -> None:
-    """Write a record into its folder; LaunchError: it can't be written."""
+    """Write a record into its folder.
+
+    Raises:
+        LaunchError: It can't be written.
+    """
     values = {**dataclasses.asdict(record), "folder": os.fspath(record.folder)}
     try:
         write_atomic(record.folder / _FILE, json.dumps(values, indent=1) + "\n", mode=0o600)
@@ -95,7 +103,11 @@ def list_records() -> list[JobRecord]:
 
 
 def find_record(text: str) -> JobRecord:
-    """Return the job of an id, of its beginning, of the scheduler's id or, if only one has it, of a name; UsageError: there is none, or more than one."""
+    """Return the job of an id, of its beginning, of the scheduler's id or, if only one has it, of a name.
+
+    Raises:
+        UsageError: There is none, or more than one.
+    """
     records = list_records()
     by_id = {one.id: one for one in records}
     if text in by_id:

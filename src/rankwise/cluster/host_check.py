@@ -46,7 +46,12 @@ class Look:
 
 
 def check_hosts(spec: JobSpec, look: Look) -> None:
-    """Look at all hosts at once; LaunchError: a host is not reached, or has no such Python; UsageError: a host lacks something, or the hosts differ: all that does is named at once."""
+    """Look at all hosts at once.
+
+    Raises:
+        LaunchError: A host is not reached, or has no such Python.
+        UsageError: A host lacks something, or the hosts differ: all that does is named at once.
+    """
     facts = ask_all(spec, look)
     _check_each(spec, facts)
     _check_files(spec, facts)
@@ -55,7 +60,12 @@ def check_hosts(spec: JobSpec, look: Look) -> None:
 
 
 def ask_all(spec: JobSpec, look: Look) -> dict[str, Facts]:
-    """Return the facts of each host; LaunchError: one is not reached, or has no such Python; UsageError: there is no ssh here."""
+    """Return the facts of each host.
+
+    Raises:
+        LaunchError: One is not reached, or has no such Python.
+        UsageError: There is no ssh here.
+    """
     program = Path(host_facts.__file__).read_text(encoding="utf-8")
     first = next(iter(look.ways))
 

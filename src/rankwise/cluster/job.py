@@ -124,7 +124,11 @@ class JobSpec:
 
 
 def load_file(path: Path) -> dict[str, Any]:
-    """Return what a job file says; UsageError: it is not there, or is no TOML."""
+    """Return what a job file says.
+
+    Raises:
+        UsageError: It is not there, or is no TOML.
+    """
     try:
         # By name: Python 3.10 has only the package of the same make.
         toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -140,7 +144,11 @@ def load_file(path: Path) -> dict[str, Any]:
 
 
 def find_on(file: Mapping[str, Any], flags: Mapping[str, object]) -> str:
-    """Return which kind of cluster the job is for; UsageError: nobody says it, or there is none of that name."""
+    """Return which kind of cluster the job is for.
+
+    Raises:
+        UsageError: Nobody says it, or there is none of that name.
+    """
     on = flags.get("on") or file.get("on")
     if on not in CLUSTERS:
         problem = "nothing says where the job is to run" if on is None else f"there is no cluster {on!r}"
@@ -235,7 +243,14 @@ def _check_command(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def refuse_meeting(flags: Iterable[str]) -> None:
-    """Refuse flags of `rankwise run`, before the script, that say what the job itself does; UsageError: one says where the nodes meet, or how many ranks they have."""
+    """Refuse flags of `rankwise run` that say what the job itself does.
+
+    Args:
+        flags: Those that stand before the script, or the first of them.
+
+    Raises:
+        UsageError: One of them says where the nodes meet, or how many ranks they have.
+    """
     for word in flags:
         if word.startswith("--") and word[2:].partition("=")[0].replace("_", "-") in _OURS:
             raise UsageError(f"{word}: where the nodes meet, and how many ranks they have, is up to the job", hint="use nodes and ranks_per_node")  # fmt: skip
@@ -258,7 +273,11 @@ def _parse_requeue(text: str) -> int:
 
 
 def check_files(spec: JobSpec) -> None:
-    """See that the files are there; where all nodes share the workdir, there is nothing else to do with them; UsageError: one is missing."""
+    """See that the files are there; where all nodes share the workdir, there is nothing else to do with them.
+
+    Raises:
+        UsageError: One is missing.
+    """
     for name in spec.files:
         if not (Path(spec.workdir) / name).exists():
             raise UsageError(

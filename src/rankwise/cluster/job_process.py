@@ -59,9 +59,11 @@ class Plan(TypedDict):
 
 
 def decide_outcome(ends: Sequence[tuple[str, int]], min_nodes: int) -> tuple[int, str]:
-    """Return a job's exit code and the reason for it, by names and exit codes of the nodes, in the order in which they ended.
+    """Return a job's exit code and the reason for it.
 
-    ``min_nodes`` is with how many nodes the job could go on.
+    Args:
+        ends: Names and exit codes of the nodes, in the order in which they ended.
+        min_nodes: With how many nodes the job could go on.
     """
     bad = [(name, code) for name, code in ends if code]
     lost = ", ".join(name for name, code in bad if code == SSH_FAILED)
@@ -167,7 +169,11 @@ class _Start:
 
 @final
 class JobProcess:
-    """Holds a job until it is over; its folder has the plan."""
+    """Holds a job until it is over.
+
+    Args:
+        folder: The job's, with its plan.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -54,7 +54,9 @@ def render(spec: JobSpec, job_id: str) -> list[Document]:
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
     """Create the objects; the job then owns the others, so that they are deleted with it.
 
-    UsageError: kubectl is not here, or the job can't be on Kubernetes; LaunchError: the API refuses it; what had been created is deleted again.
+    Raises:
+        UsageError: kubectl is not here, or the job can't be on Kubernetes.
+        LaunchError: The API refuses it; what had been created is deleted again.
     """
     manifests = build_manifests(spec, record.id)
     kind, name = spec.own.text("kind", "job"), f"{_RESOURCES[spec.own.text('kind', 'job')]}/{record.id}"

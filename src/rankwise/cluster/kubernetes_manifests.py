@@ -50,7 +50,15 @@ _MEANT_EMPTY = {"emptyDir", "torch"}
 
 
 def build_manifests(spec: JobSpec, job_id: str) -> list[Manifest]:
-    """Return what is created, in this order, all by the name of our id; the last one is the job, which then owns the others; UsageError: it can't be on Kubernetes."""
+    """Return what is created, in this order; the last one is the job, which then owns the others.
+
+    Args:
+        spec: The job.
+        job_id: The name of all of it.
+
+    Raises:
+        UsageError: The job can't be on Kubernetes.
+    """
     if not spec.image:
         raise UsageError("on Kubernetes a job needs a container image", hint="--image NAME, or image in job.toml: one with torch and rankwise in it")  # fmt: skip
     kind = spec.own.text("kind", "job")

@@ -48,7 +48,10 @@ def join_endpoint(address: str, port: int) -> str:
 def build_launch(spec: JobSpec, place: MeetingPlace | None, *, python: str) -> list[str]:
     """Return the words of `rankwise run` on a node: the same for all of them.
 
-    ``place`` is where the nodes meet, None where the job has one node; ``python`` is the cluster's own, where the user names none.
+    Args:
+        spec: The job.
+        place: Where the nodes meet; None: the job has one node.
+        python: The cluster's own, where the user names none.
     """
     nodes = str(spec.max_nodes) if spec.min_nodes == spec.max_nodes else f"{spec.min_nodes}:{spec.max_nodes}"
     words = [spec.python or python, "-m", "rankwise", "run"]

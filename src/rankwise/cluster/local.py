@@ -28,7 +28,12 @@ def render(spec: JobSpec, job_id: str) -> list[Document]:
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
-    """Start the job; several nodes are several launchers here; UsageError: this machine has not what the job asks for; LaunchError: it could not be started."""
+    """Start the job; several nodes are several launchers here.
+
+    Raises:
+        UsageError: This machine has not what the job asks for.
+        LaunchError: It could not be started.
+    """
     plan = _plan(spec, record.id, record.client)
     host_check.check_hosts(spec, host_check.Look(ways={"this machine": ["sh", "-c"]}, python=sys.executable))
     return unscheduled.start(plan, record)

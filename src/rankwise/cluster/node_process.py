@@ -31,7 +31,12 @@ _LOOK_S = 0.1
 
 @final
 class Orders:
-    """What is said to a node, at a descriptor; whoever speaks there is gone once it ends, or is silent for too long."""
+    """What is said to a node.
+
+    Args:
+        fd: Where; whoever speaks there is gone once it ends, or is silent for too long.
+        clock: Where the time comes from.
+    """
 
     def __init__(self, fd: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._fd, self._clock = fd, clock
@@ -54,7 +59,8 @@ class Orders:
 def main(argv: Sequence[str]) -> int:
     """Run the launcher, and return its exit code; the first line of standard input has the environment, as JSON.
 
-    ``argv`` has the seconds from the notice to the kill, then the launcher's words.
+    Args:
+        argv: Seconds from the notice to the kill, then the launcher's words.
     """
     line = b""
     while not line.endswith(b"\n"):

@@ -81,7 +81,12 @@ def decide_with_losses(ends: Sequence[tuple[str, int | None]], min_nodes: int) -
 
 @final
 class Driver:
-    """Holds a job until it is over."""
+    """Holds a job until it is over.
+
+    Args:
+        spec: The job.
+        job_id: Its id.
+    """
 
     def __init__(self, spec: JobSpec, job_id: str) -> None:
         self._spec, self._job_id = spec, job_id
@@ -128,7 +133,11 @@ class Driver:
         self._is_stopping = True
 
     def _find_group(self) -> tuple[Any, int]:
-        """Wait for a placement group of as many nodes as are wanted, or of as few as are enough; LaunchError: there is none within the time."""
+        """Wait for a placement group of as many nodes as are wanted, or of as few as are enough.
+
+        Raises:
+            LaunchError: There is none within the time.
+        """
         spec, bundle = self._spec, to_bundle(self._spec)
         strategy = spec.own.text("strategy", "STRICT_SPREAD")
         place = import_module("ray.util.placement_group")
@@ -184,7 +193,11 @@ class Driver:
         return self._ray.remote(NodeLauncher).options(**options).remote()
 
     def _find_places(self, actors: Sequence[Any]) -> list[tuple[str, str, int]]:
-        """Return name, address and a free port of each node; LaunchError: some can't be reached."""
+        """Return name, address and a free port of each node.
+
+        Raises:
+            LaunchError: Some can't be reached.
+        """
         try:
             found: list[tuple[str, str, int]] = self._ray.get([actor.find_place.remote() for actor in actors], timeout=self._wait_s)  # fmt: skip
         except self._exceptions.GetTimeoutError:

@@ -57,7 +57,12 @@ def render(spec: JobSpec, job_id: str) -> list[Document]:
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
-    """Submit the driver; UsageError: Ray is not installed here, or the job can't be on Ray; LaunchError: no cluster answers, or it refuses the job."""
+    """Submit the driver.
+
+    Raises:
+        UsageError: Ray is not installed here, or the job can't be on Ray.
+        LaunchError: No cluster answers, or it refuses the job.
+    """
     check_files(spec)
     entrypoint = shlex.join(_build_entrypoint(spec, record.id))
     address = spec.own.text("address")

@@ -63,7 +63,15 @@ def render(spec: JobSpec, job_id: str) -> list[Document]:
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
-    """Give the script to sbatch; inside an allocation, run it there; RankwiseError: Slurm says no, in its own words; nothing is left behind."""
+    """Give the script to sbatch; inside an allocation, run it there.
+
+    Args:
+        spec: The job.
+        record: Ours of it.
+
+    Raises:
+        RankwiseError: Slurm says no, in its own words; nothing is left behind.
+    """
     check_files(spec)
     if stays(spec):
         return slurm_allocation.start(spec, record, environ())

@@ -29,18 +29,32 @@ def is_inside(env: Mapping[str, str]) -> bool:
 
 
 def start(spec: JobSpec, record: JobRecord, env: Mapping[str, str]) -> JobRecord:
-    """Start the job in our allocation; UsageError: it can't be a part of the allocation; LaunchError: it could not be started.
+    """Start the job in our allocation.
 
-    Its queue, nodes' size and account have been settled by the allocation.
+    Args:
+        spec: The job. Its queue, nodes' size and account have been settled by the allocation.
+        record: Ours of it.
+        env: Ours.
+
+    Raises:
+        UsageError: It can't be a part of the allocation.
+        LaunchError: It could not be started.
     """
     spec = replace(spec, time_s=_find_time(spec, env["SLURM_JOB_ID"]))
     return unscheduled.start(make_plan(spec, record.id, env, record.client), record)
 
 
 def make_plan(spec: JobSpec, job_id: str, env: Mapping[str, str], client: int = 0) -> Plan:
-    """Return what is started: a step on each node; UsageError: it can't be a part of the allocation.
+    """Return what is started: a step on each node.
 
-    ``env`` is ours, which tells of the allocation; ``client`` the process that the job is to end with, or 0.
+    Args:
+        spec: The job.
+        job_id: Ours.
+        env: Ours, which tells of the allocation.
+        client: The process that the job is to end with, or 0.
+
+    Raises:
+        UsageError: It can't be a part of the allocation.
     """
     allocation, hosts = env["SLURM_JOB_ID"], expand_hosts(env["SLURM_JOB_NODELIST"])
     if spec.own.text("array") or spec.own.list("components"):

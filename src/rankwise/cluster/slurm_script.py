@@ -48,7 +48,11 @@ _TASK = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
 
 
 def build_script(spec: JobSpec) -> str:
-    """Return the script; UsageError: two wishes exclude each other."""
+    """Return the script.
+
+    Raises:
+        UsageError: Two wishes exclude each other.
+    """
     if spec.own.list("components") and spec.own.text("array"):
         raise UsageError("a heterogeneous job can't be an array", hint="drop array, or components")
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(spec))]

@@ -44,7 +44,12 @@ def render(spec: JobSpec, job_id: str) -> list[Document]:
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
-    """Copy the files, look at all hosts, and start the job; LaunchError: a host is not reached; UsageError: the hosts differ, or lack something."""
+    """Copy the files, look at all hosts, and start the job.
+
+    Raises:
+        LaunchError: A host is not reached.
+        UsageError: The hosts differ, or lack something.
+    """
     hosts, ssh = _find_hosts(spec)
     look = _look(spec, record.id, hosts, ssh)
     if spec.files:

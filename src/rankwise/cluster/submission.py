@@ -92,7 +92,11 @@ class JobHandle:
 
 
 def read_job(path: Path | None, flags: Mapping[str, object]) -> JobSpec:
-    """Read a job from its file and from flags, which win; UsageError: a word is unknown, or a value can't be."""
+    """Read a job from its file and from flags, which win.
+
+    Raises:
+        UsageError: A word is unknown, or a value can't be.
+    """
     on = job.find_on({} if path is None else job.load_file(path), flags)
     return job.read(path, flags, find_cluster(on).WORDS, Path.cwd())
 
@@ -103,9 +107,15 @@ def render(spec: JobSpec) -> list[Document]:
 
 
 def submit_spec(spec: JobSpec, *, attach: bool = False, clock: Clock = SYSTEM_CLOCK) -> JobHandle:
-    """Submit a job and keep its record; if it is refused, nothing is left behind; RankwiseError: it is refused.
+    """Submit a job and keep its record; if it is refused, nothing is left behind.
 
-    With ``attach`` it ends with this process, where no scheduler holds it.
+    Args:
+        spec: The job.
+        attach: Whether it is to end with this process, where no scheduler holds it.
+        clock: Where the time comes from.
+
+    Raises:
+        RankwiseError: It is refused.
     """
     job_id = handles.make_id(spec.name)
     folder = handles.open_folder(job_id)

@@ -50,7 +50,12 @@ def make_plan(spec: JobSpec, ways: Mapping[str, Sequence[str]], place: MeetingPl
 
 
 def render_plan(plan: Plan, before: Sequence[Sequence[str]] = ()) -> list[Document]:
-    """Return a plan as the commands that it starts, behind those that are run first."""
+    """Return a plan as the commands that it starts.
+
+    Args:
+        plan: What the job's process will do.
+        before: Commands that are run first.
+    """
     lines = [shlex.join(words) for words in before]
     if plan["env"]:
         # A command line can be read by all users of a host.
@@ -65,13 +70,21 @@ def pick_port(job_id: str) -> int:
 
 
 def refuse_unscheduled(spec: JobSpec) -> None:
-    """Refuse what only a scheduler can do; UsageError: the job asks for it."""
+    """Refuse what only a scheduler can do.
+
+    Raises:
+        UsageError: The job asks for it.
+    """
     if spec.image:
         raise UsageError(f"image {spec.image!r}: nothing on {spec.on} runs containers", hint="name the Python of an environment by python, or use slurm or kubernetes")  # fmt: skip
 
 
 def start(plan: Plan, record: JobRecord) -> JobRecord:
-    """Start the job's process, and wait until it holds the job; LaunchError: it has ended at once."""
+    """Start the job's process, and wait until it holds the job.
+
+    Raises:
+        LaunchError: It has ended at once.
+    """
     write_atomic(record.folder / PLAN, json.dumps(plan), mode=0o600)
     with (record.folder / "errors.txt").open("wb") as errors:
         process = subprocess.Popen(

@@ -181,9 +181,14 @@ def _split_pair(text: str, where: str) -> tuple[str, str]:
 
 
 def parse_duration(text: str, where: str) -> int:
-    """Return seconds, from ``2:00:00``, ``1-12:00:00`` (days before the dash), ``90m``, ``1h30m`` or ``45s``; ``where`` is what it is, for the error.
+    """Return seconds.
 
-    UsageError: it is none of them. ``90`` and ``2:00`` are none: Slurm reads them as minutes, others as something else.
+    Args:
+        text: ``2:00:00``, ``1-12:00:00`` (days before the dash), ``90m``, ``1h30m`` or ``45s``.
+        where: What it is, for the error.
+
+    Raises:
+        UsageError: It is none of them. ``90`` and ``2:00`` are none: Slurm reads them as minutes, others as something else.
     """
     text = text.strip()
     if clock := re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", text):
@@ -199,9 +204,14 @@ def parse_duration(text: str, where: str) -> int:
 
 
 def parse_size(text: str, where: str) -> int:
-    """Return bytes, from ``64G``, ``512MiB`` or ``1000B``, in powers of 1024, as Slurm and torch count; ``where`` is what it is, for the error.
+    """Return bytes, from ``64G``, ``512MiB`` or ``1000B``.
 
-    UsageError: it is none, or has no unit: programs differ in what they take it for.
+    Args:
+        text: The number, and its unit in powers of 1024, as Slurm and torch count.
+        where: What it is, for the error.
+
+    Raises:
+        UsageError: It is none, or has no unit: programs differ in what they take it for.
     """
     if re.fullmatch(r"[0-9.]+", text.strip()):
         raise UsageError(f"{where} {text!r} has no unit: {text.strip()}G or {text.strip()} bytes?", hint=f"write {text.strip()}G, or {text.strip()}B for bytes")  # fmt: skip
