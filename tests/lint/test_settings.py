@@ -144,4 +144,9 @@ def test_wrong_selectors_are_told(word: str, meant: str) -> None:
 
 def test_a_rule_that_is_gone_may_still_be_ignored() -> None:
     """A project that ignores a rule of an earlier version is checked as before."""
-    check_selectors(Settings(ignore=("RW520", "RW513", "others-wait-for-preprocessing"), per_file_ignores={"a.py": ("rw520",)}), RULES)
+    check_selectors(
+        Settings(
+            ignore=("RW520", "RW513", "others-wait-for-preprocessing"), per_file_ignores={"a.py": ("rw520",)}
+        ),
+        RULES,
+    )
