@@ -172,7 +172,12 @@ def test_a_rank_that_is_killed_in_a_forward_is_the_first_cause_and_the_job_is_re
     """Its peers lose their connection in an all_gather, which is told after the signal; the second attempt ends well."""
     changes = """
 def die(module, inputs):
-    if (rank, step, os.environ["TORCHELASTIC_RESTART_COUNT"]) == (1, 3, "0"):
+    if (step, os.environ["TORCHELASTIC_RESTART_COUNT"]) == (3, "0"):
+        if rank == 0:
+            return open("here", "w").close()
+        while not os.path.exists("here"):
+            time.sleep(0.01)
+        time.sleep(0.5)  # by then the other is in the next all_gather
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -183,7 +188,7 @@ Net.__init__ = lambda self: (Net.__init_of_all__(self), self.layers[1].up.regist
     assert (result.code, report["kind"], report["attempts"]) == (0, "ok", 2), result.err
     told = result.err[result.err.index("attempt 1 of 2 failed") :]
     assert "first    rank 1: killed by SIGKILL" in told
-    assert "rank 0 was in all_gather of layers.2" in told
+    assert "rank 0 was in all_gather of layers.2" in told, told
 
 
 def test_a_wait_in_tensor_parallel_is_named_by_the_module_that_runs(tmp_path: Path) -> None:

@@ -553,6 +553,25 @@ def test_who_had_destroyed_its_group_is_who_was_missed() -> None:
     assert _judge(*lost, _stopped(1, at=6.0), scene=seen, num_nodes=2).culprits == ()
 
 
+def test_a_gather_that_has_failed_is_named_while_the_rank_still_stands_in_it() -> None:
+    """Torch's flight recorder says that it is over before the rank has got out of it: it is named by its module all the same, and not by how torch calls one."""
+    distributed = "/env/site-packages/torch/distributed/"
+    frames = (
+        Frame(file=f"{distributed}distributed_c10d.py", line=4394, function="all_gather_single"),
+        Frame(file=f"{distributed}fsdp/_fully_shard/_fsdp_param_group.py", line=407, function="unshard"),
+        Frame(file="/env/site-packages/torch/nn/modules/module.py", line=1778, function="_wrapped_call_impl"),
+        Frame(file="/job/train.py", line=9, function="forward"),
+    )
+    gathers = [
+        op("all_gather_into_tensor", at=9, inside=("unshard", "all_gather_single"), module=f"layers.{layer}")
+        for layer in (1, 2)
+    ]
+    seen = scene(rank_facts(0, *gathers, at=in_call()), ended(1, op(), code=-9))
+    stack = Stack(frames=frames, module="layers.2")
+    verdict = _judge(_stopped(0, stack=stack), _end(1, -9, at=1.0), scene=seen)
+    assert [one.op for one in verdict.waiting] == ["all_gather of layers.2"]
+
+
 def test_a_wait_for_a_tensor_is_named_by_the_collective_that_fills_it() -> None:
     """The line that waits is another one than that of the collective: its last record tells which."""
     frames = (
