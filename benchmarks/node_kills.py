@@ -71,6 +71,8 @@ FAULTS = (
 #: During these nobody has to go on without the node.
 HARMLESS = {"loss", "slow", "freeze two nodes", "cut all"}
 LOSS = 0.3
+#: Where the others stand still for longer, it is shown what the launchers said meanwhile.
+_SLOW_S = 5.0
 #: A rank may be so late to begin a step that the others have taken with it, when they have lost each other already.
 _LATE_S = 0.5
 
@@ -122,11 +124,18 @@ class Faults:
         victims, left = nodes[:num_victims], nodes[num_victims:]
         for node in victims:
             self._num_lost[node] += 1
+        before = [len(self.job.read(node)) for node in range(NUM_NODES)]
         begin_s = time.monotonic()
         with self._begin(fault, victims, left):
             if fault not in HARMLESS:
                 self.job.wait_world(len(left), left)
-            self.stood_s.setdefault(fault, []).append(time.monotonic() - begin_s)
+            stood_s = time.monotonic() - begin_s
+            self.stood_s.setdefault(fault, []).append(stood_s)
+            if stood_s > _SLOW_S:
+                said = "".join(
+                    f"--- node {node}\n{self.job.read(node)[behind:]}" for node, behind in enumerate(before)
+                )
+                print(f"{fault} of {victims}: the others stood still for {stood_s:.1f} s\n{said}", flush=True)
             if "kill" not in fault:
                 time.sleep(self._rng.uniform(*LASTING_S))
         self.job.wait_world(NUM_NODES, list(range(NUM_NODES)), lambda: self._start_again(victims))
