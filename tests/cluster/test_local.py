@@ -74,7 +74,7 @@ def test_the_nodes_ends_make_the_jobs(ends: list[tuple[str, int]], min_nodes: in
 
 def test_the_cause_is_that_of_the_node_where_it_was(tmp_path: Path) -> None:
     """Whichever node's report comes first: one that names a cause elsewhere is none. Lines of ranks are not taken for a report's."""
-    log = Log(tmp_path / "log", names_nodes=True)
+    log = Log((tmp_path / "log").open("ab", buffering=0), names_nodes=True)
     log.write(b"[a rank 0]:   first    in the list\n", "a")
     log.write(b"  first    rank 1 lost a peer; the first cause is on another node: RuntimeError\n", "b")
     log.write(b"  first    rank 3: ValueError: no such colour\n", "a")

@@ -20,7 +20,8 @@ from cluster.digits import go_on_here, put_digits
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster import job, ray_jobs
-from rankwise.cluster.ray_driver import decide_with_losses, first_words, from_text, to_bundle, to_text
+from rankwise.cluster.job_process import decide_outcome
+from rankwise.cluster.ray_driver import first_words, from_text, to_bundle, to_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -299,7 +300,7 @@ def test_without_ray_the_error_says_so(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_how_a_job_ends(ends: list[tuple[str, int | None]], min_nodes: int, outcome: tuple[int, str]) -> None:
     """A lost node is no error of the script: the job may start again; what only follows from the loss counts for nothing."""
-    assert decide_with_losses(ends, min_nodes) == outcome
+    assert decide_outcome(ends, min_nodes) == outcome
 
 
 def test_rays_words_are_told_without_its_ids() -> None:

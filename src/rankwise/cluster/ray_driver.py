@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import queue
 import signal
 import sys
 import threading
 from importlib import import_module
+from io import FileIO
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
@@ -16,9 +16,8 @@ from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.job import JobSpec
-from rankwise.cluster.job_process import decide_outcome
-from rankwise.cluster.launch_command import RANK_LINE, MeetingPlace, build_launch, join_endpoint
-from rankwise.cluster.node_process import KILL, NOTICE
+from rankwise.cluster.job_process import Log, Start, add_deadline
+from rankwise.cluster.launch_command import MeetingPlace, build_launch, join_endpoint
 from rankwise.cluster.ray_node import NodeLauncher
 from rankwise.cluster.words import Table
 
@@ -29,10 +28,6 @@ if TYPE_CHECKING:
 OVER = "rankwise: the job is over: "
 AGAIN = "rankwise: started again "
 _LOOK_S, _SAY_S = 0.5, 15.0
-#: Once a node is lost, the others learn it from each other; those that don't are ended after so long.
-_OTHERS_S = 40.0
-#: What actors say, each by its index: text, its exit code, or how it has died.
-_News = queue.SimpleQueue[tuple[int, "str | int | BaseException"]]
 
 
 def to_text(spec: JobSpec, job_id: str) -> str:
@@ -64,19 +59,47 @@ def first_words(error: BaseException) -> str:
     return text if len(text) <= 400 else text[:400].rpartition(" ")[0] + " …"
 
 
-def decide_with_losses(ends: Sequence[tuple[str, int | None]], min_nodes: int) -> tuple[int, str]:
-    """Return a job's exit code, and the reason for it: as `decide_outcome`, but after a loss the job may start again.
+@final
+class _ActorNode:
+    """One node: the actor that runs its launcher, and a thread that logs what comes from there.
 
     Args:
-        ends: Names and exit codes of the nodes, in the order in which they ended; None: the actor has died.
-        min_nodes: With how many nodes the job could go on.
+        name: The node's.
+        actor: Of a `NodeLauncher`.
+        lines: What it yields.
+        log: For all nodes.
     """
-    lost = [name for name, code in ends if code is None]
-    code, reason = decide_outcome([(name, 1 if code is None else code) for name, code in ends], min_nodes)
-    if lost and code and code != REQUEUE:
-        # What the others say is only that they have lost a peer.
-        return REQUEUE, f"{', '.join(lost)} was lost"
-    return code, reason
+
+    def __init__(self, name: str, actor: Any, lines: Any, log: Log) -> None:
+        self.name, self.cause, self._actor, self._lines, self._log = name, "", actor, lines, log
+        self._ray: Any = import_module("ray")
+        self._code: int | None = None
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def find_end(self) -> tuple[int | None] | None:
+        """Return its exit code, None in it if the actor has died, which is its ``cause``; None while it runs."""
+        return None if self._reader.is_alive() else (self._code,)
+
+    def tell(self, words: bytes) -> None:
+        """Say something to its launcher's guard."""
+        self._actor.tell.remote(words)
+
+    def kill(self) -> None:
+        """Give it up."""
+        self._ray.kill(self._actor)
+
+    def _read(self) -> None:
+        try:
+            for one in map(self._ray.get, self._lines):
+                if isinstance(one, int):
+                    self._code = one
+                else:
+                    for line in one.splitlines():
+                        self._log.write(line.encode(), self.name)
+        except Exception as error:  # noqa: BLE001 - Ray raises what the actor's process died of, in its own classes
+            self.cause = f"the actor on {self.name} has died: {first_words(error)}"
+            self._log.say(self.cause)
 
 
 @final
@@ -93,7 +116,7 @@ class Driver:
         self._ray: Any = import_module("ray")
         self._exceptions: Any = import_module("ray.exceptions")
         self._wait_s = float(spec.own.number("wait_s", 300))
-        self._news = _News()
+        self._log = Log(FileIO(1, "wb", closefd=False), names_nodes=spec.num_nodes > 1)
         self._is_stopping = False
         self._starts = 0
 
@@ -108,13 +131,13 @@ class Driver:
                 code, reason = self._start()
                 if code != REQUEUE or self._is_stopping or self._starts > self._spec.requeue:
                     break
-                _say(f"{AGAIN}({self._starts} of {self._spec.requeue}): {reason or f'exit code {REQUEUE}'}")
+                self._log.write(f"{AGAIN}({self._starts} of {self._spec.requeue}): {reason or f'exit code {REQUEUE}'}".encode())  # fmt: skip
         except LaunchError as error:
             reason = str(error)
         if code == REQUEUE and reason:
             code = 1  # a node was lost, and nobody has saved anything
         if code:
-            _say(f"{OVER}{reason or f'exit code {code}'}")
+            self._log.write(f"{OVER}{reason or f'exit code {code}'}".encode())
         return code
 
     def _start(self) -> tuple[int, str]:
@@ -147,7 +170,7 @@ class Driver:
             while (left_s := end_s - SYSTEM_CLOCK.monotonic()) > 0 and not self._is_stopping:
                 if group.wait(min(_SAY_S, left_s)):
                     return group, number
-                _say(f"rankwise: waits for {self._describe(number, bundle, strategy)}")
+                self._log.say(f"waits for {self._describe(number, bundle, strategy)}")
             place.remove_placement_group(group)
         raise LaunchError(f"Ray has no place for {self._describe(number, bundle, strategy)}, after {self._wait_s:g} s")  # fmt: skip
 
@@ -159,15 +182,13 @@ class Driver:
     def _run_once(self, group: Any, number: int) -> tuple[int, str]:
         """Start a launcher on each node, show their lines, and wait for all of them."""
         spec = self._spec
-        self._news = _News()  # the readers of the last start may still say how its actors have died
         actors = [self._make_actor(group, index) for index in range(number)]
         try:
             places = self._find_places(actors)
             names = _name_nodes([host for host, _, _ in places])
-            env = dict(spec.variables)
-            if spec.time_s:
-                env["RANKWISE_DEADLINE"] = str(int(SYSTEM_CLOCK.time()) + spec.time_s)
+            env = add_deadline(spec.variables, spec.time_s)
             _, first, port = places[0]
+            nodes = list[_ActorNode]()
             for index, (actor, (_, address, _)) in enumerate(zip(actors, places, strict=True)):
                 place = None if number == 1 else MeetingPlace(endpoint=join_endpoint(first, port), run_id=f"{self._job_id}-{self._starts}", local_addr=address)  # fmt: skip
                 words = build_launch(spec, place, python=spec.python or sys.executable)
@@ -176,8 +197,11 @@ class Driver:
                     at = len(words) - len(spec.command)
                     words[at:at] = ["--rdzv-conf", f"is_host={int(index == 0)}"]
                 lines = actor.run.options(num_returns="streaming").remote(words, env, "" if spec.files else spec.workdir, spec.grace_s)  # fmt: skip
-                threading.Thread(target=self._read, args=(index, lines, self._news), daemon=True).start()
-            return self._watch(actors, names)
+                nodes.append(_ActorNode(names[index], actor, lines, self._log))
+            limits = {"min_nodes": spec.min_nodes, "grace_s": spec.grace_s, "time_s": spec.time_s}
+            code, reason = Start(nodes, self._log, **limits).run(lambda: (self._is_stopping, False))
+            # Beside a requeue only a loss is a reason.
+            return code, "; ".join(one.cause for one in nodes if one.cause) if code == REQUEUE else reason
         finally:
             for actor in actors:
                 self._ray.kill(actor)
@@ -205,61 +229,6 @@ class Driver:
         except self._exceptions.RayError as error:
             raise LaunchError(f"a node can't start a launcher: {first_words(error)}", hint="rankwise must be installed on every node, as Ray's runtime_env or in its image") from None  # fmt: skip
         return found
-
-    def _read(self, index: int, lines: Any, news: _News) -> None:
-        """Pass on what an actor says: text, its exit code, or how it has died."""
-        try:
-            for one in lines:
-                news.put((index, self._ray.get(one)))
-        except Exception as error:  # noqa: BLE001 - Ray raises what the actor's process died of, in its own classes
-            news.put((index, error))
-
-    def _watch(self, actors: Sequence[Any], names: Sequence[str]) -> tuple[int, str]:
-        ends: list[tuple[str, int | None]] = []
-        causes: list[str] = []
-        live = set(range(len(actors)))
-        begin_s, noticed_s, failed_s = SYSTEM_CLOCK.monotonic(), 0.0, float("inf")
-        while live:
-            try:
-                index, event = self._news.get(timeout=_LOOK_S)
-            except queue.Empty:
-                index, event = -1, ""
-            if isinstance(event, str):
-                _show(event, names[index] if len(names) > 1 else "")
-            else:
-                live.discard(index)
-                code = event if isinstance(event, int) else None
-                ends.append((names[index], code))
-                if not isinstance(event, int):
-                    causes.append(f"the actor on {names[index]} has died: {first_words(event)}")
-                    _say(f"rankwise: {causes[-1]}")
-                if code != 0 and len(names) - sum(one != 0 for _, one in ends) < self._spec.min_nodes:
-                    failed_s = min(failed_s, SYSTEM_CLOCK.monotonic())
-            now_s = SYSTEM_CLOCK.monotonic()
-            is_late = bool(self._spec.time_s) and now_s - begin_s > self._spec.time_s
-            if not noticed_s and (self._is_stopping or is_late or now_s - failed_s > _OTHERS_S):
-                noticed_s = now_s
-                _tell(actors, live, NOTICE)
-            if noticed_s and now_s - noticed_s > self._spec.grace_s + _OTHERS_S:
-                _tell(actors, live, KILL)
-        code, reason = decide_with_losses(ends, self._spec.min_nodes)
-        return code, "; ".join(causes) if causes and code else reason
-
-
-def _tell(actors: Sequence[Any], live: set[int], words: bytes) -> None:
-    for index in live:
-        actors[index].tell.remote(words)
-
-
-def _show(text: str, name: str) -> None:
-    """Write lines; those of launchers say which node they are from, if there are several."""
-    for line in text.splitlines():
-        _say(f"[{name}]: {line}" if name and not RANK_LINE.match(line) else line)
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def _amounts(bundle: dict[str, float]) -> str:

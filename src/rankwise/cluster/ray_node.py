@@ -8,12 +8,9 @@ import random
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, final
-
-from rankwise.cluster.node_process import ALIVE, ALIVE_EVERY_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +24,6 @@ class NodeLauncher:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_over = threading.Event()
 
     def find_place(self) -> tuple[str, str, int]:
         """Return this host's name, its address as Ray knows it, and a port that is free here."""
@@ -58,7 +54,6 @@ class NodeLauncher:
         process = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder or None)  # fmt: skip
         self._process = process
         self.tell(json.dumps(dict(env)).encode() + b"\n")
-        threading.Thread(target=self._assure, daemon=True).start()
         rest = b""
         while process.stdout is not None and (chunk := os.read(process.stdout.fileno(), _CHUNK)):
             whole, newline, rest = (rest + chunk).rpartition(b"\n")
@@ -66,16 +61,10 @@ class NodeLauncher:
                 yield whole.decode("utf-8", "replace")
         if rest:
             yield rest.decode("utf-8", "replace")
-        code = process.wait()
-        self._is_over.set()
-        yield code
+        yield process.wait()
 
     def tell(self, words: bytes) -> None:
         """Say something to the launcher's guard."""
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):  # it has ended: `run` sees it
                 os.write(self._process.stdin.fileno(), words)
-
-    def _assure(self) -> None:
-        while not self._is_over.wait(ALIVE_EVERY_S):
-            self.tell(ALIVE)
