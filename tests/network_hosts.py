@@ -30,7 +30,7 @@ NAMES = {"host0": ["10.0.0.1"], "node0": ["10.0.0.1"]}
 IPTABLES = (
     "*filter\n:INPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp --dport 29500 -j ACCEPT\nCOMMIT\n"
 )
-GPU = {f"/proc/driver/nvidia/gpus/000{n}/information": "" for n in range(2)}
+GPU = {"/dev/nvidiactl": "", **{f"/proc/driver/nvidia/gpus/000{n}/information": "" for n in range(2)}}
 IB = {
     "/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
     "/sys/class/infiniband/mlx5_0/ports/1/phys_state": "5: LinkUp",

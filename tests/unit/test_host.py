@@ -114,10 +114,10 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "gpus"
     for number in range(4):
         (folder / f"0000:0{number}:00.0").mkdir(parents=True)
-    real = Path
-    monkeypatch.setattr(
-        host, "Path", lambda path: folder if str(path) == "/proc/driver/nvidia/gpus" else real(path)
-    )
+    device = tmp_path / "nvidiactl"
+    device.touch()
+    real, moved = Path, {"/proc/driver/nvidia/gpus": folder, "/dev/nvidiactl": device}
+    monkeypatch.setattr(host, "Path", lambda path: moved.get(str(path)) or real(path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return folder
 
@@ -160,6 +160,12 @@ def test_no_gpus(gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert count_gpus() == 0
     gpus.rmdir()
+    assert count_gpus() == 0
+
+
+def test_a_container_without_gpus_on_a_host_with_some(gpus: Path) -> None:
+    """What the kernel tells of the host's GPUs in /proc, a plain container sees, too; it has none of their devices."""
+    (gpus.parent / "nvidiactl").unlink()
     assert count_gpus() == 0
 
 

@@ -81,10 +81,10 @@ def share_cores(num_ranks: int) -> int | None:
 
 def count_gpus() -> int:
     """Count the NVIDIA GPUs that a rank would see, without waking a driver; 0 where that can't be told."""
-    try:
-        present = len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
-    except OSError:
+    # A container without GPUs sees those of its host in /proc, and has no devices.
+    if not Path("/dev/nvidiactl").exists():
         return 0
+    present = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     visible = get("CUDA_VISIBLE_DEVICES", "all")
     if visible == "all":
         return present

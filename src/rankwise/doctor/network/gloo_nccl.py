@@ -54,8 +54,9 @@ def uses_nccl(host: Host) -> bool:
         return "nccl" in host.job.backend
     # WSL has no such folder, and a library of Windows' driver. Where no file tells, nvidia-smi does, or is missing, at once.
     is_wsl = host.has("/dev/dxg") and host.has("/usr/lib/wsl/lib/libcuda.so.1")
-    is_seen = bool(host.names("/proc/driver/nvidia/gpus")) or host.has("/dev/kfd") or is_wsl
-    return is_seen or bool(host.nvidia.gpus)
+    # A container without GPUs sees those of its host in /proc, and has no devices.
+    is_nvidia = bool(host.names("/proc/driver/nvidia/gpus")) and host.has("/dev/nvidiactl")
+    return is_nvidia or is_wsl or host.has("/dev/kfd") or bool(host.nvidia.gpus)
 
 
 def list_rdma_devices(host: Host) -> list[str]:
