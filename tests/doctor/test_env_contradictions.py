@@ -78,39 +78,31 @@ def only(readings: tuple[Reading, ...] | list[Reading]) -> Reading:
         ({**_HAND, "MASTER_PORT": "0"}, "fail", "", ["MASTER_PORT=0"]),
         ({"PET_MASTER_PORT": "x"}, "fail", "", ["PET_MASTER_PORT='x'"]),
         ({"TF_CONFIG": "{"}, "fail", "", ["TF_CONFIG can't be read"]),
-        ({**_HAND, "TF_CONFIG": "{"}, "warn", "", ["TF_CONFIG can't be read"]),
         ({"TF_CONFIG": json.dumps({"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": "evaluator", "index": 0}})}, "warn", "", ["'evaluator'"]),
         ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "fail", "", ["SM_HOSTS can't be read"]),
         ({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-3"}, "fail", "", ["SM_CURRENT_HOST=algo-3", "algo-1, algo-2"]),
         ({"RANK": "1"}, "fail", "", ["RANK=1 is set, but WORLD_SIZE is not"]),
         ({"WORLD_SIZE": "2"}, "fail", "", ["WORLD_SIZE=2 is set, but RANK is not"]),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node01"}, "fail", "", ["MASTER_ADDR=node01 is set, but MASTER_PORT is not"]),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}, "fail", "", ["MASTER_PORT=29500 is set, but MASTER_ADDR is not"]),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "warn", "", ["RANK=1 and WORLD_SIZE=2", "neither MASTER_ADDR nor MASTER_PORT"]),
-        ({**_HAND, "MASTER_ADDR": "tcp://node0:29500"}, "fail", "I3", ["MASTER_ADDR=tcp://node0:29500 begins with tcp://"]),
-        ({**_HAND, "MASTER_ADDR": "node0:29500"}, "fail", "I3", ["MASTER_ADDR=node0:29500 has a port in it, 29500"]),
-        ({**_HAND, "MASTER_ADDR": "node0 "}, "fail", "I3", ["MASTER_ADDR='node0 ' has blanks"]),
-        ({**_HAND, "MASTER_ADDR": "[fd00::1]"}, "fail", "I3", ["MASTER_ADDR=[fd00::1] has brackets"]),
-        ({"MASTER_ADDR": "node0:29500"}, "warn", "I3", ["has a port in it"]),
-        ({**_STEP, "MASTER_ADDR": "localhost:29500"}, "fail", "I3", ["has a port in it"]),
+        ({**_HAND, "MASTER_ADDR": "tcp://node0:29500"}, "fail", "I3", ["MASTER_ADDR=tcp://node0:29500 is more than the name of a host"]),
+        ({**_HAND, "MASTER_ADDR": "node0:29500"}, "fail", "I3", ["MASTER_ADDR=node0:29500 is more than the name of a host"]),
+        ({**_HAND, "MASTER_ADDR": "node0 "}, "fail", "I3", ["MASTER_ADDR='node0 ' is more than the name of a host"]),
+        ({**_HAND, "MASTER_ADDR": "[fd00::1]"}, "fail", "I3", ["MASTER_ADDR=[fd00::1] is more than the name of a host"]),
+        ({"MASTER_ADDR": "node0:29500"}, "warn", "I3", ["is more than the name of a host"]),
+        ({**_STEP, "MASTER_ADDR": "localhost:29500"}, "fail", "I3", ["is more than the name of a host"]),
         ({**_HAND, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "0.0.0.0"}, "warn", "I4", ["MASTER_ADDR=0.0.0.0", "LOCAL_WORLD_SIZE=2"]),
         ({**_STEP, "MASTER_ADDR": "::"}, "fail", "I4", ["MASTER_ADDR=::", "SLURM_STEP_NUM_NODES=2"]),
         ({**_STEP, "SLURM_NODEID": "0", "MASTER_ADDR": "::"}, "warn", "I4", ["MASTER_ADDR=::"]),
-        ({**_NODE_1, "RANK": "3"}, "warn", "I10", ["RANK=3", "LOCAL_RANK=2", "GROUP_RANK=1"]),
-        ({**_HAND, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}, "warn", "I10", ["RANK=5 and LOCAL_RANK=1", "WORLD_SIZE=8"]),
-        ({**_HAND, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "0"}, "warn", "I10", ["RANK=5 and LOCAL_RANK=1", "WORLD_SIZE=8"]),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1:12345"}, "fail", "I3", ["MASTER_ADDR=n1:12345 has a port in it"]),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1:12345"}, "fail", "I3", ["MASTER_ADDR=n1:12345 is more than the name of a host"]),
         ({**_HAND, "MASTER_ADDR": "n1,n2"}, "fail", "I3", ["MASTER_ADDR=n1,n2 is not a host name"]),
         ({**_HAND, "MASTER_ADDR": "n1 n2"}, "fail", "I3", ["MASTER_ADDR='n1 n2' is not a host name"]),
         ({**_HAND, "MASTER_ADDR": "n[1-2]"}, "fail", "I3", ["MASTER_ADDR=n[1-2] is not a host name"]),
-        ({**_HAND, "MASTER_ADDR": "n1/"}, "fail", "I3", ["MASTER_ADDR=n1/ ends with /"]),
+        ({**_HAND, "MASTER_ADDR": "n1/"}, "fail", "I3", ["MASTER_ADDR=n1/ is more than the name of a host"]),
         ({"LOCAL_RANK": "0", "PALS_LOCAL_RANKID": "0", "PALS_RANKID": "4"}, "warn", "", ["LOCAL_RANK=0 is set, as PALS_LOCAL_RANKID=0 says too"]),
         ({"LOCAL_RANK": "3"}, "warn", "", ["LOCAL_RANK=3 is set, but neither RANK nor WORLD_SIZE is"]),
         ({"PMIX_RANK": "2", "PMIX_NAMESPACE": "ns"}, "warn", "", ["PMIX_RANK=2", "how many processes"]),
         ({"NODE_RANK": "2", "NNODES": "2"}, "warn", "I11", ["NODE_RANK=2", "0 to 1"]),
         ({**_LOCAL, "RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"}, "fail", "L7", ["CUDA_VISIBLE_DEVICES=0,1", "LOCAL_WORLD_SIZE=4", "LOCAL_RANK=3"]),
         ({**_LOCAL, "CUDA_VISIBLE_DEVICES": "0,1"}, "warn", "L7", ["2 GPUs", "LOCAL_WORLD_SIZE=4"]),
-        ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}, "fail", "I12", ["SKYPILOT_NUM_NODES=3", "2 addresses"]),
         ({"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_DEEPSPEED": "true"}, "fail", "L16", ["ACCELERATE_USE_FSDP=true", "ACCELERATE_USE_DEEPSPEED=true"]),
     ],
 )  # fmt: skip
@@ -141,7 +133,7 @@ def test_a_contradiction_is_found(env: dict[str, str], verdict: str, class_id: s
         {**_LOCAL, "RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1", "ACCELERATE_USE_CPU": "true"},
         {**_STEP, "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1"},
         {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
-        {**_HAND, "MASTER_ADDR": "fd00::1:29500"},
+        {**_HAND, "MASTER_ADDR": "fd00::1:2950"},
         {**_HAND, "MASTER_ADDR": "fe80::1%eth0"},
         {**_HAND, "MASTER_ADDR": "fe80::1%br+0@1"},
         {**_HAND, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"},
@@ -170,11 +162,9 @@ def test_what_is_legal_is_left_alone(env: dict[str, str]) -> None:
     [("", None, True), ("nccl", True, True), ("gloo", True, False), ("", False, False), ("nccl", False, False), ("cpu:gloo,cuda:nccl", None, True)],
 )  # fmt: skip
 def test_gpus_matter_where_ranks_take_them(backend: str, has_gpus: bool | None, is_told: bool) -> None:
-    """On a host without GPUs, or with Gloo, CUDA_VISIBLE_DEVICES says nothing of the number of ranks: neither to a rank nor to a launcher."""
+    """On a host without GPUs, or with Gloo, CUDA_VISIBLE_DEVICES says nothing of the number of ranks."""
     rank = {**_LOCAL, "RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"}
     assert bool(find_contradictions(rank, backend=backend, has_gpus=has_gpus)) == is_told
-    launch = {"CUDA_VISIBLE_DEVICES": "0"}
-    assert bool(find_launch_contradictions(launch, num_ranks=2, backend=backend, has_gpus=has_gpus)) == is_told  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -192,6 +182,7 @@ def test_gpus_matter_where_ranks_take_them(backend: str, has_gpus: bool | None, 
         ("[fd00::1]:123", "123", "export MASTER_ADDR=fd00::1  # its port is in MASTER_PORT"),
         ("foo:123\r", "123", "export MASTER_ADDR=foo  # its port is in MASTER_PORT"),
         (" fd00::1", "", "export MASTER_ADDR=fd00::1"),
+        ("fd00::1:29500", "29500", "export MASTER_ADDR=fd00::1  # its port is in MASTER_PORT"),
         ("tcp://a;rm:1", "", "export MASTER_ADDR=…  # the name or an address of the first host"),
         (" ", "", "export MASTER_ADDR=…  # the name or an address of the first host"),
         ("n1,n2", "1", "export MASTER_ADDR=…  # the name or an address of the first host"),
@@ -202,15 +193,6 @@ def test_an_address_is_cleared_of_what_is_none(addr: str, port: str, fix: str) -
     """What stands beside the host's name is taken away, and its port goes where ports belong, unless one is there already."""
     told = find_contradictions({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": addr, "MASTER_PORT": port})
     assert next(one for one in told if one.class_id == "I3").fix == fix
-
-
-def test_a_port_that_is_none_is_asked_for_by_itself() -> None:
-    """One fix sets both right where the port stands in the address; where that is no port, the second finding says what lacks."""
-    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1:99999"}
-    assert [one.fix for one in find_contradictions(env)] == [
-        "export MASTER_ADDR=n1",
-        "export MASTER_PORT=29500",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -243,42 +225,35 @@ def test_devices_are_counted_as_cuda_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "nodes", "ranks", "verdict", "class_id"),
+    ("env", "nodes", "verdict", "class_id"),
     [
-        (_STEP, 2, 8, "fail", "I24"),
-        ({**_STEP, "SLURM_LOCALID": "0"}, 2, 8, "warn", "I24"),
-        (_STEP, 1, 2, "warn", "I24"),
-        (_MPI, 1, 2, "warn", "I24"),
-        (_ONE_TASK_A_NODE, 3, 8, "warn", "I1"),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, 1, 2, "warn", "L7"),
-        ({"ACCELERATE_USE_FSDP": "1", "ACCELERATE_USE_MEGATRON_LM": "1"}, 1, 2, "fail", "L16"),
+        (_STEP, 2, "fail", "I24"),
+        ({**_STEP, "SLURM_LOCALID": "0"}, 2, "warn", "I24"),
+        (_STEP, 1, "warn", "I24"),
+        (_MPI, 1, "warn", "I24"),
+        (_ONE_TASK_A_NODE, 3, "warn", "I1"),
+        ({"ACCELERATE_USE_FSDP": "1", "ACCELERATE_USE_MEGATRON_LM": "1"}, 1, "fail", "L16"),
     ],
 )
-def test_where_a_launcher_is_started(
-    env: dict[str, str], nodes: int, ranks: int, verdict: str, class_id: str
-) -> None:
+def test_where_a_launcher_is_started(env: dict[str, str], nodes: int, verdict: str, class_id: str) -> None:
     """What contradicts the launch is told above it."""
-    one = only(find_launch_contradictions(env, num_nodes=nodes, num_ranks=ranks))
+    one = only(find_launch_contradictions(env, num_nodes=nodes))
     assert (one.verdict, one.class_id) == (verdict, class_id)
 
 
 @pytest.mark.parametrize(
-    ("env", "nodes", "ranks"),
+    ("env", "nodes"),
     [
-        (_ONE_TASK_A_NODE, 2, 8),
-        (_STEP, 4, 1),
-        ({"RANK": "9", "WORLD_SIZE": "2", "MASTER_PORT": "x", "LOCAL_RANK": "7"}, 1, 2),
-        ({"CUDA_VISIBLE_DEVICES": ""}, 1, 2),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 1, 2),
-        ({"SLURM_PROCID": "x", "SLURM_STEP_NUM_TASKS": "2"}, 1, 1),
-        ({}, None, None),
+        (_ONE_TASK_A_NODE, 2),
+        (_STEP, 4),
+        ({"RANK": "9", "WORLD_SIZE": "2", "MASTER_PORT": "x", "LOCAL_RANK": "7"}, 1),
+        ({"SLURM_PROCID": "x", "SLURM_STEP_NUM_TASKS": "2"}, 1),
+        ({}, None),
     ],
 )
-def test_a_launch_is_not_told_what_it_replaces(
-    env: dict[str, str], nodes: int | None, ranks: int | None
-) -> None:
+def test_a_launch_is_not_told_what_it_replaces(env: dict[str, str], nodes: int | None) -> None:
     """A launcher sets RANK and its kin anew: what they said before does not matter, nor do as many agents as tasks."""
-    assert find_launch_contradictions(env, num_nodes=nodes, num_ranks=ranks) == ()
+    assert find_launch_contradictions(env, num_nodes=nodes) == ()
 
 
 def test_the_doctor_tells_contradictions_and_slips() -> None:
@@ -292,16 +267,12 @@ def test_the_doctor_tells_contradictions_and_slips() -> None:
 
 
 def test_the_doctor_of_a_launch_leaves_ranks_variables_alone(tmp_path: Path) -> None:
-    """Where the job to be launched is known, a leftover RANK does no harm, and what harms the launch is told: GPUs only where there are some."""
-    env = {"RANK": "4", "WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "0"}
+    """Where the job to be launched is known, a leftover RANK does no harm, and what harms the launch is told."""
+    env = {"RANK": "4", "WORLD_SIZE": "4"}
 
-    def tell(job: JobShape, **files: str) -> list[tuple[str, str]]:
-        root = tmp_path / str(len(files))
-        host = make_host(root, env=env, job=job, files={"/proc/meminfo": "", **files})
+    def tell(**more: str) -> list[tuple[str, str]]:
+        host = make_host(tmp_path, env={**env, **more}, job=JobShape(num_ranks=2, is_launch=True))
         return [(one.verdict, one.class_id) for one in look(PROBE, host)]
 
-    gpu = {"/proc/driver/nvidia/gpus/0/information": ""}
-    assert tell(JobShape(num_ranks=2, is_launch=True), **gpu) == [("warn", "L7")]
-    assert tell(JobShape(num_ranks=2, backend="gloo", is_launch=True), **gpu) == [("ok", "")]
-    assert tell(JobShape(num_ranks=2, is_launch=True)) == [("ok", "")]
-    assert tell(JobShape(num_ranks=2, backend="gloo", is_launch=True)) == [("ok", "")]
+    assert tell() == [("ok", "")]
+    assert tell(ACCELERATE_USE_FSDP="1", ACCELERATE_USE_DEEPSPEED="1") == [("fail", "L16")]

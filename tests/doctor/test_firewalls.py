@@ -59,7 +59,7 @@ def write_output(
 )  # fmt: skip
 def test_opening(tmp_path: Path, programs: dict[str, str], command: str) -> None:
     """The command that lets the others in is that of the firewall that runs there."""
-    assert suggest(make_host(tmp_path, programs=programs), [NET], "input") == command
+    assert suggest(find_firewall(make_host(tmp_path, programs=programs)), [NET], "input") == command
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,15 @@ def test_opening(tmp_path: Path, programs: dict[str, str], command: str) -> None
 )  # fmt: skip
 def test_all_that_may_drop_is_opened(tmp_path: Path, programs: dict[str, str], lines: list[str]) -> None:
     """A drop in one chain is not undone in another: each outgoing chain that may drop has its command, no other one has."""
-    printed = suggest(make_host(tmp_path, programs=programs), [NET], "output").splitlines()
+    printed = suggest(find_firewall(make_host(tmp_path, programs=programs)), [NET], "output").splitlines()
     assert len(printed) == len(lines)
     assert all(one.startswith(line) for one, line in zip(printed, lines, strict=True)), printed
 
 
 def test_firewalld_has_its_own_commands(tmp_path: Path) -> None:
     """The table of firewalld belongs to it: a policy for what goes out, and then a reload."""
-    printed = suggest(
-        make_host(tmp_path, programs=write_output("reject", table="firewalld")), [NET], "output"
-    )
+    host = make_host(tmp_path, programs=write_output("reject", table="firewalld"))
+    printed = suggest(find_firewall(host), [NET], "output")
     assert "nft insert" not in printed
     assert f"destination address={NET} accept" in printed
     assert printed.endswith("sudo firewall-cmd --reload")

@@ -18,7 +18,7 @@ from rankwise.doctor.rendezvous.cluster_report import (
     NameLookup,
     Outcome,
 )
-from rankwise.doctor.rendezvous.judging import find_blocked, find_suspects, judge
+from rankwise.doctor.rendezvous.judging import find_suspects, judge
 from rankwise.doctor.rendezvous.plan import Plan
 from rankwise.doctor.rendezvous.wire import INVALID_ANSWER
 
@@ -121,7 +121,6 @@ def test_a_host_that_lets_nobody_in_is_named(count: int, outcome: Outcome) -> No
     assert (told.class_id, told.hosts, told.verdict) == ("I8", (f"h{victim}",), "fail")
     assert f"{count - 1} of {count - 1} hosts to h{victim}" in told.what
     assert told.fix.startswith(f"# on h{victim}:\nsudo iptables -I INPUT")
-    assert find_blocked(found) == {f"h{victim}"}
     assert ("dropped" in told.what) == (outcome == "timeout")
 
 
@@ -194,7 +193,6 @@ def test_links_of_a_host_that_died_accuse_nobody() -> None:
     hosts = (*found.hosts[:3], replace(found.hosts[3], lost="its connection ended"))
     (told,) = bad(replace(found, hosts=hosts))
     assert "h3 was lost" in told.what
-    assert find_blocked(replace(found, hosts=hosts)) == set()
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8, 16, 64])

@@ -346,7 +346,7 @@ def test_a_port_in_the_name_of_the_meetings_host_is_told(tmp_path: Path) -> None
     told = explain_failure(Host(root=tmp_path, env={}), plan, socket.gaierror())
     assert (told.class_id, told.message) == (
         "I3",
-        "host0:123 has a port in it, 123: the hosts are to rendezvous there, but no name server knows it",
+        "the rendezvous address host0:123 is more than the name of a host",
     )
     assert told.fix.startswith("export MASTER_ADDR=host0 MASTER_PORT=123")
     brackets = Plan(endpoint_host="[fd00::1]", endpoint_port=29500, arrival_timeout_s=8)

@@ -152,10 +152,10 @@ def test_a_current_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
 def test_checkpoints_among_the_kernels_own_facts() -> None:
-    """A folder in /proc can hold no checkpoint, though it says of no disk that it is full."""
-    told = look(disk_space.PROBE, Host(env={}, job=JobShape(checkpoints=Path("/proc/x"))))[0]
+    """A folder in /proc can hold no checkpoint, though no disk is full."""
+    (told,) = look(checkpoint_folder.PROBE, Host(env={}, job=JobShape(checkpoints=Path("/proc/x"))))
     assert told.verdict == "fail"
-    assert told.what.startswith("the folder of the checkpoints /proc/x is in /proc (proc)")
+    assert told.what.startswith("/proc can't be written to: ")
 
 
 def test_a_file_system_that_tells_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +370,10 @@ def test_a_mount_that_is_missing_on_one_host(tmp_path: Path) -> None:
     """The host on which the shared file system is not mounted is the one that is named."""
     (told,) = compare(make_cluster(tmp_path, {"a": "nfs4", "b": "nfs4", "c": "ext4"}))
     assert (told.verdict, told.class_id, told.hosts) == ("fail", "K8", ("c",))
-    assert "shared by a, b, and local to each of c" in told.what
+    assert (
+        "is not shared by all hosts, and local to each of c: nfs4 on server:/export: a, b; ext4 on /dev/sda1: c"
+        in told.what
+    )
 
 
 def test_containers_on_one_machine_share_a_folder(tmp_path: Path) -> None:

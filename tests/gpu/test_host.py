@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.linux
-PROBES = ("gpus-seen", "gpus-busy", "gpu-peer-access", "gpu-topology", "gpu-throttle", "torch-build")
+PROBES = ("gpus-seen", "gpus-busy", "gpu-links", "gpu-throttle", "torch-build")
 
 
 @pytest.fixture(scope="module")

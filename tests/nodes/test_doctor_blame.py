@@ -80,8 +80,7 @@ def test_gloo_at_a_bridge_of_containers_is_told_as_that(tmp_path: Path, wrong: l
             host.call("sh", "-ec", "ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up")  # fmt: skip
         told = only(examine(hosts, env={number: {"GLOO_SOCKET_IFNAME": "docker0"} for number in wrong}))
     assert (told["probe"], told["hosts"]) == ("links", [f"host{number}" for number in wrong])
-    assert "Gloo listens at 172.17.0.1 on " in told["what"]
-    assert "that is docker0 there" in told["what"]
+    assert "Gloo listens at 172.17.0.1 (docker0) on " in told["what"]
     assert told["fix"].splitlines() == [
         line for number in wrong for line in (f"# on host{number}:", "export GLOO_SOCKET_IFNAME=cable")
     ]

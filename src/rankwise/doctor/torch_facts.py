@@ -34,7 +34,6 @@ class TorchFacts:
         folder: Where torch lies.
         cuda: The CUDA that torch was built for; ``hip``: the same for ROCm; ``archs``: the architectures (``sm_90``).
         backends: Which of gloo, nccl, mpi, ucc, xccl torch.distributed has.
-        peers: Which devices reach each other's memory: ``peers[a][b]``.
         wheels: The installed packages that torch consists of, as ``torch 2.13.0 in /folder``, by what Python finds first.
         nccl_file: The file of NCCL that is loaded with torch; empty if it is part of torch itself.
     """
@@ -50,7 +49,6 @@ class TorchFacts:
     backends: tuple[str, ...] = ()
     devices: tuple[Device, ...] = ()
     cuda_error: str = ""
-    peers: tuple[tuple[bool, ...], ...] = ()
     archs: tuple[str, ...] = ()
     wheels: tuple[str, ...] = ()
     nccl_file: str = ""

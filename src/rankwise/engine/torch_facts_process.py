@@ -65,7 +65,7 @@ def _list_backends() -> list[str]:
 
 
 def _ask_devices(torch: Any) -> dict[str, Any]:
-    body: dict[str, Any] = {"nccl": "", "devices": [], "peers": []}
+    body: dict[str, Any] = {"nccl": "", "devices": []}
     if not torch.version.cuda and not getattr(torch.version, "hip", None):
         return body
     try:
@@ -79,9 +79,6 @@ def _ask_devices(torch: Any) -> dict[str, Any]:
             torch.cuda.init()
         found = map(torch.cuda.get_device_properties, range(count))
         body["devices"] = [{"name": one.name, "capability": f"{one.major}.{one.minor}"} for one in found]
-        body["peers"] = [
-            [a == b or torch.cuda.can_device_access_peer(a, b) for b in range(count)] for a in range(count)
-        ]
     except Exception as error:  # noqa: BLE001 - what is wrong with the driver is what we ask for
         body["cuda_error"] = f"{type(error).__name__}: {error}"[:500]
     return body

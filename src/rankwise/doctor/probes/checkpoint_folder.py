@@ -22,6 +22,7 @@ from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, fail, ok
 from rankwise.doctor.storage import mounts
 from rankwise.doctor.storage.folder_trial import Trial, try_folder
 from rankwise.doctor.storage.mounts import Mount
+from rankwise.doctor.units import join_names
 
 _MIB = 1 << 20
 #: A model of a billion parameters with its optimizer is 12 GB: twenty minutes at this speed.
@@ -86,26 +87,25 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
     groups = group_values({host: _name_place(info) for host, info in facts.items()})
     if len(groups) < 2:
         return
-    shared = [host for host, info in facts.items() if info.get("is_shared")]
-    local = [host for host in facts if host not in shared]
-    folder, hosts = next((str(info.get("folder")) for info in facts.values()), ""), tuple(local)
-    lost = "only some find one to resume from: the others start from scratch, and the job hangs"
-    if shared and local:
-        what = f"shared by {', '.join(shared[:8])}, and local to each of {', '.join(local[:8])}: {_describe_kinds(facts)}"
-        why = "the file system is not mounted there: checkpoints of these hosts are lost to the others, and the job can't resume"
-        fix = f"mount -a  # there, or: findmnt {folder}"
-    elif local:
-        what = f"another folder on each host: {_describe_kinds(facts)}"
-        fix = (
-            "# use a folder on a file system that all hosts mount, or copy the checkpoints before you resume"
-        )
-        why = f"no host has a complete checkpoint of a sharded model, and {lost}"
-    else:
-        what, hosts = f"not the same folder on all hosts: {format_groups(groups)}", find_odd_hosts(groups)
-        why = lost.replace("some find one", "some ranks find a checkpoint")
-        fix = f"findmnt -T {folder}  # on these hosts"
-    verdict: Verdict = "fail" if shared and local else "warn"
-    yield Reading(verdict, f"{folder} is {what}", why, fix, "K8", hosts=hosts)
+    local = [host for host, info in facts.items() if not info.get("is_shared")]
+    folder = next((str(info.get("folder")) for info in facts.values()), "")
+    kinds = {
+        host: f"{one.get('kind') or 'unknown'} on {one.get('source') or '?'}" for host, one in facts.items()
+    }
+    # Where a file system is missing, the checkpoints of these hosts are lost to the others for sure.
+    verdict: Verdict = "fail" if 0 < len(local) < len(facts) else "warn"
+    what, fix = (
+        "the same folder on all hosts",
+        f"findmnt -T {folder}  # on these hosts; mount -a, if it is not mounted",
+    )
+    if local:
+        what = f"shared by all hosts, and local to each of {join_names(local)}"
+        fix += "; or use a folder that all hosts mount"
+    yield Reading(
+        verdict, f"{folder} is not {what}: {format_groups(group_values(dict(kinds)) if local else groups)}",
+        "no host has a complete checkpoint of a sharded model, and only some ranks find one to resume from: the others start from scratch, and the job hangs",
+        fix, "K8", hosts=tuple(local) or find_odd_hosts(groups)
+    )  # fmt: skip
 
 
 def _collect(host: Host, folder: str, mount: Mount | None) -> dict[str, Fact]:
@@ -129,13 +129,6 @@ def _name_place(info: Facts) -> str:
         # One server may have several addresses; the folder's number there is the same.
         return f"{info.get('kind')} inode {info.get('inode')}"
     return f"boot {info.get('boot')} device {info.get('device')} inode {info.get('inode')}"
-
-
-def _describe_kinds(facts: Mapping[str, Facts]) -> str:
-    kinds = {
-        host: f"{one.get('kind') or 'unknown'} on {one.get('source') or '?'}" for host, one in facts.items()
-    }
-    return format_groups(group_values(dict(kinds)))
 
 
 def _judge_trial(folder: str, mount: Mount | None, trial: Trial) -> Iterator[Reading]:

@@ -84,13 +84,7 @@ def _judge(
         disk, top = f" (on {mount.point}, {mount.kind})", mount.point
     is_temporary, is_checkpoint = "temporary" in place.title, "checkpoints" in place.title
     inodes = host.count_inodes(folder)
-    if mount is not None and not mount.holds_files and place.must_write:
-        yield fail(
-            f"{where} is in {mount.point} ({mount.kind}), a kernel file system that holds no files",
-            "a rank ends with `No such file or directory` or `Permission denied`" + " at the first checkpoint" * is_checkpoint,
-            "export TMPDIR=…  # a folder on a disk" if is_temporary else "# use a folder on a disk"
-        )  # fmt: skip
-    elif mount is not None and mount.is_read_only and place.must_write:
+    if mount is not None and mount.is_read_only and place.must_write:
         yield fail(
             f"{where} can't be written to: {mount.point} ({mount.kind}) is mounted read-only",
             "`Read-only file system`: launchers, compilers of kernels or checkpoints fail", f"mount | grep ' {mount.point} '  # and use another folder"

@@ -42,7 +42,7 @@ def look(host: Host) -> Iterator[Reading]:
         yield warn(
             what,
             f"Gloo and NCCL listen at ports {low} to {high}: the ranks may rendezvous, and then hang at the first collective: `connectFullMesh failed`, `NCCL WARN Connect to ... failed`",
-            suggest(host, networks, "input"), "I8"
+            suggest(firewall, networks, "input"), "I8"
         )  # fmt: skip
     elif firewall.why:
         yield skipped(f"the firewall's rules{name}", firewall.why)

@@ -11,37 +11,19 @@ needs its own value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
-from rankwise.doctor.differences import find_odd_hosts, group_hosts, report_difference
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import split_names, uses_nccl
 from rankwise.doctor.network.interfaces import Interface, describe_interface, suggest_name
-from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, ok, warn
-
-#: torch's builds for Linux know the first two; other systems and builds have the rest.
-_TRANSPORTS = ("TCP", "LINUX", "TCP_TLS", "UV", "APPLE", "WIN32", "IBVERBS")
-_TLS_FILES = ("GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY", "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT")
+from rankwise.doctor.probe import Probe, Reading, Verdict, ok, warn
 
 
 def look(host: Host) -> Iterator[Reading]:
-    wrong = [*_judge_names(host), *_judge_transport(host), *_judge_rpc(host)]
+    wrong = [*_judge_names(host), *_judge_rpc(host)]
     names = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT", "TP_SOCKET_IFNAME")
     info = ", ".join(f"{name}={host.env[name]}" for name in names if name in host.env)
-    facts: dict[str, Fact] = {"transport": host.env.get("GLOO_DEVICE_TRANSPORT", "") or "none set"}
-    first, *others = wrong or [ok(info or "no variable of Gloo is set")]
-    yield from (replace(first, facts=facts), *others)
-
-
-def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    groups = group_hosts(facts, "transport")
-    common = next(iter(groups), "none set")
-    fix = "unset GLOO_DEVICE_TRANSPORT" if common == "none set" else f"export GLOO_DEVICE_TRANSPORT={common}"
-    yield from report_difference(
-        facts, "transport", "GLOO_DEVICE_TRANSPORT differs", "hosts with different Gloo transports do not connect: `connectFullMesh failed`, or a hang",
-        f"# on {', '.join(find_odd_hosts(groups))}:\n{fix}",
-    )  # fmt: skip
+    yield from wrong or [ok(info or "no variable of Gloo is set")]
 
 
 def _judge_names(host: Host) -> Iterator[Reading]:
@@ -84,24 +66,6 @@ def _find_fault(name: str, interfaces: Sequence[Interface]) -> str:
     return f"this host has no interface {name}"
 
 
-def _judge_transport(host: Host) -> Iterator[Reading]:
-    value = host.env.get("GLOO_DEVICE_TRANSPORT")
-    if value is None:
-        return
-    if value not in _TRANSPORTS:
-        yield Reading(
-            _bad(host), f"GLOO_DEVICE_TRANSPORT={value} is not one of {', '.join(_TRANSPORTS[:3])}",
-            "every rank that uses Gloo fails: `makeDeviceForHostname(): unsupported gloo device`", "unset GLOO_DEVICE_TRANSPORT"
-        )  # fmt: skip
-    elif value == "TCP_TLS":
-        lost = [name for name in _TLS_FILES if not host.env.get(name) or not host.has(host.env[name])]
-        if lost:
-            yield Reading(
-                _bad(host), f"GLOO_DEVICE_TRANSPORT=TCP_TLS, and {' and '.join(lost)} names no file here", "Gloo can't make its encrypted connections",
-                "\n".join(f"export {name}=…" for name in lost)
-            )  # fmt: skip
-
-
 def _judge_rpc(host: Host) -> Iterator[Reading]:
     name = host.env.get("TP_SOCKET_IFNAME", "")
     info = _find_fault(name, host.interfaces()) if name else ""
@@ -121,4 +85,4 @@ def _set(host: Host, variable: str, *, near: str = "") -> str:
     return f"export {variable}={name}" if name else f"unset {variable}"
 
 
-PROBE = Probe("gloo-variables", "variables of Gloo", "environment", "instant", look, classes=("I6", "I5"), compare=compare)  # fmt: skip
+PROBE = Probe("gloo-variables", "variables of Gloo", "environment", "instant", look, classes=("I6", "I5"))  # fmt: skip

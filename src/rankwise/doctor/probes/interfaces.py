@@ -14,14 +14,13 @@ or with `=` whole ones, or with `^` those to leave out; Gloo's is a whole name.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.network import gloo_nccl
 from rankwise.doctor.network.interfaces import Interface, describe_interface, find_master, suggest_interface
 from rankwise.doctor.network.names import is_loopback_address
-from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, ok, warn
+from rankwise.doctor.probe import Probe, Reading, Verdict, ok
 
 _FOREIGN = ("container", "vpn", "loopback")
 
@@ -30,7 +29,7 @@ def look(host: Host) -> Iterator[Reading]:
     interfaces = host.interfaces()
     gloo = gloo_nccl.find_interface(gloo_nccl.find_gloo_address(host, interfaces), interfaces)
     nccl = gloo_nccl.choose_nccl_interfaces(host, interfaces) if gloo_nccl.uses_nccl(host) else ()
-    yield ok(_describe(interfaces, gloo, nccl), **_collect(host, interfaces, gloo))
+    yield ok(_describe(interfaces, gloo, nccl))
     if host.job.num_nodes > 1:
         best = suggest_interface(host, interfaces)
         yield from _judge_gloo(host, gloo, best)
@@ -46,18 +45,6 @@ def _describe(interfaces: Sequence[Interface], gloo: Interface | None, nccl: Seq
     takers = [f"Gloo takes {gloo.name}"] if gloo else []
     takers += [f"NCCL takes {', '.join(one.name for one in nccl)}"] if nccl else []
     return "; ".join([info or "no interface but loopback has an address", *takers])
-
-
-def _collect(host: Host, interfaces: Sequence[Interface], gloo: Interface | None) -> dict[str, Fact]:
-    networks: dict[str, Fact] = {one.name: [*one.networks] for one in interfaces if one.is_candidate}
-    nccl = gloo_nccl.read_settings(host).get("NCCL_SOCKET_IFNAME")
-    return {
-        "networks": networks,
-        "names": [one.name for one in interfaces],
-        "gloo": gloo.name if gloo else "",
-        "gloo_wanted": host.env.get("GLOO_SOCKET_IFNAME", ""),
-        "nccl_wanted": nccl.value if nccl else "",
-    }
 
 
 def _judge_gloo(host: Host, taken: Interface | None, best: Interface | None) -> Iterator[Reading]:
@@ -118,60 +105,6 @@ def _report_none(interfaces: Sequence[Interface]) -> Reading:
     )  # fmt: skip
 
 
-def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    yield from _compare_names(facts)
-    networks = {host: _by_name(info) for host, info in facts.items()}
-    common = set.intersection(*(set(chain(*by_name.values())) for by_name in networks.values()))
-    if not common:
-        yield ok("no network is common to all hosts: they must reach each other through a router")
-        return
-    taken = {host: str(info.get("gloo") or "") for host, info in facts.items()}
-    apart = {host: name for host, name in taken.items() if not common & {*networks[host].get(name, common)}}
-    # All of them apart, one network per rack: what they share is for storage, and routers join the others.
-    if 0 < len(apart) < len(facts):
-        there = {
-            host: next(name for name, found in networks[host].items() if common.intersection(found))
-            for host in apart
-        }
-        yield warn(
-            f"all hosts are in {', '.join(sorted(common))}, and Gloo takes " + ", ".join(f"{name} on {host}" for host, name in apart.items()),
-            "other hosts may not reach this one where Gloo listens: `connectFullMesh failed`, or a hang",
-            "\n".join(f"export GLOO_SOCKET_IFNAME={name}  # on {host}" for host, name in there.items()), hosts=tuple(apart)
-        )  # fmt: skip
-
-
-def _by_name(info: Facts) -> dict[str, list[str]]:
-    networks = info.get("networks")
-    found = networks if isinstance(networks, dict) else {}
-    return {name: [str(one) for one in value] for name, value in found.items() if isinstance(value, list)}
-
-
-def _compare_names(facts: Mapping[str, Facts]) -> Iterator[Reading]:
-    """Report a variable that some hosts set, and that would fit no interface of the others."""
-    for variable, key in (("GLOO_SOCKET_IFNAME", "gloo_wanted"), ("NCCL_SOCKET_IFNAME", "nccl_wanted")):
-        wanted = {host: str(info[key]) for host, info in facts.items() if info.get(key)}
-        without = {host: info for host, info in facts.items() if host not in wanted}
-        for value in dict.fromkeys(wanted.values()):
-            # What fits nothing where it is set is wrong there, and is no want of the others.
-            setters = [
-                host for host, one in wanted.items() if one == value and _fits(variable, value, facts[host])
-            ]
-            lacking = [host for host, info in without.items() if not _fits(variable, value, info)]
-            if lacking and setters:
-                names = {host: next(iter(_by_name(facts[host])), "") for host in lacking}
-                yield warn(
-                    f"{variable}={value} on {', '.join(setters)}; {', '.join(lacking)} has no such interface, and no such variable",
-                    "one value does not fit all hosts: a launcher that passes it on makes ranks fail there",
-                    "\n".join(f"export {variable}={name}  # on {host}" for host, name in names.items() if name) or "ip -br addr", hosts=tuple(lacking)
-                )  # fmt: skip
-
-
-def _fits(variable: str, value: str, info: Facts) -> bool:
-    given = info.get("names")
-    names = [str(one) for one in given] if isinstance(given, list) else []
-    if variable == "GLOO_SOCKET_IFNAME":
-        return set(gloo_nccl.split_names(value)) <= set(names)
-    return bool(gloo_nccl.match_names(value, names))
-
-
-PROBE = Probe("interfaces", "network interfaces, and which ones are used", "network", "quick", look, classes=("I7",), compare=_compare)  # fmt: skip
+PROBE = Probe(
+    "interfaces", "network interfaces, and which ones are used", "network", "quick", look, classes=("I7",)
+)

@@ -25,13 +25,11 @@ from rankwise.doctor.variables.understanding import understand
 
 
 def look(host: Host) -> Iterator[Reading]:
-    job, has_gpus = host.job, may_have_gpus(host)
-    if not job.is_launch:
-        wrong = find_contradictions(host.env, backend=job.backend, has_gpus=has_gpus)
+    job = host.job
+    if job.is_launch:
+        wrong = find_launch_contradictions(host.env, num_nodes=job.num_nodes)
     else:
-        wrong = find_launch_contradictions(
-            host.env, num_nodes=job.num_nodes, num_ranks=job.num_ranks, backend=job.backend, has_gpus=has_gpus
-        )
+        wrong = find_contradictions(host.env, backend=job.backend, has_gpus=may_have_gpus(host))
     found = [*wrong, *report_misspellings(host.env, but=("NCCL_", "TORCH_"))]
     yield from found
     if found:

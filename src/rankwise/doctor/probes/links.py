@@ -7,7 +7,7 @@ port lets `init_process_group` succeed; then the first collective hangs, or fail
 another one, at NCCL's. Every other host connects, and whatever answers sends its name. This shows whether a connection is
 dropped (a firewall), refused (a firewall that rejects, or nothing there), or answered by another host; and whether all ways into a host fail, all
 out of it, or a single one. If a host's own routing table has no route to an address, no firewall is blamed: the fix is another
-interface, or a route.
+interface, or a route. Hosts on which Gloo takes IPv6 while it takes IPv4 on others are named, too: it connects no ranks of both.
 
 **What to do.** Let the hosts of the job reach each other on all TCP ports, or at least on those of `/proc/sys/net/ipv4/ip_local_port_range`. The
 command that is printed is for the firewall that runs on the host that is named. If two hosts answer at one address, it belongs to a bridge of
@@ -16,4 +16,4 @@ containers that each of them has: set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNA
 
 from rankwise.doctor.probe import Probe
 
-PROBE = Probe("links", "every way between two hosts", "hosts", "slow", classes=("I7", "I8"))
+PROBE = Probe("links", "every way between two hosts", "hosts", "slow", classes=("I7", "I8", "I22"))

@@ -2,24 +2,26 @@
 
 **Why it matters.** `MASTER_ADDR` must have an address here, and lead to the first host from every other one. `localhost` is a different host on
 every node: each waits for the rest. A name without an address ends in `The client socket has timed out`, and nothing says that it was
-the name.
+the name. Where it has an IPv6 address first and this host has no route to it, torch still tries it first: warnings of `socket.cpp` with
+`errno: 97` or `101` appear before the real error, and a route that drops packets costs the whole timeout.
 
 **How it is checked.** The name is looked up as a rank does it. On the first host its addresses should be the host's own; on the others
 they must not be. Of several hosts, `meeting` tells whether they find the first one there.
 
-**What to do.** Use an address of the first host that the other ones reach: `ip -br addr` there, `getent hosts NAME` here. With
+**What to do.** Use an address of the first host that the other ones reach, best one of IPv4: `ip -br addr` there, `getent hosts NAME` here. With
 `--rdzv-backend c10d` the endpoint must be a name that this host has for itself; an address of another interface matches no host.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.interfaces import find_master, suggest_interface
-from rankwise.doctor.network.names import is_host_name, is_loopback_address
+from rankwise.doctor.network.names import is_loopback_address
 from rankwise.doctor.probe import Probe, Reading, fail, ok, warn
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy
 
@@ -41,7 +43,7 @@ def look(host: Host) -> Iterator[Reading]:
         return
     ips = host.lookup(name)
     own = [address.ip for one in host.interfaces() for address in one.addresses]
-    fault = _find_fault(host, name, ips, own)
+    fault = _find_fault(host, name, ips, own) or _find_lack_of_ipv6(host, name, ips)
     yield fault or ok(_report_ips(name, ips))
     if fault is None:
         yield from _judge_endpoint(host, name, ips, own)
@@ -50,10 +52,10 @@ def look(host: Host) -> Iterator[Reading]:
 def _find_mistake(host: Host) -> Reading | None:
     """Report a port, blanks and the like around the name: no name server knows such a name."""
     job = host.job
-    # A launcher sets MASTER_ADDR anew, whatever it says now.
-    given = job.master_addr or ("" if job.is_launch else host.env.get("MASTER_ADDR", ""))
-    mistake = find_mistake(given)
-    if mistake is None or (job.master_addr and mistake.has_brackets_only):
+    # A launcher sets MASTER_ADDR anew, whatever it says now; its flags may have an address of IPv6 in brackets.
+    given = re.sub(r"^\[(.*)\]$", r"\1", job.master_addr)
+    mistake = find_mistake(given or ("" if job.is_launch else host.env.get("MASTER_ADDR", "")))
+    if mistake is None:
         return None
     return fail(
         f"the master's address {mistake.what}", _WHY_LOST, write_remedy(mistake, find_master(host)[1]), "I3"
@@ -84,11 +86,8 @@ def _report_ips(name: str, ips: Sequence[str], noun: str = "") -> str:
 
 def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> Reading | None:
     if not ips:
-        what = f"the master's address {name} is not a host name"
-        fix = "export MASTER_ADDR=…  # the name or an address of the first host"
-        if is_host_name(name):
-            what = f"the master's name {name} has no address here"
-            fix = f"getent hosts {shlex.quote(name)}  # on the host {name} itself: ip -br addr; then here: echo 'ADDRESS {name}' | sudo tee -a /etc/hosts"
+        what = f"the master's name {name} has no address here"
+        fix = f"getent hosts {shlex.quote(name)}  # on the host {name} itself: ip -br addr; then here: echo 'ADDRESS {name}' | sudo tee -a /etc/hosts"
         return fail(what, _WHY_LOST, fix, "I3")
     is_loop = any(map(is_loopback_address, ips))
     if host.job.is_master is False and all(is_loopback_address(ip) or ip in own for ip in ips):
@@ -106,6 +105,21 @@ def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> 
             f"export MASTER_ADDR={best.reachable[0].ip}  # on all hosts" if best else "ip -br addr", "I2"
         )  # fmt: skip
     return None
+
+
+def _find_lack_of_ipv6(host: Host, name: str, ips: tuple[str, ...]) -> Reading | None:
+    """Report a name whose first address is of IPv6, where this host has none: torch tries it all the same."""
+    own = [address for one in host.interfaces() if one.is_up for address in one.reachable]
+    if ":" not in ips[0] or is_loopback_address(ips[0]) or not all(address.is_ipv4 for address in own):
+        return None
+    other = next((ip for ip in ips if ":" not in ip), "")
+    why = "ranks here never reach the store: `The client socket has timed out`"
+    fix = "export MASTER_ADDR=…  # the master's IPv4 address, on all hosts"
+    if other:
+        why = "ranks try IPv6 first: warnings of socket.cpp (errno 97, 101), or a long wait, before they take IPv4"
+        fix = f"export MASTER_ADDR={other}  # on all hosts"
+    what = f"{_report_ips(name, ips, _NOUN)}, but this host has no IPv6 address for other hosts"
+    return Reading("warn" if other else "fail", what, why, fix, "I22")
 
 
 def _judge_endpoint(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> Iterator[Reading]:
@@ -128,5 +142,5 @@ PROBE = Probe(
     "network",
     "quick",
     look,
-    classes=("I2", "I3", "I4", "I21"),
+    classes=("I2", "I3", "I4", "I21", "I22"),
 )

@@ -1,8 +1,8 @@
-"""The port of the rendezvous, and the range of all other ports.
+"""The port of the rendezvous: is it free, and will it stay so.
 
 **Why it matters.** Where another process listens at `MASTER_PORT`, the store can't: `EADDRINUSE`, `address already in use`. Often it is
 the last job, which has not ended. A port in the ephemeral range (`net.ipv4.ip_local_port_range`) is
-sometimes taken by chance. From that range come the ports of Gloo and NCCL, too; where it is small, connections fail.
+sometimes taken by chance.
 
 **How it is checked.** The kernel's tables of sockets and its settings are read; nothing is opened. Only the host of the rendezvous
 needs the port.
@@ -25,15 +25,11 @@ from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
 #: torchrun's port with several nodes.
 _TORCH_PORT = 29500
 _USUAL_RANGE = (32768, 60999)
-#: Each pair of ranks takes several ports.
-_FEW_PORTS = 2000
 
 
 def look(host: Host) -> Iterator[Reading]:
     low, high = read_range(host)
     yield _judge_port(host, low, high)
-    yield from _judge_range(low, high)
-    yield from _judge_queue(host)
 
 
 def read_range(host: Host) -> tuple[int, int]:
@@ -89,25 +85,4 @@ def _find_free(host: Host, port: int) -> int:
     return next((one for one in range(port, min(port + 1000, 65535)) if one not in taken), _TORCH_PORT)
 
 
-def _judge_range(low: int, high: int) -> Iterator[Reading]:
-    size = max(0, high - low + 1)
-    if size < _FEW_PORTS:
-        yield warn(
-            f"the system has {size} ephemeral ports, {low} to {high}",
-            "each pair of ranks takes several: `Cannot assign requested address` with many ranks",
-            f'sudo sysctl -w net.ipv4.ip_local_port_range="{_USUAL_RANGE[0]} {_USUAL_RANGE[1]}"'
-        )  # fmt: skip
-
-
-def _judge_queue(host: Host) -> Iterator[Reading]:
-    """Report if more ranks reach the store at once than may wait there."""
-    info = host.read("/proc/sys/net/core/somaxconn")
-    num_ranks = (host.job.num_ranks or 1) * host.job.num_nodes
-    if info.isdecimal() and int(info) < num_ranks and host.job.is_master is not False:
-        yield warn(
-            f"{num_ranks} ranks, and {info} connections may wait to be accepted (net.core.somaxconn)",
-            "ranks that connect at once are rejected, and retry late: `The client socket has timed out`", "sudo sysctl -w net.core.somaxconn=4096"
-        )  # fmt: skip
-
-
-PROBE = Probe("ports", "the master port, and ports in general", "network", "instant", look, classes=("I9",))
+PROBE = Probe("ports", "the master port", "network", "instant", look, classes=("I9",))

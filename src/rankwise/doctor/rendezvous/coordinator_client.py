@@ -297,12 +297,8 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> JoinError:
 
 def _report_no_address(name: str, waited: str) -> JoinError:
     mistake = find_mistake(name)
-    if mistake is not None and mistake.host:
-        what = f"{mistake.what}: the hosts are to rendezvous there, but no name server knows it"
-        return JoinError(what, write_remedy(mistake, None), "I3")
-    if not is_host_name(name):
-        fix = "export MASTER_ADDR=…  # the name or an address of the first host, on all hosts"
-        return JoinError(f"{name}, the rendezvous address, is not a host name", fix, "I3")
+    if mistake is not None:
+        return JoinError(f"the rendezvous address {mistake.what}", write_remedy(mistake, None), "I3")
     fix = f"getent hosts {shlex.quote(name)}  # must print an address; else pass one instead of the name, or add it to /etc/hosts"
     return JoinError(f"{name}, the rendezvous address, has no address here ({waited})", fix, "I3")
 

@@ -13,7 +13,7 @@ from rankwise.base.host import is_loopback
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host
 from rankwise.doctor.json_records import to_json
-from rankwise.doctor.network.firewalls import Hook, suggest
+from rankwise.doctor.network.firewalls import Hook, find_firewall, suggest
 from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_nccl_address
 from rankwise.doctor.network.interfaces import Interface
 from rankwise.doctor.network.names import is_address, resolve
@@ -54,7 +54,7 @@ class HostTasks:
         self._reducing = AllReduceRanks(host)
         self._handlers: dict[str, Handler] = {
             "open": self._open, "connect": self._connect, "readings": self._send_readings, "measure": self._measure,
-            "suggest": self._suggest, "stop": self._stop, "all-reduce": lambda order: in_thread(partial(self._reducing.run, order)),
+            "stop": self._stop, "all-reduce": lambda order: in_thread(partial(self._reducing.run, order)),
         }  # fmt: skip
         self._examined = asyncio.create_task(in_thread(partial(examine, host, probes)))
 
@@ -115,7 +115,7 @@ class HostTasks:
             return (), self._plan.listen_address, ""
         host, backend, interfaces = self._host, self._host.job.backend, self._host.interfaces()
         # nvidia-smi is not asked: all hosts wait for this answer.
-        has_nccl = backend == "nccl" or (backend != "gloo" and host.has("/proc/driver/nvidia/version"))
+        has_nccl = backend == "nccl" or (backend != "gloo" and host.has("/dev/nvidiactl"))
         nccl = find_nccl_address(host, interfaces) if has_nccl else ""
         return interfaces, find_gloo_address(host, interfaces), nccl
 
@@ -170,6 +170,10 @@ class HostTasks:
     async def _send_readings(self, order: Message) -> Message:
         readings = await asyncio.shield(self._examined)
         answer: Message = {"readings": [one.to_json() for one in readings]}
+        # So many hosts in one process would only ask the same firewall.
+        if not self._plan.listen_address:
+            with suppress(OSError, asyncio.TimeoutError):
+                answer |= await asyncio.wait_for(in_thread(self._suggest), _SUGGEST_S)
         if order.get("torch"):
             answer["torch"] = [await in_thread(partial(describe_torch, self._host))]
         return answer
@@ -182,14 +186,10 @@ class HostTasks:
         self._reducing.stop()
         return {}
 
-    async def _suggest(self, _: Message) -> Message:
+    def _suggest(self) -> Message:
         """Find how this host's firewall is opened for what comes from the others, and for what goes there."""
-        answer: Message = {}
-        for key, hook in _HOOKS.items():
-            with suppress(OSError, asyncio.TimeoutError):
-                run = in_thread(partial(suggest, self._host, self._networks, hook))
-                answer[key] = await asyncio.wait_for(run, _SUGGEST_S)
-        return answer
+        firewall = find_firewall(self._host)
+        return {key: suggest(firewall, self._networks, hook) for key, hook in _HOOKS.items()}
 
 
 async def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]:

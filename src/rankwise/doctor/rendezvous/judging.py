@@ -6,16 +6,16 @@ import statistics
 from collections.abc import Iterator
 
 from rankwise.base.host import is_loopback
-from rankwise.doctor.network.names import choose_interface, is_loopback_address, map_name
+from rankwise.doctor.network.names import is_loopback_address, map_name
 from rankwise.doctor.probe import Reading, fail, ok, on_host, warn
 from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport, NameLookup
-from rankwise.doctor.rendezvous.judging_links import find_blocked, judge_links
+from rankwise.doctor.rendezvous.judging_links import judge_links
 from rankwise.doctor.rendezvous.judging_speed import find_suspects, judge_speed
 from rankwise.doctor.rendezvous.peer import short_name
 from rankwise.doctor.rendezvous.plan import Plan
 from rankwise.doctor.rendezvous.wire import INTERRUPTED, INVALID_ANSWER
 
-__all__ = ["find_blocked", "find_suspects", "judge"]
+__all__ = ["find_suspects", "judge"]
 
 
 def judge(found: ClusterReport, plan: Plan) -> tuple[Reading, ...]:
@@ -23,7 +23,7 @@ def judge(found: ClusterReport, plan: Plan) -> tuple[Reading, ...]:
     is_simulated = bool(plan.listen_address)
     message = {
         "meeting": [*_judge_arrival(found, plan), *_judge_numbers(found, plan), *_judge_losses(found)],
-        "names": [*judge_names(found, plan), *([] if is_simulated else judge_addresses(found))],
+        "names": judge_names(found, plan),
         "links": judge_links(found),
         "clocks": judge_clocks(found),
         "speed": judge_speed(found, is_simulated=is_simulated),
@@ -150,24 +150,6 @@ def _judge_name(look: NameLookup, target: HostReport, found: ClusterReport, plan
         f"what connects to {name} from there reaches the wrong place: the ranks if {name} is the master (torchrun takes the name of node 0), ssh and mpirun always",
         on_host(look.source, *map_name(name, right, is_written=look.is_written)), "I2" if matters else "", hosts=(look.source,)
     )  # fmt: skip
-
-
-def judge_addresses(found: ClusterReport) -> Iterator[Reading]:
-    """Report hosts where Gloo would listen at a loopback address."""
-    if len(found.hosts) < 2:
-        return
-    for one in found.hosts:
-        # The probe of the host's own name may have reported it already, in more detail.
-        is_known = any(reading.class_id == "I5" and reading.is_bad for reading in one.readings)
-        if one.lost or is_known or not one.gloo_address or not is_loopback(one.gloo_address):
-            continue
-        interface = one.find_interface(one.address) or "IFACE"
-        lines = choose_interface(interface, map_name(one.own_name, one.address, is_written=True))
-        yield fail(
-            f"Gloo would listen at {one.gloo_address} on {one.name}: that is what its own name resolves to",
-            "the other hosts look for it at their own such address: 'connectFullMesh failed … Connection refused, remote=[127.0.0.1]', or a hang",
-            on_host(one.name, *lines), "I5", hosts=(one.name,)
-        )  # fmt: skip
 
 
 def judge_clocks(found: ClusterReport) -> Iterator[Reading]:

@@ -1,4 +1,4 @@
-"""Finds which links are blocked, and at which host; and hosts without a route to others.
+"""Finds which links are blocked, and at which host; hosts that listen where others don't reach them, and hosts without a route to others.
 
 No firewall blocks what has no route: the fix is another interface, or a route.
 """
@@ -9,6 +9,7 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
+from rankwise.doctor.network.names import is_loopback_address
 from rankwise.doctor.probe import Reading, fail, ok, on_host, skipped
 from rankwise.doctor.rendezvous.blaming import Blame, find_blames
 from rankwise.doctor.rendezvous.cluster_report import LIBRARIES, ClusterReport, HostReport, Link, Plane, Way
@@ -26,44 +27,24 @@ _WHY: dict[Plane, str] = {
     "hangs, or fails with 'Connection reset by peer' or 'connectFullMesh failed'",
     "nccl": "NCCL takes this address: its first collective hangs, or fails with 'ncclSystemError: Connect to … failed'",
 }
-_WHY_NO_ROUTE = _WHY | {
-    "gloo": "its ranks fail at init_process_group or in their first collective: 'connectFullMesh failed', 'Network is unreachable'"
+_WHY_ELSEWHERE = _WHY | {
+    "gloo": "the other hosts have no route there, or look for it at their own such address: 'connectFullMesh failed', 'Connection refused', "
+    "'Network is unreachable', or a hang"
 }
-_CLASSES_NO_ROUTE = _CLASSES | {"gloo": ""}
 Reports: TypeAlias = dict[str, HostReport]
 Links: TypeAlias = dict[Way, Link]
-Places: TypeAlias = dict[tuple[str, str], list[str]]
-
-
-def find_blocked(found: ClusterReport) -> set[str]:
-    """Return the hosts whose firewalls are to be looked at: at whose ports something fails, or who may let nothing out."""
-    alive = {one.name for one in found.hosts if not one.lost}
-    blocked: set[str] = set()
-    for plane in LIBRARIES:
-        tried = [one for one in found.links if one.plane == plane and {one.source, one.target} <= alive]
-        shut = {one.way for one in tried if one.outcome in _SHUT}
-        blocked |= {target for _, target in shut}
-        for blame in find_blames([one.way for one in tried], shut):
-            if blame.kind in {"out", "both"}:
-                blocked.add(blame.hosts[0])
-            elif blame.kind == "link":
-                blocked |= {source for source, _ in blame.bad}
-    return blocked
 
 
 def judge_links(found: ClusterReport) -> Iterator[Reading]:
     """Report links that do not open, and hosts that answer in the place of others."""
     reports = {one.name: one for one in found.hosts}
     links = [one for one in found.links if not reports[one.source].lost and not reports[one.target].lost]
-    # Other probes may report these.
-    good = not any(one.outcome == "no route" for one in links)
+    found_bad = [*_judge_families(reports)]
     for plane in LIBRARIES:
         tried = [one for one in links if one.plane == plane and one.outcome != "not tried"]
-        of_plane = {one.way: one for one in tried}
-        for reading in _judge_plane(plane, of_plane, reports):
-            good = False
-            yield reading
-    if links and good:
+        found_bad += _judge_plane(plane, {one.way: one for one in tried}, reports)
+    yield from found_bad
+    if links and not found_bad:
         hosts = {one.source for one in links} | {one.target for one in links}
         yield ok(f"all {len(links)} connections between {len(hosts)} hosts open")
     untried = sorted({one.source for one in links if one.outcome == "not tried"})
@@ -72,60 +53,88 @@ def judge_links(found: ClusterReport) -> Iterator[Reading]:
         yield skipped(f"{', '.join(untried)} could not try all links", detail)
 
 
+def _judge_families(reports: Reports) -> Iterator[Reading]:
+    """Report hosts on which Gloo takes IPv6 while it takes IPv4 on others: sockets may connect the two, and Gloo does not."""
+    known = {name: one.gloo_address for name, one in reports.items() if one.gloo_address and not one.lost}
+    taken = {name: ip for name, ip in known.items() if not is_loopback_address(ip)}
+    wide = [name for name, ip in taken.items() if ":" in ip]
+    if 0 < len(wide) < len(taken):
+        narrow = [name for name in taken if name not in wide]
+        yield fail(
+            f"Gloo takes an IPv6 address on {', '.join(wide)}, and an IPv4 address on {', '.join(narrow)}",
+            "it can't connect the two: each rank fails in init_process_group with `ss1.ss_family == ss2.ss_family. 10 vs 2`",
+            "\n".join(f"{_take_interface('gloo', reports[name], taken[name], reports[name].address)}  # on {name}" for name in wide), "I22", hosts=tuple(wide)
+        )  # fmt: skip
+
+
 def _judge_plane(plane: Plane, links: Links, reports: Reports) -> Iterator[Reading]:
-    # An address that is another place on each host: whoever answers there, or does not, says nothing about a firewall.
-    private = _find_private(links, reports)
-    yield from _report_private(plane, private, reports)
-    links = {way: link for way, link in links.items() if (way[1], link.address) not in private}
-    yield from _judge_routes(plane, [one for one in links.values() if one.outcome == "no route"], reports)
+    links = {way: link for way, link in links.items() if not _is_of_families(link, reports)}
+    elsewhere = [link for link in links.values() if _is_elsewhere(link, reports)]
+    yield from _report_elsewhere(plane, elsewhere, reports)
+    # Whoever answers there, or does not, says nothing about a firewall.
+    places = {(link.target, link.address) for link in elsewhere}
+    links = {way: link for way, link in links.items() if (link.target, link.address) not in places}
+    yield from _report_nowhere(plane, [one for one in links.values() if one.outcome == "no route"])
     # A host without a route says nothing about what blocks the others.
     links = {way: link for way, link in links.items() if link.outcome != "no route"}
     # Each kind of failure by itself: two failed links may have different causes.
     shut = {way for way, link in links.items() if link.outcome in _SHUT}
     for blame in find_blames(links, shut):
         yield _report_shut(plane, blame, links, reports)
-    for way, link in links.items():
-        if link.outcome == "other host":
-            yield _report_other(plane, link, reports[way[1]], reports[way[0]])
     stalled = {way for way, link in links.items() if link.outcome == "stalled"}
     for blame in find_blames(links, stalled):
         yield _report_stalled(blame, reports)
 
 
-def _find_private(links: Links, reports: Reports) -> Places:
-    """Return hosts that listen at an address of a container's bridge, or at one that the connecting host has itself; and which hosts do."""
-    found: Places = {}
-    for (source, target), link in links.items():
-        report = reports[target]
-        is_bad = link.outcome in {"other host", "no route", *_SHUT}
-        if not is_bad or link.address == report.address:
-            continue
-        has_it = bool(reports[source].find_interface(link.address))
-        if has_it or link.address in report.private:
-            found.setdefault((target, link.address), []).extend([source] if has_it else [])
-    return found
+def _is_of_families(link: Link, reports: Reports) -> bool:
+    """Return whether a link fails because Gloo takes IPv4 on its one side, and IPv6 on the other."""
+    is_wide = ":" in link.address and ":" not in (reports[link.source].gloo_address or ":")
+    return link.plane == "gloo" and link.outcome == "no route" and is_wide
 
 
-def _report_private(plane: Plane, private: Places, reports: Reports) -> Iterator[Reading]:
+def _is_elsewhere(link: Link, reports: Reports) -> bool:
+    """Return whether a link leads to an address that is none for others: where another host answers, a container's bridge, or one beside that of the rendezvous."""
+    if link.outcome == "other host":
+        return True
+    source, target = reports[link.source], reports[link.target]
+    is_local = bool(source.find_interface(link.address)) or link.address in target.private
+    is_lost = link.outcome == "no route" or (link.outcome in _SHUT and is_local)
+    return is_lost and link.address != target.address
+
+
+def _report_elsewhere(plane: Plane, links: Sequence[Link], reports: Reports) -> Iterator[Reading]:
     """Report hosts that listen where nobody reaches them: one reading for all that do so at one address."""
-    places: Places = {}
-    order = list(reports)
-    for target, address in sorted(private, key=lambda one: order.index(one[0])):
-        interface = reports[target].find_interface(address) or "an interface"
-        places.setdefault((address, interface), []).append(target)
-    library, variable = LIBRARIES[plane]
-    for (address, interface), targets in places.items():
-        others = {source for target in targets for source in private[target, address]} - set(targets)
-        own = sorted(others) or targets
-        what = f"{library} listens at {address} on {', '.join(targets)}: that is {interface} there"
-        if own != targets or len(targets) > 1:
-            what += f", and {', '.join(own)} {'has' if len(own) == 1 else 'have'} that address, too"
+    places: dict[tuple[str, str], list[Link]] = {}
+    for link in sorted(links, key=lambda one: list(reports).index(one.target)):
+        interface = reports[link.target].find_interface(link.address) or "an interface"
+        places.setdefault((link.address, interface), []).append(link)
+    for (address, interface), found in places.items():
+        targets = list(dict.fromkeys(one.target for one in found))
+        what = f"{LIBRARIES[plane][0]} listens at {address} ({interface}) on {join_names(targets)}"
+        reached = join_names([f"{name} at {reports[name].address}" for name in targets])
         yield fail(
-            what + "; the rendezvous reached " + ", ".join(f"{name} at {reports[name].address}" for name in targets),
-            "other hosts look for it at their own such address, or find no route: 'connectFullMesh failed', 'Connection refused', or a hang",
-            "\n".join(on_host(name, f"export {variable}={reports[name].find_interface(reports[name].address) or '…'}") for name in targets),
+            f"{what}{''.join(_list_reasons(found, targets, reports))}; the rendezvous reached {reached}", _WHY_ELSEWHERE[plane],
+            "\n".join(on_host(name, _take_interface(plane, reports[name])) for name in targets),
             "I7" if plane == "nccl" else "", hosts=tuple(targets)
         )  # fmt: skip
+
+
+def _list_reasons(links: Sequence[Link], targets: Sequence[str], reports: Reports) -> Iterator[str]:
+    """Describe why no connection gets to where some hosts listen, as clauses that follow."""
+    own = [one.source for one in links if reports[one.source].find_interface(one.address)]
+    lost = [one for one in links if one.outcome == "no route" and one.source not in own]
+    if others := sorted({*own} - {*targets}) or sorted({*own}):
+        yield f", and {join_names(others)} {'has' if len(others) == 1 else 'have'} that address, too"
+    if lost:
+        sources = sorted({one.source for one in lost})
+        yield f", and {join_names(sources)} {'has' if len(sources) == 1 else 'have'} no route to it ({lost[0].detail})"
+    for one in [one for one in links if one.outcome == "other host"][:1]:
+        yield f", and {one.source} finds {one.detail or 'another host'} there"
+
+
+def _take_interface(plane: Plane, report: HostReport, *addresses: str) -> str:
+    """Return the command that makes Gloo, or NCCL, take the interface of an address; without one that by which the rendezvous reached the host."""
+    return f"export {LIBRARIES[plane][1]}={report.find_interface(*addresses or (report.address,)) or '…'}"
 
 
 def _report_shut(plane: Plane, blame: Blame, links: Links, reports: Reports) -> Reading:
@@ -235,13 +244,18 @@ def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostReport], reports: R
     if plane == "nccl" and all(one.find_interface(one.gloo_address) for one in fixed):
         targets = {target for _, target in blame.bad} if blame.kind == "link" else {one.name for one in fixed}
         return "\n".join(
-            on_host(one.name, f"export NCCL_SOCKET_IFNAME={one.find_interface(one.gloo_address)}  # the one by which Gloo reaches it")
+            on_host(one.name, f"{_take_interface(plane, one, one.gloo_address)}  # the one by which Gloo reaches it")
             for one in fixed if one.name in targets
         )  # fmt: skip
     if blame.kind == "link":
         return _suggest_for_link(blame, reports)
     sides: list[Side] = ["out"] if blame.kind == "out" else ["in", "out"] if blame.kind == "both" else ["in"]
-    return "\n".join(on_host(it.name, *(_open(side, it.name, reports) for side in sides)) for it in fixed)
+    lines = [on_host(it.name, *(_open(side, it.name, reports) for side in sides)) for it in fixed]
+    # What others reach at another address needs no open firewall at this one.
+    apart = [
+        it for it in fixed if "in" in sides and plane == "gloo" and it.gloo_address not in {"", it.address}
+    ]
+    return "\n".join([*lines, *(f"# or, on {it.name}: {_take_interface(plane, it)}" for it in apart)])
 
 
 def _suggest_for_link(blame: Blame, reports: Reports) -> str:
@@ -279,16 +293,6 @@ def list_networks(addresses: Sequence[str]) -> list[str]:
     return list(nets) if len(nets) == 1 else sorted(set(addresses))
 
 
-def _report_other(plane: Plane, link: Link, target: HostReport, source: HostReport) -> Reading:
-    who, (library, variable) = link.detail or "another host", LIBRARIES[plane]
-    return fail(
-        f"at {link.address}, where {library} listens on {target.name}, {source.name} finds {who}",
-        "two hosts have this address (a container's bridge?): ranks connect to the wrong one, or to themselves",
-        on_host(target.name, f"export {variable}={target.find_interface(target.address) or '…'}"), "I7" if plane == "nccl" else "",
-        hosts=(target.name, source.name)
-    )  # fmt: skip
-
-
 def _report_stalled(blame: Blame, reports: Reports) -> Reading:
     pairs = ", ".join(f"{source} → {target}" for source, target in blame.bad[:6])
     who = blame.hosts[0] if blame.kind in {"in", "out", "both"} else ""
@@ -305,85 +309,21 @@ def _report_stalled(blame: Blame, reports: Reports) -> Reading:
     )  # fmt: skip
 
 
-def _judge_routes(plane: Plane, lost: Sequence[Link], reports: Reports) -> Iterator[Reading]:
-    """Report hosts that listen where others have no route to, and hosts that have no route to others, by the links that lack one."""
-    # Where the probe of IPv6 was looked at on all hosts, and Gloo takes both families, that reports it better.
-    alive = [one for one in reports.values() if not one.lost]
-    has_both = len({":" in one.gloo_address for one in reports.values() if one.gloo_address}) > 1
-    is_reported = has_both and all(any(reading.probe == "ipv6" for reading in one.readings) for one in alive)
-    elsewhere: dict[str, list[Link]] = {}
-    nowhere: dict[str, list[Link]] = {}
+def _report_nowhere(plane: Plane, lost: Sequence[Link]) -> Iterator[Reading]:
+    """Report hosts that have no route to where the rendezvous reached the others."""
+    by_source: dict[str, list[Link]] = {}
     for link in lost:
-        lacks_ipv6 = _lacks_ipv6(link, reports)
-        if lacks_ipv6 and is_reported:
-            continue
-        if link.address != reports[link.target].address and not lacks_ipv6:
-            elsewhere.setdefault(link.target, []).append(link)
-        else:
-            nowhere.setdefault(link.source, []).append(link)
-    for target, links in elsewhere.items():
-        yield _report_elsewhere(plane, reports[target], links)
-    for source, links in nowhere.items():
-        yield _report_nowhere(plane, source, links, reports)
-
-
-def _report_elsewhere(plane: Plane, target: HostReport, links: Sequence[Link]) -> Reading:
-    library, variable = LIBRARIES[plane]
-    interface, address = target.find_interface(links[0].address), links[0].address
-    sources = join_names([one.source for one in links])
-    where = f"at {address}" + (f" ({interface})" if interface else "")
-    return fail(
-        f"{library} listens {where} on {target.name}, and {sources} {'has' if len(links) == 1 else 'have'} no route to it ({links[0].detail}); the rendezvous reached {target.name} at {target.address}",
-        _WHY_NO_ROUTE[plane], on_host(target.name, f"export {variable}={target.find_interface(target.address) or '…'}"), _CLASSES_NO_ROUTE[plane],
-        hosts=(target.name,)
-    )  # fmt: skip
-
-
-def _report_nowhere(plane: Plane, source: str, links: Sequence[Link], reports: Reports) -> Reading:
-    targets = join_names([f"{one.target} ({one.address})" for one in links])
-    lines = _prefer_ipv4(plane, links, reports)
-    address = links[0].address
-    if not lines and _is_own_only(address):
-        lines = [
-            f"# {address} is valid on one link only; on {links[0].target}, use an interface that has another address (ip -br addr):",
-            f"export {LIBRARIES['nccl' if plane == 'nccl' else 'gloo'][1]}=…",
-        ]
-    if not lines:
-        net = ipaddress.ip_network(f"{address}/{64 if ':' in address else 24}", strict=False)
+        by_source.setdefault(link.source, []).append(link)
+    for source, links in by_source.items():
+        targets = join_names([f"{one.target} ({one.address})" for one in links])
+        address = links[0].address
+        net = ipaddress.ip_network(
+            f"{address.partition('%')[0]}/{64 if ':' in address else 24}", strict=False
+        )
         lines = [f"# on {source}: which way should it be?", f"ip route get {address}; ip addr; ip route"]
         lines.append(f"# then, with the gateway that leads there: sudo ip route add {net} via GATEWAY")
-    return fail(
-        f"{source} has no route to {targets}: {links[0].detail}", _WHY_NO_ROUTE[plane], "\n".join(lines),
-        "I22" if _lacks_ipv6(links[0], reports) else _CLASSES_NO_ROUTE[plane], hosts=(source,)
-    )  # fmt: skip
-
-
-def _prefer_ipv4(plane: Plane, links: Sequence[Link], reports: Reports) -> list[str]:
-    """Return what makes the targets listen at IPv4, if that is all that is missing: Gloo takes an interface's first address."""
-    if plane != "gloo" or not all(_lacks_ipv6(one, reports) for one in links):
-        return []
-    lines = []
-    for link in links:
-        report = reports[link.target]
-        with_ipv4 = {name for name, ip in report.interfaces if ":" not in ip}
-        taken = (report.find_interface(link.address), report.find_interface(report.address))
-        interface = next((name for name in taken if name in with_ipv4), "")
-        if not interface:
-            return []
-        lines.append(f"export GLOO_SOCKET_IFNAME={interface}  # on {report.name}")
-    return lines
-
-
-def _lacks_ipv6(link: Link, reports: Reports) -> bool:
-    own = (ip for _, ip in reports[link.source].interfaces)
-    return _is_wide_ipv6(link.address) and not any(map(_is_wide_ipv6, own))
-
-
-def _is_wide_ipv6(ip: str) -> bool:
-    return ":" in ip and not _is_own_only(ip)
-
-
-def _is_own_only(ip: str) -> bool:
-    """Return whether an address is good for this host, or one cable, only."""
-    read = ipaddress.ip_address(ip.partition("%")[0])
-    return read.is_loopback or read.is_link_local
+        why = "its ranks fail at init_process_group or in their first collective: 'connectFullMesh failed', 'Network is unreachable'"
+        yield fail(
+            f"{source} has no route to {targets}: {links[0].detail}", _WHY[plane] if plane == "nccl" else why, "\n".join(lines),
+            "I7" if plane == "nccl" else "", hosts=(source,)
+        )  # fmt: skip

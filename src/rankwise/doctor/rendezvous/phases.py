@@ -15,14 +15,14 @@ from rankwise.doctor.probe import Facts, Probe, Reading
 from rankwise.doctor.rendezvous.all_reduce import find_obstacle, plan_reduce, read_reduce
 from rankwise.doctor.rendezvous.cluster_report import AllReduce, ClusterReport
 from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
-from rankwise.doctor.rendezvous.judging import find_blocked, find_suspects, judge
+from rankwise.doctor.rendezvous.judging import find_suspects, judge
 from rankwise.doctor.rendezvous.peer import Peer, make_names_distinct, order_peers
 from rankwise.doctor.rendezvous.plan import Plan
 from rankwise.doctor.rendezvous.results import Results
 from rankwise.doctor.rendezvous.wire import INTERRUPTED, INVALID_ANSWER, BadMessageError, Message, encode
 
 Take: TypeAlias = Callable[[Peer, Message], None]
-_OPEN_S, _SUGGEST_S, _ALL_REDUCE_S = 30.0, 15.0, 100.0
+_OPEN_S, _ALL_REDUCE_S = 30.0, 100.0
 #: At the end all hosts are waited for: so long at most, and less if nobody takes anything of what still waits to be sent.
 _LEAVE_S, END_S = 3.0, 60.0
 _FIRST_SAY_S, _SAY_S = 2.0, 10.0
@@ -119,7 +119,6 @@ class Phases:
         if self._plan.measure:
             await self._measure()
             await self._measure_again()
-        await self._suggest()
         await self._send_result(await self._reduce() if self._plan.all_reduce else None)
 
     async def _open(self) -> None:
@@ -176,12 +175,6 @@ class Phases:
                     "seconds": times * self._plan.seconds_per_link,
                 }  # fmt: skip
         await self._take(orders, _MEASURE_SLACK_S, "measuring", self._found.take_measure)
-
-    async def _suggest(self) -> None:
-        blocked = find_blocked(self._found.to_report())
-        peers = [one for one in self._coordinator.here() if one.name in blocked]
-        orders: dict[Peer, Message] = {one: {"do": "suggest"} for one in peers}
-        await self._take(orders, _SUGGEST_S, "checking firewalls", self._found.take_openings)
 
     async def _reduce(self) -> AllReduce:
         found = self._found

@@ -69,11 +69,6 @@ class Results:
         host = self._hosts[peer.number]
         self._hosts[peer.number] = replace(host, clock_ahead_s=ahead_s, clock_error_s=error_s)
 
-    def take_openings(self, peer: Peer, message: Message) -> None:
-        """Take how a host's firewall is opened."""
-        opening, opening_out = wire.text(message, "opening"), wire.text(message, "opening_out")
-        self._hosts[peer.number] = replace(self._hosts[peer.number], opening=opening, opening_out=opening_out)
-
     def list_peers(self, here: Sequence[Peer]) -> list[Fact]:
         """Return where all hosts can be reached, for all of them."""
         known = ((one.number, self._hosts[one.number]) for one in here if one.number in self._planes)
@@ -105,9 +100,11 @@ class Results:
         )  # fmt: skip
 
     def take_readings(self, peer: Peer, message: Message) -> None:
-        """Take what the probes have found on a host."""
-        readings = read_readings(message, peer.name)
-        self._hosts[peer.number] = replace(self._hosts[peer.number], readings=readings)
+        """Take what the probes have found on a host, and how its firewall is opened."""
+        self._hosts[peer.number] = replace(
+            self._hosts[peer.number], readings=read_readings(message, peer.name), opening=wire.text(message, "opening"),
+            opening_out=wire.text(message, "opening_out"),
+        )  # fmt: skip
         self.torch[peer.number] = next(iter(wire.parts(message, "torch")), {})
 
     def take_measure(self, peer: Peer, message: Message) -> None:

@@ -17,11 +17,6 @@ _SHARED = {
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "wekafs", "cifs", "smb3", "afs", "panfs", "pvfs2", "orangefs", "9p", "virtiofs",
     "glusterfs", "vastnfs", "ocfs2", "gfs2", "quobyte",
 }  # fmt: skip
-#: What the kernel shows of itself as files: nobody can put any there.
-_KERNEL = {
-    "proc", "sysfs", "cgroup", "cgroup2", "securityfs", "debugfs", "tracefs", "configfs", "pstore", "bpf", "bpf_fs", "devpts", "mqueue", "efivarfs",
-    "binfmt_misc", "fusectl", "selinuxfs", "nsfs", "rpc_pipefs", "nfsd",
-}  # fmt: skip
 _LOCAL_FUSE = {f"fuse.{name}" for name in ("fuse-overlayfs", "mergerfs", "bindfs", "lxcfs", "unionfs", "gvfsd-fuse", "portal")}  # fmt: skip
 
 
@@ -44,11 +39,6 @@ class Mount:
     def is_fuse(self) -> bool:
         """Whether a program provides it, which may number its files anew each time."""
         return self.kind.startswith("fuse.") and self.kind not in _LOCAL_FUSE
-
-    @property
-    def holds_files(self) -> bool:
-        """Whether it is there to keep files, and not to show the kernel's own facts."""
-        return self.kind not in _KERNEL
 
     @property
     def is_read_only(self) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import final
+from urllib.parse import urlsplit
 
-#: ``tcp://node0:29500``, and each part of it by itself. A bare address of IPv6 has colons of its own, and is none of these.
-_FORM = re.compile(r"([A-Za-z][\w+.-]*://)?(?:\[([\w:.%]+)\]|([\w.][\w.-]*))(?::(\d+))?/?")
+from rankwise.doctor.network.names import is_address
 
 
 @final
@@ -16,52 +16,49 @@ class AddressMistake:
     """A text that is more than a host's name.
 
     Attributes:
-        what: The text, and what is wrong with it.
+        what: The text, and that it is no name.
         host: The host that is meant; empty if that can't be told.
         port: The port that stands in the text; None if there is none.
-        has_brackets_only: Whether only the brackets of an IPv6 address are too many: launchers' flags may have them.
     """
 
     what: str
     host: str
     port: int | None = None
-    has_brackets_only: bool = False
 
 
 def find_mistake(text: str) -> AddressMistake | None:
     """Return what a text is beside the name or address of a host; None if nothing."""
-    bare = text.strip()
-    if bare != text:
-        shown = repr(text)  # nobody sees a blank at an end
-        meant = find_mistake(bare) if bare else None
-        host, port = (meant.host, meant.port) if meant else (bare, None)
-        plain = host if is_plain(host) else ""
-        return AddressMistake(what=f"{shown} has blanks around it", host=plain, port=port)
-    found = _FORM.fullmatch(text)
-    if found is None:
-        return _find_strange_signs(text)
-    scheme, inner, name, digits = found.groups()
-    if not scheme and not inner and not digits and not text.endswith("/"):
+    if not text or _is_host(text):
         return None
-    if scheme:
-        what = f"begins with {scheme}, as no host name does"
-    elif digits:
-        what = f"has a port in it, {digits}"
-    elif not inner:
-        what = "ends with /, as no host name does"
-    else:
-        what = "has brackets, which belong to HOST:PORT only"
-    return AddressMistake(what=f"{text} {what}", host=inner or name, port=_read_port(digits), has_brackets_only=bool(inner) and not scheme and not digits)  # fmt: skip
-
-
-def _find_strange_signs(text: str) -> AddressMistake | None:
-    if "://" in text:
-        return AddressMistake(what=f"{text} begins like a URL", host="")
-    # What follows % is the name of an interface, which has signs of its own.
-    if not text or is_plain(text) or (is_plain(text.partition("%")[0]) and re.fullmatch(r"[^\s/]+", text)):
-        return None
+    host, port = _split(text.strip())
+    # Nobody sees a blank at an end.
     shown = text if text.isprintable() and " " not in text else repr(text)
-    return AddressMistake(what=f"{shown} is not a host name", host="")
+    says = "is more than the name of a host" if host else "is not a host name"
+    return AddressMistake(what=f"{shown} {says}", host=host, port=port)
+
+
+def _is_host(text: str) -> bool:
+    return is_address(text) or re.fullmatch(r"[\w.][\w.-]*", text) is not None
+
+
+def _split(text: str) -> tuple[str, int | None]:
+    """Return the host and the port that a text has in it: of an URL, of ``HOST:PORT``, or of an address in brackets."""
+    if _is_host(text):
+        return text, None
+    head, _, tail = text.rpartition(":")
+    if ":" in head and is_address(head):  # of IPv6, without the brackets
+        text = f"[{head}]:{tail}"
+    try:
+        link = urlsplit(text if "://" in text else f"//{text}")
+    except ValueError:  # brackets with something else in them
+        return "", None
+    host = link.hostname or ""
+    try:
+        port = link.port or None
+    except ValueError:  # no number, or none of a port
+        port = None
+    is_clear = _is_host(host) and link.path in {"", "/"} and "@" not in link.netloc and text.isprintable()
+    return (host, port) if is_clear else ("", None)
 
 
 def write_remedy(mistake: AddressMistake, port: int | None) -> str:
@@ -83,8 +80,3 @@ def write_remedy(mistake: AddressMistake, port: int | None) -> str:
 def is_plain(host: str) -> bool:
     """Return whether a text has only signs that names and addresses have, and may stand in a command."""
     return re.fullmatch(r"[\w.:][\w.:%-]*", host) is not None
-
-
-def _read_port(digits: str | None) -> int | None:
-    port = int(digits) if digits and len(digits) < 6 else 0
-    return port if 0 < port < 65536 else None

@@ -12,7 +12,7 @@ from rankwise.base.errors import UsageError
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.base.identity import Identity, read_all, read_identity
 from rankwise.base.identity_launchers import read_torch
-from rankwise.doctor.probe import Reading, fail, warn
+from rankwise.doctor.probe import Reading, fail
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy
 from rankwise.doctor.variables.incomplete import find_half_set
 from rankwise.doctor.variables.launches import (
@@ -34,8 +34,8 @@ def find_contradictions(
     A reading is ``fail`` if the job breaks or hangs, ``warn`` if it may. ``has_gpus`` is None where that is not known.
     """
     checks = (
-        _check_readable, _check_rank, _check_against_step, _check_numbers, _check_leftover_local_rank, _check_address, _check_loopback, _check_ports,
-        _check_pair, _check_place, find_half_set, _check_nodes, _check_tasks, _check_skypilot, check_switches,
+        _check_readable, _check_rank, _check_against_step, _check_leftover_local_rank, _check_address, _check_loopback, _check_ports,
+        find_half_set, _check_nodes, _check_tasks, check_switches,
     )  # fmt: skip
     found = [one for check in checks for one in check(env)]
     if may_use_gpus(env, backend=backend, has_gpus=has_gpus):
@@ -52,19 +52,13 @@ def _find_outer(env: Mapping[str, str]) -> Identity | None:
 
 def _check_readable(env: Mapping[str, str]) -> Iterator[Reading]:
     try:
-        it = read_identity(env)
+        read_identity(env)
     except UsageError as error:
         is_other_task = "not part of a process group" in error.message
         if find_place(env) is None or not _is_half(env):
             yield Reading(
                 "warn" if is_other_task else "fail", error.message, "rankwise.init() and init_process_group() stop here",
                 f"# {error.hint}" if error.hint else ""
-            )  # fmt: skip
-        return
-    for info in read_all(env) if it is not None else ():
-        if isinstance(info, UsageError) and "can't be read" in info.message:
-            yield warn(
-                info.message, "nearer variables are complete, so only others read it: TensorFlow, SageMaker's toolkit", f"# {info.hint}"
             )  # fmt: skip
 
 
@@ -203,38 +197,6 @@ def _check_ports(env: Mapping[str, str]) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-def _check_pair(env: Mapping[str, str]) -> Iterator[Reading]:
-    it = try_read(read_identity, env)
-    if it is None or it.world_size < 2 or find_place(env) is not None:
-        return
-    if bool(it.master_addr) == (it.master_port is not None):
-        return
-    mistake = find_mistake(it.master_addr or "")
-    if mistake is not None and mistake.port is not None:
-        return  # the port stands in the address, and what sets that right sets both
-    has, lacks = ("MASTER_ADDR", "MASTER_PORT") if it.master_addr else ("MASTER_PORT", "MASTER_ADDR")
-    if not env.get(has):
-        return  # it was derived: scripts with their own address are none of our business
-    example = "29500" if lacks == "MASTER_PORT" else "HOST  # where rank 0 runs, the same on all"
-    yield fail(
-        f"{has}={env[has]} is set, but {lacks} is not", f"ValueError: environment variable {lacks} expected, but not set", f"export {lacks}={example}"
-    )  # fmt: skip
-
-
-def _check_place(env: Mapping[str, str]) -> Iterator[Reading]:
-    """RANK and WORLD_SIZE by themselves: a script may know the place, as nothing else does."""
-    it = try_read(read_identity, env)
-    if it is None or it.source != "RANK and WORLD_SIZE" or not 1 < it.world_size > it.rank:
-        return
-    if it.master_addr or it.master_port is not None or find_place(env) or len(list(read_all(env))) != 1:
-        return
-    yield warn(
-        f"RANK={it.rank} and WORLD_SIZE={it.world_size} are set, but neither MASTER_ADDR nor MASTER_PORT is",
-        "ValueError: environment variable MASTER_ADDR expected, but not set; unless the script itself names the rendezvous (init_method=…)",
-        "export MASTER_ADDR=HOST MASTER_PORT=29500  # HOST: where rank 0 runs, the same on all"
-    )  # fmt: skip
-
-
 def _check_nodes(env: Mapping[str, str]) -> Iterator[Reading]:
     """PET_NNODES, which torchrun takes for --nnodes, against the nodes that Slurm has given."""
     low, _, high = env.get("PET_NNODES", "").partition(":")
@@ -281,48 +243,3 @@ def _check_devices(env: Mapping[str, str]) -> Iterator[Reading]:
         f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']} is {devices} GPUs for LOCAL_WORLD_SIZE={ranks} ranks" + (f", this one with LOCAL_RANK={local}" if is_beyond else ""),
         "ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`", f"rankwise run --nproc-per-node {devices} …", "L7"
     )  # fmt: skip
-
-
-def _check_skypilot(env: Mapping[str, str]) -> Iterator[Reading]:
-    nodes, addresses = number(env, "SKYPILOT_NUM_NODES"), env.get("SKYPILOT_NODE_IPS", "").split()
-    if nodes is not None and addresses and len(addresses) != nodes:
-        yield fail(
-            f"SKYPILOT_NUM_NODES={nodes}, and SKYPILOT_NODE_IPS has {len(addresses)} addresses", "the nodes wait for others that are not there",
-            "unset SKYPILOT_NUM_NODES SKYPILOT_NODE_IPS  # left over from another task?", "I12"
-        )  # fmt: skip
-
-
-def _check_numbers(env: Mapping[str, str]) -> Iterator[Reading]:
-    """Yield a warning if the numbers don't fit each other; others than torchrun may order ranks as they like."""
-    outer = _find_outer(env)
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    rank, world, local, ranks = (number(env, name) for name in names)
-    if rank is None or world is None or ranks is None or not 0 <= rank < world:
-        return
-    # LOCAL_RANK=0 is given to ranks that see but one GPU, by torchrun itself with --virtual-local-rank.
-    if not local or not local < ranks <= world:
-        return
-    if outer is not None and (outer.rank, outer.world_size, outer.local_rank) == (rank, world, local):
-        return
-    node, nodes = number(env, "GROUP_RANK"), number(env, "GROUP_WORLD_SIZE")
-    if ranks == world:
-        # Scripts of one's own may order the ranks of a host as they like; torchrun counts them one way.
-        if rank == local or ("TORCHELASTIC_RUN_ID" not in env and node is None):
-            return
-        what = f"RANK={rank} and LOCAL_RANK={local}, and all ranks are on this host (LOCAL_WORLD_SIZE={ranks}, WORLD_SIZE={world})"
-    elif node is None or nodes is None or not 0 <= node < nodes:
-        return
-    elif rank == local * nodes + node or _fits(rank - local, ranks, world, node, nodes):
-        return  # the former: dealt out node by node, one after another
-    else:
-        what = f"RANK={rank}, and LOCAL_RANK={local} of LOCAL_WORLD_SIZE={ranks} on node GROUP_RANK={node} of {nodes} can't be that one of {world}"
-    yield warn(
-        what, "one of them is left over, or was set by hand: if it is RANK, two processes claim one rank, and the others wait for one that never arrives",
-        "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE  # and start it with a launcher, which sets all of them", "I10"
-    )  # fmt: skip
-
-
-def _fits(first: int, ranks: int, world: int, node: int, nodes: int) -> bool:
-    """Return whether a node's first rank leaves room for at least one rank on each node before and after it; torchrun counts node by node."""
-    before, after = first, world - first - ranks
-    return before >= node and after >= nodes - 1 - node and (before == 0 or node > 0) and (after == 0 or node < nodes - 1)  # fmt: skip

@@ -16,20 +16,13 @@ _YES = {"1", "true", "yes", "on", "y", "t"}
 
 
 def find_launch_contradictions(
-    env: Mapping[str, str],
-    *,
-    num_nodes: int | None = None,
-    num_ranks: int | None = None,
-    backend: str = "",
-    has_gpus: bool | None = None,
+    env: Mapping[str, str], *, num_nodes: int | None = None
 ) -> tuple[Reading, ...]:
     """Return what can't be true in the environment of a launcher, without secrets.
 
     A reading is ``fail`` if the job breaks or hangs, ``warn`` if it may. ``num_nodes`` is the most of a range; None is what is not known.
     """
     found = [*_check_tasks(env, num_nodes), *_check_nodes(env, num_nodes), *check_switches(env)]
-    if may_use_gpus(env, backend=backend, has_gpus=has_gpus):
-        found += _check_devices(env, num_ranks)
     mask = make_mask(env)
     return tuple(mask_reading(one, mask) for one in found)
 
@@ -97,18 +90,8 @@ def _check_nodes(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Read
         )  # fmt: skip
 
 
-def _check_devices(env: Mapping[str, str], num_ranks: int | None) -> Iterator[Reading]:
-    devices = count_devices(env)
-    if num_ranks is not None and devices is not None and devices < num_ranks:
-        yield warn(
-            f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']} is {devices} {'GPU' if devices == 1 else 'GPUs'} for {num_ranks} ranks on this node",
-            "ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`; ranks on CPUs are not affected",
-            f"rankwise run --nproc-per-node {devices} …", "L7"
-        )  # fmt: skip
-
-
 #: The drivers of NVIDIA (also in containers, in WSL, on Jetson) and AMD.
-_SIGNS = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd")  # fmt: skip
+_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd")  # fmt: skip
 
 
 def may_have_gpus(host: Host) -> bool | None:
