@@ -102,18 +102,16 @@ def add_process(
     (folder / "cgroup").write_text(f"0::{group}\n")
 
 
-def make_interface(
-    name: str, *addresses: str, kind: Kind | None = None, mtu: int = 1500, is_up: bool = True
-) -> Interface:
+def make_interface(name: str, *addresses: str, kind: Kind | None = None, is_up: bool = True) -> Interface:
     """Make a network interface from its addresses, as in ``eth0 10.0.0.1/24 fe80::1/64``."""
     found = [one.partition("/") for one in addresses]
     return Interface(
-        name=name, kind=kind or ("loopback" if name == "lo" else "ethernet"), mtu=mtu, is_up=is_up,
+        name=name, kind=kind or ("loopback" if name == "lo" else "ethernet"), is_up=is_up,
         addresses=tuple(Address(ip=ip, prefix=int(bits or 32)) for ip, _, bits in found),
     )  # fmt: skip
 
 
-LOOPBACK = make_interface("lo", "127.0.0.1/8", "::1/128", mtu=65536)
+LOOPBACK = make_interface("lo", "127.0.0.1/8", "::1/128")
 ETH0 = make_interface("eth0", "10.0.0.1/24", "fe80::1/64")
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ETH1 = make_interface("eth1", "192.168.7.1/24")
 DOCKER0 = make_interface("docker0", "172.17.0.1/16", kind="container")
-VPN = make_interface("tailscale0", "100.64.0.3/32", kind="vpn", mtu=1280)
+VPN = make_interface("tailscale0", "100.64.0.3/32", kind="vpn")
 TWO = JobShape(num_nodes=2, num_ranks=4, master_addr="node0", master_port=29500, is_master=True)
 SECOND = JobShape(num_nodes=2, num_ranks=4, master_addr="node0", master_port=29500, is_master=False)
 NAMES = {"host0": ["10.0.0.1"], "node0": ["10.0.0.1"]}

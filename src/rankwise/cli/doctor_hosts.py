@@ -16,14 +16,7 @@ from rankwise.base.identity import read_identity
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport
-from rankwise.doctor.rendezvous.plan import (
-    Bystander,
-    JoinError,
-    Requested,
-    find_plan,
-    is_batch_script,
-    read_place,
-)
+from rankwise.doctor.rendezvous.plan import JoinError, Requested, find_plan, is_batch_script, read_place
 from rankwise.doctor.variables.masking import make_mask
 from rankwise.doctor.variables.places import try_read
 
@@ -58,7 +51,7 @@ def look(args: argparse.Namespace, probes: Sequence[Probe]) -> tuple[ClusterRepo
         threading.Thread(target=_end_with_input, daemon=True).start()
     env = environ()
     plan = find_plan(_read_requested(args), env)
-    if isinstance(plan, Bystander):
+    if plan == "bystander":
         return None
     if plan is None:
         host = Host(env=env, job=read_job(args, None, env))

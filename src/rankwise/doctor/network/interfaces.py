@@ -54,7 +54,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """A network interface; its addresses of IPv4 come first, and 0 is what the system does not tell.
+    """A network interface; its addresses of IPv4 come first.
 
     ``kind``: ``container`` is docker0, veth and their kin, ``vpn`` a tunnel, ``virtual`` anything else without hardware.
     """
@@ -62,7 +62,6 @@ class Interface:
     name: str
     kind: Kind
     addresses: tuple[Address, ...] = ()
-    mtu: int = 0
     is_up: bool = True
 
     @property
@@ -105,7 +104,6 @@ def read_interfaces(host: Host) -> tuple[Interface, ...]:
         found.append(
             Interface(
                 name=name, kind="loopback" if is_own else find_kind(host, name), addresses=tuple(sorted(addresses, key=lambda one: not one.is_ipv4)),
-                mtu=about.mtu if about else 0,
                 is_up=about is not None and _is_up(host, name, about.flags, is_running=about.isup),
             )
         )  # fmt: skip

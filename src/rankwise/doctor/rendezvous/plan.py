@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from rankwise.base.errors import RendezvousError, UsageError
 from rankwise.base.host import is_loopback, is_unspecified
@@ -76,15 +77,10 @@ class Requested:
     endpoint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bystander:
-    """This process has nothing to do: another one of this host takes part. ``why`` says which."""
-
-    why: str
-
-
-def find_plan(requested: Requested, env: Mapping[str, str]) -> Plan | Bystander | None:
+def find_plan(requested: Requested, env: Mapping[str, str]) -> Plan | Literal["bystander"] | None:
     """Return how this host takes part, by what the user says, which wins, and by the environment; None if it is alone.
+
+    Of several processes of a host the first takes part, and the others are bystanders.
 
     Raises:
         UsageError: It is not said where several hosts meet, or the place can't be one.
@@ -114,11 +110,10 @@ def _check(plan: Plan, requested: Requested, first: int | None) -> Plan:
     return replace(plan, is_coordinator=is_coordinator)
 
 
-def _plan_by(identity: Identity, requested: Requested, env: Mapping[str, str]) -> Plan | Bystander:
+def _plan_by(identity: Identity, requested: Requested, env: Mapping[str, str]) -> Plan | Literal["bystander"]:
     """Return the plan of a process that a launcher has started: of several on a host the first takes part."""
     if identity.local_rank:
-        why = f"rank {identity.rank}: the first rank of this host takes part ({identity.source})"
-        return Bystander(why=why)
+        return "bystander"
     given, port = read_place(requested)
     host = given or identity.master_addr or ""
     if not host:

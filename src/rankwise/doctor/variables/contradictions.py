@@ -17,8 +17,8 @@ from rankwise.doctor.variables.addresses import find_mistake, write_remedy
 from rankwise.doctor.variables.incomplete import find_half_set
 from rankwise.doctor.variables.launches import (
     check_switches,
+    check_tasks,
     count_devices,
-    describe_tasks,
     find_outer,
     may_use_gpus,
 )
@@ -217,19 +217,14 @@ def _check_nodes(env: Mapping[str, str]) -> Iterator[Reading]:
 
 
 def _check_tasks(env: Mapping[str, str]) -> Iterator[Reading]:
-    """A launcher in each of several tasks on one node. Agents may be as many as tasks, if they are told so."""
-    outer, is_rank = _find_outer(env), "TORCHELASTIC_RUN_ID" in env
+    is_rank = "TORCHELASTIC_RUN_ID" in env
     nodes = number(env, "GROUP_WORLD_SIZE" if is_rank else "PET_NNODES")
-    if outer is None or (outer.local_world_size or 1) < 2 or (nodes or 0) < 2 or nodes == outer.world_size:
-        return
+    each = f"each of them a launcher of a job of {nodes} nodes"
     # The first task of a node may be the only one that starts a launcher: scripts do that. And variables alone start none.
-    each = f"PET_NNODES={nodes} is for launchers on {nodes} nodes"
-    if is_rank:
-        each = f"each of them a launcher of a job of {nodes} nodes"
-    yield Reading(
-        "fail" if outer.local_rank and is_rank else "warn", f"{describe_tasks(outer)}, and {each}",
-        "more launchers than nodes: worlds that overlap, ports that are taken, or ranks that wait forever", "# srun --ntasks-per-node=1 …", "I24"
-    )  # fmt: skip
+    if not is_rank:
+        each = f"PET_NNODES={nodes} is for launchers on {nodes} nodes"
+    if (nodes or 0) > 1:
+        yield from check_tasks(env, nodes, each, is_sure=is_rank)
 
 
 def _check_devices(env: Mapping[str, str]) -> Iterator[Reading]:

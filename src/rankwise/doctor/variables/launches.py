@@ -22,7 +22,7 @@ def find_launch_contradictions(
 
     A reading is ``fail`` if the job breaks or hangs, ``warn`` if it may. ``num_nodes`` is the most of a range; None is what is not known.
     """
-    found = [*_check_tasks(env, num_nodes), *_check_nodes(env, num_nodes), *check_switches(env)]
+    found = [*check_tasks(env, num_nodes), *_check_nodes(env, num_nodes), *check_switches(env)]
     mask = make_mask(env)
     return tuple(mask_reading(one, mask) for one in found)
 
@@ -59,18 +59,21 @@ def find_outer(env: Mapping[str, str]) -> Identity | None:
     return try_read(lambda env: next((it for read in readers if (it := read(env)) is not None), None), env)
 
 
-def describe_tasks(outer: Identity) -> str:
-    """Return how many tasks there are on this node, as a clause."""
-    return f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.origins['local_world_size']})"
-
-
-def _check_tasks(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Reading]:
+def check_tasks(
+    env: Mapping[str, str],
+    num_nodes: int | None,
+    each: str = "each of them starts a launcher",
+    *,
+    is_sure: bool = True,
+) -> Iterator[Reading]:
+    """Report a launcher in each of several tasks on one node. Agents may be as many as tasks, if they are told so."""
     outer = find_outer(env)
     if outer is None or (outer.local_world_size or 1) < 2 or num_nodes in {None, outer.world_size}:
         return
+    tasks = f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.origins['local_world_size']})"
     why = f"more launchers than the {num_nodes} nodes of the job: worlds that overlap, ports that are taken, or ranks that wait forever"
     yield Reading(
-        "fail" if num_nodes > 1 and outer.local_rank else "warn", f"{describe_tasks(outer)}, and each of them starts a launcher",
+        "fail" if num_nodes > 1 and outer.local_rank and is_sure else "warn", f"{tasks}, and {each}",
         f"{outer.world_size} worlds, each for itself" if num_nodes == 1 else why,
         "# srun --ntasks-per-node=1 …" if outer.source == "Slurm" else "# one process on each node: mpirun -npernode 1 …", "I24"
     )  # fmt: skip
