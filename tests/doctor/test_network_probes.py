@@ -466,7 +466,10 @@ def test_infiniband(tmp_path: Path) -> None:
         "/proc/self/limits": "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         65536                65536                bytes\n",
         "/proc/self/status": "CapEff:\t0000000000000000\n",
     }
-    assert "65536 bytes" in find_one(ask("limits", tmp_path / "tight", files={**GPU, **IB, **limits})).what
+    assert (
+        "lock 64.0 KiB of memory"
+        in find_one(ask("limits", tmp_path / "tight", files={**GPU, **IB, **limits})).what
+    )
     root = {**limits, "/proc/self/status": "CapEff:\t000001ffffffffff\n"}
     assert not find_bad(ask("limits", tmp_path / "root", files={**GPU, **IB, **root}))
     efa = {"/sys/class/infiniband/rdmap0s31/ports/1/state": "4: ACTIVE"}

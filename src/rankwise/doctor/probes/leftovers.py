@@ -56,15 +56,14 @@ def look(host: Host) -> Iterator[Reading]:
             "rm " + " ".join(f"/dev/shm/{name}" for name in names) + _warn_of_others(host), "R5"
         )  # fmt: skip
     elif not left:
-        more = f"; {format_count(len(files), 'forgotten file')} in /dev/shm, {size // 1024} KiB" * bool(files)
         first = find_possible_launcher(host)
         if suspects and first:
             yield skipped(
-                f"{format_count(len(suspects), 'process', 'processes')} of jobs may be left over, or not: {_show(suspects)}{more}",
+                f"{format_count(len(suspects), 'process', 'processes')} of jobs may be left over, or not: {_show(suspects)}",
                 f"process 1 is {first}, which may have started them itself; a container that is started with --init tells them apart",
             )
         else:
-            yield ok(f"no processes of jobs whose launcher is gone{more}")
+            yield ok("no processes of jobs whose launcher is gone")
 
 
 def _report_left(host: Host, left: list[Process]) -> Reading:
@@ -94,18 +93,17 @@ def _describe_holdings(has_gpus: bool, memory_bytes: int, ports: list[int]) -> s
 
 
 def _list_dead_files(host: Host) -> dict[str, int]:
-    """Return the files of dead processes in /dev/shm by name, with their sizes in bytes."""
+    """Return the files of dead processes in /dev/shm by name, with their sizes in bytes; none where they are small."""
     own = getattr(os, "getuid", lambda: -1)()
     found: dict[str, int] = {}
     for name in filter(_NAMES.fullmatch, host.names("/dev/shm")):
         with suppress(OSError):
             info = host.path(f"/dev/shm/{name}").lstat()
             found |= {name: info.st_blocks * 512} if info.st_uid == own else {}
-    if sum(found.values()) >= _MUCH_BYTES:
-        used = _list_used(host)
-        return {name: size for name, size in found.items() if name not in used}
-    of_dead = {one for one in found if one[:6] == "torch_" and not host.has(f"/proc/{one.split('_')[1]}")}
-    return {name: size for name, size in found.items() if name in of_dead}
+    if sum(found.values()) < _MUCH_BYTES:
+        return {}
+    used = _list_used(host)
+    return {name: size for name, size in found.items() if name not in used}
 
 
 def _list_used(host: Host) -> set[str]:

@@ -29,6 +29,7 @@ from rankwise.doctor.limits.ulimits import (
     suggest_more,
 )
 from rankwise.doctor.probe import Probe, Reading, ok, skipped, warn
+from rankwise.doctor.units import format_bytes
 
 _GIB = 1 << 30
 #: What any Linux allows; a worker's batch of many tensors takes some hundreds.
@@ -44,9 +45,11 @@ def look(host: Host) -> Iterator[Reading]:
         yield skipped("this system does not report its limits", "there is no /proc/self/limits")
         return
     checks = (_check_files, _check_processes, _check_memory, _check_kills)
-    names = ("Max open files", "Max processes", "Max locked memory")
-    files, processes, locked = (_describe(limits.get(name, Limit()).soft) for name in names)
-    fine = ok(f"{files} open files, {processes} processes, {locked} bytes of locked memory")
+    files, processes = (
+        _describe(limits.get(name, Limit()).soft) for name in ("Max open files", "Max processes")
+    )
+    locked = _describe_bytes(limits.get("Max locked memory", Limit()).soft)
+    fine = ok(f"{files} open files, {processes} processes, {locked} of locked memory")
     yield from [one for check in checks for one in check(host, limits)] or [fine]
 
 
@@ -86,7 +89,7 @@ def _check_memory(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     if has_card and locked < _GIB and host.job.backend != "gloo" and not has_capability(host, _CAP_IPC_LOCK):
         is_sure = host.job.backend == "nccl" and host.job.num_nodes > 1
         yield Reading(
-            "fail" if is_sure else "warn", f"a process may lock {_describe(locked)} bytes of memory, and this host has an InfiniBand card",
+            "fail" if is_sure else "warn", f"a process may lock {_describe_bytes(locked)} of memory, and this host has an InfiniBand card",
             "NCCL can't register its buffers with the card: `ibv_reg_mr failed with error Cannot allocate memory`, `unhandled system error`",
             raise_limit(host, limits, "Max locked memory", least=_GIB)
         )  # fmt: skip
@@ -125,6 +128,10 @@ def _is_root(host: Host) -> bool:
 
 def _describe(limit: float) -> str:
     return "any number of" if math.isinf(limit) else f"{limit:.0f}"
+
+
+def _describe_bytes(limit: float) -> str:
+    return "any amount" if math.isinf(limit) else format_bytes(int(limit))
 
 
 PROBE = Probe("limits", "limits of a process", "resources", "instant", look, classes=("R3",))
