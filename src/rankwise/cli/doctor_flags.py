@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    Reader = Callable[[str], object]
+    Reader = Callable[[str], object] | tuple[str, ...] | None
+    Row = tuple[str, str, Reader, object, str]
 
 EXIT_CODES = "exit codes: 0 nothing fails (with --strict: and no warnings); 1 something does; 2 the check could not run"
 _DESCRIPTION = """\
@@ -31,84 +32,71 @@ They use the rendezvous address and port of the job."""
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser; it raises a UsageError."""
     parser = Parser(prog="rankwise doctor", description=_DESCRIPTION, epilog=EXIT_CODES, allow_abbrev=False)
-    _add_choice(parser)
-    _add_job(parser)
-    _add_hosts(parser)
-    _add_output(parser)
+    parser.add_argument("--only", action=Given, metavar="PROBE,...", type=_split, default=(), help="Run only these probes: ids or topics.")  # fmt: skip
+    parser.add_argument("--skip", metavar="PROBE,...", type=_split, default=(), help="Skip these probes.")
+    parser.add_argument("--list", action="store_true", help="List all probes, and exit.")
+    for (title, about), rows in _list_flags().items():
+        group = parser.add_argument_group(title, about)
+        for flag, metavar, read, default, text in rows:
+            _add(group, flag, metavar, read, default, text)
+    # What the doctor that --hosts starts over ssh is given.
+    parser.add_argument("--expect", type=_split, default=(), help=argparse.SUPPRESS)
+    for flag in ("--end-with-input", "--token-from-input"):
+        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+    shown = group.add_mutually_exclusive_group()
+    shown.add_argument(
+        "-v", "--verbose", action="store_true", help="For several hosts, show also what passed."
+    )
+    shown.add_argument("-q", "--quiet", action="store_true", help="Show problems only.")
     return parser
 
 
-def _add_choice(parser: argparse.ArgumentParser) -> None:
-    _add(parser, "--only", "PROBE,...", "Run only these probes: ids or topics.", _split, ())
-    parser.add_argument("--skip", metavar="PROBE,...", type=_split, default=(), help="Skip these probes.")
-    parser.add_argument("--list", action="store_true", help="List all probes, and exit.")
-
-
-def _add_job(parser: argparse.ArgumentParser) -> None:
-    job = parser.add_argument_group("the job to run")
-    text = "Ranks on each host (default: one a GPU, or what the environment says)."
-    _add(job, "--nproc-per-node", "N", text, _ranks)
-    _add(job, "--workers", "N", "Data-loading workers of each rank.", _count_from_zero)
-    _add(job, "--script", "FILE", "The script: is it the same on all hosts?", read_path)
-    text = "Where checkpoints go: checks space, speed, atomic renames, shared or not."
-    _add(job, "--checkpoints", "FOLDER", text, read_path)
-    text = "Backend of the job (default: nccl if there are GPUs)."
-    job.add_argument("--backend", choices=["gloo", "nccl"], default="", help=text)
-    text = "The interpreter of the ranks (default: as `rankwise run` chooses it)."
-    _add(job, "--python", "PROGRAM", text, default="")
-
-
-def _add_hosts(parser: argparse.ArgumentParser) -> None:
-    hosts = parser.add_argument_group("several hosts", _SEVERAL)
-    _add(hosts, "--nnodes", "N", "Number of hosts (default: from the environment, or 1).", _nodes)
-    _add(hosts, "--node-rank", "R", "Number of this host, from 0; node 0 hosts the rendezvous.", int)
-    _add(hosts, "--master-addr", "ADDRESS", "Name or address of node 0.", default="")
-    _add(hosts, "--master-port", "PORT", "Port there (default: 29500).", _port)
-    text = "Both in one; the host with that address hosts the rendezvous."
-    _add(hosts, "--rdzv-endpoint", "HOST:PORT", text, default="")
-    text = "Start it on these hosts over ssh; the first one is node 0."
-    _add(hosts, "--hosts", "A,B,...", text, _split_hosts, ())
-    text = "The same from a file with one host per line, as for Open MPI and DeepSpeed."
-    _add(hosts, "--hostfile", "FILE", text, read_path)
-    text = "ssh command to reach them, such as 'ssh -p 2222 -i key' (default: ssh)."
-    _add(hosts, "--ssh", "COMMAND", text, default="ssh")
-    _add(hosts, "--arrival-timeout", "S", "Seconds to wait for hosts (default: 30).", _seconds, 30.0)
-    hosts.add_argument("--no-measure", action="store_true", help="Don't measure latency and bandwidth.")
-    hosts.add_argument("--no-all-reduce", action="store_true", help="Don't run an all-reduce with torch.")
-    text = "The same token on all hosts keeps out strangers, and other rendezvous at this port (--hosts makes one). Other users of a host can read it there."
-    _add(hosts, "--token", "WORD", text, default="")
-    _add(hosts, "--token-file", "FILE", "A file whose first line is that token.", read_path)
-    # What the doctor that --hosts starts over ssh is given.
-    hosts.add_argument("--expect", type=_split, default=(), help=argparse.SUPPRESS)
-    for flag in ("--end-with-input", "--token-from-input"):
-        hosts.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    output = parser.add_argument_group("output")
-    text = "Output for people, or for programs."
-    output.add_argument("--format", choices=["text", "json"], default="text", help=text)
-    text = "Also write a self-contained HTML page, with a heat map of the hosts."
-    _add(output, "--html", "FILE", text, read_path)
-    output.add_argument("--strict", action="store_true", help="Exit with 1 for warnings too.")
-    shown = output.add_mutually_exclusive_group()
-    text = "For several hosts, show also what passed."
-    shown.add_argument("-v", "--verbose", action="store_true", help=text)
-    shown.add_argument("-q", "--quiet", action="store_true", help="Show problems only.")
+def _list_flags() -> dict[tuple[str, str | None], tuple[Row, ...]]:
+    """Return the flags by group: each with the name and the reader of its value (of a switch none, of a choice all of them), its default, and what it means."""
+    return {
+        ("the job to run", None): (
+            ("--nproc-per-node", "N", _ranks, None, "Ranks on each host (default: one a GPU, or what the environment says)."),
+            ("--workers", "N", _count_from_zero, None, "Data-loading workers of each rank."),
+            ("--script", "FILE", read_path, None, "The script: is it the same on all hosts?"),
+            ("--checkpoints", "FOLDER", read_path, None, "Where checkpoints go: checks space, speed, atomic renames, shared or not."),
+            ("--backend", "", ("gloo", "nccl"), "", "Backend of the job (default: nccl if there are GPUs)."),
+            ("--python", "PROGRAM", str, "", "The interpreter of the ranks (default: as `rankwise run` chooses it)."),
+        ),
+        ("several hosts", _SEVERAL): (
+            ("--nnodes", "N", _nodes, None, "Number of hosts (default: from the environment, or 1)."),
+            ("--node-rank", "R", int, None, "Number of this host, from 0; node 0 hosts the rendezvous."),
+            ("--master-addr", "ADDRESS", str, "", "Name or address of node 0."),
+            ("--master-port", "PORT", _port, None, "Port there (default: 29500)."),
+            ("--rdzv-endpoint", "HOST:PORT", str, "", "Both in one; the host with that address hosts the rendezvous."),
+            ("--hosts", "A,B,...", _split_hosts, (), "Start it on these hosts over ssh; the first one is node 0."),
+            ("--hostfile", "FILE", read_path, None, "The same from a file with one host per line, as for Open MPI and DeepSpeed."),
+            ("--ssh", "COMMAND", str, "ssh", "ssh command to reach them, such as 'ssh -p 2222 -i key' (default: ssh)."),
+            ("--arrival-timeout", "S", _seconds, 30.0, "Seconds to wait for hosts (default: 30)."),
+            ("--no-measure", "", None, False, "Don't measure latency and bandwidth."),
+            ("--no-all-reduce", "", None, False, "Don't run an all-reduce with torch."),
+            ("--token", "WORD", str, "", "The same token on all hosts keeps out strangers, and other rendezvous at this port (--hosts makes one). Other users of a host can read it there."),
+            ("--token-file", "FILE", read_path, None, "A file whose first line is that token."),
+        ),
+        ("output", None): (
+            ("--format", "", ("text", "json"), "text", "Output for people, or for programs."),
+            ("--html", "FILE", read_path, None, "Also write a self-contained HTML page, with a heat map of the hosts."),
+            ("--strict", "", None, False, "Exit with 1 for warnings too."),
+        ),
+    }  # fmt: skip
 
 
 def _add(
-    group: argparse._ActionsContainer,
-    flag: str,
-    metavar: str,
-    text: str,
-    read: Reader = str,
-    default: object = None,
+    group: argparse._ActionsContainer, flag: str, metavar: str, read: Reader, default: object, text: str
 ) -> None:
-    """Add a flag with a value, in torchrun's two spellings; a text must not be empty."""
-    names = dict.fromkeys((flag, f"--{flag[2:].replace('-', '_')}"))
-    action = Given if read in {str, read_path, _split, _split_hosts} else "store"
-    group.add_argument(*names, action=action, type=read, default=default, metavar=metavar, help=text)
+    """Add a flag, in torchrun's two spellings if it has a value; a text must not be empty."""
+    if read is None:
+        group.add_argument(flag, action="store_true", help=text)
+    elif isinstance(read, tuple):
+        group.add_argument(flag, choices=read, default=default, help=text)
+    else:
+        names = dict.fromkeys((flag, f"--{flag[2:].replace('-', '_')}"))
+        action = Given if read in {str, read_path, _split_hosts} else "store"
+        group.add_argument(*names, action=action, type=read, default=default, metavar=metavar, help=text)
 
 
 def _split(text: str) -> tuple[str, ...]:
