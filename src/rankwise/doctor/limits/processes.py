@@ -9,6 +9,7 @@ from pathlib import PurePath
 from types import ModuleType
 from typing import TypeAlias, final
 
+from rankwise.base.host import find_port_holder
 from rankwise.doctor.host import Host
 from rankwise.doctor.units import format_age
 
@@ -110,6 +111,16 @@ def name_command(argv: list[str]) -> str:
                 continue
             return f"{program} {PurePath(word).name}"[:80]
     return program
+
+
+def find_port_user(host: Host, port: int) -> tuple[str, str]:
+    """Return who listens at a TCP port, and its process number; no number where it is another user's, and nothing where nobody does."""
+    holder = find_port_holder(port, proc=host.path("/proc"))
+    pid = holder.split()[1] if holder.startswith("pid ") else ""
+    if pid:  # its arguments may be secret
+        command = name_command(host.read(f"/proc/{pid}/cmdline").split("\0"))
+        holder = f"pid {pid} ({command or 'without a name'})"
+    return holder, pid
 
 
 #: In a container process 1 may be the launcher itself, or a shell that waits for it, or start one program and fetch the dead.

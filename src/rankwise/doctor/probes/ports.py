@@ -16,9 +16,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from rankwise.base.host import find_port_holder
 from rankwise.doctor.host import Host
-from rankwise.doctor.limits.processes import name_command
+from rankwise.doctor.limits.processes import find_port_user
 from rankwise.doctor.network.interfaces import find_master
 from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
 
@@ -50,14 +49,13 @@ def _judge_port(host: Host, low: int, high: int) -> Reading:
 
 
 def _judge_given(host: Host, port: int, low: int, high: int) -> Reading:
-    holder = find_port_holder(port, proc=host.path("/proc"))
+    holder, pid = find_port_user(host, port)
     # The doctor itself meets at that port, and may be there already.
-    is_ours = holder.startswith(f"pid {os.getpid()} ") or ("rankwise" in holder and "doctor" in holder)
+    is_ours = pid == str(os.getpid()) or (
+        "rankwise" in holder and "doctor" in host.read(f"/proc/{pid}/cmdline").split("\0")
+    )
     least = host.read("/proc/sys/net/ipv4/ip_unprivileged_port_start") or "1024"
     if holder and not is_ours:
-        pid = holder.split()[1] if holder.startswith("pid ") else ""
-        if pid:  # its arguments may be secret
-            holder = f"pid {pid} ({name_command(host.read(f'/proc/{pid}/cmdline').split(chr(0))) or 'without a name'})"
         return fail(
             f"the rendezvous port {port} is held by {holder}",
             "rank 0 can't open its store there: `EADDRINUSE`, `address already in use`; or the ranks join another job",

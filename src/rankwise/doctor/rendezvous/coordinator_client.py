@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import re
 import shlex
 import socket
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from typing import final
 
 from rankwise.base.clock import Clock
 from rankwise.base.deadline import OverdueError, call_within
-from rankwise.base.host import find_port_holder, listen_tcp
+from rankwise.base.host import listen_tcp
 from rankwise.doctor.host import Host
+from rankwise.doctor.limits.processes import find_port_user
 from rankwise.doctor.network.names import is_address, is_host_name, remove_name
 from rankwise.doctor.rendezvous import wire
 from rankwise.doctor.rendezvous.connection import Connection, in_thread
@@ -31,7 +31,6 @@ _FIRST_SAY_S, _SAY_S = 2.0, 10.0
 _RIVAL_AGAIN_S, _RIVAL_ANSWER_S, _RIVAL_CLASS = 1.0, 5.0, "I10"
 #: What arrived while this process was stopped is read within this time.
 _GRACE_S = 0.5
-_ARGUMENTS = re.compile(r"(?<=\S) (?:-|[^ ]*=).*\)$|(?<=\.py) .*\)$")
 
 
 @final
@@ -102,7 +101,7 @@ class CoordinatorClient:
             self.send({"beat": 1})
 
 
-def bind_endpoint(plan: Plan) -> socket.socket | None:
+def bind_endpoint(host: Host, plan: Plan) -> socket.socket | None:
     """Return a listener at the endpoint; None if that is another host's, or if its port is taken and nobody has said that it is ours.
 
     In the latter case the holder of the port may be the coordinator; else it is a JoinError.
@@ -117,7 +116,7 @@ def bind_endpoint(plan: Plan) -> socket.socket | None:
     except OSError as error:
         if plan.is_coordinator is None and error.errno == errno.EADDRINUSE:
             return None
-        raise _explain_taken(plan, error) from error
+        raise _explain_taken(host, plan, error) from error
     wire.keep_packets_small(listener)
     return listener
 
@@ -244,15 +243,14 @@ def _is_own(name: str) -> bool:
     return False
 
 
-def _explain_taken(plan: Plan, error: OSError) -> JoinError:
+def _explain_taken(host: Host, plan: Plan, error: OSError) -> JoinError:
     port = plan.endpoint_port
     if error.errno != errno.EADDRINUSE:
         what = f"this host can't listen at {plan.endpoint}: {wire.explain(error)}"
         fix = "# choose a port from 1024 to 65535 that is free, the same one on all hosts"
         return JoinError(what, fix, "I9")
-    holder = find_port_holder(port)
-    # Of its command the program and the script: its arguments may be secret.
-    by = f" by {re.sub(_ARGUMENTS, ')', holder)}" if holder else ""
+    holder, _ = find_port_user(host, port)
+    by = f" by {holder}" if holder else ""
     fix = f"# end it (ss -ltnp 'sport = :{port}' shows it), or choose another port on all hosts"
     return JoinError(f"the rendezvous port {port} is taken{by}", fix, "I9")
 

@@ -39,7 +39,7 @@ def examine_hosts(host: Host, probes: Sequence[Probe], plan: Plan, say: Say) -> 
 
 
 async def _examine(host: Host, probes: Sequence[Probe], plan: Plan, say: Say) -> ClusterReport:
-    tasks, listener = HostTasks(host, probes, plan), coordinator_client.bind_endpoint(plan)
+    tasks, listener = HostTasks(host, probes, plan), coordinator_client.bind_endpoint(host, plan)
     if listener is None:
         return await _participate(host, tasks, plan, say, "")
     phases = Phases(host, probes, plan)
