@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action=Given, metavar="PROBE,...", type=_split, default=(), help="Run only these probes: ids or topics.")  # fmt: skip
     parser.add_argument("--skip", metavar="PROBE,...", type=_split, default=(), help="Skip these probes.")
     parser.add_argument("--list", action="store_true", help="List all probes, and exit.")
+    group: argparse._ActionsContainer = parser
     for (title, about), rows in _list_flags().items():
         group = parser.add_argument_group(title, about)
         for flag, metavar, read, default, text in rows:
