@@ -58,7 +58,7 @@ def test_an_interface_that_others_do_not_reach_is_its_hosts_to_change(
     (told,) = bad(found)
     assert (told.hosts, told.class_id) == (("h0",), class_id)
     assert told.fix == f"# on h0:\nexport {variable}_SOCKET_IFNAME=eth0"
-    assert f"at 192.168.7.1 (stor0) on h0, and h1 and h2 have no route to it ({_WORDS})" in told.what
+    assert f"at 192.168.7.1 (stor0) on h0; h1 and h2 have no route to it ({_WORDS})" in told.what
 
 
 def test_a_host_without_a_route_is_named_with_its_way() -> None:

@@ -79,7 +79,6 @@ def test_variables_of_gloo_where_nccl_is_used(tmp_path: Path) -> None:
         ({"NCCL_P2P_LEVEL": "FAR"}, "warn", "FAR is not one of", "unset NCCL_P2P_LEVEL"),
         ({"NCCL_SOCKET_FAMILY": "af_inet"}, "warn", "af_inet is not one of", "unset NCCL_SOCKET_FAMILY"),
         ({"NCCL_TOPO_FILE": "/no/such.xml"}, "warn", "no file", "unset NCCL_TOPO_FILE"),
-        ({"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "4"}, "warn", "above", "unset NCCL_MIN_CTAS NCCL_MAX_CTAS"),
         (
             {"NCCL_SOCKET_IFNAMES": "eth0"},
             "warn",

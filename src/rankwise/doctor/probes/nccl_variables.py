@@ -105,11 +105,6 @@ def _judge_values(host: Host, settings: Settings) -> Iterator[Reading]:
             fault, why = _find_fault(host, one.value, form) if form else ("", "")
         if fault:
             yield warn(f"{name}={one.value}{one.place}: {fault}", why, _correct(name, one))
-    for low, high in (("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")):
-        least, most = (settings[name].value if name in settings else "" for name in (low, high))
-        if least.isdecimal() and most.isdecimal() and int(least) > int(most) > 0:
-            what, why = f"{low}={least} is above {high}={most}", "NCCL can follow only one of them"
-            yield warn(what, why, f"unset {low} {high}")
 
 
 def _find_fault(host: Host, value: str, form: Variable) -> tuple[str, str]:

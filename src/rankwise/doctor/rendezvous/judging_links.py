@@ -111,25 +111,27 @@ def _report_elsewhere(plane: Plane, links: Sequence[Link], reports: Reports) -> 
     for (address, interface), found in places.items():
         targets = list(dict.fromkeys(one.target for one in found))
         what = f"{LIBRARIES[plane][0]} listens at {address} ({interface}) on {join_names(targets)}"
-        reached = join_names([f"{name} at {reports[name].address}" for name in targets])
+        reached = (
+            f"the rendezvous reached {join_names([f'{name} at {reports[name].address}' for name in targets])}"
+        )
         yield fail(
-            f"{what}{''.join(_list_reasons(found, targets, reports))}; the rendezvous reached {reached}", _WHY_ELSEWHERE[plane],
+            "; ".join([what, *_list_reasons(found, targets, reports), reached]), _WHY_ELSEWHERE[plane],
             "\n".join(on_host(name, _take_interface(plane, reports[name])) for name in targets),
             "I7" if plane == "nccl" else "", hosts=tuple(targets)
         )  # fmt: skip
 
 
 def _list_reasons(links: Sequence[Link], targets: Sequence[str], reports: Reports) -> Iterator[str]:
-    """Describe why no connection gets to where some hosts listen, as clauses that follow."""
+    """Describe why no connection gets to where some hosts listen."""
     own = [one.source for one in links if reports[one.source].find_interface(one.address)]
     lost = [one for one in links if one.outcome == "no route" and one.source not in own]
     if others := sorted({*own} - {*targets}) or sorted({*own}):
-        yield f", and {join_names(others)} {'has' if len(others) == 1 else 'have'} that address, too"
+        yield f"{join_names(others)} {'has' if len(others) == 1 else 'have'} that address, too"
     if lost:
         sources = sorted({one.source for one in lost})
-        yield f", and {join_names(sources)} {'has' if len(sources) == 1 else 'have'} no route to it ({lost[0].detail})"
+        yield f"{join_names(sources)} {'has' if len(sources) == 1 else 'have'} no route to it ({lost[0].detail})"
     for one in [one for one in links if one.outcome == "other host"][:1]:
-        yield f", and {one.source} finds {one.detail or 'another host'} there"
+        yield f"{one.source} finds {one.detail or 'another host'} there"
 
 
 def _take_interface(plane: Plane, report: HostReport, *addresses: str) -> str:
