@@ -272,19 +272,12 @@ class Scopes:
             self._imported[alias] = "." * node.level + f"{node.module or ''}.{alias.name}".lstrip(".")
             self._bind(alias.asname or alias.name, alias, scope)
 
-    def _handler(self, node: ast.ExceptHandler, scope: Scope) -> None:
-        if node.name:
-            self._bind(node.name, node, scope)
-        self._fields(node, scope)
-
-    def _match_name(self, node: ast.MatchAs | ast.MatchStar, scope: Scope) -> None:
-        if node.name:
-            self._bind(node.name, node, scope)
-        self._fields(node, scope)
-
-    def _match_mapping(self, node: ast.MatchMapping, scope: Scope) -> None:
-        if node.rest:
-            self._bind(node.rest, node, scope)
+    def _named(
+        self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping, scope: Scope
+    ) -> None:
+        name = node.rest if isinstance(node, ast.MatchMapping) else node.name
+        if name:
+            self._bind(name, node, scope)
         self._fields(node, scope)
 
     def _global(self, node: ast.Global, scope: Scope) -> None:
@@ -308,10 +301,7 @@ _SPECIAL: dict[type[ast.AST], Callable[..., None]] = {
     ast.AnnAssign: Scopes._annotated,
     ast.Import: Scopes._import,
     ast.ImportFrom: Scopes._import_from,
-    ast.ExceptHandler: Scopes._handler,
-    ast.MatchAs: Scopes._match_name,
-    ast.MatchStar: Scopes._match_name,
-    ast.MatchMapping: Scopes._match_mapping,
+    **dict.fromkeys((ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping), Scopes._named),
     ast.Global: Scopes._global,
     ast.Nonlocal: Scopes._nonlocal,
     **dict.fromkeys(_COMPREHENSIONS, Scopes._comprehension),
