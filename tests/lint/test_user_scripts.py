@@ -6,6 +6,36 @@ import pytest
 
 from lint.test_public_scripts import _DDP, _INIT, _is_told
 
+#: A loop over this rank's share, up to the loss.
+_SHARE = (
+    _DDP
+    + """
+from torch.utils.data import DataLoader, DistributedSampler
+rows = list(torch.rand(64, 2))
+sampler = DistributedSampler(rows)
+model, total, seen = DDP(torch.nn.Linear(2, 1)), 0.0, 0
+for x in DataLoader(rows, sampler=sampler):
+    loss = model(x).mean()
+    loss.backward()"""
+)
+_LOCAL_SGD = (
+    _INIT
+    + """
+class Averaging:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+    def step(self):
+        self.optimizer.step()
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                dist.all_reduce(MEANT)
+net = torch.nn.Linear(2, 1)
+own = Averaging(torch.optim.SGD(net.parameters(), 0.1))
+for x in [torch.rand(4, 2)]:
+    net(x).sum().backward()
+    own.step()
+"""
+)
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
     "a process that gets the number of a loop is the rank of that number": ("RW202", _DDP + """
@@ -245,6 +275,115 @@ class Loop:
     def train(self):
         if self.local_rank == 0:
             self.save()
+    """),
+    "a count of one share that is divided in place": ("RW611", _DDP + """
+from torch.utils.data import DataLoader, DistributedSampler
+rows = list(torch.rand(64, 2))
+loader = DataLoader(rows, sampler=DistributedSampler(rows, shuffle=False))
+def judge(net, loader):
+    size, right = len(loader.dataset), 0
+    with torch.no_grad():
+        for x in loader:
+            right += (net(x) > 0).sum().item()
+    right /= size
+    return right
+judge(DDP(torch.nn.Linear(2, 1)), loader)
+    """, _DDP + """
+rows = list(torch.rand(64, 2))
+def judge(net, loader):
+    size, right = len(loader.dataset), 0
+    for x in loader:
+        right += (net(x) > 0).sum().item()
+    right /= size
+    return right
+judge(DDP(torch.nn.Linear(2, 1)), torch.utils.data.DataLoader(rows))
+    """),
+    "losses of one share over the number of all samples": ("RW611", _SHARE + """
+    total += loss.item() * len(x)
+print(total / len(rows))
+    """, _SHARE + """
+    total += loss.item() * len(x)
+    seen += len(x)
+print(total / seen)
+    """),
+    "ranks that start the group in different ways": ("RW210", """
+import os, torch.distributed as dist
+def serve():
+    dist.init_process_group("gloo", rank=0, world_size=4)
+def work(rank):
+    dist.init_process_group("nccl", rank=rank, world_size=4)
+rank = int(os.environ["RANK"])
+if rank == 0:
+    serve()
+else:
+    work(rank)
+    """, """
+import os, torch.distributed as dist
+def serve():
+    dist.init_process_group("gloo", rank=0, world_size=4)
+def work(rank):
+    dist.init_process_group("gloo", rank=rank, world_size=4)
+rank = int(os.environ["RANK"])
+if rank == 0:
+    serve()
+else:
+    work(rank)
+    """),
+    "each rank has the backend that it named": ("RW307", """
+import os, torch, torch.distributed as dist
+if int(os.environ["RANK"]) == 0:
+    dist.init_process_group("gloo")
+    dist.recv(torch.zeros(1), 1)
+else:
+    dist.init_process_group("nccl")
+    dist.send(torch.zeros(1), 0)
+    """, """
+import os, torch, torch.distributed as dist
+if int(os.environ["RANK"]) == 0:
+    dist.init_process_group("nccl")
+    dist.recv(torch.zeros(1, device="cuda"), 1)
+else:
+    dist.init_process_group("gloo")
+    dist.send(torch.zeros(1), 0)
+    """),
+    "processes that start in the environment of a launcher": ("RW210", """
+import os, torch.distributed as dist, torch.multiprocessing as mp
+def work(number):
+    dist.init_process_group("gloo")
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=1)
+    """, """
+import os, torch.distributed as dist, torch.multiprocessing as mp
+GPU = int(os.environ["LOCAL_RANK"])
+def work(number):
+    dist.init_process_group("gloo")
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=1)
+    """),
+    "a function that rank 0 never calls": ("RW102", _INIT + """
+def work():
+    if rank == 0:
+        dist.barrier()
+work()
+    """, _INIT + """
+def work():
+    if rank == 0:
+        dist.barrier()
+if rank != 0:
+    work()
+    """),
+    "weights that are averaged through the optimizer": ("RW401", _LOCAL_SGD.replace("MEANT", "torch.ones(1)"), _LOCAL_SGD.replace("MEANT", "p.data")),
+    "what needs a GPU in any case": ("RW213", """
+import torch, torch.distributed as dist
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dist.init_process_group("nccl")
+torch.nn.Linear(2, 2).to(device)
+    """, """
+import torch, torch.distributed as dist
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.cuda.set_device(dist.get_node_local_rank())
+dist.init_process_group("nccl")
+torch.nn.Linear(2, 2).to(device)
     """),
 }  # fmt: skip
 

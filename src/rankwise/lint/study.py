@@ -72,7 +72,7 @@ class _Runs:
             self.script.entries.append(
                 self._entry("the program", {run.virtual_rank: run.history for run in self.runs.values()})
             )
-            executed |= first.executed
+            executed.update(*(run.executed for run in self.runs.values()))
             self.way += 1
             # A large program is run once: its time is that of its ways.
             spent += sum(BUDGET - run.budget for run in self.runs.values())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Found
 from rankwise.lint.library.acts import ACTS
 from rankwise.lint.library.names import DDP
+from rankwise.lint.model.calls import arms_of
 from rankwise.lint.model.library_calls import kinds_of
 from rankwise.lint.model.values import Instance, Items, Object
 from rankwise.lint.paths.words import reported_place
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
+    from rankwise.lint.topics.job_view import Place
 
 
 @rule("RW213", "error", "I17", "the backend is NCCL in a script that works on the CPU")
@@ -32,10 +34,15 @@ def nccl_without_gpu(script: Script) -> Iterator[Found]:
         tests = " ".join(ast.unparse(test) for test, _, _ in call.tests)
         if backend_of(call) != "nccl" or "is_available" in tests or "cuda" in tests:
             continue
-        line = None if bare else _fallback(script)
+        # Where it goes to a GPU in any case, nothing works without one.
+        needs_gpu = any(
+            one.name.endswith((".cuda", "cuda.set_device")) and arms_of(one.tests) <= arms_of(call.tests)
+            for one in script.all_calls
+        )
+        line = None if bare or needs_gpu else _fallback(script)
         if bare:
             message = f"the backend is NCCL, but {bare}: NCCL only moves data between GPUs"
-        elif line is not None and not _is_elsewhere(script, call, line) and "exit" not in script.piece.code:
+        elif line is not None and "exit" not in script.piece.code:
             message = f"without CUDA the device falls back to the CPU (line {line}), but the backend stays NCCL and fails"
         else:
             continue
@@ -97,18 +104,6 @@ def _fallback(script: Script) -> int | None:
     return None
 
 
-def _is_elsewhere(script: Script, call: Call, line: int) -> bool:
-    """Whether the process group is created in one branch of a test, and a line is in the other."""
-    for node in ast.walk(script.tree):
-        if isinstance(node, ast.If) and node.orelse:
-            arms = (node.body, node.orelse)
-            inits = [any(call.node in ast.walk(one) for one in arm) for arm in arms]
-            lines = [any(one.lineno <= line <= (one.end_lineno or line) for one in arm) for arm in arms]
-            if any(inits) and any(lines) and inits != lines:
-                return True
-    return False
-
-
 def _says_cpu(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Constant) and one.value == "cpu" for one in ast.walk(node))
 
@@ -118,7 +113,7 @@ _DEFAULTS = frozenset({"torch.set_default_device", "torch.set_default_tensor_typ
 
 @rule("RW307", "error", "C17", "a CPU tensor is passed to NCCL")
 def cpu_tensor_on_nccl(script: Script) -> Iterator[Found]:
-    if backends(script) != {"nccl"} or any(call.name in _DEFAULTS for call in script.all_calls):
+    if any(call.name in _DEFAULTS for call in script.all_calls):
         return
     found: dict[tuple[int, str], list[Call]] = {}
     for one_place in collectives(script, *(set(FILLED) - OBJECTS), "send", "isend"):
@@ -126,7 +121,12 @@ def cpu_tensor_on_nccl(script: Script) -> Iterator[Found]:
         act = ACTS[call.name]
         at = [one[:2] for one in (act.takes, act.fills) if one is not None]
         lying = [one for one in at if (value := call.arg(*one)) is not None and is_on_cpu(value)]
-        if lying and not has_group(call) and "device" not in call.contexts:
+        if (
+            lying
+            and not has_group(call)
+            and "device" not in call.contexts
+            and (_own_backends(one_place) or backends(script)) == {"nccl"}
+        ):
             key = (id(function_of(script.tree, call.node)), text_of(call.arg_node(*lying[0])))
             found.setdefault(key, []).append(call)
     for (_, shown), (call, *others) in found.items():
@@ -136,6 +136,12 @@ def cpu_tensor_on_nccl(script: Script) -> Iterator[Found]:
             f'create it on this rank\'s GPU, `device="cuda"`, pass `{shown}.cuda()`, or start the group with "cpu:gloo,cuda:nccl"',
             also=[reported_place(f"{word_of(one)} gets it, too", one.node, one.module) for one in others],
         )
+
+
+def _own_backends(place: Place) -> set[str | None]:
+    """The backends of the groups that the rank which makes a call has made."""
+    own = (history for history in place.entry.histories if history.rank == place.last.rank)
+    return {backend_of(one) for history in own for one in history.calls if one.name == INIT}
 
 
 @rule("RW411", "error", "D27", "device_ids are passed for a model on the CPU")

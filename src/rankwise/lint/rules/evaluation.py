@@ -161,12 +161,12 @@ def one_ranks_number_as_all(script: Script) -> Iterator[Found]:
 
 
 def _divided_by_all(script: Script) -> Iterator[Found]:
-    """Counts of one rank's share that are divided by the number of all samples, and reduced nowhere."""
+    """Sums over one rank's share that are divided by the number of all samples, and reduced nowhere."""
     shared: set[int] = set()
     for one in passes(script):
         sampler = sampler_of(one.loader)
         data = sampler.call.arg(0, "dataset") if sampler is not None and sampler.call is not None else None
-        if data is not None and data.thing is not None and not one.trains and not _is_put_together(one):
+        if data is not None and data.thing is not None and not _is_put_together(one):
             shared.add(id(data.thing))
     seen: set[ast.AST] = set()
     for note in script.notes:
@@ -182,9 +182,9 @@ def _divided_by_all(script: Script) -> Iterator[Found]:
             seen.add(note.node)
             yield Found(
                 note.node,
-                f"`{text_of(note.node)}` divides this rank's count by the number of all samples: on W ranks it"
+                f"`{text_of(note.node)}` divides what this rank summed over its share by the number of all samples: on W ranks it"
                 " is about 1/W of the true number",
-                f"all_reduce `{text_of(note.node.left)}` over the ranks first, or divide by the number of samples that this rank saw",
+                "all_reduce the count over the ranks first, or divide by the number of samples that this rank saw",
                 severity="warning",
             )
 

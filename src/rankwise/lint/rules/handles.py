@@ -19,6 +19,7 @@ from rankwise.lint.topics.collective_calls import (
     ranks_in,
     word_of,
 )
+from rankwise.lint.topics.in_ranks import WHO
 from rankwise.lint.topics.job_view import (
     function_of,
     is_distributed,
@@ -259,9 +260,6 @@ def _finding(call: Call, word: str, later: str) -> Found:
     )
 
 
-_WHO = frozenset({"rank", "local_rank", "node_rank"})
-
-
 @rule("RW314", "error", "C10", "ranks create different groups at the same place, or in another order")
 def group_differs_between_ranks(script: Script) -> Iterator[Found]:
     fix = "create all groups on every rank in one loop, and keep the one with this rank in it; or use `dist.new_subgroups_by_enumeration`"
@@ -308,4 +306,4 @@ def _differs(place: Place) -> bool:
     if isinstance(thing, Object) and thing.kind == "range":
         value = mixed([value, *thing.attrs["bounds"].thing.values])
     whole = mixed([value])
-    return whole.spread is Spread.RANK and bool(whole.origin & _WHO)
+    return whole.spread is Spread.RANK and bool(whole.origin & WHO)

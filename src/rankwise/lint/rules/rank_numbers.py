@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Found
 from rankwise.lint.model.notes import TextComparison, TextTest
 from rankwise.lint.rule import rule
+from rankwise.lint.topics.collective_calls import in_step
 from rankwise.lint.topics.job_view import (
     INIT,
     SPAWN,
+    backend_of,
     is_constant,
     is_for_several,
     is_hidden,
@@ -74,6 +76,14 @@ def world_size_contradiction(script: Script) -> Iterator[Found]:
             yield from _lacking(script, place)
             yield from _same_rank(script, place)
             yield from _local_rank(place)
+    for steps in in_step(script, INIT):
+        ways = {backend_of(call): call for call in reversed(steps[0])}
+        if len(ways) > 1 and None not in ways:
+            shown = " and ".join(
+                f"{one or 'no backend'} on rank {call.rank}" for one, call in reversed(ways.items())
+            )
+            fix = 'name one backend for all, as in "cpu:gloo,cuda:nccl"'
+            yield Found(steps[0][-1].node, f"ranks make one group with {shown}: they never connect", fix)
 
 
 def _fixed(script: Script, place: Place) -> Iterator[Found]:
@@ -220,8 +230,15 @@ def _may_set(call: Call) -> bool:
 
 
 def _sets_rank(script: Script) -> bool:
+    """Whether the script gives its processes their rank by the environment, or starts them in that of a launcher."""
     return any(setting.key == "RANK" for setting in settings(script)) or any(
-        call.name in {"os.environ.setdefault", "os.environ.update"} for call in script.all_calls
+        call.name in {"os.environ.setdefault", "os.environ.update"}
+        or (
+            call.name == "os.environ.__getitem__"
+            and str(call.args[0].const).endswith("RANK")
+            and not is_spawned(call)
+        )
+        for call in script.all_calls
     )
 
 

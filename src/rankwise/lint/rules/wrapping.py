@@ -171,10 +171,11 @@ _FIRST = ("tensor",)
 
 
 def _may_be_gradient(value: Value) -> bool:
-    is_unknown = value.thing is None and value.made is None and bool(value.path) and not value.is_known
+    of = value.thing.receiver if isinstance(value.thing, Method) and value.thing.name == "data" else value
+    is_open = of.thing is None and of.made is None and not of.is_known
     is_state = value.made is not None and value.made.name.endswith("state_dict")
     return (
-        is_unknown
+        (is_open and (bool(of.path) or of is not value))
         or is_state
         or _is_gradient(value)
         or getattr(value.thing, "kind", "") in {"parameter", "parameters"}
