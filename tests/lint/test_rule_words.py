@@ -132,3 +132,11 @@ def test_a_rank_that_fails_on_purpose_is_missed_by_none(rule: str, ending: str, 
     code = f"{HEAD}{stop}if me == 1:\n    {ending}\n"
     op = {"RW101": "dist.all_reduce(x)", "RW102": "dist.barrier()"}[rule]
     assert bool(findings(rule, code + op)) == is_told
+
+
+@pytest.mark.parametrize(("plugin", "severity"), [("", "hint"), ("fsdp_plugin=plugin", "warning")])
+def test_accelerate_waits_for_the_state_of_all_only_with_shards(plugin: str, severity: str) -> None:
+    """Where the text names no way to shard, the command that starts the ranks decides, and most start plain copies."""
+    code = f"from accelerate import Accelerator\nacc = Accelerator({plugin})\nif acc.is_main_process:\n    acc.save_state('x')\n"
+    [found] = findings("RW105", code)
+    assert (found.severity, "with FSDP" in found.message) == (severity, severity == "hint")

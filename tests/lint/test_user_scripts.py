@@ -36,6 +36,21 @@ for x in [torch.rand(4, 2)]:
     own.step()
 """
 )
+_REPLAY = (
+    _INIT
+    + """
+from collections import deque
+net, replay = torch.nn.Linear(2, 1), deque(maxlen=99)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(99):
+    fresh, parts = [torch.rand(2)], [None] * dist.get_world_size()
+    dist.all_gather_object(parts, fresh)
+    for part in parts:
+        replay.extend(GATHERED)
+    net(draw(replay)).sum().backward()
+    opt.step()
+"""
+)
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
     "a process that gets the number of a loop is the rank of that number": ("RW202", _DDP + """
@@ -385,6 +400,41 @@ torch.cuda.set_device(dist.get_node_local_rank())
 dist.init_process_group("nccl")
 torch.nn.Linear(2, 2).to(device)
     """),
+    "a bar that rank 0 puts around its loader": ("RW109", _INIT + """
+import torch.utils.data
+rank, world = dist.get_rank(), dist.get_world_size()
+rows = [torch.rand(2) for _ in range(9)]
+for x in rows[rank::world]:
+    dist.all_reduce(x)
+    """, _INIT + """
+import torch.utils.data
+from tqdm import tqdm
+def run(loader):
+    if dist.get_rank() == 0:
+        loader = tqdm(desc="train", iterable=loader)
+    for x in loader:
+        dist.all_reduce(x)
+run(torch.utils.data.DataLoader([torch.rand(2) for _ in range(9)]))
+    """),
+    "a share that is as long as the others": ("RW109", _INIT + """
+rank, world = dist.get_rank(), dist.get_world_size()
+rows = [torch.rand(2) for _ in range(9)]
+def run(loader):
+    for x in loader:
+        dist.all_reduce(x)
+run([x for number, x in enumerate(rows) if number % world == rank])
+    """, _INIT + """
+from torch.utils.data import DataLoader, DistributedSampler
+rank, world = dist.get_rank(), dist.get_world_size()
+def work():
+    rows = [torch.rand(2) for _ in range(9)]
+    loader = DataLoader(rows, sampler=DistributedSampler(rows, num_replicas=world - 1, rank=rank - 1))
+    for x in enumerate(loader):
+        dist.all_reduce(x[1])
+if rank != 0:
+    work()
+    """),
+    "a replay that all ranks fill together": ("RW401", _REPLAY.replace("GATHERED", "fresh"), _REPLAY.replace("GATHERED", "part")),
 }  # fmt: skip
 
 

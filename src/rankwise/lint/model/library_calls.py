@@ -127,7 +127,7 @@ def _as_target(node: ast.expr) -> ast.expr:
 def _by_table(run: Run, call: Call) -> Value:
     name, given = call.name, mixed((*call.args, *call.kwargs.values()))
     if name in PASS_ON:
-        return call.args[0] if call.args else ANY
+        return call.arg(0, "iterable") or ANY
     if name in {"builtins.enumerate", "builtins.reversed"} and call.args:
         return Value(
             given.spread, given.origin, thing=Object(name.rpartition(".")[2], call, {"of": call.args[0]})

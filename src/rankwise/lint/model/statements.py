@@ -14,7 +14,7 @@ from rankwise.lint.model.history import Exit
 from rankwise.lint.model.looping import run_for, run_while
 from rankwise.lint.model.notes import note_quotient, note_use
 from rankwise.lint.model.operators import of_all
-from rankwise.lint.model.values import NONE, Instance, Items, Library, Object, Value, known, mixed
+from rankwise.lint.model.values import ANY, NONE, Instance, Items, Library, Object, Value, known, mixed
 from rankwise.lint.model.withs import run_with
 
 if TYPE_CHECKING:
@@ -166,7 +166,10 @@ def bind(run: Run, scope: Scope, target: ast.AST, value: Value) -> None:
     """Assign a value to a target: a name, an attribute, an item, several at once."""
     match target:
         case ast.Name(id=name):
-            scope.holder(name).names[name] = run.colour(value)
+            names = scope.holder(name).names
+            # `loader = tqdm(loader)` on one rank: it goes over the same.
+            is_same = value.thing is not None and value.thing is names.get(name, ANY).thing
+            names[name] = value if is_same else run.colour(value)
         case ast.Starred(value=inner):
             bind(run, scope, inner, replace(mixed((value,)), thing=None))
         case ast.Tuple(elts=targets) | ast.List(elts=targets):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
-from rankwise.lint.library.names import DDP
+from rankwise.lint.library.names import ACCELERATOR, DDP
 from rankwise.lint.model.history import Op
 from rankwise.lint.paths.found import all_divergences, all_local_paths, all_ops, missed_ops
 from rankwise.lint.paths.reasons import test_of
@@ -98,10 +99,18 @@ def state_on_some_ranks(script: Script) -> Iterator[Found]:
             "loads" if "load" in one.op.call.name.rpartition(".")[2] else "writes",
         )
         fix = f": it {does} with all of them" if is_save else ", and let rank 0 alone write what it returns"
-        what = ", which all ranks must call together: it waits for the others"
-        yield _reported(
-            one, what, f"call {called(one.op)} on every rank{fix}", failure_class="K6" if is_save else "D28"
+        maker = getattr(one.op.call.receiver.thing, "call", None)
+        # Of Accelerate's, the command that starts the ranks decides whether there are shards to wait for.
+        plugins = [name for name in getattr(maker, "kwargs", ()) if name.endswith("_plugin")]
+        is_open = one.op.call.name.startswith(ACCELERATOR) and not one.is_sure and not plugins
+        when = " with FSDP or DeepSpeed" if is_open else ""
+        found = _reported(
+            one,
+            f", which{when} all ranks must call together: it waits for the others",
+            f"call {called(one.op)} on every rank{fix}",
+            failure_class="K6" if is_save else "D28",
         )
+        yield replace(found, severity="hint") if is_open else found
 
 
 @rule("RW106", "error", "C27 D14 C1", "only some ranks run the backward pass of a wrapped model")

@@ -14,6 +14,7 @@ from rankwise.lint.paths.reasons import is_perhaps_shared, test_of, why
 from rankwise.lint.paths.tokens import ops_of
 from rankwise.lint.paths.words import also, anchor, called, reported_place, tested, who, written
 from rankwise.lint.rule import rule
+from rankwise.lint.topics.data_flow import loaders_in, sampler_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,6 +86,7 @@ def turns_differ(script: Script) -> Iterator[Found]:
             and isinstance(share, Loop)
             and share.value.spread is Spread.RANK
             and id(share.node) not in seen
+            and not any(map(sampler_of, loaders_in(share.value)))  # which gives each rank as many
         ):
             yield Found(
                 _head(share.node),

@@ -17,10 +17,10 @@ from rankwise.lint.topics.job_view import (
     is_for_several,
     is_hidden,
     is_spawned,
+    launcher_reads,
     node_in,
     once,
     places,
-    reads_launcher,
     settings,
     text_of,
 )
@@ -139,7 +139,7 @@ def _same_rank(script: Script, place: Place) -> Iterator[Found]:
         how, fix = "that mp.spawn starts ", "pass the first argument that mp.spawn gives"
     elif is_fixed and not is_spawned(call) and place.entry.is_program and is_for_several(place):
         how = "that runs this "
-    elif "world_size" in size.origin and reads_launcher(script) is not None:
+    elif "world_size" in size.origin and launcher_reads(script):
         how = "that the launcher starts "
     if how:
         message = f"each process {how}says that it is rank {rank.const}: they never form a world of {size.const if is_fixed else 'that size'}"
@@ -254,9 +254,7 @@ def local_rank_from_command_line(script: Script) -> Iterator[Found]:
         return
     if any(_by_hand(call) for call in script.calls_of(INIT)):
         return
-    has_environment = "LOCAL_RANK" in _strings(script.tree) or any(
-        "LOCAL_RANK" in one.module.text for one in script.all_calls
-    )
+    has_environment = any("LOCAL_RANK" in one.module.text for one in script.all_calls)
     for option in options(script):
         if {flag.lstrip("-").replace("-", "_") for flag in option.flags} & {"local_rank"}:
             reported = _tell(script, option, has_environment=has_environment)
@@ -273,12 +271,6 @@ def _by_hand(init: Call) -> bool:
     """Whether processes that are started by hand are given their rank, and where to meet."""
     method = init.arg(1, "init_method")
     return init.arg(4, "rank") is not None and method is not None and "env://" not in str(method.const)
-
-
-def _strings(tree: ast.AST) -> set[str]:
-    return {
-        one.value for one in ast.walk(tree) if isinstance(one, ast.Constant) and isinstance(one.value, str)
-    }
 
 
 def _tell(script: Script, option: Option, *, has_environment: bool) -> tuple[str, bool] | None:

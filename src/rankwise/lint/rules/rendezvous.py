@@ -13,6 +13,7 @@ from rankwise.lint.topics.job_view import (
     INIT,
     is_for_several,
     is_spawned,
+    launcher_reads,
     once,
     places,
     settings,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 _KEYS = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
 _LOCAL_ADDRESS = re.compile(r"tcp://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):[1-9]\d*$")
-_READS = frozenset({"os.environ.__getitem__", "os.environ.get", "os.getenv"})
 
 
 @rule("RW207", "error", "L12 I9", "constants overwrite the launcher's variables")
@@ -46,7 +46,7 @@ def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
     if (
         {"RANK", "WORLD_SIZE"} <= written
         and {str(one.value.const) for one in found if one.key == "WORLD_SIZE"} == {"1"}
-        and not _reads(script, written)
+        and set(launcher_reads(script)) <= written
     ):
         return
     launched, needed = _is_launched(script, written), _is_needed(script, found)
@@ -110,24 +110,11 @@ def _is_distributed(script: Script) -> bool:
     return script.has_init or spawns(script)
 
 
-def _reads(script: Script, written: set[str]) -> list[str]:
-    """Variables that only a launcher sets, which the script reads and does not write itself."""
-    found = []
-    for call in script.all_calls:
-        key = call.args[0].const if call.name in _READS and call.args else None
-        if (
-            key in {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE"}
-            and key not in written
-        ):
-            found.append(str(key))
-    return found
-
-
 def _is_launched(script: Script, written: set[str]) -> str | None:
     """How it is known that a launcher starts the script; None if it is not."""
     if spawns(script) or "SLURM_" in script.piece.code:
         return None
-    read = _reads(script, written)
+    read = [key for key in launcher_reads(script) if key not in written]
     if read:
         return f"the launcher that sets {read[0]}"
     text = ast.get_docstring(script.tree) or ""

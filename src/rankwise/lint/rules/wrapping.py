@@ -11,7 +11,7 @@ from rankwise.lint.library.makers import WRAPPERS
 from rankwise.lint.library.names import ACCELERATOR, DDP, HF_TRAINER
 from rankwise.lint.model.calls import arms_of
 from rankwise.lint.model.notes import WrapperRead
-from rankwise.lint.model.values import Instance, Method, Object, Spread
+from rankwise.lint.model.values import AGREED, Instance, Method, Object, Spread
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.data_flow import passes, sampler_of
 from rankwise.lint.topics.job_view import INIT, above, is_hidden, node_in, places_of
@@ -51,7 +51,10 @@ def model_never_wrapped(script: Script) -> Iterator[Found]:
             yield from _begun_apart(script, entry.histories[0], back)
             continue
         run = [call for call in calls[: back.index] if _is_of_model(call)][-1]
-        if is_each_ranks_own(entry, run.receiver.thing.call):
+        # What is kept of what all have gathered, all learn alike.
+        keeps = [one for one in calls if one.name.startswith("?.") and one.loops[:1] == back.loops[:1] != ()]
+        is_alike = not run.given.spread and any(one.given.origin >= AGREED for one in keeps)
+        if is_alike or is_each_ranks_own(entry, run.receiver.thing.call):
             continue
         yield Found(
             back.node,

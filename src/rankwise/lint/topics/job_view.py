@@ -249,14 +249,14 @@ def _pairs(call: Call) -> Iterator[tuple[Any, Value, ast.AST]]:
             yield key.const, value, shown[number] if number < len(shown) else call.node
 
 
-def reads_launcher(script: Script) -> str | None:
-    """A variable of torchrun's that the script reads as one who expects it to be there, or None."""
-    for call in script.all_calls:
-        if call.name in {"os.environ.__getitem__", "os.environ.get", "os.getenv"} and call.args:
-            key = call.args[0].const
-            if isinstance(key, str) and key in TORCHRUN and not key.startswith("MASTER"):
-                return key
-    return None
+def launcher_reads(script: Script) -> list[str]:
+    """Variables of torchrun's that the script reads, but for where the ranks meet."""
+    reads = (
+        call.args[0].const
+        for call in script.all_calls
+        if call.name in {"os.environ.__getitem__", "os.environ.get", "os.getenv"} and call.args
+    )
+    return [key for key in reads if isinstance(key, str) and key in TORCHRUN and not key.startswith("MASTER")]
 
 
 def spawns(script: Script) -> bool:
