@@ -138,5 +138,5 @@ def test_a_rank_that_fails_on_purpose_is_missed_by_none(rule: str, ending: str, 
 def test_accelerate_waits_for_the_state_of_all_only_with_shards(plugin: str, severity: str) -> None:
     """Where the text names no way to shard, the command that starts the ranks decides, and most start plain copies."""
     code = f"from accelerate import Accelerator\nacc = Accelerator({plugin})\nif acc.is_main_process:\n    acc.save_state('x')\n"
-    [found] = findings("RW105", code)
+    [found] = check_piece(Piece(path="train.py", language="python", code=code), Project(), [rule_of("RW105")])
     assert (found.severity, "with FSDP" in found.message) == (severity, severity == "hint")
