@@ -51,6 +51,22 @@ for step in range(99):
     opt.step()
 """
 )
+_ADAPTERS = (
+    _INIT
+    + _DDP
+    + """
+from peft import LoraConfig, get_peft_model
+from transformers import PaliGemmaForConditionalGeneration
+from torch.utils.data import DataLoader, DistributedSampler
+rows = list(torch.rand(64, 2))
+model = get_peft_model(PaliGemmaForConditionalGeneration.from_pretrained("base"), LoraConfig(r=8))
+model = WRAPPED
+opt = torch.optim.AdamW(model.parameters())
+for batch in DataLoader(rows, sampler=DistributedSampler(rows)):
+    model(batch).loss.backward()
+    opt.step()
+"""
+)
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
     "a process that gets the number of a loop is the rank of that number": ("RW202", _DDP + """
@@ -434,6 +450,22 @@ def work():
 if rank != 0:
     work()
     """),
+    "an address that no host has": ("RW209", """
+import argparse, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--url", default="tcp://224.66.41.62:23456")
+parser.add_argument("--rank", type=int)
+args = parser.parse_args()
+dist.init_process_group("gloo", init_method=args.url, rank=args.rank, world_size=2)
+    """, """
+import argparse, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--url", default="tcp://22.66.41.62:23456")
+parser.add_argument("--rank", type=int)
+args = parser.parse_args()
+dist.init_process_group("gloo", init_method=args.url, rank=args.rank, world_size=2)
+    """),
+    "a model with adapters is a model": ("RW401", _ADAPTERS.replace("WRAPPED", "model"), _ADAPTERS.replace("WRAPPED", "DDP(model)")),
     "a replay that all ranks fill together": ("RW401", _REPLAY.replace("GATHERED", "fresh"), _REPLAY.replace("GATHERED", "part")),
 }  # fmt: skip
 

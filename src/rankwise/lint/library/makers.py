@@ -21,7 +21,7 @@ WRAPPERS = frozenset({DDP, FSDP, ENGINE})
 #: Callables whose first argument goes on as it is, perhaps elsewhere or in another form.
 PASS_ON = frozenset(
     {
-        *("torch.compile", "torch.jit.script"),
+        *("torch.compile", "torch.jit.script", "peft.get_peft_model"),
         *("builtins.iter", "typing.cast", "tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm"),
         *("tqdm.std.tqdm", "rich.progress.track", "itertools.islice", "builtins.list", "builtins.tuple"),
         *("torch.nn.parameter.Parameter", "contextlib.nullcontext", "itertools.chain"),

@@ -23,7 +23,7 @@ GROUP = "torch.distributed.ProcessGroup"
 OPEN = frozenset(
     """builtins torch torchvision torchaudio numpy os sys time random math tqdm logging json pathlib argparse collections itertools functools datetime
     uuid sklearn matplotlib PIL cv2 pandas wandb yaml re copy shutil glob datasets transformers accelerate user dataclasses typing subprocess tarfile tempfile operator either parameter parameters
-    zipfile urllib contextlib socket signal string csv pickle warnings omegaconf""".split()  # noqa: SIM905
+    zipfile urllib contextlib socket signal string csv pickle warnings omegaconf peft""".split()  # noqa: SIM905
 )
 #: Longest prefix wins.
 _PREFIXES = {

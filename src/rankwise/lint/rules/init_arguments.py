@@ -21,7 +21,7 @@ from rankwise.lint.topics.job_view import (
     places,
     text_of,
 )
-from rankwise.lint.topics.options import option_of
+from rankwise.lint.topics.options import option_of, text_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def fixed_init_file(script: Script) -> Iterator[Found]:
     for place in once(places(script, INIT, _STORE)):
         call = place.last
         at = (0, "file_name") if call.name == _STORE else (1, "init_method")
-        node, (path, is_default) = call.arg_node(*at), _path_of(call.arg(*at))
+        node, (path, is_default) = call.arg_node(*at), text_given(call.arg(*at))
         if path is None or node is None or (call.name == INIT and not path.startswith("file:")):
             continue
         what = "is the default, so all runs share one file" if is_default else "is the same file for each run"
@@ -54,17 +54,6 @@ def fixed_init_file(script: Script) -> Iterator[Found]:
             'use "env://" under a launcher, or put the job\'s id into the path',
             severity="warning" if is_default else "error",
         )
-
-
-def _path_of(value: Value | None) -> tuple[str | None, bool]:
-    """The path, and whether it is only an option's default."""
-    option = option_of(value)
-    path = option.arg(None, "default") if option is not None else value
-    return (
-        (path.const, option is not None)
-        if path is not None and isinstance(path.const, str)
-        else (None, False)
-    )
 
 
 _MAKES = frozenset({INIT, "accelerate.Accelerator", "lightning.fabric.Fabric"})

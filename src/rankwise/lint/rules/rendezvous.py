@@ -22,7 +22,7 @@ from rankwise.lint.topics.job_view import (
     statement_of,
     text_of,
 )
-from rankwise.lint.topics.options import options
+from rankwise.lint.topics.options import options, text_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -237,6 +237,7 @@ def _consts(node: ast.AST) -> set[str]:
     return {str(one.value) for one in ast.walk(node) if isinstance(one, ast.Constant)}
 
 
+_MULTICAST = re.compile(r"(tcp://)?2(2[4-9]|3\d)(\.\d+){3}\b")
 _HERE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:\d+)?$")
 _NODES = frozenset(
     {"nodes", "nnodes", "num_nodes", "n_nodes", "num_machines", "nnode", "node_count", "NUM_NODES", "NNODES"}
@@ -244,8 +245,17 @@ _NODES = frozenset(
 _CLUSTER = frozenset({"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NODEID"})
 
 
-@rule("RW209", "error", "I4", "ranks of several nodes use localhost as their rendezvous")
+@rule("RW209", "error", "I4", "the rendezvous is at an address where the nodes do not meet")
 def localhost_on_several_nodes(script: Script) -> Iterator[Found]:
+    for _, value, node in _addresses(script):
+        address, is_default = text_given(value)
+        if _MULTICAST.match(address or ""):
+            yield Found(
+                node,
+                f"{address!r} is a multicast address, which no host has: rank 0 can't listen there",
+                "give the first node's name or address",
+                severity="warning" if is_default else "error",
+            )
     several = _several(script)
     if several is None:
         return

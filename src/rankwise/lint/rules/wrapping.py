@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rankwise.lint.topics.wrapping import Wrap
 
 #: What such a name's call is, is a forward pass of a model.
-_MODELS = ("torch.nn.", "torchvision.models.", "timm.", "transformers.Auto")
+_MODELS = ("torch.nn.", "torchvision.models.", "timm.", "transformers.")
 
 
 @rule("RW401", "error", "D7", "a program with several processes trains a model that is never wrapped")

@@ -51,3 +51,11 @@ def option_of(value: Value | None) -> Call | None:
     """The `add_argument` whose option a value is."""
     made = value.made if value is not None else None
     return made if made is not None and made.name.endswith(".add_argument") else None
+
+
+def text_given(value: Value | None) -> tuple[str | None, bool]:
+    """The text that a value is, and whether it is only an option's default."""
+    option = option_of(value)
+    text = option.arg(None, "default") if option is not None else value
+    is_text = text is not None and isinstance(text.const, str)
+    return (text.const, option is not None) if is_text else (None, False)  # type: ignore[union-attr]
