@@ -466,6 +466,31 @@ args = parser.parse_args()
 dist.init_process_group("gloo", init_method=args.url, rank=args.rank, world_size=2)
     """),
     "a model with adapters is a model": ("RW401", _ADAPTERS.replace("WRAPPED", "model"), _ADAPTERS.replace("WRAPPED", "DDP(model)")),
+    "a loss that is divided before it is averaged": ("RW409", _DDP + """
+import os
+world = int(os.environ["WORLD_SIZE"])
+model, scaler = DDP(torch.nn.Linear(2, 1)), torch.amp.GradScaler()
+losses = {"total": model(torch.rand(4, 2)).mean()}
+loss = losses["total"] / world
+scaler.scale(loss).backward()
+    """, _DDP + """
+import os
+world = int(os.environ["WORLD_SIZE"])
+model, scaler = DDP(torch.nn.Linear(2, 1)), torch.amp.GradScaler()
+losses = {"total": model(torch.rand(4, 2)).mean()}
+print(losses["total"] / world)
+scaler.scale(losses["total"] / 4).backward()
+    """),
+    "an order that rank 0 sends in a list": ("RW508", _INIT + """
+from torch.utils.data import Subset
+order = torch.randperm(99).tolist()
+Subset(list(range(99)), order[:10])
+    """, _INIT + """
+from torch.utils.data import Subset
+order = torch.randperm(99).tolist()
+dist.broadcast_object_list([order], src=0)
+Subset(list(range(99)), order[:10])
+    """),
     "a replay that all ranks fill together": ("RW401", _REPLAY.replace("GATHERED", "fresh"), _REPLAY.replace("GATHERED", "part")),
 }  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rankwise.lint.finding import Finding, Found, Span, span_of
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from rankwise.base.findings import Severity
+    from rankwise.lint.piece import Language
 
-Looks = Literal["python", "shell"]
 Studied = TypeVar("Studied")
 
 
@@ -38,7 +38,7 @@ class Rule(Generic[Studied]):
     classes: tuple[str, ...]
     summary: str
     look: Callable[[Studied], Iterable[Found]]
-    looks_at: Looks = "python"
+    looks_at: Language = "python"
     needs_ranks: bool = True
     fixable: bool = False
 
@@ -46,7 +46,7 @@ class Rule(Generic[Studied]):
         """Look at a text; class and severity are the rule's (first) where what it found has none of its own."""
         seen = set()
         for one in self.look(studied):
-            span = one.at if isinstance(one.at, Span) else span_of(one.at, studied.lines)
+            span = one.at if isinstance(one.at, Span) else span_of(one.at, studied.piece.lines)
             if (span, one.fix) in seen:
                 continue  # a command that a loop runs several times
             seen.add((span, one.fix))
@@ -67,7 +67,7 @@ class Rule(Generic[Studied]):
 
 def rule(
     id_: str, severity: Severity, classes: str, summary: str, *,
-    looks_at: Looks = "python", needs_ranks: bool = True, fixable: bool = False,
+    looks_at: Language = "python", needs_ranks: bool = True, fixable: bool = False,
 ) -> Callable[[Callable[[Studied], Iterable[Found]]], Rule[Studied]]:  # fmt: skip
     """Make a rule of the function below; its name is the function's, ``classes`` has blanks between them."""
 

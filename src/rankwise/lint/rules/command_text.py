@@ -117,7 +117,7 @@ def _lines(shell: Shell, launch: Launch) -> Iterator[Found]:
     if launch.command.under:
         return
     first, last = launch.command.span.line, launch.command.span.end_line
-    lines = shell.lines
+    lines = shell.piece.lines
     for number in range(first, min(last + 1, len(lines))):
         line, then = lines[number - 1], lines[number]
         if (found := _BLANK_BEHIND.search(line)) and then.strip() and not line.lstrip().startswith("#"):
@@ -138,10 +138,10 @@ def _left_over(shell: Shell) -> Iterator[Found]:
     ends = {launch.command.span.end_line: launch for launch in shell.launches if not launch.command.under}
     for command in shell.reading.commands:
         text, line = command.words[0].head, command.span.line
-        launch = ends.get(_line_above(shell.lines, line))
+        launch = ends.get(_line_above(shell.piece.lines, line))
         if launch is None or launch.command.span.line == line or command.under:
             continue
-        above = shell.lines[launch.command.span.end_line - 1]
+        above = shell.piece.lines[launch.command.span.end_line - 1]
         if _BLANK_BEHIND.search(above):
             continue  # reported above
         is_flag = text.startswith("--")
@@ -150,7 +150,7 @@ def _left_over(shell: Shell) -> Iterator[Found]:
         )
         if is_flag or is_script:
             message = f"the command above has ended, so {command.words[0].raw} is a separate command"
-            yield Found(command.words[0].span, message, _mended(shell.lines, line))
+            yield Found(command.words[0].span, message, _mended(shell.piece.lines, line))
 
 
 def _line_above(lines: list[str], line: int) -> int:
@@ -240,7 +240,9 @@ def random_in_wrong_case(shell: Shell) -> Iterator[Found]:
             continue
         span = reference.span
         text = (
-            shell.lines[span.line - 1][span.col - 1 : span.end_col - 1] if span.line == span.end_line else ""
+            shell.piece.lines[span.line - 1][span.col - 1 : span.end_col - 1]
+            if span.line == span.end_line
+            else ""
         )
         at = span.col + text.find(name)
         edits = (

@@ -76,11 +76,6 @@ def _found(script: Script, one: Pass) -> Iterator[tuple[Call, object, str, str]]
         yield sampler.call, node, message, _FIX
 
 
-def _never_shuffles(call: Call) -> bool:
-    shuffle = call.arg(SAMPLER_AT["shuffle"], "shuffle")
-    return shuffle is not None and shuffle.const is False
-
-
 def _pads(call: Call) -> bool:
     drop = call.arg(SAMPLER_AT["drop_last"], "drop_last")
     if call.has_star or (drop is not None and drop.const is not False):
@@ -111,22 +106,17 @@ def _is_summed(history: History, after: int, one: Pass) -> bool:
         if call.name in _SUMS:
             return True
         if call.name in _OBJECTS:
+            # In a table by index duplicates coincide.
             given = call.arg(1, "obj", "object")
-            node = call.arg_node(1, "obj", "object")
-            return not (
-                given is not None and isinstance(given.thing, Items) and given.thing.keys is not None
-            ) and not _is_table(call, text_of(node))
+            return not (given is not None and isinstance(given.thing, Items) and given.thing.keys is not None)
     return False
 
 
 def _never_shuffles_pass(one: Pass) -> bool:
     sampler = sampler_of(one.loader)
-    return sampler is not None and sampler.call is not None and _never_shuffles(sampler.call)
-
-
-def _is_table(call: Call, name: str) -> bool:
-    """Whether a name holds a table by index, so that duplicates coincide."""
-    return f"{name}[" in call.module.text or f"{name} = {{" in call.module.text
+    made = sampler.call if sampler is not None else None
+    shuffle = made.arg(SAMPLER_AT["shuffle"], "shuffle") if made is not None else None
+    return shuffle is not None and shuffle.const is False
 
 
 _GATHER = "gather keeps the samples that pad the last batch, so they count twice"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.library.names import DDP, FSDP
+from rankwise.lint.model.notes import Quotient
 from rankwise.lint.model.values import ANY, Items, Method
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import collectives, filled_node
@@ -132,7 +133,7 @@ def _with_of(script: Script, call: Call) -> ast.AST | None:
 _HOOKS = ("register_hook", "register_comm_hook", "register_post_accumulate_grad_hook")
 
 
-@rule("RW409", "error", "D25", "gradients are summed over the ranks and never divided")
+@rule("RW409", "error", "D25", "gradients are divided by the number of ranks never, or twice")
 def gradients_not_divided(script: Script) -> Iterator[Found]:
     for place in collectives(script, "all_reduce", "all_reduce_coalesced"):
         call = place.last
@@ -148,6 +149,27 @@ def gradients_not_divided(script: Script) -> Iterator[Found]:
             call.node,
             f"`{text_of(node)}` becomes the sum over all ranks and is never divided, so each step is too large by the number of ranks",
             f"divide afterwards, `{text_of(root_of(node) or node)} /= dist.get_world_size()`, or reduce with `op=dist.ReduceOp.AVG`",
+        )
+    yield from _divided_again(script)
+
+
+def _divided_again(script: Script) -> Iterator[Found]:
+    """A loss that is divided by the number of ranks before a backward pass which averages over them."""
+    divisions = {
+        note.node
+        for note in script.notes
+        if isinstance(note, Quotient)
+        and getattr(note.right.thing, "name", "") == "world_size"
+        and any(one.kind == DDP for one in note.left.via)
+    }
+    losses = [loss for entry in script.entries for _, loss in backward_passes(entry.histories[0].calls)]
+    made = {one.made.node for loss in losses for one in sources_of(loss) if one.made is not None}
+    for node in divisions & made:
+        yield Found(
+            node,
+            f"`{text_of(node)}` divides the loss by the number of ranks, and DistributedDataParallel averages its gradients: each step is too small by that number",
+            "leave the loss as it is on each rank",
+            severity="warning",
         )
 
 

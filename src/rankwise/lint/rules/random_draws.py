@@ -24,6 +24,7 @@ from rankwise.lint.topics.job_view import (
 from rankwise.lint.topics.saved_files import position_of
 from rankwise.lint.topics.seeds import DRAWS, draws_in, find_seeding, last_seed, library_of
 from rankwise.lint.topics.shares import spreads_otherwise
+from rankwise.lint.topics.tensors import sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,18 +123,9 @@ def _target(call: Call) -> str:
 
 def _is_agreed(place: Place) -> bool:
     """Whether rank 0's split is sent to the others."""
-    names = {_target(place.last), text_of(place.last.arg_node(0))} - {""}
-    for call in place.entry.histories[-1].calls:
-        if "broadcast" in call.name and call.index > place.last.index and isinstance(call.node, ast.Call):
-            sent = {
-                text_of(part)
-                for arg in call.node.args[:1]
-                for part in ast.walk(arg)
-                if isinstance(part, (ast.Name, ast.Attribute))
-            }
-            if sent & names:
-                return True
-    return False
+    later = place.entry.histories[-1].calls[place.last.index :]
+    sent = (value for call in later if "broadcast" in call.name for value in call.args[:1])
+    return any(one.made is place.last for value in sent for one in sources_of(value, cuts=False))
 
 
 def _reason(place: Place) -> tuple[Severity, str] | None:

@@ -45,7 +45,8 @@ def text_is_not_shell(shell: Shell) -> Iterator[Found]:
     if not shell.has_errors or not is_empty or shell.piece.is_fragment:
         return
     line = next(
-        (number for number, text in enumerate(shell.lines, start=1) if text.strip() and text[0] != "#"), 1
+        (number for number, text in enumerate(shell.piece.lines, start=1) if text.strip() and text[0] != "#"),
+        1,
     )
-    span = Span(line, 1, line, len(shell.lines[line - 1]) + 1)
+    span = Span(line, 1, line, len(shell.piece.lines[line - 1]) + 1)
     yield Found(span, "this can't be parsed as bash", "run `bash -n` on it: it says what is left open")

@@ -50,11 +50,6 @@ class Shell:
     has_errors: bool
 
     @cached_property
-    def lines(self) -> list[str]:
-        """The text's lines, from 0."""
-        return self.piece.lines
-
-    @cached_property
     def launches(self) -> tuple[Launch, ...]:
         """The commands that start ranks, or Python scripts, in order; a loop that is known gives one each turn."""
         found = (read_launch(command) for command in self.reading.commands if not command.is_doubtful)
@@ -68,7 +63,7 @@ class Shell:
     def is_cut(self, launch: Launch) -> bool:
         """Whether the line behind a launch looks like the rest of it."""
         line = launch.command.span.end_line
-        then = self.lines[line].split() if line < len(self.lines) else []
+        then = self.piece.lines[line].split() if line < len(self.piece.lines) else []
         return bool(then) and (then[0].startswith("--") or then[0].endswith(".py"))
 
     def is_named(self, name: str) -> bool:
