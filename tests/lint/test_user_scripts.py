@@ -67,6 +67,20 @@ for batch in DataLoader(rows, sampler=DistributedSampler(rows)):
     opt.step()
 """
 )
+_EPOCHS = (
+    _DDP
+    + """
+from torch.utils.data import DataLoader, DistributedSampler
+rows = list(torch.rand(64, 2))
+sampler = DistributedSampler(rows)
+loader, model, step = DataLoader(rows, sampler=sampler), DDP(torch.nn.Linear(2, 1)), 0
+for epoch in range(9):
+    sampler.set_epoch(step)
+    for x in loader:
+        model(x).mean().backward()
+    step = COUNTED
+"""
+)
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
     "a process that gets the number of a loop is the rank of that number": ("RW202", _DDP + """
@@ -491,6 +505,7 @@ order = torch.randperm(99).tolist()
 dist.broadcast_object_list([order], src=0)
 Subset(list(range(99)), order[:10])
     """),
+    "a step that nobody counts on": ("RW502", _EPOCHS.replace("COUNTED", "0"), _EPOCHS.replace("COUNTED", "step + 1")),
     "a replay that all ranks fill together": ("RW401", _REPLAY.replace("GATHERED", "fresh"), _REPLAY.replace("GATHERED", "part")),
 }  # fmt: skip
 

@@ -109,10 +109,11 @@ def _fault(call: Call, one: Pass, loops: list[ast.AST]) -> tuple[Severity, str] 
             "error",
             f"set_epoch is called once, before all epochs, so each epoch reads `{over}` in the same order",
         )
-    if isinstance(given, ast.Constant):
+    value = call.arg(0, "epoch")
+    if value is not None and value.is_known:
         return (
             "error",
-            f"set_epoch gets {given.value!r} in each epoch, so each epoch reads `{over}` in the same order",
+            f"set_epoch gets {value.const!r} in each epoch, so each epoch reads `{over}` in the same order",
         )
     plain = isinstance(given, ast.Name) and any(
         isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) and loop.target.id == given.id

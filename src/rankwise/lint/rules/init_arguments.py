@@ -36,7 +36,7 @@ _REMOVES = frozenset(
 )
 
 
-@rule("RW206", "error", "I13", "all runs share one fixed init file")
+@rule("RW206", "warning", "I13", "all runs share one fixed init file")
 def fixed_init_file(script: Script) -> Iterator[Found]:
     if not _REMOVES.isdisjoint(called_names(script.tree)):
         return
@@ -50,9 +50,8 @@ def fixed_init_file(script: Script) -> Iterator[Found]:
         shown = repr(path) if isinstance(node, ast.Constant) else f"`{text_of(node)}`"
         yield Found(
             node,
-            f"{shown} {what}: the next run finds what this one left behind, and hangs",
+            f"{shown} {what}: one that was killed leaves it behind, and the next hangs; two at once join each other",
             'use "env://" under a launcher, or put the job\'s id into the path',
-            severity="warning" if is_default else "error",
         )
 
 
