@@ -177,6 +177,8 @@ def _exhaust(result: Value) -> None:
 
 
 def _class_entry(module: Module, node: ast.ClassDef, left: list[Any]) -> Callable[[Run], None]:
+    set_later = _set_later(node)
+
     def enter(run: Run) -> None:
         value = run.scopes[module].find(node.name)
         if value is None or not isinstance(value.thing, UserClass):
@@ -186,7 +188,7 @@ def _class_entry(module: Module, node: ast.ClassDef, left: list[Any]) -> Callabl
         if not isinstance(made.thing, Instance):
             return
         # Nobody knows which methods have run before this one: what they set may be set already. Who the rank is stays.
-        for name in _set_later(node) & made.thing.attrs.keys():
+        for name in set_later & made.thing.attrs.keys():
             if made.thing.attrs[name].is_known and not made.thing.attrs[name].origin:
                 made.thing.attrs[name] = Value(path=f"self.{name}")
         for method in sorted(left, key=lambda one: not one.name.startswith(_METHODS_FIRST)):

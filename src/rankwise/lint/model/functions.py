@@ -254,12 +254,13 @@ def bound_arguments(
     typed = {
         one.arg
         for one in (*node.posonlyargs, *node.args, *node.kwonlyargs)
-        if one.annotation is not None
+        if one.arg == "dist"
+        and one.annotation is not None
         and ast.unparse(one.annotation).strip("'\"").rpartition(".")[2] not in _ANYTHING
     }
     for name in (*positional, *(one.arg for one in node.kwonlyargs)):
         if name not in names:
             # `dist: DistributedContext` is an object of a class, not torch's module.
             given = defaults.get(name) or function.kw_defaults.get(name)
-            names[name] = given or (ANY if name == "dist" and name in typed else guess(run, name))
+            names[name] = given or (ANY if name in typed else guess(run, name))
     return names

@@ -79,9 +79,7 @@ def world_size_contradiction(script: Script) -> Iterator[Found]:
     for steps in in_step(script, INIT):
         ways = {backend_of(call): call for call in reversed(steps[0])}
         if len(ways) > 1 and None not in ways:
-            shown = " and ".join(
-                f"{one or 'no backend'} on rank {call.rank}" for one, call in reversed(ways.items())
-            )
+            shown = " and ".join(f"{one or 'none'} on rank {ways[one].rank}" for one in reversed(ways))
             fix = 'name one backend for all, as in "cpu:gloo,cuda:nccl"'
             yield Found(steps[0][-1].node, f"ranks make one group with {shown}: they never connect", fix)
 
