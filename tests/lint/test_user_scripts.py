@@ -81,6 +81,22 @@ for epoch in range(9):
     step = COUNTED
 """
 )
+_JUDGED = (
+    _INIT
+    + _DDP
+    + """
+from torch.utils.data import DataLoader, DistributedSampler
+rows = list(torch.rand(61, 2))
+model, right, seen = DDP(torch.nn.Linear(2, 1)), 0, 0
+with torch.no_grad():
+    for x in DataLoader(rows, sampler=SAMPLER):
+        right += (model(x) > 0).sum().item()
+        seen += len(x)
+mean = torch.tensor([right / seen])
+dist.all_reduce(mean)
+mean /= dist.get_world_size()
+"""
+)
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
     "a process that gets the number of a loop is the rank of that number": ("RW202", _DDP + """
@@ -506,6 +522,7 @@ dist.broadcast_object_list([order], src=0)
 Subset(list(range(99)), order[:10])
     """),
     "a step that nobody counts on": ("RW502", _EPOCHS.replace("COUNTED", "0"), _EPOCHS.replace("COUNTED", "step + 1")),
+    "a mean over what all ranks go over": ("RW612", _JUDGED.replace("SAMPLER", "DistributedSampler(rows)"), _JUDGED.replace("SAMPLER", "None")),
     "a replay that all ranks fill together": ("RW401", _REPLAY.replace("GATHERED", "fresh"), _REPLAY.replace("GATHERED", "part")),
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ from rankwise.lint.topics.job_view import (
     text_of,
 )
 from rankwise.lint.topics.saved_files import is_chosen
+from rankwise.lint.topics.shares import is_shared_out
 from rankwise.lint.topics.summing import by_ranks, divides, is_sum
 from rankwise.lint.topics.tensor_text import nodes_in, root_of
 from rankwise.lint.topics.tensors import is_mean
@@ -62,7 +63,9 @@ def _is_even(script: Script, place: Place) -> bool:
     ]
     loader = max(before, key=lambda one: one.inside[0].index).loader if before else None
     drops = given(loader.call, "drop_last") if loader is not None and loader.call is not None else None
-    return loader is not None and sampler_of(loader) is not None and drops is not None and drops.const is True
+    if loader is None or not is_shared_out(loader):
+        return loader is not None
+    return sampler_of(loader) is not None and drops is not None and drops.const is True
 
 
 def _is_over_samples(value: Value) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.lint.topics.scopes import BUILTINS, FunctionNode, Scope, Scopes, is_function
+from rankwise.lint.topics.turns import expects_error
 
 if TYPE_CHECKING:
     from rankwise.lint.script import Script
@@ -69,9 +70,7 @@ def is_certain(script: Script, scopes: Scopes, name: ast.Name) -> bool:
             and any(_takes_name_error(h) for h in above.handlers)
         ):
             return False
-        if isinstance(above, (ast.With, ast.AsyncWith)) and any(
-            _expects_error(i.context_expr) for i in above.items
-        ):
+        if isinstance(above, (ast.With, ast.AsyncWith)) and expects_error(above):
             return False
         if isinstance(above, (ast.If, ast.IfExp)) and below is not above.test and _may_not_run(above.test):
             return False
@@ -111,11 +110,6 @@ def _takes_name_error(handler: ast.ExceptHandler) -> bool:
         return True
     caught = ast.unparse(handler.type)
     return any(word in caught for word in ("NameError", "Exception", "UnboundLocalError"))
-
-
-def _expects_error(context: ast.expr) -> bool:
-    called = ast.unparse(context.func) if isinstance(context, ast.Call) else ""
-    return any(word in called.lower() for word in ("raises", "suppress"))
 
 
 def _may_not_run(test: ast.expr) -> bool:
