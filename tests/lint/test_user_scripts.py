@@ -97,6 +97,17 @@ dist.all_reduce(mean)
 mean /= dist.get_world_size()
 """
 )
+_PAST = (
+    _INIT
+    + _DDP
+    + """
+net = torch.nn.Linear(2, 1)
+model = DDP(net)
+net(torch.rand(4, 2)).sum().backward()
+for p in net.parameters():
+    dist.all_reduce(REDUCED)
+"""
+)
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
     "a process that gets the number of a loop is the rank of that number": ("RW202", _DDP + """
@@ -523,6 +534,18 @@ Subset(list(range(99)), order[:10])
     """),
     "a step that nobody counts on": ("RW502", _EPOCHS.replace("COUNTED", "0"), _EPOCHS.replace("COUNTED", "step + 1")),
     "a mean over what all ranks go over": ("RW612", _JUDGED.replace("SAMPLER", "DistributedSampler(rows)"), _JUDGED.replace("SAMPLER", "None")),
+    "tags that never meet": ("RW313", _INIT + """
+if dist.get_rank() == 0:
+    dist.send(torch.ones(1), 1, tag=1)
+elif dist.get_rank() == 1:
+    dist.recv(torch.ones(1), 0, tag=2)
+    """, _INIT + """
+if dist.get_rank() == 0:
+    dist.send(torch.ones(1), 1, tag=1)
+elif dist.get_rank() == 1:
+    dist.recv(torch.ones(1), 0, tag=1)
+    """),
+    "gradients that are reduced past the wrapper": ("RW402", _PAST.replace("REDUCED", "torch.ones(1)"), _PAST.replace("REDUCED", "p.grad")),
     "a replay that all ranks fill together": ("RW401", _REPLAY.replace("GATHERED", "fresh"), _REPLAY.replace("GATHERED", "part")),
 }  # fmt: skip
 

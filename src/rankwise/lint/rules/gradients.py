@@ -155,19 +155,14 @@ def gradients_not_divided(script: Script) -> Iterator[Found]:
 
 def _divided_again(script: Script) -> Iterator[Found]:
     """A loss that is divided by the number of ranks before a backward pass which averages over them."""
-    divisions = {
-        note.node
-        for note in script.notes
-        if isinstance(note, Quotient)
-        and getattr(note.right.thing, "name", "") == "world_size"
-        and any(one.kind == DDP for one in note.left.via)
-    }
+    notes = (note for note in script.notes if isinstance(note, Quotient) and note.left.via)
+    divisions = {note.node for note in notes if getattr(note.right.thing, "name", "") == "world_size"}
     losses = [loss for entry in script.entries for _, loss in backward_passes(entry.histories[0].calls)]
     made = {one.made.node for loss in losses for one in sources_of(loss) if one.made is not None}
     for node in divisions & made:
         yield Found(
             node,
-            f"`{text_of(node)}` divides the loss by the number of ranks, and DistributedDataParallel averages its gradients: each step is too small by that number",
+            f"`{text_of(node)}` divides the loss by the number of ranks, and the wrapped model averages its gradients: each step is too small by that number",
             "leave the loss as it is on each rank",
             severity="warning",
         )

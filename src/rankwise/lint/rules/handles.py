@@ -12,6 +12,7 @@ from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import (
     FILLED,
     D,
+    backends,
     collectives,
     filled_node,
     group_of,
@@ -152,9 +153,10 @@ def send_never_received(script: Script) -> Iterator[Found]:
         here = firsts[0][0]
         if here.module is not script.module or any(one[0].tests for one in firsts):
             continue
-        if words <= _SENDS and all(_then(calls, _RECEIVES) for calls in firsts):
+        later = [{word_of(one) for one in calls[1:]} for calls in firsts]
+        if words <= _SENDS and all(_RECEIVES & one for one in later):
             yield _finding(here, "send", "receives")
-        elif words <= _RECEIVES and all(_then(calls, _SENDS) for calls in firsts):
+        elif words <= _RECEIVES and all(_SENDS & one for one in later):
             yield _finding(here, "recv", "sends")
 
 
@@ -168,7 +170,8 @@ def _waits(script: Script, entry: Entry) -> Iterator[Found]:
     )
     two = {rank: queue for rank, queue in queues.items() if rank < 2}
     is_of_two = all(peer in two for queue in two.values() for _, peer, _ in queue)
-    stuck = ((_stuck(two) if is_of_two else {}) or _stuck(queues)) if is_known else _alone(queues)
+    stuck = ((_stuck(two) if is_of_two else {}) or _stuck(queues)) if is_known else {}
+    stuck = stuck or _alone(queues, has_tags=backends(script) == {"gloo"})
     for rank, (word, peer, call) in stuck.items():
         if call.module is script.module and is_distributed(entry):
             other = stuck.get(peer) if peer is not None else None
@@ -188,15 +191,22 @@ def _waits(script: Script, entry: Entry) -> Iterator[Found]:
             return
 
 
-def _alone(queues: _Queues) -> _Waiting:
-    """Ranks that wait for one that has nothing at all for them, however often it sends."""
+def _alone(queues: _Queues, *, has_tags: bool) -> _Waiting:
+    """Ranks that wait for one that has nothing at all for them, however often it sends; Gloo tells messages apart by their tags."""
     return {
         rank: (word, peer, call)
         for rank, queue in queues.items()
         for word, peer, call in queue
         if word in _HALVES and peer in queues and not call.tests
-        and not any(_HALVES[word] in its and whom in {rank, None} for its, whom, _ in queues[peer])
+        and not any(_HALVES[word] in its and whom in {rank, None} and (not has_tags or _may_meet(call, other))
+                    for its, whom, other in queues[peer])
     }  # fmt: skip
+
+
+def _may_meet(one: Call, other: Call) -> bool:
+    """Whether two halves have one tag, as far as is known."""
+    tags = [0 if (tag := call.arg(3, "tag")) is None else tag.const for call in (one, other)]
+    return tags[0] == tags[1] or not all(type(tag) is int for tag in tags)
 
 
 def _stuck(queues: _Queues) -> _Waiting:
@@ -246,10 +256,6 @@ def _queues(entry: Entry) -> _Queues:
 def _firsts(entry: Entry) -> list[list[Call]]:
     found = [[call for call in history.calls if call.name in _POINTS] for history in entry.histories]
     return found if all(found) else []
-
-
-def _then(calls: list[Call], words: frozenset[str]) -> bool:
-    return any(word_of(one) in words for one in calls[1:])
 
 
 def _finding(call: Call, word: str, later: str) -> Found:

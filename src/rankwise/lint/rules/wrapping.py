@@ -22,7 +22,7 @@ from rankwise.lint.topics.tensors import OFF, backward_passes, sources_of
 from rankwise.lint.topics.wrapping import wraps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rankwise.lint.model.calls import Call
     from rankwise.lint.model.history import History
@@ -79,8 +79,7 @@ _SETS = (".load_state_dict", ".copy_", ".fill_", ".from_pretrained", ".vector_to
 
 def _begun_apart(script: Script, history: History, back: Call) -> Iterator[Found]:
     """Gradients are reduced by hand, but of models that began with weights of their own on each rank."""
-    given = [value for call in history.calls if call.name in ACTS and ACTS[call.name].family for value in (*call.args, *call.kwargs.values())]  # fmt: skip
-    ends = [one for value in given for one in sources_of(value, cuts=False, until=_is_gradient)]
+    ends = list(_sent(history.calls))
     sent = [one for one in ends if not _is_gradient(one) and _may_be_gradient(one)]
     sets = [call for call in history.calls if call.name.endswith(_SETS) and not _is_gradient(call.receiver)]
     if sent or sets or not any(map(_is_gradient, ends)):
@@ -97,6 +96,13 @@ def _begun_apart(script: Script, history: History, back: Call) -> Iterator[Found
                 "send rank 0's weights to all before the first step: `for p in model.parameters(): dist.broadcast(p.data, 0)`; or wrap it",
             )
             return
+
+
+def _sent(calls: Iterable[Call]) -> Iterator[Value]:
+    """What ranks give to collectives, and all that it was computed from, as far as gradients."""
+    acts = (call for call in calls if call.name in ACTS and ACTS[call.name].family)
+    given = (value for call in acts for value in (*call.args, *call.kwargs.values()))
+    return (one for value in given for one in sources_of(value, cuts=False, until=_is_gradient))
 
 
 def _unprepared(script: Script) -> Iterator[Found]:
@@ -243,7 +249,7 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Found]:
         if wrap.call.tests or _has_other_ends(wrap):
             continue  # wrapped in some settings only: elsewhere the bare model is right
         after = list(wrap.calls_after())
-        if any(_is_forward(call, wrap) for call in after) or any("grad" in _argument(call) for call in after):
+        if any(_is_forward(call, wrap) for call in after) or any(map(_is_gradient, _sent(after))):
             continue
         past = {id(call): call for call in after if _is_past(call, wrap)}
         losses = (loss for _, loss in backward_passes(after) if not loss.via)
@@ -286,15 +292,6 @@ def _is_forward(call: Call, wrap: Wrap) -> bool:
         call.name.startswith("?")
         or not call.name.startswith(("torch.", "builtins.", "user.", "accelerate", "copy"))
     ) and any(value.thing is wrap.wrapper for value in (*call.args, *call.kwargs.values()))
-
-
-def _argument(call: Call) -> str:
-    if call.name.startswith("torch.distributed.") and call.name.endswith(
-        ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather")
-    ):
-        node = call.arg_node(0, "tensor")
-        return ast.unparse(node) if node is not None else ""
-    return ""
 
 
 def _is_past(call: Call, wrap: Wrap) -> bool:
