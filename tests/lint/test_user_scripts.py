@@ -546,6 +546,22 @@ elif dist.get_rank() == 1:
     dist.recv(torch.ones(1), 0, tag=1)
     """),
     "gradients that are reduced past the wrapper": ("RW402", _PAST.replace("REDUCED", "torch.ones(1)"), _PAST.replace("REDUCED", "p.grad")),
+    "a name that one rank alone may change": ("RW601", _INIT + """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--name", default="run")
+args = parser.parse_args()
+if dist.get_rank() == 0:
+    args.name = args.name + "_0"
+torch.save([1], f"{args.name}.pt")
+    """, _INIT + """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--name", default="run")
+args = parser.parse_args()
+args.name = f"{args.name}_{dist.get_rank()}"
+torch.save([1], f"{args.name}.pt")
+    """),
     "a replay that all ranks fill together": ("RW401", _REPLAY.replace("GATHERED", "fresh"), _REPLAY.replace("GATHERED", "part")),
 }  # fmt: skip
 

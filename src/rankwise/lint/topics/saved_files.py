@@ -50,12 +50,13 @@ class FileUse:
         return self.place.last
 
     def is_shared(self) -> bool:
-        """Whether all ranks mean the same file, as far as is known."""
+        """Whether ranks mean the same file, as far as is known: all, or all but one that chose another."""
         position, name = position_of(self.call) or (0, "path")
-        values = [call.arg(position, name) for call in self.place.calls]
-        if any(value is None or value.spread for value in values):
+        num, given = len(self.place.calls), (call.arg(position, name) for call in self.place.calls)
+        values = [value for value in given if value is not None and not value.spread]
+        if len(values) < max(num - 1, min(num, 2)):
             return False
-        return len({str(value.const) for value in values if value is not None and value.is_known}) < 2
+        return len({str(value.const) for value in values if value.is_known}) < 2
 
     def is_node_local(self) -> bool:
         """Whether each node seems to have such a file of its own."""
