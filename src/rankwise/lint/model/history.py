@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import ast
+    from collections.abc import Iterable, Iterator
 
     from rankwise.lint.model.calls import Call, Guard
     from rankwise.lint.model.values import Function, Value
@@ -97,6 +98,19 @@ class Inline:
 
 
 Item = Op | Fork | Loop | Inline | Exit
+
+
+def walk(items: Iterable[Item]) -> Iterator[Item]:
+    """Items and all that is in them, in the order of the run; branches that were not decided one after the other."""
+    waiting = list(items)[::-1]
+    while waiting:
+        item = waiting.pop()
+        yield item
+        if isinstance(item, (Loop, Inline)):
+            waiting += item.items[::-1]
+        elif isinstance(item, Fork):
+            for arm in item.arms[::-1]:
+                waiting += arm.items[::-1]
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.history import Exit, Fork, Inline, Loop, Op
+from rankwise.lint.model.history import Exit, Fork, Inline, Loop, Op, walk
 from rankwise.lint.model.values import AGREED, Spread
 
 if TYPE_CHECKING:
@@ -42,17 +42,7 @@ def counts(op: Op) -> bool:
 
 def ops_of(items: Sequence[Item]) -> list[Op]:
     """All ops in there that all ranks must come to, in order."""
-    result: list[Op] = []
-    for item in items:
-        if isinstance(item, Op):
-            if counts(item):
-                result.append(item)
-        elif isinstance(item, (Loop, Inline)):
-            result.extend(ops_of(item.items))
-        elif isinstance(item, Fork):
-            for arm in item.arms:
-                result.extend(ops_of(arm.items))
-    return result
+    return [item for item in walk(items) if isinstance(item, Op) and counts(item)]
 
 
 def key_of(op: Op) -> tuple[object, ...]:

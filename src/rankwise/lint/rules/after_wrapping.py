@@ -28,17 +28,10 @@ _ADDERS = frozenset({"add_module", "register_module", "register_parameter", "app
 
 @rule("RW404", "error", "D8", "a wrapped model gets new parameters")
 def parameters_added_after_wrapping(script: Script) -> Iterator[Found]:
-    reported: set[ast.AST] = set()
     for wrap in wraps(script):
         for call in wrap.calls_after():
-            if (
-                call.module is not script.module
-                or call.node in reported
-                or not _adds(wrap, call)
-                or wrap.is_wrapped_again(call.index)
-            ):
+            if call.module is not script.module or not _adds(wrap, call) or wrap.is_wrapped_again(call.index):
                 continue
-            reported.add(call.node)
             node = statement_of(script.tree, call.node) if "__set" in call.name else call.node
             yield Found(
                 node or call.node,

@@ -39,7 +39,6 @@ _ONLY_TALK = frozenset({"print", "info", "warning", "debug", "log", "write", "se
 
 @rule("RW205", "error", "I25", "the rank is read before the process group exists")
 def rank_asked_before_init(script: Script) -> Iterator[Found]:
-    seen: set[ast.AST] = set()
     for entry in script.entries:
         calls = entry.histories[0].calls
         early = [call for call in calls if call.name == _ASKS and "before_init" in call.result.origin]
@@ -47,8 +46,7 @@ def rank_asked_before_init(script: Script) -> Iterator[Found]:
             inits = (one for one in calls[call.index :] if starts_group(one) and _same_process(one, call))
             later = next((one for one in inits if is_sequence(entry, one, call)), None)
             at = _use(script, call) if later is not None and _stands_for_rank(call, later) else None
-            if later is not None and at is not None and at not in seen:
-                seen.add(at)
+            if later is not None and at is not None:
                 yield _tell(script, at, later)
 
 

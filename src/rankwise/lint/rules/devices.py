@@ -14,6 +14,7 @@ from rankwise.lint.topics.job_view import (
     INIT,
     backend_of,
     function_of,
+    is_of_one_process,
     line_of,
     once,
     places,
@@ -124,23 +125,12 @@ _GUESSES = frozenset("torch.distributed." + name for name in ("barrier", "broadc
 
 @rule("RW202", "error", "R13 C22", "ranks use the GPU before each has set its own")
 def device_not_set(script: Script) -> Iterator[Found]:
-    if "CUDA_VISIBLE_DEVICES" in script.piece.code or _is_alone(script):
+    if "CUDA_VISIBLE_DEVICES" in script.piece.code or is_of_one_process(script):
         return
-    seen: set[ast.AST] = set()
     for entry in script.entries:
         init = next((call for call in entry.histories[-1].calls if call.name == INIT), None)
-        if init is None or _has_device(init):
-            continue
-        for finding, node in _entry(script, entry, init):
-            if node not in seen:
-                seen.add(node)
-                yield finding
-
-
-def _is_alone(script: Script) -> bool:
-    """Whether the script says that it is one process of one."""
-    sizes = {str(one.value.const) for one in settings(script) if one.key == "WORLD_SIZE"}
-    return sizes == {"1"}
+        if init is not None and not _has_device(init):
+            yield from _entry(script, entry, init)
 
 
 def _has_device(init: Call) -> bool:
@@ -148,7 +138,7 @@ def _has_device(init: Call) -> bool:
     return init.has_star or (device is not None and device.const is not None)
 
 
-def _entry(script: Script, entry: Entry, init: Call) -> Iterator[tuple[Found, ast.AST]]:
+def _entry(script: Script, entry: Entry, init: Call) -> Iterator[Found]:
     history = entry.histories[-1]
     is_nccl = (backend_of(init) or "").endswith("nccl")
     severity: Severity = "error" if is_nccl else "warning"  # Gloo works, slowly, on one GPU
@@ -156,24 +146,20 @@ def _entry(script: Script, entry: Entry, init: Call) -> Iterator[tuple[Found, as
     fixed = next((place for place in places_of(entry, tuple(_SETS), script.module) if _is_fixed(place)), None)
     if fixed is not None and all(call.node is fixed.last.node for call in setters):
         message = f"`{text_of(fixed.last.node)}` gives each rank of a node the same GPU"
-        yield Found(fixed.last.node, message, _FIX, severity=severity), fixed.last.node
+        yield Found(fixed.last.node, message, _FIX, severity=severity)
         return
     set_at = min((call.index for call in setters), default=None)
-    has_zero = False
     for place in once(places_of(entry, module=script.module)):
         node, text = _names_one_gpu(place, ignore_current=set_at is not None)
-        if node is None or not place.is_made_by_all or has_zero:
-            continue
-        # One finding: the rest of the script follows from it.
-        has_zero = True
-        message = f"`{text}` is GPU 0 on each rank of a node: no rank has set its own GPU"
-        yield Found(node, message, _FIX, severity=severity), node
-    if has_zero or not is_nccl:
-        return
-    yield from _guesses(script, entry, init, set_at)
+        if node is not None and place.is_made_by_all:
+            message = f"`{text}` is GPU 0 on each rank of a node: no rank has set its own GPU"
+            yield Found(node, message, _FIX, severity=severity)
+            return  # the rest of the script follows from it
+    if is_nccl:
+        yield from _guesses(script, entry, init, set_at)
 
 
-def _guesses(script: Script, entry: Entry, init: Call, set_at: int | None) -> Iterator[tuple[Found, ast.AST]]:
+def _guesses(script: Script, entry: Entry, init: Call, set_at: int | None) -> Iterator[Found]:
     for place in once(places_of(entry, tuple(_GUESSES), script.module)):
         call = place.last
         if not init.index < call.index or (set_at is not None and set_at < call.index):
@@ -182,7 +168,7 @@ def _guesses(script: Script, entry: Entry, init: Call, set_at: int | None) -> It
             continue
         what = call.name.rpartition(".")[2]
         message = f"{what} runs on NCCL before this rank has set its GPU, so NCCL guesses one; a wrong guess can hang"
-        yield (Found(call.node, message, _FIX, severity="warning", failure_class="C22"), call.node)
+        yield Found(call.node, message, _FIX, severity="warning", failure_class="C22")
         return
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.finding import Found
 from rankwise.lint.library.acts import ACTS
 from rankwise.lint.library.makers import RETURNS_SELF
-from rankwise.lint.model.history import Fork, Loop
+from rankwise.lint.model.history import Loop, walk
 from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import D, collectives, has_group, word_of
@@ -15,33 +15,23 @@ from rankwise.lint.topics.job_view import ops, text_of
 from rankwise.lint.topics.lengths import shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.history import Item
     from rankwise.lint.model.values import Value
     from rankwise.lint.script import Script
 
 
 @rule("RW315", "error", "C4", "collectives run in the order of a set or of a directory listing")
 def order_differs_between_ranks(script: Script) -> Iterator[Found]:
-    reported: set[int] = set()
-    for loop in (
-        loop for entry in script.entries for history in entry.histories for loop in _loops(history.items)
-    ):
+    items = (item for entry in script.entries for history in entry.histories for item in walk(history.items))
+    for loop in (item for item in items if isinstance(item, Loop)):
         order = _order(loop.value)
         # Any two barriers can be paired.
         op = next((op for op in ops(loop.items) if op.family != "barrier"), None)
         head = getattr(loop.node, "generators", [loop.node])[0]
         node = getattr(head, "iter", None)
-        if (
-            order
-            and op is not None
-            and node is not None
-            and loop.module is script.module
-            and id(node) not in reported
-        ):
-            reported.add(id(node))
+        if order and op is not None and node is not None and loop.module is script.module:
             yield Found(
                 node,
                 f"{order} has a different order in each process, so ranks call `{op.name}` for different items of `{text_of(node)}`",
@@ -49,15 +39,6 @@ def order_differs_between_ranks(script: Script) -> Iterator[Found]:
                 # A listing of a folder that ranks share does not have to differ.
                 severity="error" if order == "a set" else "warning",
             )
-
-
-def _loops(items: Sequence[Item]) -> Iterator[Loop]:
-    for item in items:
-        inside = [arm.items for arm in item.arms] if isinstance(item, Fork) else [getattr(item, "items", ())]
-        if isinstance(item, Loop):
-            yield item
-        for part in inside:
-            yield from _loops(part)
 
 
 def _order(value: Value) -> str:

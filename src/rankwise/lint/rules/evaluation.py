@@ -39,41 +39,32 @@ _COMMON = 8
 
 @rule("RW512", "warning", "X8", "samples repeated as padding count twice in the evaluation")
 def evaluation_counts_padding(script: Script) -> Iterator[Found]:
-    seen: set[int] = set()
     for one in passes(script):
-        if one.trains:
-            continue
-        for call, node, message, fix in _found(script, one):
-            if id(call.node) not in seen:
-                seen.add(id(call.node))
-                yield Found(node, message, fix)  # type: ignore[arg-type]
+        if not one.trains and not _CUT.search(one.module.text):
+            yield from _found(script, one)
 
 
-def _found(script: Script, one: Pass) -> Iterator[tuple[Call, object, str, str]]:
+def _found(script: Script, one: Pass) -> Iterator[Found]:
     if is_prepared(one.loader):
-        if _CUT.search(one.module.text):
-            return
         for call in one.history.calls:
             if (
                 call.name == f"{ACCELERATOR}.gather"
                 and call in one.inside
                 and (node := node_in(script, call)) is not None
             ):
-                yield call, node, _GATHER, "use gather_for_metrics, which drops the repeated samples"
+                yield Found(node, _GATHER, "use gather_for_metrics, which drops the repeated samples")
         return
     sampler = sampler_of(one.loader)
     if sampler is None or sampler.call is None or not _pads(sampler.call):
         return
     node = node_in(script, sampler.call)
-    if _CUT.search(one.module.text):
-        return
     if (
         node is not None
         and not _is_used_for_training(script, one, sampler)
         and _is_summed(one.history, one.inside[-1].index if one.inside else sampler.call.index, one)
     ):
         message = f"the sampler repeats samples to give all ranks the same number; they count twice in what is reduced after the loop over `{shown(one)}`"
-        yield sampler.call, node, message, _FIX
+        yield Found(node, message, _FIX)
 
 
 def _pads(call: Call) -> bool:
@@ -158,18 +149,11 @@ def _divided_by_all(script: Script) -> Iterator[Found]:
         data = sampler.call.arg(0, "dataset") if sampler is not None and sampler.call is not None else None
         if data is not None and data.thing is not None and not _is_put_together(one):
             shared.add(id(data.thing))
-    seen: set[ast.AST] = set()
     for note in script.notes:
         measured = note.right.made.args if isinstance(note, Quotient) and note.right.made is not None else ()
-        if (
-            not measured
-            or note.module is not script.module
-            or note.node in seen
-            or id(measured[0].thing) not in shared
-        ):
+        if not measured or note.module is not script.module or id(measured[0].thing) not in shared:
             continue
         if note.left.spread is Spread.LOCAL and "item" in note.left.origin:
-            seen.add(note.node)
             yield Found(
                 note.node,
                 f"`{text_of(note.node)}` divides what this rank summed over its share by the number of all samples: on W ranks it"

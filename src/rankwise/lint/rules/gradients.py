@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 
 @rule("RW403", "error", "D3", "for some batches the loss is a constant without a graph")
 def loss_without_graph(script: Script) -> Iterator[Found]:
-    reported: set[ast.AST] = set()
     for entry in script.entries:
         for back, loss in backward_passes(entry.histories[0].calls) if is_distributed(entry) else ():
             for constant in _chosen(loss):
                 node = constant.node if is_in(script.tree, constant.node) else back.node
-                if is_in(script.tree, node) and node not in reported:
-                    reported.add(node)
+                if is_in(script.tree, node):
                     yield Found(
                         node,
                         "for some batches the loss is this constant, which has no graph: this rank reduces no gradients while the others wait",

@@ -28,15 +28,12 @@ _SENDS = ("broadcast", "_sync_params_and_buffers", "_broadcast_coalesced", "sync
 
 @rule("RW410", "error", "D26", "weights are set differently on the ranks after the model was wrapped")
 def state_differs_after_wrapping(script: Script) -> Iterator[Found]:
-    reported: set[int] = set()
     for wrap in wraps(script):
         if not wrap.kind.endswith("DistributedDataParallel"):
             continue
         for call, message, fix in (*_loads(wrap), *_draws(wrap), *_copies(wrap)):
-            if not is_in(script.tree, call.node) or id(call.node) in reported:
-                continue
-            reported.add(id(call.node))
-            yield Found(call.node, message, fix, also=mention(script, "wrapped here", wrap.call.node))
+            if is_in(script.tree, call.node):
+                yield Found(call.node, message, fix, also=mention(script, "wrapped here", wrap.call.node))
 
 
 def _loads(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:

@@ -37,13 +37,10 @@ if TYPE_CHECKING:
 
 @rule("RW204", "error", "I26", "a rank from the environment is a string but is compared with a number")
 def rank_compared_as_text(script: Script) -> Iterator[Found]:
-    seen: set[ast.AST] = set()
     for note in script.notes:
-        if isinstance(note, TextComparison) and note.module is script.module and note.node not in seen:
-            seen.add(note.node)
+        if isinstance(note, TextComparison) and note.module is script.module:
             yield _tell_comparison(note.node, text_is_left=not _is_number(note.node.left))
-        elif isinstance(note, TextTest) and note.module is script.module and note.node not in seen:
-            seen.add(note.node)
+        elif isinstance(note, TextTest) and note.module is script.module:
             text = text_of(note.node.operand if isinstance(note.node, ast.UnaryOp) else note.node)
             message = f'`{text}` is a string, and "0" counts as true: `{text_of(note.node)}` is {"false" if note.negated else "true"} on every rank'
             yield Found(note.node, message, f"compare int({text}) with 0")

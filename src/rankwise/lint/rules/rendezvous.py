@@ -12,6 +12,7 @@ from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import (
     INIT,
     is_for_several,
+    is_of_one_process,
     is_spawned,
     launcher_reads,
     once,
@@ -45,7 +46,7 @@ def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
     written = {one.key for one in found}
     if (
         {"RANK", "WORLD_SIZE"} <= written
-        and {str(one.value.const) for one in found if one.key == "WORLD_SIZE"} == {"1"}
+        and is_of_one_process(script)
         and set(launcher_reads(script)) <= written
     ):
         return
@@ -181,8 +182,8 @@ _DRAWN = frozenset({"own", "random"})
 
 @rule("RW208", "error", "I27", "each process chooses its own rendezvous port")
 def own_free_port(script: Script) -> Iterator[Found]:
-    for place, value, node in _ports(script):
-        if value.spread is not Spread.LOCAL or not value.origin & _DRAWN or _is_alone(place):
+    for place, value, node in _ports(script) if not is_of_one_process(script) else ():
+        if value.spread is not Spread.LOCAL or not value.origin & _DRAWN or _asks_environment(place.last):
             continue
         if not is_spawned(place.last) and (
             spawns(script) or not place.is_made_by_all or not _starts_here(place)
@@ -220,21 +221,9 @@ def _starts_here(place: Place) -> bool:
     return any(starts_group(call) for call in place.entry.histories[-1].calls[place.last.index :])
 
 
-def _is_alone(place: Place) -> bool:
-    call = place.last
+def _asks_environment(call: Call) -> bool:
     tests = " ".join(text_of(node) for node, _, _ in call.tests)
-    if "environ" in tests or "getenv" in tests:
-        return True
-    return any(
-        other.name in {"os.environ.__setitem__", "os.environ.update"}
-        and "WORLD_SIZE" in ast.unparse(other.node)
-        and ("1" in _consts(other.node) or (len(other.args) > 1 and other.args[1].const == "1"))
-        for other in place.entry.histories[-1].calls
-    )
-
-
-def _consts(node: ast.AST) -> set[str]:
-    return {str(one.value) for one in ast.walk(node) if isinstance(one, ast.Constant)}
+    return "environ" in tests or "getenv" in tests
 
 
 _MULTICAST = re.compile(r"(tcp://)?2(2[4-9]|3\d)(\.\d+){3}\b")

@@ -223,7 +223,6 @@ def _is_stream(dataset: Value) -> bool:
 
 @rule("RW506", "warning", "X3", "a loader with a DistributedSampler is passed to accelerator.prepare, which splits it again")  # fmt: skip
 def data_split_twice(script: Script) -> Iterator[Found]:
-    seen: set[object] = set()
     for place in once(
         places(script, f"{ACCELERATOR}.prepare", f"{ACCELERATOR}.prepare_data_loader", anywhere=True)
     ):
@@ -233,8 +232,7 @@ def data_split_twice(script: Script) -> Iterator[Found]:
             if sampler is None or sampler.call is None:
                 continue
             node = node_in(script, sampler.call) or node_in(script, place.last)
-            if node is not None and node not in seen:
-                seen.add(node)
+            if node is not None:
                 yield Found(node, _MESSAGE, _FIX)
 
 

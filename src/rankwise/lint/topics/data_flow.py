@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from rankwise.lint.library.makers import PASS_ON
 from rankwise.lint.library.names import ACCELERATOR, DDP, FABRIC, LOADER, SAMPLER
 from rankwise.lint.model.functions import has_yield
-from rankwise.lint.model.history import Fork, Inline, Loop, Op
+from rankwise.lint.model.history import Fork
 from rankwise.lint.model.looping import generator_of
 from rankwise.lint.model.values import Instance, Items, Object, Value, object_of
 from rankwise.lint.topics.in_ranks import WHO
-from rankwise.lint.topics.job_view import function_of, text_of
+from rankwise.lint.topics.job_view import function_of, ops, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -120,7 +120,7 @@ def _passes(entry: Entry, history: History) -> Iterator[Pass]:
         # The loop of a generator is another one for each loop that it feeds.
         calls = tuple(call for call in inside.get(turns.node, ()) if call.loops[: len(chain)] == chain)
         yield Pass(loader=loader, loop=node, over=over, module=turns.module, around=around, entry=entry,
-                   history=history, inside=calls, syncs=_syncs(turns.items), guards=turns.guards,
+                   history=history, inside=calls, syncs=any(op.family == "backward" and not op.in_group for op in ops(turns.items)), guards=turns.guards,
                    takes_share=_takes_share(turns.items))  # fmt: skip
 
 
@@ -128,24 +128,6 @@ def _over(loop: ast.AST) -> ast.AST:
     generators = getattr(loop, "generators", None)
     over: ast.AST = generators[0].iter if generators else getattr(loop, "iter", loop)
     return over
-
-
-def _syncs(items: Iterable[Item], depth: int = 0) -> bool:
-    for item in items:
-        if isinstance(item, Op):
-            if item.family == "backward" and not item.in_group:
-                return True
-        elif depth < 40:
-            parts = (
-                [arm.items for arm in item.arms]
-                if isinstance(item, Fork)
-                else [item.items]
-                if isinstance(item, (Loop, Inline))
-                else []
-            )
-            if any(_syncs(part, depth + 1) for part in parts):
-                return True
-    return False
 
 
 def _takes_share(items: Iterable[Item]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.library.hints import TORCHRUN
@@ -12,7 +13,7 @@ from rankwise.lint.library.makers import WRAPPERS
 from rankwise.lint.library.names import OPEN, SAMPLER, STRATEGY
 from rankwise.lint.model.branches import asks_who
 from rankwise.lint.model.calls import is_of_one_device
-from rankwise.lint.model.history import Fork, Inline, Loop, Op
+from rankwise.lint.model.history import Op, walk
 from rankwise.lint.model.run import VIRTUAL_RANKS
 from rankwise.lint.model.values import Items, Object, Spread, Value
 
@@ -186,19 +187,8 @@ def starts_group(call: Call) -> bool:
 
 
 def ops(items: Iterable[Item]) -> list[Op]:
-    """What is done together, in the order of the run; branches that were not decided one after the other."""
-    found: list[Op] = []
-    waiting = list(items)[::-1]
-    while waiting and len(found) < _MOST_OPS:
-        item = waiting.pop()
-        if isinstance(item, Op):
-            found.append(item)
-        elif isinstance(item, (Loop, Inline)):
-            waiting += item.items[::-1]
-        elif isinstance(item, Fork):
-            for arm in item.arms[::-1]:
-                waiting += arm.items[::-1]
-    return found
+    """What is done together, in the order of the run."""
+    return list(islice((item for item in walk(items) if isinstance(item, Op)), _MOST_OPS))
 
 
 def backend_of(call: Call) -> str | None:
@@ -257,6 +247,11 @@ def launcher_reads(script: Script) -> list[str]:
         if call.name in {"os.environ.__getitem__", "os.environ.get", "os.getenv"} and call.args
     )
     return [key for key in reads if isinstance(key, str) and key in TORCHRUN and not key.startswith("MASTER")]
+
+
+def is_of_one_process(script: Script) -> bool:
+    """Whether the script says by the environment that it is one process of one."""
+    return {str(one.value.const) for one in settings(script) if one.key == "WORLD_SIZE"} == {"1"}
 
 
 def spawns(script: Script) -> bool:
