@@ -51,8 +51,8 @@ GROUPS = {
     "The API of tf.distribute": [
         "Strategy", "OneDeviceStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy", "CentralStorageStrategy", "ParameterServerStrategy",
         "get_strategy", "has_strategy", "ReplicaContext", "get_replica_context", "in_cross_replica_context", "ReduceOp", "aggregate_gradients",
-        "compute_average_loss", "scale_regularization_loss", "DistributedDataset", "DistributedIterator", "InputContext", "InputOptions",
-        "InputReplicationMode", "AutoShardPolicy", "Optional", "ValueContext", "Variable", "VariableAggregation", "VariableSynchronization",
+        "compute_average_loss", "scale_regularization_loss", "DistributedDataset", "InputContext", "InputOptions",
+        "AutoShardPolicy", "Variable", "VariableAggregation", "VariableSynchronization",
         "ClusterCoordinator", "RemoteValue", "PerWorkerDataset", "PerWorkerIterator", "MinSizePartitioner", "CommunicationOptions",
         "CommunicationImplementation", "ClusterResolver", "ClusterSpec", "TFConfigClusterResolver", "SlurmClusterResolver", "KubernetesClusterResolver",
         "SimpleClusterResolver", "BackupAndRestore", "Checkpoint", "CheckpointManager", "PreemptionCheckpointHandler", "TerminationConfig", "latest_checkpoint",

@@ -177,7 +177,6 @@ def deal() -> dict[str, Any]:
         "shuffled": (first, second, show(shuffled)), "sizes": sizes,
         "function": show(strategy.distribute_datasets_from_function(from_function)), "context": context,
         "stream": show(strategy.distribute_datasets_from_function(stream)),
-        "optional": [one.has_value() for it in [iter(split(numbers, 12))] for one in (it.get_next_as_optional(), it.get_next_as_optional())],
     }  # fmt: skip
 
 
@@ -202,7 +201,6 @@ def test_data_is_dealt_out_as_by_tensorflow(world_size: int) -> None:
         parts = [result["shuffled"][one] for result in results]
         assert sorted(row for part in parts for batch in part for row in batch) == list(range(12))
     assert results[0]["shuffled"][0] != results[0]["shuffled"][1]
-    assert all(result["optional"] == [True, False] for result in results)
     assert len({len(result["function"]) for result in results}) == 1
     assert [result["stream"] for result in results] == [
         [[rank] * 2 if number <= rank else [] for number in range(world_size)] for rank in range(world_size)

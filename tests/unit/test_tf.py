@@ -68,7 +68,6 @@ def test_slurm_and_kubernetes_are_read() -> None:
         (lambda: tf.get_strategy().reduce("MAX", 1), "op='MAX'"),
         (lambda: tf.get_strategy().reduce("SUM", torch.zeros(()), axis=0), "which has no such dim"),
         (lambda: tf.get_strategy().gather(1.0, axis=0), "gather(..., axis=0) of 1.0"),
-        (lambda: tf.get_strategy().experimental_assign_to_logical_device(1, 1), "logical device 1"),
         (lambda: tf.get_strategy().run(lambda: tf.get_strategy().run(int)), "strategy.run() inside"),
         (lambda: tf.Variable(1.0, trainable=True), "Variable(trainable=True)"),
         (lambda: tf.BackupAndRestore("x", "epoch"), "save_freq='epoch'"),  # type: ignore[arg-type]
@@ -115,6 +114,7 @@ def test_names_are_found_as_in_tensorflow() -> None:
         ("AutoShardPolicy.HINT", "its members are AUTO, DATA, FILE, OFF"),
         ("get_strategy.experimental_run_v2", "strategy.experimental_run_v2 is called run here"), ("get_strategy.extended", "has no meaning on torch\n  -> reduce()"),
         ("get_strategy.experimental_distribute_datasets_from_function", "is called distribute_datasets_from_function here"),
+        ("get_strategy.experimental_assign_to_logical_device", "has no meaning on torch\n  -> place layers by rankwise.place"),
         ("get_strategy.experimental_gather", "the nearest name here is strategy.gather"),
     ],
 )  # fmt: skip

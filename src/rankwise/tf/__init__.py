@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # which names are public says _NAMES
 
 _NAMES = {
     "rankwise.tf.contexts": "ReplicaContext",
-    "rankwise.tf.datasets": "AutoShardPolicy DistributedDataset DistributedIterator InputContext InputOptions InputReplicationMode Optional ValueContext",
+    "rankwise.tf.datasets": "AutoShardPolicy DistributedDataset InputContext InputOptions",
     "rankwise.tf.checkpoints": "BackupAndRestore Checkpoint CheckpointManager PreemptionCheckpointHandler TerminationConfig latest_checkpoint",
     "rankwise.tf.mirrored_strategies": "CentralStorageStrategy CommunicationImplementation CommunicationOptions MirroredStrategy MultiWorkerMirroredStrategy OneDeviceStrategy",
     "rankwise.tf.losses": "compute_average_loss scale_regularization_loss",

@@ -12,8 +12,6 @@ from rankwise.tf.values import all_gather_values, all_reduce_values
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import torch
-
     from rankwise.tf.strategy import Strategy
 
 
@@ -32,11 +30,6 @@ class ReplicaContext:
         self.inputs: Any = ()
         self.replica_id_in_sync_group = strategy.replica_id
         self.num_replicas_in_sync = strategy.num_replicas_in_sync
-
-    @property
-    def devices(self) -> list[torch.device]:
-        """The device that this replica computes on."""
-        return [self.strategy.device]
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002 - tf's signature
         """Add or average a value over the replicas; gradients flow back to all of them.

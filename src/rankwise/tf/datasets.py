@@ -35,13 +35,6 @@ class AutoShardPolicy(Enum, metaclass=NamedMembers):
     OFF = "OFF"
 
 
-class InputReplicationMode(Enum, metaclass=NamedMembers):
-    """For whom ``distribute_datasets_from_function`` makes a data set: here each replica is a worker."""
-
-    PER_WORKER = "PER_WORKER"
-    PER_REPLICA = "PER_REPLICA"
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class InputOptions:
@@ -49,18 +42,12 @@ class InputOptions:
 
     Attributes:
         experimental_fetch_to_device: Whether batches are put on the replica's device.
-        experimental_replication_mode: Of no effect.
-        experimental_place_dataset_on_device: Of no effect.
-        experimental_per_replica_buffer_size: Of no effect: the loader's workers read ahead.
         auto_shard_policy: What tf takes from the data set's own options. AUTO and DATA: each global batch is split, so that all replicas
             together have what one process has. FILE: the parts of a ``ConcatDataset`` are files, and each replica reads its own.
             OFF: each replica reads all of it, in batches of its own part of the size.
     """
 
     experimental_fetch_to_device: bool = True
-    experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
-    experimental_place_dataset_on_device: bool = False
-    experimental_per_replica_buffer_size: int = 1
     auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
 
 
@@ -97,66 +84,6 @@ class InputContext:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ValueContext:
-    """For which replica a function makes a value.
-
-    Attributes:
-        replica_id_in_sync_group: Which replica, from 0.
-        num_replicas_in_sync: How many there are.
-    """
-
-    replica_id_in_sync_group: int = 0
-    num_replicas_in_sync: int = 1
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Optional:
-    """A batch, or none where the data has ended."""
-
-    _batch: tuple[Any, ...]
-
-    def has_value(self) -> bool:
-        """Return whether there is one."""
-        return bool(self._batch)
-
-    def get_value(self) -> Any:
-        """Return it.
-
-        Raises:
-            DataError: There is none.
-        """
-        if not self._batch:
-            raise DataError("get_value() where the data has ended", hint="ask has_value() first")
-        return self._batch[0]
-
-
-@final
-class DistributedIterator:
-    """One pass over the data."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> DistributedIterator:
-        """Return itself."""
-        return self
-
-    def __next__(self) -> Any:
-        """Return this replica's part of the next batch."""
-        return next(self._batches)
-
-    def get_next(self) -> Any:
-        """Return the next batch, as ``next()``."""
-        return next(self._batches)
-
-    def get_next_as_optional(self) -> Optional:
-        """Return the next batch, or an ``Optional`` without a value at the end."""
-        return Optional(tuple(islice(self._batches, 1)))
-
-
-@final
 class DistributedDataset:
     """Batches for this replica: as many on all replicas, some of which may have no rows.
 
@@ -171,7 +98,7 @@ class DistributedDataset:
     ) -> None:
         self._open, self._length, self._device = open_pass, length, device
 
-    def __iter__(self) -> DistributedIterator:
+    def __iter__(self) -> Iterator[Any]:
         """Begin a pass.
 
         Collective: every replica.
@@ -179,7 +106,7 @@ class DistributedDataset:
         batches = self._open()
         device = self._device
         moves = device is not None and device.type != "cpu"
-        return DistributedIterator((move_tree(one, device) for one in batches) if moves else batches)
+        return (move_tree(one, device) for one in batches) if moves else batches
 
     def __len__(self) -> int:
         """Return how many batches a pass has."""

@@ -62,6 +62,9 @@ _METHODS_LEFT_OUT = {
     "configure": "the launcher's variables, or a cluster resolver",
     "update_config_proto": "nothing: torch has no session",
     "experimental_split_to_logical_devices": _DEVICES,
+    "experimental_assign_to_logical_device": _DEVICES,
+    "experimental_replicate_to_logical_devices": _DEVICES,
+    "experimental_distribute_values_from_function": "call the function: values of replicas are ordinary values of each process",
 }
 _TORCH = (
     "in torch: torch.tensor makes tensors, torch.manual_seed seeds, torch.cuda has the devices, torch.nn and torch.nn.functional the layers, "

@@ -36,19 +36,6 @@ class ClusterSpec:
         """Return the addresses by job."""
         return {job: list(tasks) for job, tasks in self._jobs.items()}
 
-    @property
-    def jobs(self) -> list[str]:
-        """The names of the jobs."""
-        return list(self._jobs)
-
-    def num_tasks(self, job_name: str) -> int:
-        """Return how many tasks a job has.
-
-        Args:
-            job_name: As in ``"worker"``.
-        """
-        return len(self.job_tasks(job_name))
-
     def job_tasks(self, job_name: str) -> list[str]:
         """Return a job's addresses.
 
@@ -81,14 +68,6 @@ class ClusterSpec:
     def __bool__(self) -> bool:
         """Whether there is any job."""
         return bool(self._jobs)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both hold the same."""
-        return isinstance(other, ClusterSpec) and self._jobs == other._jobs
-
-    def __hash__(self) -> int:
-        """As ``==`` wants it."""
-        return hash(json.dumps(self._jobs, sort_keys=True))
 
     def __repr__(self) -> str:
         return f"ClusterSpec({self._jobs})"

@@ -20,7 +20,6 @@ from rankwise.tf.datasets import (
     DistributedDataset,
     InputContext,
     InputOptions,
-    ValueContext,
     collect_datasets,
     split_dataset,
 )
@@ -303,41 +302,6 @@ class Strategy:
         """
         context = InputContext(*self._pipelines, self.num_replicas_in_sync)
         return collect_datasets(dataset_fn, context, options or InputOptions(), self.device)
-
-    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Return what a function makes for this replica.
-
-        Args:
-            value_fn: Given a ``ValueContext``.
-        """
-        return value_fn(ValueContext(self.replica_id, self.num_replicas_in_sync))
-
-    # ------------------------------------------------------------------- logical devices
-
-    def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
-        """Return the tensor: a replica has one logical device, number 0.
-
-        Args:
-            tensor: Any.
-            logical_device_id: 0.
-
-        Raises:
-            UsageError: Another number.
-        """
-        if logical_device_id != 0:
-            raise UsageError(
-                f"logical device {logical_device_id}: a replica is one process with one device", rank=self.rank,
-                hint="rankwise.place spreads layers over the devices of a process, apply_tensor_parallel splits them over ranks",
-            )  # fmt: skip
-        return tensor
-
-    def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
-        """Return the tensor: a replica has one logical device.
-
-        Args:
-            tensor: Any.
-        """
-        return tensor
 
 
 #: What ``get_strategy`` returns outside of any scope: one replica, and nothing is shared.
