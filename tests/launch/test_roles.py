@@ -49,7 +49,7 @@ TRAIN = """
             die(DyingSGD.num_steps)
 
     model = Model()
-    ps = rankwise.parameter_server(model, lambda ones: DyingSGD(ones, lr=0.25), mode=mode, save_every=1, replicate="REPLICATE" in os.environ)
+    ps = rankwise.parameter_server(model, lambda ones: DyingSGD(ones, lr=0.25), mode=mode, save_every=1)
     told = {"rank": ctx.rank, "pid": os.getpid(), **{name: os.environ[name] for name in ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "RANK")}}
     if ps.is_server:
         told["report"] = ps.serve()
@@ -72,13 +72,12 @@ TRAIN = """
 
 
 def train(
-    folder: Path, mode: str, num_steps: int, victims: dict[int, int], *flags: str, replicates: bool = False
+    folder: Path, mode: str, num_steps: int, victims: dict[int, int], *flags: str
 ) -> tuple[Result, list[dict[str, Any]]]:
     write_script(folder, TRAIN)
     result = run_rankwise(
         ["--role-counts", "ps=2,worker=3", *flags, "train.py", mode, str(num_steps), json.dumps(victims)],
         folder,
-        env={"REPLICATE": "1"} if replicates else {},
     )
     told = [json.loads(line) for line in result.out.splitlines() if line.startswith("{")]
     return result, sorted(told, key=lambda one: one["rank"])
@@ -104,12 +103,9 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(weights[0]) == 1
 
 
-@pytest.mark.parametrize("replicates", [False, True], ids=["copies", "replicas"])
-def test_killed_servers_and_workers_lose_and_repeat_nothing(replicates: bool, tmp_path: Path) -> None:
+def test_killed_servers_and_workers_lose_and_repeat_nothing(tmp_path: Path) -> None:
     """Asynchronous, with a worker and both servers killed: what is in the parameters is what was sent, and only the killed start again."""
-    result, told = train(
-        tmp_path, "async", 40, {0: 25, 1: 60, 3: 7}, "--max-restarts", "5", replicates=replicates
-    )
+    result, told = train(tmp_path, "async", 40, {0: 25, 1: 60, 3: 7}, "--max-restarts", "5")
     assert result.code == 0, result.err
     sent = sum(path.stat().st_size for path in tmp_path.glob("sent-*"))
     assert sent == 40 + 40 + 7 + 40
@@ -287,69 +283,56 @@ def test_what_fails_when_the_servers_have_ended_fails_the_job(tmp_path: Path) ->
     assert "had ended, and then its process failed with exit code 3" in report["message"]
 
 
-#: The coordinator is killed when some functions are done and one is under way; each one writes down that it runs.
+#: The coordinator is killed when some functions are done; it saves what the servers hold after each round.
 COORDINATE = """
-    import os, signal, sys, time
+    import os, signal
     from pathlib import Path
     import torch
     from torch import nn
     import rankwise
 
-    def step(batches, number):
-        with Path(f"ran-{number}").open("a") as file:
-            file.write(".")
+    def step(number):
         ps.pull()
         model.weight.grad = torch.full((1, 1), -1.0)
         ps.push()
-        if number == 9 and not Path("died").exists():
-            while not Path("died").exists():
-                time.sleep(0.01)
-        return number, next(batches)
-
-    def make_batches(index, num_workers):
-        return iter(range(index * 1000, 10**6))
+        return number
 
     ctx = rankwise.init(device="cpu")
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    done = rankwise.checkpoint.load("saved", {"model": model, "optimizer": optimizer}, alone=True) or 0
     ps = rankwise.parameter_server(
-        model, lambda ones: torch.optim.SGD(ones, lr=1.0), mode="async", coordinator=True, save_every=1
+        model, lambda ones: torch.optim.SGD(ones, lr=1.0), mode="async", coordinator=True, resume=optimizer, num_updates=done
     )
     if ps.is_server:
         ps.serve()
     elif ps.is_coordinator:
-        batches = ps.per_worker(make_batches)
-        handles = [ps.schedule(step, (batches, number)) for number in range(20)]
-        fetched = [ps.fetch(one) for one in handles[:6]]
-        if not Path("died").exists():
-            while not Path("ran-9").exists():
-                time.sleep(0.01)
-            Path("died").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        fetched += [ps.fetch(one) for one in handles[6:]]
-        end_s = time.monotonic() + 20
-        ps.pull()
-        while model.weight.item() < 20 and time.monotonic() < end_s:  # a push may still be on its way to its server
-            time.sleep(0.01)
-            ps.pull()
-        print([number for number, _ in fetched] == list(range(20)), len({at for _, at in fetched}), model.weight.item(), flush=True)
+        for done in range(done, 20, 5):
+            for one in [ps.schedule(step, (number,)) for number in range(done, done + 5)]:
+                ps.fetch(one)
+            ps.gather()
+            while model.weight.item() < done + 5:  # a push may still be on its way to its server
+                ps.gather()
+            if done == 10 and not Path("died").exists():
+                Path("died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            rankwise.checkpoint.save("saved", {"model": model, "optimizer": ps.gather()}, step=done + 5, alone=True)
+        print("sum", model.weight.item(), flush=True)
     else:
         ps.work()
     ctx.close()
 """
 
 
-def test_a_killed_coordinator_starts_again_alone_and_repeats_nothing(tmp_path: Path) -> None:
-    """What was done, fetched or not, and what a worker did meanwhile, runs once; workers keep their iterators, and servers what they hold."""
+def test_a_killed_coordinator_has_all_ranks_start_again(tmp_path: Path) -> None:
+    """What it has scheduled is in its memory: all ranks start again, and the script goes on from its last checkpoint, which has every update once."""
     write_script(tmp_path, COORDINATE)
     result = run_rankwise(
         ["--role-counts", "ps=1,chief=1,worker=2", "--max-restarts", "2", "train.py"], tmp_path
     )
     assert result.code == 0, result.err
-    assert "rankwise: chief 0 (rank 1): killed by SIGKILL" in result.err
-    assert result.err.count("it is restarted alone") == 1
-    assert "the coordinator resumes: " in result.err
-    assert {path.stat().st_size for path in tmp_path.glob("ran-*")} == {1}
-    assert "True 20 20.0" in result.out
+    assert "chief 0 (rank 1): killed by SIGKILL" in result.err
+    assert "restarted alone" not in result.err
+    assert "sum 20.0" in result.out

@@ -10,7 +10,6 @@ from torch import nn
 
 import rankwise
 from one_process import TOLERANCE, build_data, build_model, build_optimizer, compute_loss
-from rankwise.parallel.servers.layout import Compression, spread
 from rankwise.testing import run_ranks
 
 if TYPE_CHECKING:
@@ -132,9 +131,9 @@ def test_staleness_is_bounded_and_counted(staleness: int) -> None:
     assert max(find_loss(one) for one in models) < find_loss(build_model("mlp").state_dict())
 
 
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}, {"servers": 2, "compression": "topk:0.2"}])
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}, {"servers": 2}])
 def test_asynchronous_applies_each_gradient_once_and_converges(options: dict[str, Any]) -> None:
-    """As many updates as pushes, also compressed, and a loss below the first one."""
+    """As many updates as pushes, and a loss below the first one."""
     num_servers = options.get("servers", 1)
     found = run_ranks(train, 3 + num_servers - 1, "mlp", "sgd", {"mode": "async", **options})
     for report in found[:num_servers]:
@@ -149,41 +148,6 @@ def test_backup_workers_are_not_waited_for() -> None:
     shard = report["shards"][0]
     assert shard["applied"] + shard["dropped"] == 3 * NUM_STEPS
     assert shard["staleness"] == {0: shard["applied"]}
-
-
-@pytest.mark.parametrize(("form", "most"), [("bf16", 0.01), ("topk:0.25", 0.5)])
-def test_compressed_gradients_train_nearly_as_whole_ones(form: str, most: float) -> None:
-    """The parameters after 20 steps differ from one process's by little of what they have moved."""
-    expected, start = train_alone("mlp", "sgd", None), build_model("mlp").state_dict()
-    ours = run_ranks(train, 3, "mlp", "sgd", {"compression": form})[1]
-    moved = sum(float((expected[name] - start[name]).square().sum()) for name in expected) ** 0.5
-    off = sum(float((expected[name] - ours[name]).square().sum()) for name in expected) ** 0.5
-    assert 0 < off < most * moved
-
-
-@pytest.mark.parametrize("form", ["bf16", "topk:0.1"])
-def test_error_feedback_loses_nothing(form: str) -> None:
-    """What has been decoded over many steps plus what is left out is the sum of all gradients, in two dtypes."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3).double())
-    (layout,) = spread(model, 1)
-    compression, out = Compression(form), layout.allocate()
-    sent = [torch.zeros_like(part) for part in layout.view_segments(out)]
-    given = [torch.zeros_like(part) for part in sent]
-    for _ in range(30):
-        gradient = layout.allocate()
-        for part, total in zip(layout.view_segments(gradient), given, strict=True):
-            total.add_(part.normal_())
-        body, note = compression.encode(gradient, layout)
-        assert body.numel() < layout.size_bytes
-        for part, total in zip(
-            layout.view_segments(compression.decode(body, note, layout, out)), sent, strict=True
-        ):
-            total.add_(part)
-    for got, wanted, left in zip(sent, given, compression._left[0], strict=True):
-        torch.testing.assert_close(
-            got + left, wanted, rtol=0, atol=1e-4 if wanted.dtype == torch.float32 else 1e-12
-        )
 
 
 def train_and_save(folder: Path, num_steps: int, options: dict[str, Any]) -> Any:

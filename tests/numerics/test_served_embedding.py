@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import rankwise
-from rankwise.parallel.servers.embedding import RowCache, TableFacts
+from rankwise.parallel.servers.embedding import TableFacts
 from rankwise.testing import run_ranks, try_ranks
 
 NUM_ROWS, SIZE, NUM_STEPS = 10_007, 6, 15
@@ -132,24 +132,10 @@ def test_each_row_has_one_place_and_one_first_value(sharding: str, num_rows: int
             assert torch.equal(facts.draw(shard, num_shards)[places[own]], whole[own])
 
 
-def test_a_cache_is_bounded_in_age_and_size() -> None:
-    """A row is given back for as many steps as allowed; of too many rows the oldest go."""
-    cache = RowCache(most_rows=3, most_age=1)
-    cache.keep(torch.tensor([2, 5]), torch.tensor([[2.0], [5.0]]), 0)
-    is_here, values = cache.look(torch.tensor([1, 2, 5, 9]), 1)
-    assert is_here.tolist() == [False, True, True, False]
-    assert values is not None
-    assert values.tolist() == [[2.0], [5.0]]
-    assert not cache.look(torch.tensor([2]), 2)[0].any()
-    cache.keep(torch.tensor([1, 7]), torch.tensor([[1.0], [7.0]]), 1)
-    assert cache.look(torch.tensor([1, 2, 5, 7]), 1)[0].tolist() == [True, True, False, True]
-    assert (cache.hits, cache.misses) == (5, 4)
-
-
-def count_pulled(cache_age: int) -> int:
+def count_pulled() -> int:
     torch.set_num_threads(1)
     with rankwise.init(device="cpu"):
-        table = rankwise.ServedEmbedding(100, 4, cache_age=cache_age)
+        table = rankwise.ServedEmbedding(100, 4)
         model = nn.Sequential(table, nn.Linear(4, 1))
         ps = rankwise.parameter_server(model, OPTIMIZERS["sgd"], mode="async")
         if ps.is_server:
@@ -171,10 +157,9 @@ def count_pulled(cache_age: int) -> int:
         return pulled
 
 
-@pytest.mark.parametrize(("cache_age", "expected"), [(0, 12), (2, 4)])
-def test_only_rows_of_the_batch_are_pulled_and_cached_ones_are_not(cache_age: int, expected: int) -> None:
-    """Two rows in each of six steps; with a cache of two steps' age, every third step only."""
-    assert run_ranks(count_pulled, 2, cache_age)[1] == expected
+def test_only_rows_of_the_batch_are_pulled() -> None:
+    """Two rows in each of six steps."""
+    assert run_ranks(count_pulled, 2)[1] == 12
 
 
 def look_up_wrongly(row: int) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import socket
 import threading
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +16,7 @@ from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.layout import spread
 from rankwise.parallel.servers.link import Kind, Link, Message
 from rankwise.parallel.servers.listener import Listener, connect
-from rankwise.parallel.servers.recovery import Recovery, Replicas
+from rankwise.parallel.servers.recovery import Recovery
 from rankwise.parallel.servers.serving import Server
 from rankwise.parallel.servers.shard import Rules, Shard
 
@@ -83,7 +81,7 @@ def serve(server: Server, errors: list[Exception]) -> threading.Thread:
 
 def make_server(store: dist.Store, mode: str = "async", workers: Iterable[int] = (1,)) -> Server:
     return Server(
-        0, {0: make_shard(0, workers, mode)}, layout_digest="same", compression=None, workers=workers, store=store,
+        0, {0: make_shard(0, workers, mode)}, layout_digest="same", workers=workers, store=store,
         listener=Listener(store, "0", rank=0, host=""), timeout_s=BOUND_S,
     )  # fmt: skip
 
@@ -131,42 +129,6 @@ def test_a_copy_that_is_larger_than_what_is_free_is_not_begun(
     with pytest.raises(rankwise.CheckpointError, match=r"needs .* MB, and .* has .* MB free"):
         make_recovery(tmp_path, "a").save(0, make_shard(0, [1]))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_replica_is_taken_in_while_another_is_sent() -> None:
-    """Two servers send to each other, and neither reads before it has sent: each keeps what comes, else both would wait until the bound."""
-    replicas, has_begun, may_end = (
-        Replicas(0, 2, dist.HashStore(), 1, make_shard),
-        threading.Event(),
-        threading.Event(),
-    )
-
-    def send(*_: Any, **__: Any) -> None:
-        has_begun.set()
-        may_end.wait(BOUND_S)
-
-    slow: Any = SimpleNamespace(send=send, close=lambda: None)
-    replicas._link = slow
-    ours, theirs = (Link(one, peer="a server", rank=0) for one in socket.socketpair())
-    sending = threading.Thread(target=replicas.save, args=(0, make_shard(0, [1])))
-    holding = threading.Thread(target=replicas.hold, args=(ours,))
-    for thread in (sending, holding):
-        thread.start()
-    assert has_begun.wait(BOUND_S)
-    body = torch.arange(5, dtype=torch.uint8)
-    theirs.receive(timeout_s=BOUND_S)
-    theirs.send(Message(Kind.REPLICA, shard=1, body=body), timeout_s=BOUND_S)
-    theirs.send(Message(Kind.STATE, shard=1), timeout_s=BOUND_S)
-    try:
-        answer = theirs.receive(timeout_s=5.0)
-    finally:
-        may_end.set()
-        theirs.close()
-        for thread in (sending, holding):
-            thread.join(BOUND_S)
-        ours.close()
-    assert answer.body is not None
-    assert torch.equal(answer.body, body)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

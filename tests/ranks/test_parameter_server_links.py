@@ -341,9 +341,8 @@ def test_workers_of_a_coordinator_that_gives_up_have_lost_it(monkeypatch: pytest
     worker = threading.Thread(target=work)
     worker.start()
     listener = Listener(store, coordinating.COORDINATOR, rank=0, host="")
-    journal = coordinating.Journal(None, 0)
     with pytest.raises(rankwise.RendezvousError, match="1 of 2 workers connected to the coordinator within 1 s: rank 1"):  # fmt: skip
-        coordinating.Coordinator(0, [1, 2], listener=listener, timeout_s=BOUND_S, journal=journal)
+        coordinating.Coordinator(0, [1, 2], listener=listener, timeout_s=BOUND_S)
     worker.join(BOUND_S)
     assert isinstance(ends[0], LinkLostError)
     assert listener._socket.fileno() == -1
@@ -357,9 +356,7 @@ def test_all_workers_together_are_waited_for_when_a_coordinator_closes(
     monkeypatch.setattr(coordinating, "SYSTEM_CLOCK", clock)
     store = dist.HashStore()
     listener = Listener(store, coordinating.COORDINATOR, rank=0, host="")
-    coordinator = coordinating.Coordinator(
-        0, [], listener=listener, timeout_s=BOUND_S, journal=coordinating.Journal(None, 0)
-    )
+    coordinator = coordinating.Coordinator(0, [], listener=listener, timeout_s=BOUND_S)
     silent: Any = [SimpleNamespace(join=clock.sleep) for _ in range(100)]
     coordinator._threads = silent
     began = clock.now

@@ -29,7 +29,7 @@ from rankwise.base.faults import is_failure
 from rankwise.base.host_memory import find_memory_folder
 from rankwise.parallel.servers.coordinator import Coordinator, Handle, PerWorker, work
 from rankwise.parallel.servers.embedding import find_tables
-from rankwise.parallel.servers.layout import SPLIT_BYTES, Compression, name_states, spread
+from rankwise.parallel.servers.layout import SPLIT_BYTES, name_states, spread
 from rankwise.parallel.servers.listener import JobStore
 from rankwise.parallel.servers.setup import Setup, count_servers
 from rankwise.parallel.servers.shard import Rules, check_rules
@@ -58,7 +58,6 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     staleness: int | None = None,
     backup_workers: int = 0,
     clip_norm: float | None = None,
-    compression: str | None = None,
     table_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     split_bytes: int | None = SPLIT_BYTES,
@@ -66,7 +65,6 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     resume: torch.optim.Optimizer | None = None,
     num_updates: int = 0,
     recovery_folder: str | Path | None = None,
-    replicate: bool = False,
     save_every: int = 100,
     timeout_s: float | None = None,
 ) -> ParameterServer:
@@ -87,7 +85,6 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         backup_workers: With ``mode="sync"``: do not wait for this many of the slowest workers; what they send late is dropped and counted.
             Each server chooses by what has reached it.
         clip_norm: Clip by the norm of the whole model's gradient: of the average, or of each worker's gradient if ``mode="async"``.
-        compression: ``"bf16"`` or ``"topk:0.01"``: compress gradients; what is left out is added to the next; None: whole.
         table_optimizer: The same for the rows of each ``ServedEmbedding`` in the model: one that takes sparse gradients, as SparseAdam,
             Adagrad or SGD; None: as ``optimizer``.
         scheduler: Makes a learning-rate schedule of a server's optimizer; one step for each update.
@@ -96,14 +93,11 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
             they run them in ``ps.work()``. Only with ``mode="async"``.
         resume: A plain optimizer of this model, whose states the servers continue with: of a checkpoint that was loaded into both.
         num_updates: How many updates were made before: where versions and the schedule begin.
-        recovery_folder: Where servers copy what they hold, after each ``save_every`` updates, on a file system that all of them share. When
-            one dies, it is restarted from its last copy, or, in a job without roles, the first live server takes over; the updates since
-            are lost, except the last of each worker, which is sent again: with ``save_every=1`` none are. A start of the whole job begins
-            with the model's values, not with copies: those of the previous run are renamed to ``shard-N.previous.pt``. Two jobs at once
-            need a folder each. None: where ranks are started again alone, in the host's memory; elsewhere the death of a server ends
-            the training.
-        replicate: Whether each server sends what it holds to the next one instead, after each ``save_every`` updates, from which the job continues
-            when it dies: where hosts share no file system, and their memory's (``/dev/shm``) is small.
+        recovery_folder: Where servers copy what they hold, after each ``save_every`` updates. Where ranks are started again alone, one that dies
+            is restarted from its last copy; the updates since are lost, except the last of each worker, which is sent again: with
+            ``save_every=1`` none are. A start of the whole job begins with the model's values, not with copies: those of the previous run are
+            renamed to ``shard-N.previous.pt``. Two jobs at once need a folder each. None: where ranks are started again alone, in the host's
+            memory.
         save_every: See above.
         timeout_s: Seconds that the others wait for a worker, which is left out then; None: that of ``init()``.
 
@@ -127,14 +121,20 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     rules = Rules(
         mode=mode, staleness=staleness or 0, backup_workers=backup_workers, optimizer=optimizer, table_optimizer=table_optimizer or optimizer, scheduler=scheduler,
         clip_norm=clip_norm, timeout_s=ctx.timeout_s if timeout_s is None else timeout_s,
-        compression=None if compression is None else Compression(compression), recovery_folder=recovery_folder, replicate=replicate, save_every=save_every,
+        recovery_folder=recovery_folder, save_every=save_every,
     )  # fmt: skip
+    has_tables = bool(find_tables(model))
     check_rules(
-        rules, staleness, num_servers=num_servers, num_workers=len(workers), coordinator=coordinator, has_tables=bool(find_tables(model)), rank=ctx.rank,
-    )  # fmt: skip
+        rules,
+        staleness,
+        num_workers=len(workers),
+        coordinator=coordinator,
+        has_tables=has_tables,
+        rank=ctx.rank,
+    )
     if recovery_folder is not None:
         rules = replace(rules, recovery_folder=f"{recovery_folder}/{name}")
-    elif ctx.returns and not replicate and (clip_norm is None or rules.is_async):
+    elif ctx.returns and (clip_norm is None or rules.is_async):
         rules = replace(rules, recovery_folder=find_memory_folder(name))
     layouts = spread(model, num_servers, split_bytes=split_bytes)
     setup = Setup(ctx, model, rules, JobStore(dist.PrefixStore(name, ctx.store), ctx.rank), layouts)

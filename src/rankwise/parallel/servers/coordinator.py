@@ -2,9 +2,6 @@
 
 The words are those of TensorFlow's ClusterCoordinator (https://www.tensorflow.org/tutorials/distribute/parameter_server_training):
 ``schedule``, ``join``, ``fetch``, and data that each worker makes for itself.
-
-A coordinator that dies may be started again alone (servers/journal.py): its workers connect to the new process, and bring the answer that the
-former one may not have received.
 """
 
 from __future__ import annotations
@@ -28,9 +25,8 @@ from rankwise.base.errors import (
     RendezvousError,
     UsageError,
 )
-from rankwise.base.log import get_logger
 from rankwise.base.rank_names import name_ranks
-from rankwise.parallel.servers.journal import Journal, describe_call
+from rankwise.base.roles import note_needed
 from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
 from rankwise.parallel.servers.listener import RETURN_S, ClosedError, Listener, connect
 
@@ -39,8 +35,6 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-
-_LOGGER = get_logger(__name__)
 
 _BYE_S, _JOIN_S = 5.0, 60.0
 _POLL_S = 0.2
@@ -65,7 +59,6 @@ class Handle:
     _payload: bytes = field(default=b"", repr=False)
     _value: Any = field(default=None, repr=False)
     _error: RankwiseError | None = field(default=None, repr=False)
-    _call: str = field(default="", repr=False)
 
     @property
     def is_done(self) -> bool:
@@ -88,13 +81,20 @@ class Coordinator:
     """The side that schedules.
 
     One function may take ``timeout_s``, then its worker is given up. With ``returns`` a worker that has died is started again, so that we wait for it
-    when no other is left; the journal is that of a former process of this rank, if that has died.
+    when no other is left.
     """
 
     def __init__(
-        self, rank: int, workers: Sequence[int], *, listener: Listener, timeout_s: float, journal: Journal, returns: bool = False,
-    ) -> None:  # fmt: skip
-        self._rank, self._timeout_s, self._journal = rank, timeout_s, journal
+        self,
+        rank: int,
+        workers: Sequence[int],
+        *,
+        listener: Listener,
+        timeout_s: float,
+        returns: bool = False,
+    ) -> None:
+        note_needed()  # what it has scheduled is in its memory
+        self._rank, self._timeout_s = rank, timeout_s
         self._join_s, self._return_s = (RETURN_S, RETURN_S) if returns else (_JOIN_S, 0.0)
         self._lost_s = 0.0  # when the last one was lost
         self._changed = threading.Condition()
@@ -102,32 +102,25 @@ class Coordinator:
         self._open, self._num_scheduled, self._is_closed, self._has_given_up = 0, 0, False, False
         self._failed: RankwiseError | None = None
         self._connected, self._lost = dict[int, Link](), dict[int, str]()
-        self._answers = dict[int, tuple[int, Message]]()
         self._threads = set[threading.Thread]()
         self._listener = listener
         listener.open()
         threading.Thread(target=self._accept, name="rankwise-coordinator-listener", daemon=True).start()
         self._wait_for_workers(len(workers))
-        if journal.is_resumed:
-            _LOGGER.info(
-                f"[rank {rank}] the coordinator resumes: {len(journal)} scheduled functions have returned already and are not called again"
-            )
 
     def _wait_for_workers(self, num_workers: int) -> None:
-        # Workers of a coordinator that died may be in a function of it, and connect when they have done it.
-        bound_s = self._timeout_s if self._journal.is_resumed else self._join_s
         with self._changed:
-            self._changed.wait_for(lambda: len(self._connected) + len(self._lost) >= num_workers, bound_s)
-            connected = sorted(self._connected)
-            if len(connected) + len(self._lost) >= num_workers or (self._journal.is_resumed and connected):
+            if self._changed.wait_for(
+                lambda: len(self._connected) + len(self._lost) >= num_workers, self._join_s
+            ):
                 return
+            connected = sorted(self._connected)
             self._has_given_up = True
             self._changed.notify_all()
-        self._listener.close(
-            restarts=True
-        )  # it is not marked as closed: workers would take that for the end of all work
+        # It is not marked as closed: workers would take that for the end of all work.
+        self._listener.close(restarts=True)
         raise RendezvousError(
-            f"{len(connected)} of {num_workers} workers connected to the coordinator within {bound_s:g} s: {name_ranks(connected)}",
+            f"{len(connected)} of {num_workers} workers connected to the coordinator within {self._join_s:g} s: {name_ranks(connected)}",
             rank=self._rank, hint="the others must call ps.work()",
         )  # fmt: skip
 
@@ -142,17 +135,12 @@ class Coordinator:
     def _attend(self, link: Link) -> None:
         """Learn which worker it is, and give it what there is to do."""
         try:
-            hello = link.receive(timeout_s=_JOIN_S).note
-            worker = int(hello["worker"])
+            worker = int(link.receive(timeout_s=_JOIN_S).note["worker"])
             link.peer = f"rank {worker}"
-            answer = link.receive(timeout_s=self._timeout_s) if hello.get("brings_answer") else None
         except (RankwiseError, KeyError, ValueError, TypeError):  # it has died since, or is no worker of ours
             link.close()
             return
         with self._changed:
-            # One that has raised runs again: its error may have been what ended the former coordinator.
-            if answer is not None and answer.kind == Kind.ANSWER and self._journal.is_resumed:
-                self._answers[answer.number] = (worker, answer)
             self._connected[worker] = link
             self._lost.pop(worker, None)
             self._threads.add(threading.current_thread())
@@ -174,28 +162,12 @@ class Coordinator:
                     f"{function!r} can't be sent to a worker: {error}", rank=self._rank,
                     hint="define it at the top of the script, and pass plain values, tensors or ps.per_worker(...)",
                 ) from None  # fmt: skip
-            handle = Handle(self._num_scheduled, _payload=payload, _call=describe_call(function, args))
+            handle = Handle(self._num_scheduled, _payload=payload)
             self._num_scheduled += 1
             self._open += 1
-            if not self._replay(handle):
-                self._waiting.append(handle)
+            self._waiting.append(handle)
             self._changed.notify_all()
             return handle
-
-    def _replay(self, handle: Handle) -> bool:
-        """Finish a function that was done before this process was started again; return whether it was."""
-        number = handle.number
-        if (done := self._journal.find(number, handle._call)) is not None:
-            worker, value = done
-            self._finish(
-                handle, Message(Kind.ANSWER, number=number, body=_to_body(value)), worker, keeps=False
-            )
-            return True
-        worker, answer = self._answers.pop(number, (0, None))
-        if answer is None or answer.note.get("call") != handle._call:
-            return False
-        self._finish(handle, answer, worker)
-        return True
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait until all scheduled functions are done."""
@@ -255,10 +227,8 @@ class Coordinator:
                         break
                     handle = self._waiting.popleft()
                     handle.num_runs += 1
-                note, body = {"call": handle._call}, _to_body(handle._payload)
-                link.send(
-                    Message(Kind.PULL, number=handle.number, note=note, body=body), timeout_s=self._timeout_s
-                )
+                task = Message(Kind.PULL, number=handle.number, body=_to_body(handle._payload))
+                link.send(task, timeout_s=self._timeout_s)
                 answer = link.receive(timeout_s=self._timeout_s)
                 self._finish(handle, answer, worker)
                 handle = None
@@ -272,8 +242,8 @@ class Coordinator:
                     self._waiting.appendleft(handle)  # another does it again, before what was scheduled later
                 self._changed.notify_all()
 
-    def _finish(self, handle: Handle, answer: Message, worker: int, *, keeps: bool = True) -> None:
-        value, error, pickled = None, None, b""
+    def _finish(self, handle: Handle, answer: Message, worker: int) -> None:
+        value, error = None, None
         if answer.kind == Kind.REFUSED:
             # The cause is in the first line: a report shows no more of it.
             error = RankFailedError(
@@ -282,16 +252,13 @@ class Coordinator:
             )
         elif answer.body is not None:
             try:
-                pickled = answer.body.numpy().tobytes()
-                value = pickle.loads(pickled)  # noqa: S301 - from a rank of our own job
+                value = pickle.loads(answer.body.numpy().tobytes())  # noqa: S301 - from a rank of our own job
             except Exception as problem:  # noqa: BLE001 - any class may have a pickle that fails in its own way
                 error = RankFailedError(
                     f"what scheduled function {handle.number} returned on rank {worker} can't be read here: {problem!r}",
                     rank=worker,
                 )
         with self._changed:
-            if keeps and error is None and answer.body is not None:
-                self._journal.add(handle.number, handle._call, worker, pickled)
             handle._value, handle._error, handle.worker = value, error, worker
             handle._payload = b""
             self._open -= 1
@@ -315,8 +282,6 @@ class Coordinator:
         for thread in list(self._threads):
             thread.join(max(0.0, end - SYSTEM_CLOCK.monotonic()))
         self._listener.close()
-        with self._changed:
-            self._journal.close()
 
 
 def _to_body(data: bytes) -> torch.Tensor:
@@ -328,10 +293,10 @@ def work(
 ) -> int:  # fmt: skip
     """Do what the coordinator schedules, until it closes; return how many functions were called.
 
-    It may give nothing to do for ``timeout_s``; one that has died is waited for while ``waits`` says that it is started again.
+    It may give nothing to do for ``timeout_s``. Where the link to it is lost, it is sought again while ``waits`` says that ranks return: it may
+    have given us up when we were frozen.
     """
     own: dict[int, Any] = {}
-    answer: Message | None = None
     num_called, bound_s = 0, _JOIN_S
     while True:
         try:
@@ -340,17 +305,13 @@ def work(
             # All is done: we were started again late, or did not get the message of the end.
             return num_called
         try:
-            hello = {"worker": rank, "brings_answer": answer is not None}
-            link.send(Message(Kind.HELLO, note=hello), timeout_s=timeout_s)
-            if answer is not None:
-                link.send(answer, timeout_s=timeout_s)
+            link.send(Message(Kind.HELLO, note={"worker": rank}), timeout_s=timeout_s)
             while True:
                 message = link.receive(timeout_s=timeout_s)
                 if message.kind == Kind.BYE or message.body is None:
                     return num_called
                 num_called += 1
-                answer = _call(message, own, index, num_workers)
-                link.send(answer, timeout_s=timeout_s)
+                link.send(_call(message, own, index, num_workers), timeout_s=timeout_s)
         except LinkLostError:
             if not waits():
                 raise
@@ -361,7 +322,6 @@ def work(
 
 def _call(message: Message, own: dict[int, Any], index: int, num_workers: int) -> Message:
     """Call what was scheduled, with what this worker has made for itself, and return the answer."""
-    note = {"call": message.note.get("call")}
     try:
         assert message.body is not None  # noqa: S101 - checked by the caller
         function, args = pickle.loads(message.body.numpy().tobytes())  # noqa: S301 - from a rank of our own job
@@ -369,8 +329,8 @@ def _call(message: Message, own: dict[int, Any], index: int, num_workers: int) -
             if isinstance(one, PerWorker) and one.number not in own:
                 own[one.number] = one.make(index, num_workers)
         value = function(*[own[one.number] if isinstance(one, PerWorker) else one for one in args])
-        return Message(Kind.ANSWER, number=message.number, note=note, body=_to_body(pickle.dumps(value)))
+        return Message(Kind.ANSWER, number=message.number, body=_to_body(pickle.dumps(value)))
     except Exception as error:  # noqa: BLE001 - the coordinator raises it
-        note["cause"] = traceback.format_exception_only(error)[-1].partition("\n")[0]
-        note["error"] = "".join(traceback.format_exception(error))
+        cause = traceback.format_exception_only(error)[-1].partition("\n")[0]
+        note = {"cause": cause, "error": "".join(traceback.format_exception(error))}
         return Message(Kind.REFUSED, number=message.number, note=note)

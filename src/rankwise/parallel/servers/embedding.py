@@ -120,42 +120,6 @@ class TableValues(Held):
 
 
 @final
-class RowCache:
-    """Rows that were pulled before, for some steps; of too many the oldest go first."""
-
-    def __init__(self, most_rows: int, most_age: int) -> None:
-        self.most_rows, self.most_age = most_rows, most_age
-        self._rows = torch.empty(0, dtype=torch.int64)  # ascending
-        self._steps = torch.empty(0, dtype=torch.int64)
-        self._values: Tensor | None = None
-        self.hits = self.misses = 0
-
-    def look(self, rows: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
-        """Return which rows, given ascending, are here and young enough, and the values of these."""
-        found = torch.searchsorted(self._rows, rows)
-        is_inside = found < len(self._rows)
-        place = found.clamp(max=max(len(self._rows) - 1, 0))
-        is_here = is_inside.clone()
-        is_here[is_inside] = (self._rows[place[is_inside]] == rows[is_inside]) & (
-            step - self._steps[place[is_inside]] <= self.most_age
-        )
-        num_hits = int(is_here.sum())
-        self.hits, self.misses = self.hits + num_hits, self.misses + len(rows) - num_hits
-        return is_here, None if self._values is None else self._values[place[is_here]]
-
-    def keep(self, rows: Tensor, values: Tensor, step: int) -> None:
-        """Keep what was pulled just now."""
-        if self._values is None:
-            self._values = values[:0]
-        stays = ~torch.isin(self._rows, rows) & (step - self._steps <= self.most_age)
-        all_rows = torch.cat([rows, self._rows[stays]])[: self.most_rows]
-        steps = torch.cat([torch.full_like(rows, step), self._steps[stays]])[: self.most_rows]
-        kept = torch.cat([values, self._values[stays]])[: self.most_rows]
-        self._rows, order = all_rows.sort()
-        self._steps, self._values = steps[order], kept[order]
-
-
-@final
 class ServedEmbedding(nn.Module):  # type: ignore[misc]
     """An embedding whose rows are on the servers of ``parameter_server``; on workers it has those of the batch only.
 
@@ -168,8 +132,6 @@ class ServedEmbedding(nn.Module):  # type: ignore[misc]
         sharding: ``"hash"``: neighbours are on different servers; ``"range"``: together.
         seed: Of the first values.
         std: Their standard deviation.
-        cache_age: For so many steps a row is not fetched again, in modes that allow old parameters.
-        cache_rows: How many such rows a worker keeps.
 
     Raises:
         UsageError: Sizes below 1, or a sharding that is not known.
@@ -177,7 +139,7 @@ class ServedEmbedding(nn.Module):  # type: ignore[misc]
 
     def __init__(
         self, num_rows: int, size: int, *, dtype: torch.dtype | None = None, sharding: str = "hash", seed: int = 0,
-        std: float = 1.0, cache_age: int = 0, cache_rows: int = 1_000_000,
+        std: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.facts = TableFacts(
@@ -189,10 +151,8 @@ class ServedEmbedding(nn.Module):  # type: ignore[misc]
             std=std,
         )
         self.facts.check()
-        self.cache = RowCache(cache_rows, cache_age) if cache_age else None
         self._fetch: Callable[[Tensor], Tensor] | None = None
         self._used: list[tuple[Tensor, Tensor]] = []
-        self._step = 0
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the values of some rows.
@@ -215,29 +175,16 @@ class ServedEmbedding(nn.Module):  # type: ignore[misc]
                 f"row {wrong} of a served embedding of {self.facts.num_rows} rows",
                 hint=f"rows are 0 to {self.facts.num_rows - 1}",
             )
-        values = self._find(needed).to(rows.device)
-        if torch.is_grad_enabled():
-            values.requires_grad_()
-            self._used.append((needed, values))
-        return functional.embedding(places.view(rows.shape), values)
-
-    def _find(self, needed: Tensor) -> Tensor:
         if self._fetch is None:
             raise UsageError(
                 "a served embedding has no servers on this rank",
                 hint="workers call it after rankwise.parameter_server(model, ...)",
             )
-        if self.cache is None:
-            return self._fetch(needed)
-        is_here, held = self.cache.look(needed, self._step)
-        fetched = self._fetch(needed[~is_here])
-        if held is None:
-            values = fetched
-        else:
-            values = torch.empty(len(needed), self.facts.size, dtype=self.facts.dtype)
-            values[is_here], values[~is_here] = held, fetched
-        self.cache.keep(needed[~is_here], fetched, self._step)
-        return values
+        values = self._fetch(needed).to(rows.device)
+        if torch.is_grad_enabled():
+            values.requires_grad_()
+            self._used.append((needed, values))
+        return functional.embedding(places.view(rows.shape), values)
 
     def bind(self, fetch: Callable[[Tensor], Tensor]) -> None:
         """Set where rows come from.
@@ -251,7 +198,6 @@ class ServedEmbedding(nn.Module):  # type: ignore[misc]
         """Return the rows that have gradients, ascending, and the gradients, shape (rows, ``size``); and forget them."""
         used = [(rows, values.grad) for rows, values in self._used if values.grad is not None]
         self._used.clear()
-        self._step += 1
         if not used:
             return torch.empty(0, dtype=torch.int64), torch.empty(0, self.facts.size, dtype=self.facts.dtype)
         if len(used) == 1:

@@ -53,11 +53,9 @@ class Kind(IntEnum):
     PUSH = 3  # a gradient, which has no answer
     STATE = 4  # a shard with its optimizer's states
     STATS = 5  # what a server has counted
-    ADOPT = 6  # shards of a server that has died
-    BYE = 7  # there is nothing more to do
-    ANSWER = 8
-    REFUSED = 9  # an error in place of an answer
-    REPLICA = 10  # a shard of the server before
+    BYE = 6  # there is nothing more to do
+    ANSWER = 7
+    REFUSED = 8  # an error in place of an answer
 
 
 @final

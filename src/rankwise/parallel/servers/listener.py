@@ -126,11 +126,6 @@ class Listener:
         self._socket.close()
 
 
-def mark_closed(store: dist.Store, name: str) -> None:
-    """Mark a name as closed whose process has died and is not started again."""
-    store.set(f"listener/{name}", _CLOSED)
-
-
 def connect(
     store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: float, may_return: bool = True
 ) -> Link:

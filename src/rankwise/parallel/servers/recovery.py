@@ -1,17 +1,11 @@
-"""Copies of the shards, from which another process continues with what a server that died has held: on a disk, in the host's memory, or on a peer.
-
-As replicas, server N sends its shards to server N + 1, over a link of their own. A replica that was sent arrives although its sender dies right
-afterwards; one that could not be sent, because that server is being started again, is made up for by the next.
-"""
+"""Copies of the shards, on a disk or in the host's memory, from which another process continues with what a server that died has held."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
 import shutil
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -19,20 +13,16 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from rankwise.base.errors import CheckpointError, CollectiveError, RankwiseError, RendezvousError, UsageError
+from rankwise.base.errors import CheckpointError, CollectiveError, UsageError
 from rankwise.base.files import write_atomic
 from rankwise.base.host_memory import find_memory_folder
 from rankwise.base.log import get_logger
-from rankwise.base.roles import note_needed
-from rankwise.parallel.servers.link import Kind, Link, Message
-from rankwise.parallel.servers.listener import RETURN_S, connect
-from rankwise.parallel.servers.shard import Shard, pack
 from rankwise.runtime.nested import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    import torch.distributed as dist
+    from rankwise.parallel.servers.shard import Shard
 
 
 _LOGGER = get_logger(__name__)
@@ -40,17 +30,11 @@ _LOGGER = get_logger(__name__)
 _NO_SPACE_HINT = "put recovery_folder on a larger file system; copies in the host's memory take twice what the servers hold (docker run --shm-size)"
 #: How the folders begin from which a run continues after one that was stopped.
 _STOPPED = "stopped-"
-#: Whoever sends replicas is silent as long as it makes no updates.
-_FOREVER_S = 1e6
-#: Updates wait meanwhile: a server that takes longer to receive a replica gets the next one.
-_BOUND_S = 30.0
 
 
 @final
 class Recovery:
     """Writes a shard into a folder that servers share, after each ``save_every`` updates, and reads one that another process of the run has written."""
-
-    saves_first = True
 
     def __init__(
         self, folder: str | Path, save_every: int, make_shard: Callable[[int, Iterable[int]], Shard], num_shards: int = 1
@@ -210,108 +194,3 @@ class Recovery:
                 f"shard {number} can't be taken over from {path}: {error}", hint="recovery_folder must be on a file system that all servers share"
             ) from None  # fmt: skip
         return shard
-
-
-@final
-class Replicas:
-    """Sends shards to the next server after each ``save_every`` updates, and holds those of the one before; in place of ``Recovery``."""
-
-    saves_first = False  # the next server may not be serving yet
-
-    def __init__(
-        self, server: int, num_servers: int, store: dist.Store, save_every: int, make_shard: Callable[[int, Iterable[int]], Shard]
-    ) -> None:  # fmt: skip
-        self._server, self._next, self._store = server, (server + 1) % num_servers, store
-        self.save_every, self._make_shard = save_every, make_shard
-        self._is_restarted = False
-        self._held: dict[int, Tensor] = {}
-        self._lock = threading.Lock()  # of the link to the next server
-        self._link: Link | None = None
-
-    def begin(self, run: str, digest: str = "", *, is_restarted: bool = False, num_updates: int = 0) -> None:  # noqa: ARG002 - as Recovery
-        """Note whether this process takes the place of one that died."""
-        self._is_restarted = is_restarted
-
-    def take_up(self, number: int, workers: Iterable[int]) -> Shard | None:
-        """Return a shard from the next server, if this process takes the place of one that died.
-
-        Raises:
-            CollectiveError: That server has none of it: all ranks have to start again.
-        """
-        if not self._is_restarted:
-            return None
-        try:
-            with self._lock:
-                link = self._connect(RETURN_S)
-                link.send(Message(Kind.STATE, shard=number), timeout_s=_BOUND_S)
-                body = link.receive(timeout_s=_BOUND_S).body
-            if body is None:
-                raise CollectiveError(f"server {self._next} has no replica of shard {number}")
-        except RankwiseError as error:
-            note_needed()
-            raise CollectiveError(
-                f"server {self._server} has died, and what it held can't be taken from server {self._next}: {error.message}", rank=self._server,
-                hint="start the whole job again, from a checkpoint",
-            ) from error  # fmt: skip
-        return self._restore(number, body, workers)
-
-    def load(self, number: int, workers: Iterable[int]) -> Shard:
-        """Return a shard whose server has died, from the replica that this one holds."""
-        if (body := self._held.get(number)) is None:
-            raise CollectiveError(f"server {self._server} has no replica of shard {number}", rank=self._server,
-                                  hint="its server died before it had sent one, or the server that held it has died too")  # fmt: skip
-        return self._restore(number, body, workers)
-
-    def _restore(self, number: int, body: Tensor, workers: Iterable[int]) -> Shard:
-        shard = self._make_shard(number, workers)
-        shard.restore(torch.load(io.BytesIO(body.numpy().tobytes()), weights_only=True))
-        return shard
-
-    # ------------------------------------------------------------------- sending
-
-    def save(self, number: int, shard: Shard) -> None:
-        """Send a shard, whose lock is held, to the next server, if that one is there."""
-        body = pack(shard.state())
-        with self._lock, suppress(RendezvousError):
-            try:
-                self._connect(0.0).send(Message(Kind.REPLICA, shard=number, body=body), timeout_s=_BOUND_S)
-            except CollectiveError:
-                self._drop_link()
-
-    def finish(self, shards: Mapping[int, Shard], *, is_stopped: bool) -> None:  # noqa: ARG002 - as Recovery
-        """Close the link: replicas end with the job."""
-        with self._lock:
-            self._drop_link()
-
-    def _connect(self, timeout_s: float) -> Link:
-        if self._link is None:
-            peer = f"server {self._next}"
-            link = connect(self._store, str(self._next), peer=peer, rank=self._server, timeout_s=timeout_s)
-            try:
-                link.send(Message(Kind.HELLO, note={"server": self._server}), timeout_s=_BOUND_S)
-                link.receive(timeout_s=_BOUND_S)  # which proves that it is one of the job's
-            except CollectiveError:
-                link.close()
-                raise
-            self._link = link
-        return self._link
-
-    def _drop_link(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-
-    # ------------------------------------------------------------------- holding
-
-    def hold(self, link: Link) -> None:
-        """Keep what another server sends, and give it back when it asks, until it closes the link."""
-        with suppress(CollectiveError):
-            link.send(Message(Kind.HELLO), timeout_s=_BOUND_S)
-            while True:
-                message = link.receive(timeout_s=_FOREVER_S)
-                # Without the lock of what is sent: two servers that send to each other would each wait for the other to read.
-                if message.kind == Kind.REPLICA and message.body is not None:
-                    self._held[message.shard] = message.body
-                elif message.kind == Kind.STATE:
-                    body = self._held.get(message.shard)
-                    link.send(Message(Kind.ANSWER, shard=message.shard, body=body), timeout_s=_BOUND_S)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import secrets
 import sys
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, RankwiseError, RendezvousError
+from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, RankwiseError
 from rankwise.base.log import get_logger
 from rankwise.base.rank_names import name_ranks
 from rankwise.base.roles import note_needed
@@ -20,15 +19,15 @@ from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.embedding import TableValues
 from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
 from rankwise.parallel.servers.listener import RETURN_S, Listener
-from rankwise.parallel.servers.recovery import Recovery, Replicas
-from rankwise.parallel.servers.shard import Gradient, Shard
+from rankwise.parallel.servers.shard import Gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch.distributed as dist
 
-    from rankwise.parallel.servers.layout import Compression
+    from rankwise.parallel.servers.recovery import Recovery
+    from rankwise.parallel.servers.shard import Shard
 
 _LOGGER = get_logger(__name__)
 
@@ -48,15 +47,14 @@ class Server:
     is started again alone, so that we wait for it.
     """
 
-    def __init__(  # noqa: PLR0913 - what makes a server
-        self, rank: int, shards: Mapping[int, Shard], *, layout_digest: str, compression: Compression | None,
-        workers: Iterable[int], store: dist.Store, listener: Listener, timeout_s: float, returns: bool = False,
+    def __init__(
+        self, rank: int, shards: Mapping[int, Shard], *, layout_digest: str, workers: Iterable[int], store: dist.Store, listener: Listener, timeout_s: float, returns: bool = False,
     ) -> None:  # fmt: skip
         self.rank, self.shards = rank, dict(shards)
-        self._digest, self._compression = layout_digest, compression
+        self._digest = layout_digest
         self._store, self._listener, self._timeout_s = store, listener, timeout_s
         self._returns = returns
-        self.recovery: Recovery | Replicas | None = None
+        self.recovery: Recovery | None = None
         self._is_stopping = False
         self._lock = threading.Lock()
         #: Workers that will connect, and until when we wait for each; the link of each that is connected.
@@ -168,8 +166,6 @@ class Server:
                 self.lost[worker] = why
                 if self._returns and not self._is_stopping:
                     self._awaited[worker] = SYSTEM_CLOCK.monotonic() + RETURN_S
-                with suppress(RuntimeError, RendezvousError):  # so that it does not take this server for dead
-                    self._store.set(f"left/{self.rank}/{worker}", why)
             for shard in self.shards.values():
                 shard.leave(worker)
 
@@ -179,10 +175,7 @@ class Server:
         """Answer one worker. Its errors end this link only; an error of the update rule is raised in serve()."""
         try:
             hello = _receive_hello(link)
-            if isinstance(hello, str) and isinstance(self.recovery, Replicas):
-                link.peer = hello
-                self.recovery.hold(link)
-            elif isinstance(hello, tuple):
+            if hello is not None:
                 worker, incarnation, digest = hello
                 why: str | None = None
                 link.peer = f"worker {worker}"
@@ -246,7 +239,7 @@ class Server:
         shard = self.shards.get(message.shard)
         if message.kind != Kind.PUSH or shard is None or not isinstance(shard.held, DenseValues):
             return None
-        if size != shard.held.layout.size_bytes or message.note.get("form"):
+        if size != shard.held.layout.size_bytes:
             return None
         with shard.changed:
             return shard.held.take_buffer()
@@ -254,8 +247,6 @@ class Server:
     def _answer(self, message: Message, worker: int, incarnation: int) -> Message | None:
         if message.kind == Kind.STATS:
             return Message(Kind.ANSWER, note=self.report())
-        if message.kind == Kind.ADOPT:
-            return self._adopt(message.note["shards"], worker, incarnation)
         if (shard := self.shards.get(message.shard)) is None:
             raise CollectiveError(f"server {self.rank} does not hold shard {message.shard}")
         held = shard.held
@@ -270,19 +261,6 @@ class Server:
             shard.push(self._unpack(message, worker, incarnation, held))
             return None
         return Message(Kind.ANSWER, shard=message.shard, number=version, body=body)
-
-    def _adopt(self, numbers: Sequence[int], worker: int, incarnation: int) -> Message:
-        """Take over the shards of a server that died, unless another worker has asked for it before."""
-        with self._lock:
-            for number in numbers:
-                if number not in self.shards and self.recovery is not None:
-                    shard = self.recovery.load(number, self._connected)
-                    self.watch(number, shard)
-                    self.shards[number] = shard
-                    what = f"shard {number} at version {shard.version}"
-                    _LOGGER.info(f"[rank {self.rank}] took over {what}: its server is gone")
-            clocks = {str(number): self.shards[number].join(worker, incarnation) for number in numbers}
-            return Message(Kind.ANSWER, note={"clocks": clocks})
 
     def open(self, workers: Sequence[int]) -> None:
         """Continue from the copies of the process whose place we take, or of the run before that was stopped; then listen.
@@ -313,7 +291,7 @@ class Server:
         self._listener.open()
 
     def watch(self, number: int, shard: Shard) -> None:
-        """Have a shard copied after each so many updates, if that was asked for; to a disk the first time at once."""
+        """Have a shard copied after each so many updates, if that was asked for; the first time at once."""
         if (recovery := self.recovery) is None:
             return
 
@@ -321,33 +299,27 @@ class Server:
             if shard.version % recovery.save_every == 0:
                 recovery.save(number, shard)
 
-        if recovery.saves_first:
-            recovery.save(number, shard)
+        recovery.save(number, shard)
         shard.on_update = save_if_due
 
     def _unpack(self, message: Message, worker: int, incarnation: int, held: object) -> Gradient:
-        note, body = message.note, message.body
-        rows: Tensor | None = None
+        rows, body = None, message.body
         if body is None:
             body = torch.empty(0, dtype=torch.uint8)
         if isinstance(held, TableValues):
             row = torch.int64.itemsize + held.weight.shape[1] * held.weight.element_size()
             size = len(body) // row * torch.int64.itemsize
             rows, body = body[:size].view(torch.int64), body[size:]
-        elif note.get("form") and self._compression is not None and isinstance(held, DenseValues):
-            body = self._compression.decode(body, note, held.layout, held.layout.allocate())
-        missing = frozenset(note.get("missing", ()))
+        missing = frozenset(message.note.get("missing", ()))
         return Gradient(
             worker, message.number, message.seen, message.weight, body, missing, rows, incarnation
         )
 
 
-def _receive_hello(link: Link) -> tuple[int, int, str] | str | None:
-    """Return a worker's rank, its incarnation and its layouts' digest, or a server's name; None if it has died since, or is neither."""
+def _receive_hello(link: Link) -> tuple[int, int, str] | None:
+    """Return a worker's rank, its incarnation and its layouts' digest; None if it has died since, or is none."""
     try:
         note = link.receive(timeout_s=_JOIN_S).note
-        if "server" in note:
-            return f"server {int(note['server'])}"
         return int(note["worker"]), int(note["incarnation"]), str(note["digest"])
     except (RankwiseError, KeyError, TypeError, ValueError):
         return None

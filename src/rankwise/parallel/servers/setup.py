@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import get
 from rankwise.base.errors import CollectiveError, RendezvousError, UsageError
-from rankwise.base.host_memory import find_memory_folder
 from rankwise.base.log import get_logger
 from rankwise.base.rank_names import name_ranks
 from rankwise.base.roles import RETURNS
 from rankwise.parallel.servers.coordinator import COORDINATOR, Coordinator
 from rankwise.parallel.servers.dense import DenseValues, NormExchange
 from rankwise.parallel.servers.embedding import TableValues, find_tables
-from rankwise.parallel.servers.journal import Journal
 from rankwise.parallel.servers.layout import ShardLayout, digest
 from rankwise.parallel.servers.listener import ClosedError, JobStore, Listener, find_host
-from rankwise.parallel.servers.recovery import Recovery, Replicas
+from rankwise.parallel.servers.recovery import Recovery
 from rankwise.parallel.servers.serving import Server
 from rankwise.parallel.servers.shard import Shard
 from rankwise.parallel.servers.worker import Worker
@@ -72,14 +69,11 @@ class Setup:
         workers = range(len(layouts), ctx.world_size)
         numbers = range(ctx.rank, len(layouts) * (len(self._tables) + 1), len(layouts))
         server = Server(
-            ctx.rank, {number: make_shard(number, workers) for number in numbers}, layout_digest=self._digest,
-            compression=rules.compression, workers=workers, store=self.store, listener=self._make_listener(str(ctx.rank)),
-            timeout_s=2 * rules.timeout_s, returns=ctx.returns,
+            ctx.rank, {number: make_shard(number, workers) for number in numbers}, layout_digest=self._digest, workers=workers, store=self.store,
+            listener=self._make_listener(str(ctx.rank)), timeout_s=2 * rules.timeout_s, returns=ctx.returns,
         )  # fmt: skip
         server.resume(states, num_updates)
-        if rules.replicate:
-            server.recovery = Replicas(ctx.rank, len(layouts), self.store, rules.save_every, make_shard)
-        elif rules.recovery_folder is not None:
+        if rules.recovery_folder is not None:
             num_shards = len(layouts) * (len(self._tables) + 1)
             server.recovery = Recovery(rules.recovery_folder, rules.save_every, make_shard, num_shards)
         server.open(workers)
@@ -109,13 +103,8 @@ class Setup:
 
     def make_coordinator(self, workers: Sequence[int]) -> Coordinator:
         """Make the coordinator of some workers, and wait until they have connected."""
-        ctx, path = self._ctx, None
-        if ctx.returns and (folder := find_memory_folder(COORDINATOR)) is not None:
-            # Of this start of the whole job: servers have none of what was done before it.
-            path = folder / self.store.compare_set("journal", "", secrets.token_hex(8)).decode()
         return Coordinator(
-            ctx.rank, workers, listener=self._make_listener(COORDINATOR), timeout_s=self._rules.timeout_s,
-            journal=Journal(path, ctx.rank), returns=ctx.returns,
+            self._ctx.rank, workers, listener=self._make_listener(COORDINATOR), timeout_s=self._rules.timeout_s, returns=self._ctx.returns,
         )  # fmt: skip
 
     def _make_listener(self, name: str) -> Listener:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from rankwise.parallel.servers.layout import Compression
-
 
 Result = TypeVar("Result")
 
@@ -319,9 +317,7 @@ class Rules:
     scheduler: Callable[[torch.optim.Optimizer], Any] | None
     clip_norm: float | None
     timeout_s: float
-    compression: Compression | None = None
     recovery_folder: str | Path | None = None
-    replicate: bool = False
     save_every: int = 100
 
     @property
@@ -336,10 +332,10 @@ class Rules:
 
 
 def check_rules(
-    rules: Rules, staleness: Any, *, num_servers: int, num_workers: int, coordinator: bool, has_tables: bool, rank: int,
-) -> None:  # fmt: skip
+    rules: Rules, staleness: Any, *, num_workers: int, coordinator: bool, has_tables: bool, rank: int
+) -> None:
     """Refuse what makes no sense together; ``staleness`` is as it was given."""
-    mode, norm, backup, folder = rules.mode, rules.clip_norm, rules.backup_workers, rules.recovery_folder
+    mode, norm, backup = rules.mode, rules.clip_norm, rules.backup_workers
     clips_together = norm is not None and not rules.is_async
     is_lag = isinstance(staleness, int) and not isinstance(staleness, bool) and staleness >= 0
     cases = (
@@ -358,11 +354,8 @@ def check_rules(
          f"clip_norm={norm} with mode={mode!r} and served embeddings: their servers do not know the norm of the whole gradient",
          'mode="async" clips on the workers; or leave out clip_norm'),
         (rules.save_every < 1, f"save_every={rules.save_every} is not a number of updates", "1 or more: a copy after each so many"),
-        (clips_together and (rules.replicate or folder is not None), f"recovery_folder or replicate with clip_norm={norm}, mode={mode!r}",
-         "what was taken over is some updates behind, and the norm of one update is not known then: leave out one of them"),
-        (rules.replicate and (num_servers < 2 or folder is not None),
-         f"replicate=True with {num_servers} servers and recovery_folder={folder!r}",
-         "another server holds the replicas, so there must be two; and it replaces copies in a folder"),
+        (clips_together and rules.recovery_folder is not None, f"recovery_folder with clip_norm={norm}, mode={mode!r}",
+         "a copy is some updates behind, and the norm of one update is not known then: leave out one of them"),
     )  # fmt: skip
     for is_wrong, what, hint in cases:
         if is_wrong:

@@ -18,7 +18,7 @@ from rankwise.base.errors import CollectiveError, RankwiseError, RendezvousError
 from rankwise.parallel.servers.embedding import TableFacts, find_tables
 from rankwise.parallel.servers.layout import Part, ShardLayout, gather_states
 from rankwise.parallel.servers.link import Kind, Link, LinkLostError, Message
-from rankwise.parallel.servers.listener import RETURN_S, connect, mark_closed
+from rankwise.parallel.servers.listener import RETURN_S, connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,6 @@ class Position:
     """Where a worker stands with one shard.
 
     Attributes:
-        link: To its server.
         clock: Of the next gradient.
         version: What was pulled last.
         last: The gradient that was pushed last: its body is as it was until the next one is made.
@@ -45,7 +44,6 @@ class Position:
     """
 
     shard: int
-    link: Link
     clock: int = 0
     version: int = 0
     last: Message | None = None
@@ -56,8 +54,7 @@ class Position:
 class Worker:
     """The links of one worker.
 
-    Shard N is on server N. Where there are copies, servers take over what one of them has held that died; with ``returns`` it is started again
-    instead, so that we wait for it.
+    Shard N is on server N. With ``returns`` one that has died is started again, so that we wait for it.
 
     Raises:
         RendezvousError: A server can't be reached; names it.
@@ -76,25 +73,12 @@ class Worker:
         self._timeout_s = 2 * rules.timeout_s + _GRACE_S
         self._has_pulled = False
         self._store, self._returns = store, returns
-        self._can_recover = not returns and (rules.replicate or rules.recovery_folder is not None)
-        self._digest, self._dead = layout_digest, set[int]()
+        self._digest = layout_digest
         self.incarnation = int(store.add(f"incarnations/worker/{rank}", 1))
         self._links: dict[int, Link] = {}
         self._positions, self._num_servers = dict[int, Position](), len(layouts)
-        self._shards = range(len(layouts) * (len(self._tables) + 1))
-        lost: dict[int, RankwiseError] = {}
         for number in range(len(layouts)):
-            try:
-                self._join(number, RETURN_S if returns else _JOIN_S)
-            except (RendezvousError, LinkLostError) as error:
-                # Late is not dead: its shards must not be held twice. Another worker has lost it, or we fail.
-                if not self._can_recover or not store.check([f"dead/{number}"]):
-                    raise
-                lost[number] = error
-        self._dead.update(lost)
-        for number, why in lost.items():
-            if any(shard not in self._positions for shard in self._shards):
-                self._replace(number, why)
+            self._join(number, RETURN_S if returns else _JOIN_S)
         for place, table in enumerate(self._tables):
             table.bind(partial(self._fetch, table.facts, place))
 
@@ -106,18 +90,23 @@ class Worker:
         while True:
             left_s = max(0.0, end - SYSTEM_CLOCK.monotonic())
             link = connect(
-                self._store, str(number), peer=peer, rank=self._rank, timeout_s=left_s, may_return=self._returns or self._can_recover,
-            )  # fmt: skip
+                self._store,
+                str(number),
+                peer=peer,
+                rank=self._rank,
+                timeout_s=left_s,
+                may_return=self._returns,
+            )
             try:
                 link.send(Message(Kind.HELLO, note=note), timeout_s=self._timeout_s)
                 answer = self._check(link.receive(timeout_s=self._timeout_s))
                 for shard, clock in answer.note["clocks"].items():
-                    at = self._positions.setdefault(int(shard), Position(int(shard), link, clock))
+                    at = self._positions.setdefault(int(shard), Position(int(shard), clock))
                     self._resume_shard(at, link, clock)
             except RankwiseError as error:
                 link.close()
                 has_died = isinstance(error, LinkLostError)  # in between
-                if not has_died or not (self._returns or self._can_recover) or not left_s:
+                if not has_died or not self._returns or not left_s:
                     raise
                 SYSTEM_CLOCK.sleep(_RETRY_S)
             else:
@@ -132,7 +121,6 @@ class Worker:
         Raises:
             LinkLostError: This server has died too, and what is sent again with it; nothing is counted yet.
         """
-        at.link = link
         num_missing, last = at.clock - clock, at.last
         is_last = last is not None and last.number == at.clock - 1
         can_repeat = is_last and (num_missing == 1 or (num_missing > 1 and self._rules.is_async))
@@ -143,8 +131,8 @@ class Worker:
         if num_missing > 0:
             at.num_lost += num_missing - can_repeat
 
-    def _find_server(self, link: Link) -> int:
-        return next(number for number, one in self._links.items() if one is link)
+    def _find_server(self, at: Position) -> int:
+        return at.shard % self._num_servers
 
     def _check(self, answer: Message) -> Message:
         if answer.kind == Kind.REFUSED:
@@ -169,61 +157,34 @@ class Worker:
     def _ask(
         self, kind: Kind, whom: Sequence[tuple[Position, Tensor | None]], place: Any = None
     ) -> list[Message]:
-        """Ask some shards, then take the answers of all; where a server has died, ask whoever took over."""
+        """Ask some shards, then take the answers of all; where a server has died, ask the process in its place."""
         answers: dict[int, Message] = {}
         while True:
             # One for each link: a server that sends an answer reads no second question, and both would wait for the other to read.
-            wave: dict[Link, tuple[Position, Tensor | None]] = {}
+            wave: dict[int, Message] = {}
             for at, body in whom:
                 if at.shard not in answers:
-                    wave.setdefault(at.link, (at, body))
+                    question = Message(kind, at.shard, at.clock - self._rules.staleness, body=body)
+                    wave.setdefault(self._find_server(at), question)
             if not wave:
                 return [answers[at.shard] for at, _ in whom]
-            questions = {
-                link: Message(kind, at.shard, at.clock - self._rules.staleness, body=body)
-                for link, (at, body) in wave.items()
-            }
-            received, lost = self._exchange(questions, place)
+            received, lost = self._exchange(wave, place)
             answers |= {answer.shard: answer for answer in received}
-            for link, why in lost.items():
-                self._replace(self._find_server(link), why)
+            for server, why in lost.items():
+                self._replace(server, why)
 
     def _replace(self, server: int, error: RankwiseError) -> None:
-        """Continue without a server that died: with the process that is started in its place, or the first one that takes over its shards.
+        """Continue with the process that is started in the place of a server that died.
 
         Raises:
-            RankwiseError: The given one: it has not died, or nobody can take over.
+            RankwiseError: The given one: none is.
         """
-        if self._returns:
-            try:
-                self._join(server, RETURN_S)
-            except RendezvousError as late:
-                raise error from late
-            return
-        self._dead.add(server)
-        if not self._can_recover or self._store.check([f"left/{server}/{self._rank}"]):
+        if not self._returns:
             raise error
-        link = self._links.get(server)
-        at = self._positions
-        orphans = [one for one in self._shards if one not in at or at[one].link is link]
-        # In this order: of replicas, the next server has them.
-        others = [(server + step) % self._num_servers for step in range(1, self._num_servers)]
-        for successor in [number for number in others if number not in self._dead]:
-            link = self._links[successor]
-            try:
-                link.send(Message(Kind.ADOPT, note={"shards": orphans}), timeout_s=self._timeout_s)
-                answer = self._check(link.receive(timeout_s=self._timeout_s))
-                for shard in orphans:
-                    clock = answer.note["clocks"][str(shard)]
-                    # Whoever waits for its answer holds it.
-                    self._resume_shard(at.setdefault(shard, Position(shard, link, clock)), link, clock)
-            except LinkLostError:
-                self._dead.add(successor)  # its own shards are missed at the next call
-                continue
-            self._store.set(f"dead/{server}", "1")
-            mark_closed(self._store, str(server))
-            return
-        raise error
+        try:
+            self._join(server, RETURN_S)
+        except RendezvousError as late:
+            raise error from late
 
     def _note(self, answer: Message) -> None:
         at = self._positions[answer.shard]
@@ -270,11 +231,7 @@ class Worker:
             if self._rules.is_async and len(missing) == len(part.layout.pieces):
                 continue  # where all are waited for, those that have nothing must say so
             note: dict[str, Any] = {"missing": missing} if missing else {}
-            body = part.gradients
-            if self._rules.compression is not None and part.layout.pieces:
-                body, facts = self._rules.compression.encode(part.gradients, part.layout)
-                note |= facts
-            self._send_gradient(self._positions[part.layout.number], weight, note, body)
+            self._send_gradient(self._positions[part.layout.number], weight, note, part.gradients)
         for place, (table, (needed, gradient)) in enumerate(zip(self._tables, rows, strict=True)):
             self._push_rows(table.facts, place, needed, gradient * factor, weight)
         for parameter in self._parameters:
@@ -293,10 +250,11 @@ class Worker:
     def _send_gradient(self, at: Position, weight: float, note: dict[str, Any], body: Tensor) -> None:
         at.last = Message(Kind.PUSH, at.shard, at.clock, float(weight), at.version, note, body)
         at.clock += 1
+        server = self._find_server(at)
         try:
-            at.link.send(at.last, timeout_s=self._timeout_s)
+            self._links[server].send(at.last, timeout_s=self._timeout_s)
         except LinkLostError as error:
-            self._replace(self._find_server(at.link), error)
+            self._replace(server, error)
 
     def _find_factor(self, gradients: list[Tensor]) -> float:
         """Return what clips this worker's own gradient; where all are averaged, the servers clip the average."""
@@ -318,8 +276,7 @@ class Worker:
 
     def fetch_stats(self) -> list[dict[str, Any]]:
         """Return each server's report."""
-        links = [link for number, link in self._links.items() if number not in self._dead]
-        answers, lost = self._exchange({link: Message(Kind.STATS) for link in links})
+        answers, lost = self._exchange({number: Message(Kind.STATS) for number in self._links})
         for error in lost.values():
             raise error
         return [dict(one.note) for one in answers]
@@ -330,24 +287,25 @@ class Worker:
         return sum(at.num_lost for at in self._positions.values())
 
     def _exchange(
-        self, questions: Mapping[Link, Message], place: Any = None
-    ) -> tuple[list[Message], dict[Link, LinkLostError]]:
-        """Ask, and take one answer over each link, also where another failed: else its answer would be taken for the next one's.
+        self, questions: Mapping[int, Message], place: Any = None
+    ) -> tuple[list[Message], dict[int, LinkLostError]]:
+        """Ask servers, and take one answer of each, also where another failed: else its answer would be taken for the next one's.
 
-        Returns the answers, and the links to servers that are gone; any other error is raised when all links are read.
+        Returns the answers, and the servers that are gone; any other error is raised when all links are read.
         """
-        answers, lost = list[Message](), dict[Link, LinkLostError]()
+        answers, lost = list[Message](), dict[int, LinkLostError]()
         trouble: RankwiseError | None = None
-        asked: list[Link] = []
-        for is_answer, link in chain(((False, one) for one in questions), ((True, one) for one in asked)):
+        asked: list[int] = []
+        for is_answer, server in chain(((False, one) for one in questions), ((True, one) for one in asked)):
+            link = self._links[server]
             try:
                 if is_answer:
                     answers.append(self._check(link.receive(timeout_s=self._timeout_s, place=place)))
                 else:
-                    link.send(questions[link], timeout_s=self._timeout_s)
-                    asked.append(link)
+                    link.send(questions[server], timeout_s=self._timeout_s)
+                    asked.append(server)
             except LinkLostError as error:
-                lost[link] = error
+                lost[server] = error
             except RankwiseError as error:
                 trouble = trouble or error
         if trouble is not None:
