@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel
 from torch.nn.functional import cross_entropy
 
 import rankwise
-from rankwise.parallel import tensor
+from rankwise.parallel.tensor_plans import find_ready_plan
 from rankwise.testing import run_ranks
 from small_gpt import WIDTH, Gpt
 
@@ -88,7 +90,7 @@ def make_batch(kind: str, step: int) -> tuple[Tensor, Tensor]:
     return tokens_BS[:, :-1], tokens_BS[:, 1:]
 
 
-def train(kind: str, optimizer_kind: str, model: nn.Module, *, loss_parallel: bool = False) -> list[float]:
+def train(kind: str, optimizer_kind: str, model: nn.Module, *, splits_logits: bool = False) -> list[float]:
     optimizer = (
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         if optimizer_kind == "sgd"
@@ -97,7 +99,7 @@ def train(kind: str, optimizer_kind: str, model: nn.Module, *, loss_parallel: bo
     losses = []
     for step in range(NUM_STEPS):
         inputs, targets = make_batch(kind, step)
-        with tensor.loss_parallel() if loss_parallel else contextlib.nullcontext():
+        with loss_parallel() if splits_logits else contextlib.nullcontext():
             logits = model(inputs)
             logits = getattr(logits, "logits", logits)
             loss = cross_entropy(logits.flatten(0, -2), targets.flatten())
@@ -130,8 +132,13 @@ def train_split(
                 with torch.no_grad():
                     for parameter in model.parameters():
                         parameter.add_(ctx.rank)
-            assert rankwise.apply_tensor_parallel(model, plan, **options) is model
-            losses = train(kind, optimizer_kind, model, loss_parallel=options.get("loss_parallel", False))
+            splits_logits, chosen = options.pop("splits_logits", False), plan
+            if splits_logits:
+                style = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+                name = next(one for one, _ in model.named_modules() if one.endswith("head"))
+                chosen = {**(plan or find_ready_plan(model, ctx.world_size)), name: style}
+            assert rankwise.apply_tensor_parallel(model, chosen, **options) is model
+            losses = train(kind, optimizer_kind, model, splits_logits=splits_logits)
             whole = {
                 name: value.full_tensor() if hasattr(value, "full_tensor") else value
                 for name, value in model.named_parameters()
@@ -164,10 +171,10 @@ def test_mlp_and_gpt_are_those_of_one_process(world_size: int) -> None:
     """Losses and weights of five steps, SGD to 1e-12 and AdamW to 1e-9 in float64: whole logits, and split ones."""
     assert_same(
         [
-            (kind, optimizer, plan, {"loss_parallel": loss_parallel})
+            (kind, optimizer, plan, {"splits_logits": splits_logits})
             for kind, plan in (("mlp", MLP_PLAN), ("gpt", GPT_PLAN))
             for optimizer in ("sgd", "adamw")
-            for loss_parallel in (False, True)
+            for splits_logits in (False, True)
         ],
         world_size,
     )
@@ -178,9 +185,9 @@ def test_sequence_parallel_changes_nothing(world_size: int) -> None:
     """With activations split along the sequence, losses and weights are the same, norms' among them."""
     assert_same(
         [
-            ("gpt", optimizer, GPT_PLAN, {"sequence_parallel": True, "loss_parallel": loss_parallel})
+            ("gpt", optimizer, GPT_PLAN, {"sequence_parallel": True, "splits_logits": splits_logits})
             for optimizer in ("sgd", "adamw")
-            for loss_parallel in (False, True)
+            for splits_logits in (False, True)
         ],
         world_size,
     )
@@ -204,7 +211,7 @@ def test_transformers_models_have_ready_plans(world_size: int) -> None:
     """Llama and GPT-2 with tied weights, Qwen with norms of heads, BERT and ViT, without a plan, are those of one process."""
     pytest.importorskip("transformers")
     cases: list[Any] = [(kind, "sgd", None, {}) for kind in ("llama", "qwen", "bert", "vit", "gpt2")]
-    cases += [(kind, "sgd", None, {"loss_parallel": True}) for kind in ("llama", "gpt2")]
+    cases += [(kind, "sgd", None, {"splits_logits": True}) for kind in ("llama", "gpt2")]
     assert_same(cases, world_size)
 
 

@@ -17,7 +17,6 @@ from torch.distributed.tensor.parallel import (
     ParallelStyle,
     RowwiseParallel,
     SequenceParallel,
-    loss_parallel,
     parallelize_module,
 )
 
@@ -30,7 +29,6 @@ from rankwise.parallel.tensor_plans import (
     Split,
     adapt,
     find_ready_plan,
-    is_fused,
     read_transformers_plan,
     resolve_plan,
 )
@@ -43,9 +41,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-__all__ = ["apply_tensor_parallel", "loss_parallel"]
-
-_AXIS = "tensor"
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -57,16 +52,13 @@ class _Work:
     splits: list[Split]
     heads: list[Heads]
     sequence: SequenceLayout | None
-    head: nn.Module | None
 
 
 def apply_tensor_parallel(
     model: nn.Module,
     plan: Mapping[str, ParallelStyle | str] | None = None,
     *,
-    mesh: DeviceMesh | None = None,
     sequence_parallel: bool = False,
-    loss_parallel: bool = False,
     ctx: RankContext | None = None,
 ) -> nn.Module:
     """Split the layers of a model over the ranks of the mesh axis "tensor", each of which sees the same samples.
@@ -95,6 +87,9 @@ def apply_tensor_parallel(
 
     - "replicate_sum": not split, and gradients are summed over the ranks: a norm that each rank applies to its own heads.
 
+    For torch's ``loss_parallel``, which leaves the logits split over the vocabulary, give the head torch's style itself:
+    ``ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)``.
+
     transformers' words ("colwise_rep", "embedding_rowwise", "replicated_with_grad_allreduce" ...) are understood too.
 
     Attention is split by heads. Its module may count them in ``num_heads``, ``num_attention_heads``, ``n_head``,
@@ -111,11 +106,8 @@ def apply_tensor_parallel(
         plan: Which modules are split how; None: transformers' own plan for the model, or one by the names of layers
             (Llama, GPT-2, BERT, ViT, DistilBERT). In a ready plan, a vocabulary that can't be split
             evenly is not split.
-        mesh: A mesh of one axis; None: the tensor axis of ``init(mesh=...)``, or all ranks if no mesh was laid out.
         sequence_parallel: Between the first and the last block, split activations, shape (batch, sequence, features),
             along the sequence where layers are not split.
-        loss_parallel: Leave the logits of the head split over the vocabulary; compute ``cross_entropy`` and its backward
-            inside ``with rankwise.parallel.tensor.loss_parallel():``, which is torch's.
         ctx: The job; None: the one that ``init()`` joined.
 
     Returns:
@@ -131,20 +123,16 @@ def apply_tensor_parallel(
     Collective: every rank of the job, for the same models in the same order.
     """
     ctx = ctx or current()
-    mesh = _find_mesh(mesh, ctx)
-    axis = (mesh.mesh_dim_names or (_AXIS,))[0]
+    mesh = (ctx.mesh() if ctx.has_mesh else ctx.mesh(tensor=-1)).of("tensor")
     work, refusal = None, None
     try:
-        work = _plan(
-            model, plan, mesh.size(), axis, sequence_parallel=sequence_parallel, loss_parallel=loss_parallel
-        )
+        work = _plan(model, plan, mesh.size(), sequence_parallel=sequence_parallel)
     except (UsageError, ModelError) as error:
         refusal = error
     settings = {
         "plan": None if plan is None else {str(name): str(style) for name, style in plan.items()},
         "sequence_parallel": sequence_parallel,
-        "loss_parallel": loss_parallel,
-        f"ranks on the axis {axis!r}": mesh.size(),
+        "ranks on the axis 'tensor'": mesh.size(),
     }
     try:
         check_same_model(
@@ -160,7 +148,7 @@ def apply_tensor_parallel(
             raise refusal from None
         raise
     if mesh.size() > 1:
-        _check_random_state(model, mesh, axis, ctx.device)
+        _check_random_state(model, mesh, ctx.device)
     model.to(ctx.device)
     if work is not None and mesh.size() > 1:
         share_values([*model.parameters(), *model.buffers()], mesh.get_group())
@@ -169,37 +157,14 @@ def apply_tensor_parallel(
     return model
 
 
-def _find_mesh(mesh: DeviceMesh | None, ctx: RankContext) -> DeviceMesh:
-    if mesh is None:
-        return (ctx.mesh() if ctx.has_mesh else ctx.mesh(tensor=-1)).of("tensor")
-    if mesh.ndim != 1:
-        raise UsageError(
-            f"the mesh has {mesh.ndim} axes ({', '.join(map(repr, mesh.mesh_dim_names or ()))}), and a model is split over one",
-            rank=ctx.rank,
-            hint='pass one axis of it: mesh["tensor"]',
-        )
-    if mesh.device_type != ctx.device.type:
-        raise UsageError(
-            f"the mesh is one of {mesh.device_type!r} devices, and this rank's device is {str(ctx.device)!r}",
-            rank=ctx.rank,
-            hint="make the mesh with ctx.device.type",
-        )
-    return mesh
-
-
 # ---------------------------------------------------------------- before anything is changed
 
 
-def _plan(
-    model: nn.Module, plan: Mapping[str, Any] | None, degree: int, axis: str, *, sequence_parallel: bool, loss_parallel: bool
-) -> _Work:  # fmt: skip
+def _plan(model: nn.Module, plan: Mapping[str, Any] | None, degree: int, *, sequence_parallel: bool) -> _Work:
     check_model(model)
     splits = resolve_plan(model, find_ready_plan(model, degree) if plan is None else plan)
-    check_splits(
-        model, splits, degree, axis, trusts_fused=plan is None and bool(read_transformers_plan(model))
-    )
-    heads = find_heads(model, splits, degree, axis)
-    head = _find_head(model, splits) if loss_parallel else None
+    check_splits(model, splits, degree, trusts_fused=plan is None and bool(read_transformers_plan(model)))
+    heads = find_heads(model, splits, degree)
     named = next((split.name for split in splits if split.word == "sequence" and split.style is None), None)
     if named is not None and not sequence_parallel:
         raise UsageError(
@@ -207,28 +172,10 @@ def _plan(
             hint="sequence_parallel=True splits them",
         )
     sequence = plan_sequence(model, splits) if sequence_parallel else None
-    return _Work(splits=splits, heads=heads, sequence=sequence, head=head)
+    return _Work(splits=splits, heads=heads, sequence=sequence)
 
 
-def _find_head(model: nn.Module, splits: list[Split]) -> nn.Module:
-    heads = [
-        split
-        for split in splits
-        if split.word == "colwise_gather"
-        and split.style is None
-        and isinstance(split.module, nn.Linear)
-        and not is_fused(split.name, split.module)
-    ]
-    if len(heads) != 1:
-        found = ", ".join(repr(split.name) for split in heads) or "none"
-        raise UsageError(
-            f"loss_parallel=True: the plan for {type(model).__name__} must have one nn.Linear with the style 'colwise_gather', which is the head; it has {found}",
-            hint="name the head in the plan: {..., 'lm_head': 'colwise_gather'}; its out_features must be a multiple of the number of ranks",
-        )
-    return heads[0].module
-
-
-def _check_random_state(model: nn.Module, mesh: DeviceMesh, axis: str, device: torch.device) -> None:
+def _check_random_state(model: nn.Module, mesh: DeviceMesh, device: torch.device) -> None:
     """Refuse dropout by other random numbers on each rank: what is whole would drift apart without a word."""
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     digest = hashlib.blake2b(bytes(torch.cat(states).tolist()), digest_size=7).digest()
@@ -238,7 +185,7 @@ def _check_random_state(model: nn.Module, mesh: DeviceMesh, axis: str, device: t
     dropping = [name for name, one in model.named_modules() if isinstance(one, _DROPOUT) and one.p > 0]
     if dropping and len({int(state) for state in of_ranks}) > 1:
         raise UsageError(
-            f"the model has dropout ({dropping[0]!r}), and the ranks on the axis {axis!r} would draw different random numbers: what they share would diverge",
+            f"the model has dropout ({dropping[0]!r}), and the ranks on the axis 'tensor' would draw different random numbers: what they share would diverge",
             hint="seed them alike before: create the mesh first, init(mesh={'tensor': ...}), and call ctx.seed(seed)",
         )
 
@@ -276,9 +223,7 @@ def _build_style(split: Split, work: _Work) -> ParallelStyle | None:
         is_flat = layout is not None and id(split.module) in layout.flat
         return ColwiseParallel(input_layouts=part if is_flat else Replicate())
     if word == "colwise_gather":
-        is_head = split.module is work.head
-        layouts = Shard(-1) if is_head else Replicate()
-        return ColwiseParallel(output_layouts=layouts, use_local_output=not is_head)
+        return ColwiseParallel(output_layouts=Replicate())
     if word.startswith("rowwise"):
         is_inside = layout is not None and id(split.module) in layout.inside
         is_split = word == "rowwise" and not isinstance(split.module, nn.Embedding)
@@ -311,9 +256,10 @@ def _settle(parameter: torch.Tensor) -> None:
 
 
 def _sum_gradients(module: nn.Module, mesh: DeviceMesh) -> None:
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(partial(_sum_over, mesh))
+    for parameter in filter(torch.is_floating_point, module.parameters()):
+        is_trained = parameter.requires_grad
+        parameter.requires_grad_().register_hook(partial(_sum_over, mesh))
+        parameter.requires_grad_(is_trained)  # what is frozen now may be trained later
 
 
 def _sum_over(mesh: DeviceMesh, gradient: torch.Tensor) -> torch.Tensor:

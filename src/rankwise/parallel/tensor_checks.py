@@ -59,14 +59,14 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_splits(
-    model: nn.Module, splits: Sequence[Split], degree: int, axis: str, *, trusts_fused: bool = False
+    model: nn.Module, splits: Sequence[Split], degree: int, *, trusts_fused: bool = False
 ) -> None:
     """See that each module can be split as planned."""
     for split in splits:
         if split.word == "colwise" and is_fused(split.name, split.module) and not trusts_fused:
             raise refuse_fused(model, split.name, split.module)
         _check_kind(split)
-        _check_size(split, degree, axis)
+        _check_size(split, degree)
     _check_shared(model, splits)
     _check_between(model, splits)
 
@@ -100,7 +100,7 @@ def _check_kind(split: Split) -> None:
         )
 
 
-def _check_size(split: Split, degree: int, axis: str) -> None:
+def _check_size(split: Split, degree: int) -> None:
     dim, module = split.weight_dim, split.module
     if dim is None:
         return
@@ -109,7 +109,7 @@ def _check_size(split: Split, degree: int, axis: str) -> None:
     names = ("num_embeddings", "embedding_dim") if isinstance(module, nn.Embedding) else names
     if size % degree:
         raise UsageError(
-            f"module {split.name!r}: {names[dim]} {size} can't be divided by {degree}, the number of ranks on the axis {axis!r}",
+            f"module {split.name!r}: {names[dim]} {size} can't be divided by {degree}, the number of ranks on the axis 'tensor'",
             hint="pad the layer to a multiple, use another degree, or leave it out of the plan",
         )
 
@@ -191,7 +191,7 @@ def _list_unplanned(parent: nn.Module, planned: set[int]) -> Iterator[tuple[str,
             yield from ((f"{own}.{name}", parameter) for name, parameter in child.named_parameters())
 
 
-def find_heads(model: nn.Module, splits: Sequence[Split], degree: int, axis: str) -> list[Heads]:
+def find_heads(model: nn.Module, splits: Sequence[Split], degree: int) -> list[Heads]:
     """Find the attention modules whose heads are dealt out, and see that the heads can be.
 
     Raises:
@@ -209,7 +209,7 @@ def find_heads(model: nn.Module, splits: Sequence[Split], degree: int, axis: str
         _check_all_split(parent_name, parent, own)
         query = next((split for split in own if not _KEY_OR_VALUE.match(split.own_name)), own[0])
         for split in own:
-            _check_heads(_count_heads(model, parent, split, query), split, degree, axis)
+            _check_heads(_count_heads(model, parent, split, query), split, degree)
         found.append(Heads(name=parent_name, module=parent, counts=_list_counts(parent, own)))
     return found
 
@@ -233,7 +233,7 @@ def _check_all_split(parent_name: str, parent: nn.Module, own: Sequence[Split]) 
         )
 
 
-def _check_heads(counted: tuple[int, str] | None, split: Split, degree: int, axis: str) -> None:
+def _check_heads(counted: tuple[int, str] | None, split: Split, degree: int) -> None:
     if counted is None:
         raise UsageError(
             f"module {split.name!r} is a projection of attention, but its number of heads can't be found: neither the module that holds it nor model.config has any of {', '.join((*HEAD_COUNTS, *HEAD_WIDTHS))}",
@@ -243,7 +243,7 @@ def _check_heads(counted: tuple[int, str] | None, split: Split, degree: int, axi
     if number % degree:
         divisors = [str(each) for each in range(1, number + 1) if number % each == 0]
         raise UsageError(
-            f"module {split.name!r}: {number} {'head' if number == 1 else 'heads'} ({where}) can't be divided by {degree}, the number of ranks on the axis {axis!r}",
+            f"module {split.name!r}: {number} {'head' if number == 1 else 'heads'} ({where}) can't be divided by {degree}, the number of ranks on the axis 'tensor'",
             hint=f"the degree must be one of {', '.join(divisors)}; or leave attention out of the plan",
         )
 
