@@ -145,6 +145,27 @@ def square(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean(1)
 
 
+def drop_a_step() -> dict[str, Tensor]:
+    with rankwise.init(device="cpu"):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+        pipe = rankwise.apply_pipeline(model, loss=lambda model, x: model(x).square().mean())
+        pipe.step(torch.randn(8, 3), is_last=False)
+        pipe.zero_grad()
+        pipe.step(torch.ones(4, 3))
+        return {name: one.grad for name, one in pipe.named_parameters()}
+
+
+def test_a_step_that_was_dropped_does_not_count() -> None:
+    """After zero_grad() the gradients are those of the next batch alone, and its mean is over its own samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+    model(torch.ones(4, 3)).square().mean().backward()
+    found = {name: one for held in run_ranks(drop_a_step, 2) for name, one in held.items()}
+    for name, one in model.named_parameters():
+        torch.testing.assert_close(found[name], one.grad)
+
+
 def test_an_evaluation_has_the_outputs_on_all_stages() -> None:
     """evaluate() and predict() over two pipelines, one of which runs out of samples: the metrics of one process on every rank, and its outputs."""
     model = build_chain()
@@ -383,7 +404,7 @@ def profile_steps(schedules: list[str]) -> list[Any]:
                 for size in (8, 3):
                     pipe.step(torch.randn(size, 3))
             pipe.step(torch.randn(8, 3))
-            found.append((profile.steps, str(profile), profile.to_svg(), profile.schedule_bubble))
+            found.append((profile.steps, str(profile), profile.schedule_bubble))
     return found
 
 
@@ -392,7 +413,7 @@ def test_a_profile_has_the_work_of_all_stages() -> None:
     schedules = ["1f1b", "zbv"]
     first, second = run_ranks(profile_steps, 2, schedules, timeout_s=60)
     assert first == second
-    for (steps, text, svg, bubble), num_stages in zip(first, (2, 4), strict=True):
+    for (steps, text, bubble), num_stages in zip(first, (2, 4), strict=True):
         assert len(steps) == 2
         for step, number in zip(steps, (4, 3), strict=True):
             spans = [one for row in step for one in row]
@@ -400,7 +421,6 @@ def test_a_profile_has_the_work_of_all_stages() -> None:
             assert {(stage, "forward", one) for stage in range(num_stages) for one in range(number)} < made
             assert all(one.end_s <= two.start_s for row in step for one, two in pairwise(row))
         assert f"{num_stages - 1}     " in text
-        assert svg.startswith("<svg")
         assert 0 < bubble < 0.5
 
 

@@ -1,13 +1,11 @@
-"""What a schedule would take at best, played through; what a profile proposes; and its picture."""
+"""What a schedule would take at best, played through; and what a profile proposes."""
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from itertools import pairwise
 
 import pytest
 
-from rankwise.base.errors import UsageError
 from rankwise.parallel.pipeline_profile import (
     PipelineProfile,
     Span,
@@ -90,17 +88,3 @@ def test_what_would_help_is_proposed() -> None:
     assert even.proposals == []
     assert "the schedule 20%, uneven stages 0%, messages and the rest 0%" in str(even)
     assert "layers.4 to layers.7" in str(even)
-
-
-def test_the_picture_has_a_box_for_each_piece_of_work() -> None:
-    """As many as were recorded, in the rows of the ranks, each with its words; without a step there is none."""
-    root = ET.fromstring(profile((1.0, 1.0), (1, 1), 8).to_svg())
-    names = {"svg": "http://www.w3.org/2000/svg"}
-    titles = [one.text or "" for one in root.findall(".//svg:rect/svg:title", names)]
-    assert len(titles) == 16
-    assert titles[0] == "stage 0, forward of micro-batch 0: 1000.000 ms"
-    assert [one.text for one in root.findall("svg:text", names) if (one.text or "").startswith("rank")] == ["rank 2", "rank 3"]  # fmt: skip
-    empty = PipelineProfile("1f1b", 4, (0, 1), [["0"], ["1"]])
-    assert str(empty) == "no step of the pipeline was run"
-    with pytest.raises(UsageError, match="without a step"):
-        empty.to_svg()

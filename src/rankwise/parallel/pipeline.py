@@ -165,7 +165,7 @@ class Pipeline(nn.Module):  # type: ignore[misc]
 
         Returns:
             Filled at the block's end, the same on all ranks: ``print(profile)`` shows each stage's forward, backward and waiting, the bubble
-            beside the schedule's own, and proposals; ``profile.save_svg(path)`` draws one step. The last 100 steps count.
+            beside the schedule's own, and proposals. The last 100 steps count.
 
         Collective: every rank of the pipeline; each step begins with a barrier, and the block's end gathers.
         """

@@ -6,17 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal, final
 
 import torch
 import torch.distributed as dist
 
-from rankwise.base.errors import UsageError
-from rankwise.base.files import write_atomic
 from rankwise.parallel.partition import balance
 
 #: The last steps are kept: a profile around a whole training must not grow.
@@ -96,59 +92,6 @@ def _needs(one: Span, last: int) -> tuple[int, bool, int] | None:
     if one.work == "weight gradients" or one.stage == last:
         return None
     return (one.stage + 1, False, one.micro_batch)
-
-
-_WIDTH, _LEFT, _ROW, _GAP, _TOP = 1000, 70, 34, 10, 56
-_COLORS: dict[Work, tuple[str, str]] = {
-    "forward": ("#8ab6ea", "#5a8fd0"),
-    "backward": ("#f0b878", "#dc9440"),
-    "input gradients": ("#f0b878", "#dc9440"),
-    "weight gradients": ("#9fd3ae", "#6db585"),
-}
-
-
-def draw(timeline: Timeline, ranks: Sequence[int], title: str) -> str:
-    """Return an SVG of one step: a row for each rank, a box for each micro-batch; a rank's second stage is darker."""
-    length = find_length(timeline)
-    begin = min(one.start_s for row in timeline for one in row)
-    scale = (_WIDTH - _LEFT - 34) / length
-    bottom = _TOP + len(timeline) * (_ROW + _GAP)
-    parts = [_text(16, 24, title, size=15)]
-    for place, (rank, row) in enumerate(zip(ranks, timeline, strict=True)):
-        y = _TOP + place * (_ROW + _GAP)
-        parts.append(_text(16, y + _ROW / 2 + 4, f"rank {rank}"))
-        parts.append(
-            f'<rect x="{_LEFT}" y="{y}" width="{length * scale:.1f}" height="{_ROW}" fill="#eef1f4"/>'
-        )
-        stages = sorted({one.stage for one in row})
-        for one in row:
-            x, width = _LEFT + (one.start_s - begin) * scale, max(one.seconds * scale, 0.5)
-            words = (
-                f"stage {one.stage}, {one.work} of micro-batch {one.micro_batch}: {one.seconds * 1e3:.3f} ms"
-            )
-            fill = _COLORS[one.work][min(stages.index(one.stage), 1)]
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_ROW}" fill="{fill}" stroke="#fff" stroke-width="0.5">'
-                f"<title>{escape(words)}</title></rect>"
-            )
-            if width > 14:
-                parts.append(_text(x + width / 2, y + _ROW / 2 + 4, str(one.micro_batch), anchor="middle"))
-    for tick in range(6):
-        x = _LEFT + length * scale * tick / 5
-        parts.append(_text(x, bottom + 14, f"{length * tick / 5 * 1e3:.3g} ms", anchor="middle", size=11))
-    for place, work in enumerate(dict.fromkeys(one.work for row in timeline for one in row)):
-        x = _LEFT + place * 150
-        parts.append(f'<rect x="{x}" y="{bottom + 30}" width="14" height="14" fill="{_COLORS[work][0]}"/>')
-        parts.append(_text(x + 20, bottom + 42, work))
-    height = bottom + 60
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" font-family="sans-serif">'
-        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>{"".join(parts)}</svg>\n'
-    )
-
-
-def _text(x: float, y: float, words: str, *, size: int = 12, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="#1f2933" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 @final
@@ -295,22 +238,3 @@ class PipelineProfile:
             f"bubble: {self.bubble:.0%} of the ranks' time: the schedule {self.schedule_bubble:.0%}, uneven stages {uneven:.0%}, messages and the rest {rest:.0%}"
         )
         return "\n".join([*lines, *(f"try {text}" for text in self.proposals)])
-
-    def to_svg(self) -> str:
-        """Return a picture of the median step: a row for each rank, a box for each micro-batch of a stage.
-
-        Raises:
-            UsageError: No step was run in the profile's block.
-        """
-        if not self.steps:
-            raise UsageError("a profile without a step of the pipeline", hint="with pipe.profile() as profile: ... pipe.step(batch)")  # fmt: skip
-        title = f"{self._schedule}, {self._microbatches} micro-batches: bubble {self.bubble:.0%}, at best {self.schedule_bubble:.0%}"
-        return draw(self._middle, self._ranks, title)
-
-    def save_svg(self, path: str | Path) -> None:
-        """Write the picture; call it on one rank.
-
-        Args:
-            path: The file.
-        """
-        write_atomic(Path(path), self.to_svg())

@@ -69,6 +69,8 @@ class Pipelined(Strategy):
         Collective: every rank.
         """
         engine = self._engine
+        if engine.counted and all(one.grad is None for one in self.model.parameters()):
+            engine.counted.clear()  # of a step that was dropped: zero_grad() before its last batch
         # Where the mean is over this batch alone, its gradients are right as they are. Else they are those of sums, and what they are to be
         # divided by is known when the losses are.
         is_alone = is_last and not engine.counted and not self._axes
