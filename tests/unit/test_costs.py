@@ -86,7 +86,6 @@ def test_activations_add_up_to_those_of_the_whole_model() -> None:
     assert sum(one.memory.activations or 0 for one in costs) == count_saved(layers, torch.randn(5, 8))
     blocks = [one for one in measure_costs(Gpt(50, 8), TOKENS) if one.name.startswith("blocks.")]
     assert blocks[0].memory.activations == blocks[1].memory.activations == count_saved(Gpt(50, 8).blocks[0], torch.randn(4, 8, 16, requires_grad=True))  # fmt: skip
-    assert blocks[0].outputs == 4 * 8 * 16 * 4
 
 
 def test_measuring_leaves_no_trace() -> None:
@@ -106,10 +105,9 @@ def test_time_grows_with_the_work() -> None:
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(*each) for each in sizes))
     counted = measure_costs(model, torch.empty(512, 64, device="meta"))
-    assert counted[2].forward > 4 * counted[0].forward > 0
-    assert counted[2].backward > 4 * counted[0].backward > 0
+    assert counted[2].time > 4 * counted[0].time > 0
     measured = measure_costs(nn.Sequential(*(nn.Linear(*each) for each in sizes)), torch.randn(512, 64))
-    assert all(one.forward > 0 and one.backward > 0 for one in measured)
+    assert all(one.time > 0 for one in measured)
 
 
 def test_a_model_on_the_meta_device_is_counted() -> None:
@@ -117,8 +115,8 @@ def test_a_model_on_the_meta_device_is_counted() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     first, _, last = measure_costs(model, torch.empty(5, 8))
-    assert (first.forward, first.backward) == (2 * 5 * 8 * 16, 2 * 5 * 8 * 16)
-    assert (last.forward, last.backward) == (2 * 5 * 16 * 4, 2 * 2 * 5 * 16 * 4)
+    assert first.time == 2 * 2 * 5 * 8 * 16
+    assert last.time == 3 * 2 * 5 * 16 * 4
     assert all(one.is_meta for one in model.parameters())
 
 

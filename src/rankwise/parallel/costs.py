@@ -43,23 +43,14 @@ class UnitCost:
         name: Of its module.
         tensors: Names of its parameters and buffers, and of those that lie directly in a module around it: they go with the first unit
             inside. What several units share is the first one's.
-        forward: Seconds, or floating-point operations if they were counted; 0 without a batch, or if the unit was not called.
-        backward: The same, of its backward.
+        time: Seconds of forward and backward, or floating-point operations if they were counted; 0 without a batch, or if it was not called.
         memory: What it holds; activations are those that autograd keeps from its forward to its backward.
-        outputs: Bytes of what it returns, and hands on; None without a batch.
     """
 
     name: str
     tensors: tuple[str, ...]
-    forward: float
-    backward: float
+    time: float
     memory: Memory
-    outputs: int | None
-
-    @property
-    def time(self) -> float:
-        """Forward and backward."""
-        return self.forward + self.backward
 
 
 def measure_costs(
@@ -153,8 +144,7 @@ def _sum_up(name: str, held: dict[str, Tensor], states: dict[str, tuple[float, i
         optimizer=sum(int(one.numel() * states[own][0]) + states[own][1] for own, one in trained.items()),
         activations=found and found.activations,
     )  # fmt: skip
-    times = (found.forward, found.backward) if found else (0.0, 0.0)
-    return UnitCost(name=name, tensors=tuple(held), forward=times[0], backward=times[1], memory=memory, outputs=found and found.outputs)  # fmt: skip
+    return UnitCost(name=name, tensors=tuple(held), time=found.time if found else 0.0, memory=memory)
 
 
 # ------------------------------------------------------------------ measuring
@@ -165,10 +155,8 @@ def _sum_up(name: str, held: dict[str, Tensor], states: dict[str, tuple[float, i
 class Figures:
     """What was measured of one unit, over all its calls: seconds or operations, and bytes."""
 
-    forward: float = 0.0
-    backward: float = 0.0
+    time: float = 0.0
     activations: int = 0
-    outputs: int = 0
 
 
 def time_units(model: nn.Module, units: Sequence[str], batch: Any, call: Call, *, device: torch.device | None, repeats: int) -> dict[str, Figures]:  # fmt: skip
@@ -279,16 +267,13 @@ class _Meter:
             return one
 
         saving = torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one)
-        result, origins, forward, backward = self._run(twin, call, saving)
+        result, origins, taken = self._run(twin, call, saving)
         own = {one.untyped_storage()._cdata for one in (*twin.parameters(), *twin.buffers())}
         held = {key: one for key, one in saved.items() if key not in own}
         found.activations += sum(one.nbytes() for key, one in held.items() if origins.get(key) not in self.counted)  # fmt: skip
-        found.outputs += sum(one.nbytes for one in list_tensors(result))
-        timed = [self._run(twin, call, nullcontext())[2:] for _ in range(self.repeats)] or [
-            (forward, backward)
-        ]
-        found.forward += min(one for one, _ in timed)
-        found.backward += min(one for _, one in timed)
+        found.time += min(
+            (self._run(twin, call, nullcontext())[2] for _ in range(self.repeats)), default=taken
+        )
 
         def hand_on(one: Tensor) -> Tensor:
             given = one.detach() if self.device is None or not homes else one.detach().to(homes[0])
@@ -307,9 +292,7 @@ class _Meter:
         storage = one.untyped_storage()
         self.counted[storage._cdata] = storage
 
-    def _run(
-        self, unit: nn.Module, call: tuple[Any, Any], saving: Any
-    ) -> tuple[Any, dict[int, int], float, float]:
+    def _run(self, unit: nn.Module, call: tuple[Any, Any], saving: Any) -> tuple[Any, dict[int, int], float]:
         """Run a unit on fresh copies of its inputs, and differentiate that, leaving ``grad`` alone.
 
         Returns:
@@ -336,7 +319,7 @@ class _Meter:
         outputs = [one for one in list_tensors(result) if one.requires_grad]
         inputs = [*leaves, *(one for one in unit.parameters() if one.requires_grad)]
         if not outputs or not inputs:
-            return result, origins, forward, 0.0
+            return result, origins, forward
         seeds = [torch.ones_like(one) for one in outputs]
         _, backward = self.gauge(lambda: torch.autograd.grad(outputs, inputs, seeds, allow_unused=True))
-        return result, origins, forward, backward
+        return result, origins, forward + backward
