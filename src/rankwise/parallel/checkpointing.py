@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +15,7 @@ from rankwise.base.errors import UsageError
 from rankwise.parallel.blocks import Blocks, find_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 _aten = torch.ops.aten
@@ -85,7 +86,28 @@ def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     options: Any = block._checkpoint_options
+    if next(block.buffers(), None) is not None and not torch.compiler.is_compiling():
+        options = {"context_fn": partial(_make_contexts, block, options.get("context_fn"))}
     return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+
+def _make_contexts(block: nn.Module, context_fn: Callable[[], Any] | None) -> tuple[Any, Any]:
+    first, again = (nullcontext(), nullcontext()) if context_fn is None else context_fn()
+    return first, _keeping_buffers(block, again)
+
+
+@contextmanager
+def _keeping_buffers(block: nn.Module, inside: Any) -> Iterator[None]:
+    """Leave a block's buffers as they are by a forward that is made again: BatchNorm would count each batch twice."""
+    held = [(one, one.detach().clone()) for one in block.buffers()]
+    try:
+        with inside:
+            yield
+    finally:
+        for one, value in held:
+            one.data.copy_(
+                value
+            )  # of the tensor itself backward would find another version than it has saved
 
 
 def _choose(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:

@@ -1,0 +1,51 @@
+"""Blocks that are computed again in backward: what a model has learned, and what it has counted, is as without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rankwise
+
+
+class Block(nn.Module):
+    """Counts its forwards, beside BatchNorm's statistics; a mask that autograd saves never changes."""
+
+    def __init__(self, *, momentum: float | None) -> None:
+        super().__init__()
+        self.linear, self.norm, self.drop = (
+            nn.Linear(6, 6),
+            nn.BatchNorm1d(6, momentum=momentum),
+            nn.Dropout(0.3),
+        )
+        self.register_buffer("mask", torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 1.0]))
+        self.register_buffer("num_calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += 1
+        return x + self.drop(self.norm(self.linear(x) * self.mask)).tanh()
+
+
+def train(mode: Any, *, momentum: float | None) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(momentum=momentum) for _ in range(3)))
+    if mode is not None:
+        rankwise.apply_checkpointing(model, mode)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(5, 6)).square().sum().backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("mode", ["full", "selective", 2])
+def test_a_batch_counts_once(mode: Any, momentum: float | None) -> None:
+    """Running statistics and counters are those of a training without checkpoints, to the bit, and so are the weights."""
+    expected = train(None, momentum=momentum)
+    for name, value in train(mode, momentum=momentum).items():
+        assert torch.equal(value, expected[name]), name
