@@ -259,14 +259,18 @@ def use_wrong_side() -> list[str]:
     if ps.is_server:
         ps.serve()
     ps.close()
+    if not ps.is_server:
+        with pytest.raises(rankwise.UsageError) as caught:
+            ps.pull()
+        told.append(caught.value.message)
     return told
 
 
 def test_each_side_has_its_calls() -> None:
-    """A server does not pull, a worker does not serve, and pulls before it pushes."""
+    """A server does not pull, a worker does not serve, pulls before it pushes, and does neither when it has ended."""
     server, worker = run_ranks(use_wrong_side, 2)
     assert server == ["pull() on server 0", "push() on server 0"]
-    assert worker == ["serve() on worker 0", "push() before the first pull()"]
+    assert worker == ["serve() on worker 0", "push() before the first pull()", "pull() after close()"]
 
 
 def train_by_role(folder: Path) -> Any:

@@ -244,7 +244,7 @@ class ParameterServer:
     @property
     def num_lost(self) -> int:
         """How many gradients of this worker were lost with servers that died; what went to several is counted for each."""
-        return self._as_worker("num_lost").num_lost
+        return 0 if self._worker is None else self._worker.num_lost
 
     # --------------------------------------------------------- coordinating
 
@@ -345,7 +345,14 @@ class ParameterServer:
 
     def _as_worker(self, what: str) -> Worker:
         hint = "servers call ps.serve() and nothing else: ask ps.is_server first"
-        return self._need(self._worker, f"{what}() on server {self._ctx.rank}", hint)
+        worker = self._need(self._worker, f"{what}() on server {self._ctx.rank}", hint)
+        if worker.is_closed:
+            raise UsageError(
+                f"{what}() after close()",
+                rank=self._ctx.rank,
+                hint="close() says that this worker has ended: call it after the last step",
+            )
+        return worker
 
     def _need(self, part: _Part | None, message: str, hint: str) -> _Part:
         if part is None:

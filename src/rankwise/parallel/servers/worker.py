@@ -76,6 +76,7 @@ class Worker:
         self._digest = layout_digest
         self.incarnation = int(store.add(f"incarnations/worker/{rank}", 1))
         self._links: dict[int, Link] = {}
+        self.is_closed = False
         self._positions, self._num_servers = dict[int, Position](), len(layouts)
         for number in range(len(layouts)):
             self._join(number, RETURN_S if returns else _JOIN_S)
@@ -317,7 +318,10 @@ class Worker:
 
         With ``is_stopped`` it has ended because the job is to stop, which a server may learn later than this.
         """
-        if self._links and has_ended:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if has_ended:
             with suppress(RuntimeError, RendezvousError):
                 self._store.set(f"ended/{self._rank}", "1")
         for link in self._links.values():
@@ -325,4 +329,3 @@ class Worker:
                 if has_ended:
                     link.send(Message(Kind.BYE, note={"stopped": is_stopped}), timeout_s=_BYE_S)
             link.close()
-        self._links.clear()
