@@ -194,9 +194,7 @@ class _Normalize(torch.autograd.Function):  # type: ignore[misc]
         return dx_NC, dweight, dbias, None, None, None, None
 
 
-def convert_sync_batchnorm(
-    model: nn.Module, group: dist.ProcessGroup | None = None, *, native: bool | None = None
-) -> nn.Module:
+def convert_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
     """Let every BatchNorm layer of a model see the samples of all ranks.
 
     Parameters, buffers, hooks and the names in the state dict stay as they are, so an optimizer that was built
@@ -205,11 +203,10 @@ def convert_sync_batchnorm(
     Args:
         model: Holds BatchNorm layers, torch's SyncBatchNorm layers or none at all.
         group: The ranks to share with; None: all.
-        native: Whether to take ``torch.nn.SyncBatchNorm``, tuned for NVIDIA's GPUs; None: if the model is on one
-            and the group uses NCCL.
 
     Returns:
-        The model; with ``native``, a new layer if the model is a BatchNorm layer itself.
+        The model. Where it is on an NVIDIA GPU and the group uses NCCL, layers are torch's own SyncBatchNorm, which is tuned for these; and
+        a model that is a BatchNorm layer itself is a new one.
 
     Raises:
         ModelError: A layer is of a foreign class derived from BatchNorm: what it adds would be lost.
@@ -217,7 +214,7 @@ def convert_sync_batchnorm(
     complaint = find_foreign(model)
     if complaint:
         raise ModelError(complaint)
-    if _prefers_native(model, group) if native is None else native:
+    if _prefers_native(model, group):
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
         return converted
     for layer in model.modules():
