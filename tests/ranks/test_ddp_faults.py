@@ -177,6 +177,18 @@ def test_options_that_cannot_work_are_refused() -> None:
                 apply_ddp(nn.Linear(2, 2), **options)  # type: ignore[arg-type]
 
 
+def test_powersgd_refuses_what_has_no_dim() -> None:
+    """A scalar makes no matrix, on which torch would end in the first step that compresses: a thousand steps later."""
+
+    class Scaled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+    with rankwise.init(device="cpu"), pytest.raises(ModelError, match="'scale' has no dim"):
+        apply_ddp(Scaled(), comm_hook="powersgd")
+
+
 class Branches(nn.Module):
     """A model with a branch that only some calls take."""
 

@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -237,38 +236,6 @@ def test_a_worker_that_is_refused_lets_go_of_its_link() -> None:
     assert caught.value.rank == 1
 
 
-class GoingStore(dist.HashStore):
-    is_gone = False
-
-    def check(self, keys: list[str]) -> bool:
-        if self.is_gone:
-            raise dist.DistNetworkError("Connection reset by peer")
-        return super().check(keys)
-
-
-def test_a_store_that_goes_with_a_server_is_named() -> None:
-    """A worker that has lost its server asks the store who has taken over; that one is gone too, and the error says where to look."""
-    going, links = GoingStore(), list[Link]()
-    store: Any = JobStore(going, 1)
-
-    def serve() -> None:
-        with open_listener(store) as listener:
-            links.append(accept(listener))
-            send_clocks(links[0])
-
-    thread = run_beside(serve)
-    model = nn.Linear(2, 1)
-    rules = replace(make_rules(), recovery_folder="copies")
-    worker = Worker(1, model, spread(model, 1), layout_digest="", rules=rules, store=store)
-    thread.join(BOUND_S)
-    going.is_gone = True
-    links[0].close()
-    with pytest.raises(rankwise.RendezvousError, match="the job's store failed: Connection reset by peer"):
-        worker.pull()
-    worker.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_does_not_hold_a_link_open() -> None:
     """The peer hears at once that a rank is gone, whatever the rank's DataLoader has left behind."""
     ours, theirs = socket.socketpair()

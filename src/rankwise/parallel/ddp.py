@@ -111,7 +111,8 @@ def apply_ddp(
         wait_s=wait_s,
         complaint=find_complaint(model)
         or _find_placement_complaint(model)
-        or _find_layer_complaint(model, sync_batchnorm=sync_batchnorm, device=ctx.device),
+        or _find_layer_complaint(model, sync_batchnorm=sync_batchnorm, device=ctx.device)
+        or _find_hook_complaint(model, comm_hook),
     )
     if placement_of(model) is None:
         model.to(ctx.device)
@@ -158,6 +159,14 @@ def _find_layer_complaint(model: nn.Module, *, sync_batchnorm: bool, device: tor
     if device.type != "cpu" or not native:
         return None
     return f"torch.nn.SyncBatchNorm works on GPUs only, and the ranks run on the CPU: {quote(native)}; apply_ddp(..., sync_batchnorm=True) makes them work here"
+
+
+def _find_hook_complaint(model: nn.Module, hook: CommHook | None) -> str | None:
+    scalars = [name for name, one in model.named_parameters() if one.requires_grad and not one.dim()]
+    if hook in {None, "fp16", "bf16"} or not scalars:
+        return None
+    # torch 2.8 to 2.15: an IndexError in the first step that compresses, thousands of steps later.
+    return f"PowerSGD makes matrices of parameters, and {quote(scalars)} has no dim: give it the shape (1,), or take comm_hook='bf16'"
 
 
 def _wrap(model: nn.Module, ctx: RankContext, tuning: Tuning, **options: bool) -> CheckedDDP:
