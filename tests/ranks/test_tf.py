@@ -297,7 +297,9 @@ def misuse(kind: str) -> Any:
         loss.backward()
         if kind == "reduce":
             strategy.reduce(SUM, loss)
-        if kind != "step":
+        if kind == "closure":
+            optimizer.step(lambda: loss)
+        elif kind != "step":
             optimizer.step()
 
     if kind == "ddp":
@@ -318,6 +320,7 @@ def misuse(kind: str) -> Any:
         ("other", rankwise.CollectiveError, "Linear.weight"),
         ("lazy", rankwise.UsageError, "LazyLinear.weight has no shape"),
         ("ddp", rankwise.UsageError, "averaged by apply_ddp"),
+        ("closure", rankwise.UsageError, "nothing adds the gradients that the closure computes"),
     ],
 )
 def test_misuse_is_named(kind: str, error: type[Exception], text: str) -> None:

@@ -139,7 +139,7 @@ def find_owner(tensor: Tensor) -> Strategy | None:
     return None if found is None else found()
 
 
-def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature
+def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """See that somebody adds the gradients of what is about to move; reports call the wait for others by this function's name."""
     parameters = list_parameters(optimizer)
     replica = find_replica()
@@ -161,6 +161,13 @@ def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noq
     if any(owner is not running for owner in owners.values()):
         _refuse_strangers(parameters, running)
         return
+    # After the optimizer itself.
+    closure = next(iter(args[1:]), kwargs.get("closure"))
+    if closure is not None and running.is_spread:
+        raise UsageError(
+            "optimizer.step(closure) in strategy.run(): nothing adds the gradients that the closure computes", rank=running.rank,
+            hint="compute loss and gradients first, then optimizer.step(); LBFGS, which needs a closure, is for one replica",
+        )  # fmt: skip
     running.updates.before_step(optimizer)
 
 
