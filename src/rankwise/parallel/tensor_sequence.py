@@ -64,7 +64,13 @@ def plan_sequence(model: nn.Module, splits: Sequence[Split]) -> SequenceLayout:
         if split.word != "colwise" or isinstance(split.module, nn.Embedding):
             continue
         container = _find_container(model, split.name, splits)
-        containers.setdefault(container, _list_blocks(model, container, splits))
+        if container is not None:
+            containers.setdefault(container, _list_blocks(model, container, splits))
+        elif split.style is None:  # one of torch's own says itself what it takes and gives: a head
+            raise UsageError(
+                f"sequence_parallel=True needs blocks in a ModuleList or Sequential, each with layers that are split 'colwise' and 'rowwise': {split.name!r} is in none",
+                hint="without sequence_parallel the plan works as it is",
+            )
     if not containers:
         raise UsageError("sequence_parallel=True needs split layers, and the plan has no 'colwise' nn.Linear")
     layout.stacks.extend(containers.values())
@@ -74,8 +80,8 @@ def plan_sequence(model: nn.Module, splits: Sequence[Split]) -> SequenceLayout:
     return layout
 
 
-def _find_container(model: nn.Module, name: str, splits: Sequence[Split]) -> str:
-    """Find the outermost list of blocks around a split layer: a block has layers split both ways."""
+def _find_container(model: nn.Module, name: str, splits: Sequence[Split]) -> str | None:
+    """Find the outermost list of blocks around a split layer, if it is in one: a block has layers split both ways."""
     parts = name.split(".")
     for length in range(len(parts)):
         container = ".".join(parts[:length])
@@ -83,10 +89,7 @@ def _find_container(model: nn.Module, name: str, splits: Sequence[Split]) -> str
             model.get_submodule(container), (nn.ModuleList, nn.Sequential, nn.ModuleDict)
         ) and _is_block(".".join(parts[: length + 1]), splits):
             return container
-    raise UsageError(
-        f"sequence_parallel=True needs blocks in a ModuleList or Sequential, each with layers that are split 'colwise' and 'rowwise': {name!r} is in none",
-        hint="without sequence_parallel the plan works as it is",
-    )
+    return None
 
 
 def _is_block(name: str, splits: Sequence[Split]) -> bool:
