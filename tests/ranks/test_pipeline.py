@@ -166,6 +166,35 @@ def test_a_step_that_was_dropped_does_not_count() -> None:
         torch.testing.assert_close(found[name], one.grad)
 
 
+class Spare(nn.Module):
+    """A layer, and one that no forward uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+def step_beside_copies() -> bool:
+    with rankwise.init(device="cpu", mesh={"pipeline": 2, "replicate": 2}):
+        model = nn.Sequential(*(Spare() for _ in range(2)))
+        pipe = rankwise.apply_pipeline(model, loss=lambda model, x: model(x).square().mean())
+        before = {name: one.detach().clone() for name, one in pipe.named_parameters()}
+        optimizer = torch.optim.AdamW(pipe.parameters(), lr=0.1, weight_decay=0.1)
+        pipe.step(torch.ones(8, 3))
+        optimizer.step()
+        return all(
+            torch.equal(one, before[name]) == ("spare" in name) for name, one in pipe.named_parameters()
+        )
+
+
+def test_what_no_copy_uses_is_not_trained() -> None:
+    """It has no gradient, as in one process, and not one of zeros, by which AdamW would let it decay."""
+    assert all(run_ranks(step_beside_copies, 4))
+
+
 def test_an_evaluation_has_the_outputs_on_all_stages() -> None:
     """evaluate() and predict() over two pipelines, one of which runs out of samples: the metrics of one process on every rank, and its outputs."""
     model = build_chain()

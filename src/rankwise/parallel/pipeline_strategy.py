@@ -102,23 +102,34 @@ class Pipelined(Strategy):
             factor: For gradients that FSDP has averaged over the ranks; else for their sum over them.
         """
         self._ties.add_up(self.model)
+        copies = [] if self._is_sharded else self._axes
+        if copies:
+            self._fill_up(copies)
         gradients = []
         for one in self.model.parameters():
-            if one.grad is None and one.requires_grad and not self._is_sharded and self._axes:
-                one.grad = torch.zeros_like(one)  # another copy may have one
             if one.grad is not None:
                 one.grad = add_up(one.grad)
                 gradients.append(one.grad)
         for same in group_by_layout(to_local(gradients)):
-            if not self._is_sharded and self._axes:
+            if copies:
                 flat = _flatten_dense_tensors(same)
-                for axis in self._axes:
+                for axis in copies:
                     dist.all_reduce(flat, group=axis)
                 torch._foreach_copy_(same, _unflatten_dense_tensors(flat, same))
             if not isinstance(factor, float):
                 torch._foreach_mul_(same, factor.to(same[0].dtype))
             elif factor != 1.0:
                 torch._foreach_mul_(same, factor)
+
+    def _fill_up(self, copies: Sequence[dist.ProcessGroup]) -> None:
+        """Give zeros to what has a gradient on another copy only; what has none on any is not trained in this step, as in one process."""
+        trained = [one for one in self.model.parameters() if one.requires_grad]
+        has = torch.tensor([one.grad is not None for one in trained], dtype=torch.int32, device=self._engine.ctx.device)  # fmt: skip
+        for axis in copies:
+            dist.all_reduce(has, dist.ReduceOp.MAX, group=axis)
+        for one, is_anywhere in zip(trained, has.tolist(), strict=True):
+            if is_anywhere and one.grad is None:
+                one.grad = torch.zeros_like(one)
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the norm of the gradients of all stages; what several have is counted once.
