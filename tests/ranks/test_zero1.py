@@ -60,6 +60,27 @@ def test_each_rank_keeps_its_share(world_size: int, tmp_path: Path) -> None:
         assert not differing
 
 
+def train_by_adagrad() -> list[torch.Tensor]:
+    with rankwise.init(device="cpu"):
+        model = rankwise.apply_ddp(build())
+        optimizer = rankwise.apply_zero1(
+            torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+        )
+        for _ in range(3):
+            step(model, optimizer)
+        return [one.detach() for one in model.parameters()]
+
+
+def test_states_that_an_optimizer_begins_with_are_no_steps() -> None:
+    """Adagrad makes its states when it is built; its weights are those of one process."""
+    model = build()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    for _ in range(3):
+        step(model, optimizer)
+    for found in run_ranks(train_by_adagrad, 2):
+        torch.testing.assert_close(found, [one.detach() for one in model.parameters()])
+
+
 def load_whole(folder: Path) -> list[float]:
     """Without any launcher: a plain optimizer takes the state."""
     model = build()

@@ -99,7 +99,8 @@ def _find_problem(optimizer: Optimizer, parameters: list[torch.Tensor]) -> tuple
         )
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         return f"apply_zero1 was given a {kind}, whose states are sharded already", "call it once"
-    if optimizer.state:
+    # Adagrad has states from the start.
+    if any(state.get("step", 1) > 0 for state in optimizer.state.values()):
         return f"this {kind} has made steps, and its states are not sharded", "call apply_zero1 before the first step, and load a checkpoint afterwards"  # fmt: skip
     if any("initial_lr" in group for group in optimizer.param_groups):
         return f"a scheduler was built over this {kind}, and would not move what apply_zero1 returns", "build the scheduler afterwards"  # fmt: skip
