@@ -331,6 +331,33 @@ def test_misuse_is_named(kind: str, error: type[Exception], text: str) -> None:
         assert getattr(outcome.error, "hint", "")
 
 
+def train_sparse(kind: str) -> torch.Tensor:
+    strategy = tf.MirroredStrategy()
+    with strategy.scope():
+        torch.manual_seed(0)
+        model = nn.Embedding(6, 2, sparse=True)
+        optimizer = torch.optim.SparseAdam(model.parameters()) if kind == "adam" else torch.optim.SGD(model.parameters(), lr=0.1)  # fmt: skip
+
+    def step(rows: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        tf.compute_average_loss(model(rows).square().sum(1), global_batch_size=4).backward()
+        optimizer.step()
+
+    rows = torch.tensor([0, 1, 1, 4])
+    own = len(rows) // strategy.num_replicas_in_sync
+    for _ in range(2):
+        strategy.run(step, args=(rows[strategy.replica_id * own :][:own],))
+    return model.weight.detach()
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_sparse_gradients_are_added(kind: str) -> None:
+    """Rows that one replica has used, or both: the table is that of one replica with the whole batch."""
+    (expected,) = run_ranks(train_sparse, 1, kind)
+    for found in run_ranks(train_sparse, 2, kind):
+        torch.testing.assert_close(found, expected)
+
+
 def run_parts() -> Any:
     """What needs two ranks and little else, in one launch."""
     strategy = tf.MirroredStrategy(["gpu:0", "gpu:1"])

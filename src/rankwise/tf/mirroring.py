@@ -122,7 +122,14 @@ def sum_gradients(parameters: Sequence[Tensor]) -> None:
     for index in absent:
         has[index] = 0
         trained[index].grad = torch.zeros_like(trained[index])
+    sparse = [
+        one for one in trained if one.grad.is_sparse
+    ]  # of nn.Embedding(sparse=True): other rows on each replica
+    for one in sparse:
+        one.grad = one.grad.to_dense()
     all_reduce_([has, [one.grad for one in trained]], name="the gradients of optimizer.step()")
+    for one in sparse:
+        one.grad = one.grad.to_sparse(1)
     for index in absent:
         if has[index] == 0:
             trained[index].grad = None
