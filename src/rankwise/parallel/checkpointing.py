@@ -99,7 +99,8 @@ def _make_contexts(block: nn.Module, context_fn: Callable[[], Any] | None) -> tu
 @contextmanager
 def _keeping_buffers(block: nn.Module, inside: Any) -> Iterator[None]:
     """Leave a block's buffers as they are by a forward that is made again: BatchNorm would count each batch twice."""
-    held = [(one, one.detach().clone()) for one in block.buffers()]
+    # Into an expanded tensor nobody can write.
+    held = [(one, one.detach().clone()) for one in block.buffers() if 0 not in one.stride()]
     try:
         with inside:
             yield
