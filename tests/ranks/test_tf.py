@@ -358,6 +358,43 @@ def test_sparse_gradients_are_added(kind: str) -> None:
         torch.testing.assert_close(found, expected)
 
 
+class Slow(torch.optim.Optimizer):
+    """Wraps an optimizer, as Lookahead does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([one for group in inner.param_groups for one in group["params"]], {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step(closure)
+
+
+def train_wrapped() -> torch.Tensor:
+    strategy = tf.MirroredStrategy()
+    with strategy.scope():
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1)
+        optimizer = Slow(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        tf.compute_average_loss(model(x).square()[:, 0], global_batch_size=4).backward()
+        optimizer.step()
+
+    x = torch.arange(8.0).view(4, 2)
+    own = len(x) // strategy.num_replicas_in_sync
+    for _ in range(2):
+        strategy.run(step, args=(x[strategy.replica_id * own :][:own],))
+    return model.weight.detach()
+
+
+def test_a_wrapped_optimizer_adds_gradients_once() -> None:
+    """Its own step and that of the optimizer inside are one: the weights are those of one replica."""
+    (expected,) = run_ranks(train_wrapped, 1)
+    for found in run_ranks(train_wrapped, 2):
+        torch.testing.assert_close(found, expected)
+
+
 def run_parts() -> Any:
     """What needs two ranks and little else, in one launch."""
     strategy = tf.MirroredStrategy(["gpu:0", "gpu:1"])

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankwise.base.errors import UsageError
@@ -86,6 +90,7 @@ def noting(strategy: Strategy) -> Iterator[Noted]:
 def listen() -> None:
     """Have each ``optimizer.step()`` looked at, from the first strategy on: a script without any scope is the one that needs it most."""
     register_optimizer_step_pre_hook(optimizer_step)
+    register_optimizer_step_post_hook(_end_step)
 
 
 def make_equal(noted: Noted, rank: int) -> None:
@@ -160,6 +165,8 @@ def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
                 hint="forward, backward and step belong in the function that strategy.run() is given; or give model and optimizer to a Trainer",
             )  # fmt: skip
         return
+    if replica is not None and replica.stepping not in {None, optimizer}:
+        return  # the optimizer inside of a wrapper, whose step has added the gradients
     if running.num_replicas_in_sync > 1 and is_averaged(parameters):
         raise UsageError(
             "the gradients of this model are averaged by apply_ddp, and strategy.run() adds gradients", rank=running.rank,
@@ -176,6 +183,14 @@ def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             hint="compute loss and gradients first, then optimizer.step(); LBFGS, which needs a closure, is for one replica",
         )  # fmt: skip
     running.updates.before_step(optimizer)
+    if replica is not None:
+        replica.stepping = optimizer
+
+
+def _end_step(optimizer: Optimizer, *_: Any) -> None:
+    replica = find_replica()
+    if replica is not None and replica.stepping is optimizer:
+        replica.stepping = None
 
 
 def _refuse_strangers(parameters: Sequence[Tensor], running: Strategy) -> None:
