@@ -38,50 +38,6 @@ def _say(answer: dict[str, Any]) -> None:
         _answers.flush()
 
 
-def count_devices(what: str) -> int:
-    """Count as torchrun does for ``--nproc-per-node gpu | cpu | auto | xpu | <a backend's name>``."""
-    import torch
-    from torch.distributed.run import determine_local_world_size
-
-    if what == "auto" and not hasattr(torch, "accelerator"):
-        what = "gpu" if torch.cuda.is_available() else "cpu"
-    return int(determine_local_world_size(what))
-
-
-def bind_numa(mode: str, num_ranks: int) -> list[Any]:
-    """Return for each local rank the words that stand before its command, as torchrun would put them."""
-    import logging
-
-    from torch.numa import binding
-
-    # It logs a traceback before it raises the same; the parent says it in a line.
-    logging.getLogger(binding.__name__).setLevel(logging.CRITICAL + 1)
-    # Private, and the only way to torchrun's answer: without it the parent says that torch is too old.
-    wrap = binding._maybe_wrap_command_args_with_numa_binding
-    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
-    return [list(wrap((), gpu_index=index, numa_options=options)) for index in range(num_ranks)]
-
-
-def serve_timers(path: str, run_id: str) -> dict[str, Any]:
-    """Serve the timers of torch.distributed.elastic.timer, as torchrun does; tell the parent who was killed, and for which."""
-    from torch.distributed.elastic.timer import FileTimerServer
-
-    expired: dict[str, str] = {}
-
-    class Server(FileTimerServer):  # type: ignore[misc]
-        def _reap_worker(self, worker_pid: int, signal: int) -> bool:
-            # Behind each rank it would end its own process, with torchrun: here the parent takes care of the others.
-            return worker_pid == os.getpid() or bool(super()._reap_worker(worker_pid, signal))
-
-    def tell(event: str, timer: Any) -> None:
-        if event == "timer expired" and timer.signal > 0:
-            expired[str(timer.worker_pid)] = timer.scope_id
-            _say({"expired": expired})
-
-    Server(file_path=path, run_id=run_id, max_interval=0.1, daemon=True, log_event=tell).start()
-    return {}
-
-
 @cache
 def _load_beside(name: str) -> Any:
     """Load a file of this folder: the package may not be there for the ranks' Python."""
@@ -95,49 +51,70 @@ def _load_beside(name: str) -> Any:
 
 
 class Desk:
-    """Where requests are dealt with, each by the method of its name; those that are none of these are the exchange's."""
+    """Where requests are dealt with, each by the method of its name; those that are none of these are the meeting's, or the exchange's."""
 
     def __init__(self) -> None:
         self._meeting: Any = None
 
     def count(self, what: str) -> dict[str, Any]:
-        return {"count": count_devices(what)}
+        """Count as torchrun does for ``--nproc-per-node gpu | cpu | auto | xpu | <a backend's name>``."""
+        from torch.distributed.run import determine_local_world_size
+
+        return {"count": int(determine_local_world_size(what))}
 
     def numa(self, mode: str, num_ranks: int) -> dict[str, Any]:
-        return {"prefixes": bind_numa(mode, num_ranks)}
+        """Return for each local rank the words that stand before its command, as torchrun would put them."""
+        import logging
+
+        from torch.numa import binding
+
+        # It logs a traceback before it raises the same; the parent says it in a line.
+        logging.getLogger(binding.__name__).setLevel(logging.CRITICAL + 1)
+        # Private, and the only way to torchrun's answer: without it the parent says that torch is too old.
+        wrap = binding._maybe_wrap_command_args_with_numa_binding
+        options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+        ranks = range(num_ranks)
+        return {"prefixes": [list(wrap((), gpu_index=index, numa_options=options)) for index in ranks]}
 
     def serve_timers(self, path: str, run_id: str) -> dict[str, Any]:
-        return serve_timers(path, run_id)
+        """Serve the timers of torch.distributed.elastic.timer, as torchrun does; tell the parent who was killed, and for which."""
+        from torch.distributed.elastic.timer import FileTimerServer
+
+        expired: dict[str, str] = {}
+
+        class Server(FileTimerServer):  # type: ignore[misc]
+            def _reap_worker(self, worker_pid: int, signal: int) -> bool:
+                # Behind each rank it would end its own process, with torchrun: here the parent takes care of the others.
+                return worker_pid == os.getpid() or bool(super()._reap_worker(worker_pid, signal))
+
+        def tell(event: str, timer: Any) -> None:
+            if event == "timer expired" and timer.signal > 0:
+                expired[str(timer.worker_pid)] = timer.scope_id
+                _say({"expired": expired})
+
+        Server(file_path=path, run_id=run_id, max_interval=0.1, daemon=True, log_event=tell).start()
+        return {}
 
     def open(self, **orders: Any) -> dict[str, Any]:
+        _load_beside("store_process").import_stores("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
         self._meeting = _load_beside("node_meeting").Meeting(orders, _say, _load_beside)
         self._meeting.watch()
         return {"note": self._meeting.note}
-
-    def stand_by(self) -> Any:
-        return self._met().stand_by()
-
-    def join(self, restart: int, host: str, *, num_roles: int) -> Any:
-        return self._met().join(restart, host, num_roles=num_roles)
-
-    def finish(self, barrier_s: float, num_lost: int = 0) -> Any:
-        return self._met().finish(barrier_s, num_lost)
 
     def settle(self, bound_s: float) -> dict[str, Any]:
         if (members := self._met().members) is not None:
             members.settle(bound_s)
         return {}
 
-    def close(self) -> Any:
-        return self._met().close()
-
     def find(self, op: str) -> Any:
-        """Return what deals with a request: a method here, or of what is exchanged with other nodes."""
+        """Return what deals with a request: a method here, of the meeting, or of what is exchanged with other nodes."""
         if op in vars(Desk):
             return getattr(self, op)
-        if (exchange := self._met().exchange) is None:
+        if op in vars(type(self._met())):
+            return getattr(self._meeting, op)
+        if self._meeting.exchange is None:
             raise RuntimeError("nothing is exchanged with other nodes")
-        return getattr(exchange, op)
+        return getattr(self._meeting.exchange, op)
 
     def _met(self) -> Any:
         if self._meeting is None:

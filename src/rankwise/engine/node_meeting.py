@@ -329,14 +329,14 @@ class Meeting:
             needed = getattr(getattr(self.handler, "_settings", None), "min_nodes", self.orders["min_nodes"])
             self._say({"joined": len(getattr(state, "participants", ())), "needed": needed, "starts_in_s": left_s})  # fmt: skip
 
-    def finish(self, timeout_s: float, num_lost: int) -> dict[str, Any]:
+    def finish(self, barrier_s: float, num_lost: int = 0) -> dict[str, Any]:
         """Wait until all nodes that are left are through, so that no store goes while others still need it."""
         from torch.distributed.elastic.utils import store as store_util
 
         self.watching = False
         # On a connection of its own: the parent may give it up, and what others ask must get through meanwhile.
         own = _open_own(self.store)
-        store_util.barrier(own, self.world - num_lost, "torchelastic/agent/terminal_state", timeout_s)
+        store_util.barrier(own, self.world - num_lost, "torchelastic/agent/terminal_state", barrier_s)
         return {}
 
     def close(self) -> dict[str, Any]:
