@@ -68,6 +68,18 @@ print(TCPStore)
     assert run_python(code, tmp_path).strip() == "of the whole"
 
 
+@pytest.mark.linux
+def test_what_needs_more_than_stores_has_all_of_torch() -> None:
+    """A torch whose rendezvous needs more than its C++, as a later one may, is imported whole although its C++ is there already."""
+    code = """
+stores.import_stores("torch.distributed.fsdp")
+import torch.distributed.fsdp
+from torch.distributed import TCPStore
+print(int(torch.ones(2).sum()), torch.distributed.fsdp.__name__)
+"""
+    assert run_python(code).strip() == "2 torch.distributed.fsdp"
+
+
 def test_another_packages_rendezvous_finds_all_of_torch(tmp_path: Path) -> None:
     """A package that has registered a rendezvous with torchrun may use all of torch, so the helper imports all of it; a store does not load that package."""
     write_package(
