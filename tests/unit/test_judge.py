@@ -456,6 +456,23 @@ def test_the_error_of_a_loader_worker_takes_the_place_of_the_one_that_passes_it_
     assert verdict.where == "/job/data.py:10"
 
 
+def test_an_error_of_torch_in_a_loaders_worker_is_at_the_loop_that_asked_for_the_batch() -> None:
+    """Samples that can't be collated: no line of the script runs in the worker, and the message may have several lines."""
+    text = (
+        "RuntimeError: Caught RuntimeError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n"
+        '  File "/env/site-packages/torch/utils/data/_utils/collate.py", line 243, in collate\n    raise RuntimeError(text)\n'
+        "RuntimeError: stack expects each tensor to be equal size\ngot [3] at entry 0\n"
+    )
+    head = 'Traceback (most recent call last):\n  File "/job/train.py", line 32, in <module>\n    for batch in loader:\n'
+    fault = FaultRecord(message=text, callstack=f"{head}{text}", monotonic_s=1.0, where="/job/train.py:32")
+    verdict = _judge(_end(1, 1, at=1.1, fault=fault), _stopped(0))
+    assert (
+        verdict.message
+        == "rank 1: RuntimeError: stack expects each tensor to be equal size (in DataLoader worker 1)"
+    )
+    assert verdict.where == "/job/train.py:32"
+
+
 _LINK = "\n\nThe above exception was the direct cause of the following exception:\n\n"
 _DURING = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
 

@@ -26,6 +26,7 @@ _ASIDE = re.compile(
 )
 _ERROR = re.compile(r"what\(\):|(?i:error: )|Error:|(?<![=\w])(ERROR|CRITICAL|FATAL)\b")
 _LOADER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.\s*\nOriginal Traceback")
+_RAISED = re.compile(r'^  File ".*\n(?: {4}.*\n)*(\S.*)', re.MULTILINE)
 
 
 def unwrap(end: RankEnd) -> RankEnd:
@@ -34,8 +35,9 @@ def unwrap(end: RankEnd) -> RankEnd:
     if found is None or end.fault is None:
         return end
     lines = [line for line in end.fault.message.splitlines() if line.strip()]
-    stack = parse_traceback(end.fault.message)
-    message = f"{lines[-1]} (in DataLoader worker {found[1]})"
+    # The rank's own frames stand before the worker's, in which there may be none of the script.
+    stack = parse_traceback(f"{end.fault.callstack}\n{end.fault.message}")
+    message = f"{(_RAISED.findall(end.fault.message) or lines)[-1]} (in DataLoader worker {found[1]})"
     return replace(
         end, fault=replace(end.fault, message=message, where=stack.where if stack else end.fault.where)
     )
