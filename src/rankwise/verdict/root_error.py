@@ -25,8 +25,12 @@ _ASIDE = re.compile(
     r"(\[rank\d+\]: ?)?\[?[WI]\d{4} |rankwise: (warning|note): |.{0,40}?(?<![=\w])(WARNING|INFO|DEBUG)\b"
 )
 _ERROR = re.compile(r"what\(\):|(?i:error: )|Error:|(?<![=\w])(ERROR|CRITICAL|FATAL)\b")
-_LOADER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.\s*\nOriginal Traceback")
-_RAISED = re.compile(r'^  File ".*\n(?: {4}.*\n)*(\S.*)', re.MULTILINE)
+#: With the worker's number, and the line below its last frame.
+_LOADER = re.compile(
+    r"Caught \w+ in DataLoader worker process (\d+)\.\s*\nOriginal Traceback.*"
+    r'\n  File "[^\n]*\n(?: {4}[^\n]*\n)*(\S[^\n]*)',
+    re.DOTALL,
+)
 
 
 def unwrap(end: RankEnd) -> RankEnd:
@@ -34,10 +38,9 @@ def unwrap(end: RankEnd) -> RankEnd:
     found = _LOADER.search(end.fault.message) if end.fault else None
     if found is None or end.fault is None:
         return end
-    lines = [line for line in end.fault.message.splitlines() if line.strip()]
     # The rank's own frames stand before the worker's, in which there may be none of the script.
     stack = parse_traceback(f"{end.fault.callstack}\n{end.fault.message}")
-    message = f"{(_RAISED.findall(end.fault.message) or lines)[-1]} (in DataLoader worker {found[1]})"
+    message = f"{found[2]} (in DataLoader worker {found[1]})"
     return replace(
         end, fault=replace(end.fault, message=message, where=stack.where if stack else end.fault.where)
     )
