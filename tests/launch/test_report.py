@@ -189,9 +189,17 @@ def test_the_scripts_own_argparse(tmp_path: Path) -> None:
 
 
 def test_os_exit(tmp_path: Path) -> None:
-    """os._exit(5) leaves no exception: the number is all there is, and it is reported."""
-    result, report, _ = fail_on_one("os._exit(5)", tmp_path)
+    """os._exit(5) leaves no exception: number and line are reported, and not what a child of the rank prints that misses it."""
+    setup = """import os, time, torch
+reader, writer = os.pipe()
+if os.environ["RANK"] == "1" and os.fork() == 0:
+    os.close(writer)
+    os.read(reader, 1)
+    raise EOFError("no more orders")"""
+    result, report, script = fail_on_one("os._exit(5)", tmp_path, setup=setup)
     assert (result.code, report["culprits"], report["exits"]["1"]) == (5, [1], 5)
+    assert report["message"] == "rank 1: ended with exit code 5"
+    assert report["where"] == line_of(script, "os._exit")
 
 
 @pytest.mark.parametrize(

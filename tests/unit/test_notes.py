@@ -19,6 +19,7 @@ from rankwise.evidence.reader.notes import (
     Frame,
     Stack,
     parse_ending,
+    parse_leaving,
     parse_notes,
     parse_stack,
     split_crash,
@@ -126,8 +127,21 @@ _STEP_OF_TF = (
 )
 
 
+#: A framework's loop: the optimizer's step calls the closure that computes the gradients.
+_CLOSURE = (
+    "Current thread 0x1 (most recent call first):\n"
+    '  File "/env/site-packages/torch/autograd/graph.py", line 979 in _engine_run_backward\n'
+    '  File "/env/site-packages/torch/_tensor.py", line 623 in backward\n'
+    '  File "/env/site-packages/lightning/fabric/plugins/precision/precision.py", line 130 in backward\n'
+    '  File "/env/site-packages/torch/optim/optimizer.py", line 80 in _use_grad\n'
+    '  File "/env/site-packages/lightning/pytorch/trainer/trainer.py", line 612 in fit\n'
+    '  File "/home/u/train.py", line 12 in <module>\n'
+)
+
+
 @pytest.mark.parametrize(
-    ("text", "op"), [(FILLING, "wait_tensor"), (_STEP_OF_TF, "rankwise.tf.optimizer_step")]
+    ("text", "op"),
+    [(FILLING, "wait_tensor"), (_STEP_OF_TF, "rankwise.tf.optimizer_step"), (_CLOSURE, "backward")],
 )
 def test_a_wait_has_a_name_that_users_know(text: str, op: str) -> None:
     """No hook's and no special method's name: that of what is waited for."""
@@ -279,6 +293,7 @@ def test_a_line_of_ours_in_another_installation_is_not_the_users(file: str, *, i
 
 _ARMED, _FINISHED = '{"note": "armed"}', '{"note": "finished", "monotonic_s": 5.0}'
 _ENDING = '{"note": "ending", "pid": 7, "stderr_bytes": null}'
+_LEFT = '{"note": "left", "file": "/job/train.py", "line": 12}'
 
 
 @pytest.mark.parametrize(
@@ -298,11 +313,20 @@ _ENDING = '{"note": "ending", "pid": 7, "stderr_bytes": null}'
             Ending(stderr_bytes=(9,)),
         ),
         ((_ARMED, _ENDING[:20], _FINISHED), None),
+        ((_ARMED, _ENDING, _ENDING, _LEFT), Ending(stderr_bytes=(None, None))),
     ],
 )
 def test_where_a_ranks_own_words_end(notes: tuple[str, ...], expected: Ending | None) -> None:
-    """Only of the process that is the rank, only if it came through atexit, and only of its last Python.
+    """Only of the process that is the rank, only if it came through atexit or called os._exit, and only of its last Python.
 
-    A function of atexit that calls os._exit, and a shell behind its Python, still say why they end.
+    A shell behind its Python still says why it ends.
     """
     assert parse_ending("\n".join(notes), 7) == expected
+
+
+def test_the_line_that_calls_os_exit_is_that_of_the_last_python() -> None:
+    """It is where the rank left; a shell that runs another Python behind it left elsewhere."""
+    stack = parse_leaving(f"{_ARMED}\n{_LEFT}")
+    assert stack is not None
+    assert stack.where == "/job/train.py:12"
+    assert parse_leaving(f"{_ARMED}\n{_LEFT}\n{_ARMED}") is None

@@ -14,6 +14,7 @@ from rankwise.base.requeue import has_left
 from rankwise.evidence.reader.notes import (
     Ending,
     parse_ending,
+    parse_leaving,
     parse_notes,
     parse_problem,
     parse_stack,
@@ -129,7 +130,7 @@ def describe_end(
     crash = next((stack for text in crashes if (stack := parse_stack(text))), None)
     if crash is None and fault is None and rank.code:
         # A traceback that the script printed itself before it left by sys.exit or os._exit.
-        crash = parse_traceback("\n".join(last_words.splitlines()[-40:]))
+        crash = parse_traceback("\n".join(last_words.splitlines()[-40:])) or parse_leaving(notes)
     log = rank.streams.log
     return RankEnd(
         rank=rank.rank,

@@ -62,8 +62,9 @@ class _Cause:
 
 def judge(case: Case) -> Verdict:
     """Return the verdict on an attempt that has ended."""
-    case = replace(case, ranks=tuple(unwrap(_forgive_abort(end)) for end in case.ranks))
-    forgiven = [end.rank for end in case.ranks if end.code == 0 and is_abort_at_exit(replace(end, code=-6))]
+    forgiven = [end.rank for end in case.ranks if is_abort_at_exit(end)]
+    ended = (replace(end, code=0) if end.rank in forgiven else end for end in case.ranks)
+    case = replace(case, ranks=tuple(map(unwrap, ended)))
     notes: tuple[str, ...] = (
         (f"torch aborted {name_ranks(forgiven)} at exit, after the script had finished: counted as success",)
         if forgiven
@@ -147,10 +148,6 @@ def _describe_what_came_before(case: Case) -> tuple[str, ...]:
     if not any(_left_in_error(end) for end in case.ranks):
         return list_earlier(case)
     return (f"before that: {_find_cause(replace(case, interrupted=None)).message}",)
-
-
-def _forgive_abort(end: RankEnd) -> RankEnd:
-    return replace(end, code=0) if is_abort_at_exit(end) else end
 
 
 def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, the strongest first

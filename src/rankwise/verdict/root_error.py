@@ -27,9 +27,7 @@ _ASIDE = re.compile(
 _ERROR = re.compile(r"what\(\):|(?i:error: )|Error:|(?<![=\w])(ERROR|CRITICAL|FATAL)\b")
 #: With the worker's number, and the line below its last frame.
 _LOADER = re.compile(
-    r"Caught \w+ in DataLoader worker process (\d+)\.\s*\nOriginal Traceback.*"
-    r'\n  File "[^\n]*\n(?: {4}[^\n]*\n)*(\S[^\n]*)',
-    re.DOTALL,
+    r"(?s)Caught \w+ in DataLoader worker process (\d+)\.\s*\nOriginal Traceback.*\n  File [^\n]*\n(?: {4}[^\n]*\n)*(\S[^\n]*)"
 )
 
 
@@ -41,9 +39,8 @@ def unwrap(end: RankEnd) -> RankEnd:
     # The rank's own frames stand before the worker's, in which there may be none of the script.
     stack = parse_traceback(f"{end.fault.callstack}\n{end.fault.message}")
     message = f"{found[2]} (in DataLoader worker {found[1]})"
-    return replace(
-        end, fault=replace(end.fault, message=message, where=stack.where if stack else end.fault.where)
-    )
+    where = stack.where if stack else end.fault.where
+    return replace(end, fault=replace(end.fault, message=message, where=where))
 
 
 def find_meaning_of(end: RankEnd) -> Meaning | None:

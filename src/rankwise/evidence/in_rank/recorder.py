@@ -57,10 +57,11 @@ def arm(
         return None  # a grandchild of a rank without a recorder: the number is somebody's file by now
     notes_fd = _take(notes)
     recorder = _Recorder(notes_fd, end_mark, (identities[4], identities[5]) if len(identities) > 5 else None)
-    _in_forked_child(_Muffler(notes_fd).muffle)
+    _muffle_children(notes_fd)
     # Registered before any of the script's own, so called after all of them.
     atexit.register(recorder.on_exit)
     _ENDS.append(recorder.mark_end)
+    _watch_exit(recorder)
     if end_mark is not None:
         import threading
 
@@ -69,7 +70,7 @@ def arm(
             threading._register_atexit(recorder.mark_end, 1)
     recorder.note("armed")
     stacks_fd = _take(stacks)
-    _in_forked_child(_Muffler(stacks_fd).muffle)
+    _muffle_children(stacks_fd)
     # A script's PYTHONFAULTHANDLER=1 goes to its stderr, as the user asked.
     if not faulthandler.is_enabled():
         faulthandler.enable(file=stacks_fd, all_threads=True)
@@ -157,21 +158,6 @@ class _Recorder:
             os.write(self._fd, line.encode("utf-8", "backslashreplace") + b"\n")
 
 
-class _Muffler:
-    """Keeps what a forked child writes out of this rank's notes and stacks: its crash must not be told as the rank's."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd, self._identity = fd, _identity(fd)
-
-    def muffle(self) -> None:
-        """Put /dev/null in the place of the file. The script's own faulthandler, if it set one, is left alone."""
-        if _identity(self._fd) == self._identity:
-            with _Quiet():
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._fd, inheritable=False)
-                os.close(nowhere)
-
-
 class _Quiet:
     """Swallows whatever goes wrong inside: contextlib is not worth its import in every rank."""
 
@@ -182,10 +168,38 @@ class _Quiet:
         return isinstance(error, Exception)
 
 
-def _in_forked_child(function: Any) -> None:
-    """Call in every forked child, as data-loading workers are."""
+def _muffle_children(fd: int) -> None:
+    """Keep what forked children write, as data-loading workers are, out of this rank's notes and stacks: their crash is not the rank's.
+
+    /dev/null takes the place of the file. The script's own faulthandler, if it set one, is left alone.
+    """
+    identity = _identity(fd)
+
+    def muffle() -> None:
+        if _identity(fd) == identity:
+            with _Quiet():
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, fd, inheritable=False)
+                os.close(nowhere)
+
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=function)
+        os.register_at_fork(after_in_child=muffle)
+
+
+def _watch_exit(recorder: _Recorder) -> None:
+    """Note each call of os._exit: no function of atexit runs behind it, and children that miss this rank then print words of their own."""
+    leave = os._exit
+
+    def _exit(status: int) -> None:
+        recorder.mark_end(1)
+        recorder.mark_end(2)
+        caller = sys._getframe(1)
+        recorder.note("left", file=caller.f_code.co_filename, line=caller.f_lineno)
+        leave(status)
+
+    # A process that is to run it finds it by this name.
+    _exit.__module__, _exit.__qualname__ = "os", "_exit"
+    os._exit = _exit  # type: ignore[assignment]
 
 
 def _remember_interrupt() -> None:
@@ -235,9 +249,11 @@ def _describe(error: BaseException, traceback: TracebackType | None) -> dict[str
     import traceback as formatter
 
     try:
-        text = str(error)
+        text = str(error).strip()
     except Exception:
         text = "<its text can't be shown>"
+    if not text and type(error) is AssertionError:
+        text = formatter.extract_tb(traceback)[-1].line or ""
     name = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__"):
         name = f"{type(error).__module__}.{name}"

@@ -97,7 +97,9 @@ class Stack:
         inside = [frame for frame in self.below_user if "/torch/" in frame.file]
         if not inside and self.is_in_work:
             return self.library_call or "wait"
-        if not any("/torch/distributed/" in frame.file or frame.function in _BACKWARD for frame in inside):
+        if any(frame.function in _BACKWARD for frame in inside):
+            return "backward"
+        if not any("/torch/distributed/" in frame.file for frame in inside):
             return None
         named = [frame.function for frame in inside if frame.function not in _DECORATORS]
         if named and named[-1] == "__torch_dispatch__":
@@ -189,6 +191,7 @@ class _Notes:
     fault: FaultRecord | None = None
     finished_s: float | None = None
     problem: Problem | None = None
+    left_at: Stack | None = None
     sizes: list[tuple[int, int | None]] = field(default_factory=list)
     imported: dict[str, int] = field(default_factory=dict)
 
@@ -196,7 +199,7 @@ class _Notes:
         """Take in one note, if it is a whole one."""
         match note["note"]:
             case "armed":
-                self.fault, self.finished_s, self.sizes = None, None, []
+                self.fault, self.finished_s, self.left_at, self.sizes = None, None, None, []
             case "finished":
                 self.finished_s = float(note["monotonic_s"])
                 self.imported = note.get("imported", {})
@@ -212,6 +215,8 @@ class _Notes:
             case "problem":
                 ranks = tuple(map(int, note["local_ranks"]))
                 self.problem = Problem(text=str(note["text"]), fix=str(note["fix"]), local_ranks=ranks)
+            case "left":
+                self.left_at = Stack(frames=(Frame(file=note["file"], line=note["line"], function="_exit"),))
             case "ending":
                 self.sizes.append((note["pid"], note["stderr_bytes"]))
             case _:
@@ -239,11 +244,16 @@ def parse_problem(text: str) -> Problem | None:
     return _read_notes(text).problem
 
 
+def parse_leaving(text: str) -> Stack | None:
+    """Return the line at which the rank called os._exit; None if it did not."""
+    return _read_notes(text).left_at
+
+
 def parse_ending(text: str, pid: int) -> Ending | None:
     """Return where a rank's own words end; None if its interpreter did not come to its end in good order."""
     notes = _read_notes(text)
     sizes = tuple(size for one, size in notes.sizes if one == pid)
-    is_through = notes.fault is not None or notes.finished_s is not None
+    is_through = (notes.fault, notes.finished_s, notes.left_at) != (None, None, None)
     return Ending(stderr_bytes=sizes) if sizes and is_through else None
 
 

@@ -183,16 +183,12 @@ def _find_first_gone(files: Mapping[int, OfflineFile]) -> None:
     """
     hosts: dict[tuple[str, str], list[OfflineFile]] = {}
     for file in files.values():
-        hosts.setdefault(_name_host(file), []).append(file)
+        hosts.setdefault((str(file.head["host"]), str(file.head["kernel"])), []).append(file)
     for there in hosts.values():
         silent = [file for file in there if file.how == "unknown" and file.head.get("state") != "stopped"]
         lines = [file for file in there if file.how == "terminated" and file.asked.strip()]
         if len(silent) == 1 and len(lines) == len(there) - 1 > 0:
             silent[0].how = "vanished"
-
-
-def _name_host(file: OfflineFile) -> tuple[str, str]:
-    return str(file.head["host"]), str(file.head["kernel"])
 
 
 def _find_how(file: OfflineFile) -> How:
