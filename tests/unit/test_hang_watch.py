@@ -33,6 +33,12 @@ COMPILES = Stack(
         *SLEEPS.frames,
     )
 )
+BACKWARD = Stack(
+    frames=(
+        Frame(file="/x/site-packages/torch/autograd/graph.py", line=979, function="_engine_run_backward"),
+        *SLEEPS.frames,
+    )
+)
 GLOO = Evidence(groups={"default": Group(name="default", ranks=(0, 1), backend="gloo")}, has_joined=True)
 ASIDE = replace(
     GLOO,
@@ -293,6 +299,16 @@ HUNG_CASES: dict[str, tuple[list[RankFacts], float | None, bool]] = {
     "one is stopped, and the user has set a bound": ([_rank(0), _rank(1, None, state="stopped")], 10.0, True),
     "one is in a debugger": ([_rank(0), _rank(1, SLEEPS, reads_terminal=True)], 10.0, False),
     "none waits": ([_rank(0, SLEEPS), _rank(1, SLEEPS)], 10.0, False),
+    "all compute their gradients, and the user has set a bound": (
+        [_rank(0, BACKWARD, still_s=0.0), _rank(1, BACKWARD, still_s=0.0)],
+        10.0,
+        False,
+    ),
+    "one waits in its backward pass for one that computes, and the user has set a bound": (
+        [_rank(0, BACKWARD), _rank(1, BACKWARD, still_s=0.0)],
+        10.0,
+        True,
+    ),
     "all wait": ([_rank(0), _rank(1)], None, True),
     "all are stopped": ([_rank(0, state="stopped"), _rank(1, state="stopped")], 10.0, False),
     "one can't be asked": ([_rank(0), _rank(1, None)], None, False),

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, TextIO, final
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.osdoor import IS_WINDOWS
+from rankwise.launcher.output import read_or_end
 from rankwise.verdict.exit_codes import name_signal
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ _STOP_S = 40.0
 _IDLE_S = 300.0
 _CLOSE_S = 10.0
 _LOOK_EVERY_S = 0.5
-_CHUNK_BYTES = 1 << 16
 #: A process whose answers have ended, ends; else it is killed.
 _END_S = 5.0
 #: So much output waits for a caller that is slow to show it; then the ranks wait.
@@ -318,7 +318,7 @@ class Pool:
     def _read(self, source: str, fd: int) -> None:
         """In a thread: pass on what comes; None for an end mark, and for the end of the answers."""
         held, mark = b"", self._mark.encode() if source != _ANSWERS else b"\n"
-        while data := _read_some(fd):
+        while data := read_or_end(fd):
             held += data
             while (at := held.find(mark)) >= 0:
                 if at or source == _ANSWERS:
@@ -382,13 +382,6 @@ def _show(writers: dict[str, _Shown], source: str, data: bytes) -> None:
     except (OSError, ValueError):
         if writers[source].is_closed:
             del writers[source]
-
-
-def _read_some(fd: int) -> bytes:
-    try:
-        return os.read(fd, _CHUNK_BYTES)
-    except OSError:
-        return b""
 
 
 def _open(env: Mapping[str, str], *, is_piped: bool) -> tuple[int, subprocess.Popen[bytes]]:

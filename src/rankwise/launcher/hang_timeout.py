@@ -70,7 +70,9 @@ def waits(facts: RankFacts) -> bool:
     """Tell whether a rank waits for others: by its stack, or on a GPU by a collective that is not over."""
     if facts.stack is not None and facts.stack.library_wait == "turn":
         return False  # for a download, say: it has a bound of its own, and then names the rank
-    if facts.stack is not None and facts.stack.op is not None:
+    op = facts.stack.op if facts.stack is not None else None
+    # A backward pass that uses the CPU computes, and waits for nobody.
+    if op is not None and (op != "backward" or facts.still_s >= STILL_S):
         return True
     ops = facts.evidence.ops if facts.evidence is not None else ()
     groups = facts.evidence.groups if facts.evidence is not None else {}

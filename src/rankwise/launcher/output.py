@@ -351,7 +351,7 @@ def relay_in_background(sources: list[int]) -> None:
                 selector.register(source, selectors.EVENT_READ)
             while selector.get_map():
                 for key, _ in selector.select():
-                    if data := _read_or_end(key.fd):
+                    if data := read_or_end(key.fd):
                         with suppress(OSError):
                             os.write(2, data)
                     else:
@@ -360,7 +360,8 @@ def relay_in_background(sources: list[int]) -> None:
         os._exit(0)
 
 
-def _read_or_end(fd: int) -> bytes:
+def read_or_end(fd: int) -> bytes:
+    """Return what a pipe or a terminal holds; nothing once its other end is gone."""
     try:
         return os.read(fd, _CHUNK_BYTES)
     except OSError:
