@@ -208,6 +208,14 @@ def test_what_was_seen_before_ctrl_c_is_told() -> None:
     assert _judge(_end(0), _end(1), interrupted=2, scene=last).notes == (f"before that: {slow[0].message}",)
 
 
+def test_a_wait_that_has_just_begun_is_nothing_that_was_wrong_before_ctrl_c() -> None:
+    """Of two healthy ranks one is a little behind at any moment: nobody is told of it who ends the job."""
+    ahead = rank(0, op(entered_s=NOW_S - 0.5, **_OPEN), at=in_call())
+    last = scene(ahead, rank(1, at=elsewhere(), is_asleep=False))
+    assert look(last)
+    assert _judge(_end(0), _end(1), interrupted=2, scene=last).notes == ()
+
+
 def test_a_stopped_rank_is_told_beside_a_failure() -> None:
     """Two causes: rank 1 is stopped, and rank 3 ended without rank 2."""
     pairs = [

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rankwise.verdict.case import Case, RankEnd
     from rankwise.verdict.finding import JobFinding
 
+#: Some rank waits as long for a slower one in any step.
+_PASSING_S = 2.0
 _MOST_NOTES = 3
 #: What these tell of is no consequence of another rank's end.
 _APART = frozenset({"stopped_process", "dead_worker", "drift", "never_wrapped"})
@@ -74,7 +76,9 @@ def list_earlier(case: Case) -> tuple[str, ...]:
     last = look(case.scene) if case.scene is not None else ()
     keys = {finding.key for finding in last}
     earlier = [one for one in case.findings if one.is_proof and not one.is_drift and one.key not in keys]
-    return tuple(f"before that: {one.message}" for one in (*last, *earlier)[:_MOST_NOTES])
+    now_s = case.scene.now_s if case.scene is not None else 0.0
+    told = [one for one in last if one.is_proof or now_s - (one.since_s or 0.0) >= _PASSING_S]
+    return tuple(f"before that: {one.message}" for one in (*told, *earlier)[:_MOST_NOTES])
 
 
 def list_beside(case: Case, blamed: Collection[int]) -> tuple[str, ...]:

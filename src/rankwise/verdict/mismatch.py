@@ -152,7 +152,7 @@ def _compare(sequence: GroupSequence, seq: int) -> Mismatch | None:
     respects: tuple[tuple[Respect, Callable[[Op], object]], ...] = (
         ("op", find_family),
         ("module", lambda op: _find_module(sequence, op)),
-        ("root", _find_root),
+        ("root", lambda op: op.root if find_family(op) in _ROOTED else None),
         ("reduce op", _find_reduce_op),
         ("size", lambda op: _find_size(sequence, op)),
         ("dtype", _find_dtype),
@@ -241,10 +241,6 @@ def _find_module(sequence: GroupSequence, op: Op) -> str | None:
         return None
     known = ({one.module for one in ops.values() if is_of_shards(one)} for ops in sequence.ops.values())
     return op.module if all(op.module in names for names in known) else None
-
-
-def _find_root(op: Op) -> int | None:
-    return op.root if find_family(op) in _ROOTED else None
 
 
 def _find_reduce_op(op: Op) -> str | None:
