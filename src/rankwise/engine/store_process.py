@@ -11,6 +11,7 @@ import sys
 from datetime import timedelta
 from importlib.metadata import entry_points
 from types import ModuleType
+from typing import Any
 
 if __name__ == "__main__":
     # Only the parent decides when the store goes: a `pkill -f` or a Ctrl-C meant for the job must not take it first.
@@ -35,7 +36,7 @@ def import_stores(*more: str) -> None:
     distributed.__path__ = [f"{folder}/distributed" for folder in torch.__path__]
     sys.modules.update({"torch": torch, "torch.distributed": distributed})
     try:
-        core = importlib.import_module("torch._C")
+        core: Any = importlib.import_module("torch._C")
         is_made = core._c10d_init()
         core._c10d_init = lambda: is_made  # it can't be made again, if all of torch has to be imported
         vars(torch).update(_C=core, distributed=distributed)
