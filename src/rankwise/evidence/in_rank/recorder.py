@@ -93,21 +93,25 @@ class _Recorder:
         #: Names the module of a model in which an exception was raised, from its traceback; once torch.distributed is there.
         self.name_module: Any = None
 
-    def mark_end(self, stage: int) -> None:
-        """Mark in standard error how far the interpreter's end is.
+    def mark_end(self, stage: int, *, may_wait: bool = True) -> None:
+        """Mark in standard error how far the interpreter's end is; where that would have to wait, only if it may.
 
         What stands before the first mark tells why. Where nothing does, what functions of atexit have written may: loggers that
         hold back. What is printed behind the second one, by what is taken apart, tells of no cause.
         """
         if self._end_mark is None or os.getpid() != self._pid or _identity(2) != self._stderr:
             return  # the script has put something else there
-        for stream in (sys.stderr, sys.__stderr__):
+        for stream in (sys.stderr, sys.__stderr__) if may_wait else ():
             with _Quiet():
                 if stream is not None:
                     stream.flush()
         with _Quiet():
+            import select
+
             status = os.fstat(2)
             is_file = stat.S_ISREG(status.st_mode)
+            if not is_file and not may_wait and not select.select([], [2], [], 0)[1]:
+                return
             if not is_file:
                 os.write(2, self._end_mark.format(stage).encode())
             self.note("ending", stage=stage, pid=self._pid, stderr_bytes=status.st_size if is_file else None)
@@ -191,10 +195,11 @@ def _watch_exit(recorder: _Recorder) -> None:
     leave = os._exit
 
     def _exit(status: int) -> None:
-        recorder.mark_end(1)
-        recorder.mark_end(2)
-        caller = sys._getframe(1)
-        recorder.note("left", file=caller.f_code.co_filename, line=caller.f_lineno)
+        with _Quiet():
+            code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
+            recorder.note("left", file=code.co_filename, line=line)
+            for stage in (1, 2):
+                recorder.mark_end(stage, may_wait=False)  # a watchdog calls it where others are stuck
         leave(status)
 
     # A process that is to run it finds it by this name.
