@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: How the driver's last line begins: `state` reads the reason from there.
 OVER = "rankwise: the job is over: "
 AGAIN = "rankwise: started again "
-_LOOK_S, _SAY_S = 0.5, 15.0
+_SAY_S = 15.0
 
 
 def to_text(spec: JobSpec, job_id: str) -> str:

@@ -88,7 +88,8 @@ def _judge_plane(plane: Plane, links: Links, reports: Reports) -> Iterator[Readi
 
 def _is_of_families(link: Link, reports: Reports) -> bool:
     """Return whether a link fails because Gloo takes IPv4 on its one side, and IPv6 on the other."""
-    is_wide = ":" in link.address and ":" not in (reports[link.source].gloo_address or ":")
+    own = reports[link.source].gloo_address or ":"
+    is_wide = ":" in link.address and ":" not in own and not is_loopback_address(own)
     return link.plane == "gloo" and link.outcome == "no route" and is_wide
 
 

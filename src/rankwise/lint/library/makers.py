@@ -18,21 +18,15 @@ from rankwise.lint.library.names import (
 
 #: Wrapped models: calling them is a forward pass that ranks make together, or may.
 WRAPPERS = frozenset({DDP, FSDP, ENGINE})
+#: Callables that go on with fewer items of what they are given, or more.
+RECOUNTS = frozenset({"itertools.islice", "itertools.chain", "itertools.cycle", "accelerate.data_loader.skip_first_batches"})  # fmt: skip
 #: Callables whose first argument goes on as it is, perhaps elsewhere or in another form.
-PASS_ON = frozenset(
-    {
-        *("torch.compile", "torch.jit.script", "peft.get_peft_model"),
-        *("builtins.iter", "typing.cast", "tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm"),
-        *("tqdm.std.tqdm", "rich.progress.track", "itertools.islice", "builtins.list", "builtins.tuple"),
-        *("torch.nn.parameter.Parameter", "contextlib.nullcontext", "itertools.chain"),
-        *(
-            "itertools.cycle",
-            "accelerate.data_loader.skip_first_batches",
-            "functools.lru_cache",
-            "functools.cache",
-        ),
-    }
-)
+PASS_ON = RECOUNTS | {
+    *("torch.compile", "torch.jit.script", "peft.get_peft_model"),
+    *("builtins.iter", "typing.cast", "tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm"),
+    *("tqdm.std.tqdm", "rich.progress.track", "builtins.list", "builtins.tuple"),
+    *("torch.nn.parameter.Parameter", "contextlib.nullcontext", "functools.lru_cache", "functools.cache"),
+}
 TENSOR = "torch.Tensor"
 #: Functions that make a tensor of the values they are given, on the CPU unless they get a device.
 OF_VALUES = frozenset(f"torch.{name}" for name in ("tensor", "as_tensor", "from_numpy", "Tensor", "FloatTensor", "LongTensor", "IntTensor",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.library.acts import ACTS, HELPERS, Act
 from rankwise.lint.library.hints import is_same_for_all, main_of, role_of
-from rankwise.lint.library.makers import MADE_KINDS, PASS_ON, RETURNS_SELF, WRAPPERS
+from rankwise.lint.library.makers import MADE_KINDS, PASS_ON, RECOUNTS, RETURNS_SELF, WRAPPERS
 from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, FULLY_SHARD
 from rankwise.lint.model.calls import CONSUMERS, consume
 from rankwise.lint.model.notes import left_on_others
@@ -127,7 +127,8 @@ def _as_target(node: ast.expr) -> ast.expr:
 def _by_table(run: Run, call: Call) -> Value:
     name, given = call.name, mixed((*call.args, *call.kwargs.values()))
     if name in PASS_ON:
-        return call.arg(0, "iterable") or ANY
+        passed = call.arg(0, "iterable") or ANY
+        return replace(passed, made=call) if name in RECOUNTS else passed
     if name in {"builtins.enumerate", "builtins.reversed"} and call.args:
         return Value(
             given.spread, given.origin, thing=Object(name.rpartition(".")[2], call, {"of": call.args[0]})

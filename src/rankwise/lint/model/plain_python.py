@@ -196,8 +196,16 @@ def _partial(_run: Run, call: Call) -> Value:
     return Value(thing=Object("functools.partial", call))
 
 
+def _table(_run: Run, call: Call) -> Value:
+    """`defaultdict(list, given)`."""
+    given = call.args[1].thing if len(call.args) > 1 else None
+    values, keys = (given.values, given.keys) if isinstance(given, Items) else ([], [])
+    return Value(thing=Items(list(values), keys=list(keys or ()), kind="dict", is_whole=False))
+
+
 PLAIN: dict[str, Callable[[Run, Call], Value | None]] = {
     **dict.fromkeys(("builtins.dict", "collections.OrderedDict"), _dict),
+    "collections.defaultdict": _table,
     "builtins.int": _number(int),
     "builtins.float": _number(float),
     "builtins.str": _number(str),

@@ -91,6 +91,10 @@ def forward_on_some_ranks(script: Script) -> Iterator[Found]:
         yield _reported(one, f", which is distributed over all ranks: each forward pass {why}", fix, "run")
 
 
+#: Arguments by which Accelerate shards a model.
+_SHARDS = {"fsdp_plugin", "deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin", "torch_tp_plugin", "parallelism_config"}  # fmt: skip
+
+
 @rule("RW105", "error", "D28 K6", "only some ranks gather or save a state that is distributed over all ranks")
 def state_on_some_ranks(script: Script) -> Iterator[Found]:
     for one in missed_ops(script, "state", "save"):
@@ -101,8 +105,8 @@ def state_on_some_ranks(script: Script) -> Iterator[Found]:
         fix = f": it {does} with all of them" if is_save else ", and let rank 0 alone write what it returns"
         maker = getattr(one.op.call.receiver.thing, "call", None)
         # Of Accelerate's, the command that starts the ranks decides whether there are shards to wait for.
-        plugins = [name for name in getattr(maker, "kwargs", ()) if name.endswith("_plugin")]
-        is_open = one.op.call.name.startswith(ACCELERATOR) and not one.is_sure and not plugins
+        is_sharded = not _SHARDS.isdisjoint(getattr(maker, "kwargs", ()))
+        is_open = one.op.call.name.startswith(ACCELERATOR) and not one.is_sure and not is_sharded
         when = " with FSDP or DeepSpeed" if is_open else ""
         found = _reported(
             one,

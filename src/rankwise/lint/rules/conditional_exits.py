@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
+from rankwise.lint.library.makers import RECOUNTS
 from rankwise.lint.model.history import Exit, Fork, Loop, Op
 from rankwise.lint.model.values import Spread
 from rankwise.lint.paths.found import all_divergences, all_local_paths
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.findings import Severity
+    from rankwise.lint.model.values import Value
     from rankwise.lint.paths.local import LocalPath
     from rankwise.lint.script import Script
 
@@ -86,7 +88,7 @@ def turns_differ(script: Script) -> Iterator[Found]:
             and isinstance(share, Loop)
             and share.value.spread is Spread.RANK
             and id(share.node) not in seen
-            and not any(map(sampler_of, loaders_in(share.value)))  # which gives each rank as many
+            and not _gives_as_many(share.value)
         ):
             yield Found(
                 _head(share.node),
@@ -227,6 +229,12 @@ def _is_context_manager(op: Op) -> bool:
     node = getattr(op.call.function, "node", None)
     is_method = getattr(node, "name", "") == "__exit__"
     return is_method or (node is not None and any(isinstance(one, ast.Yield) for one in ast.walk(node)))
+
+
+def _gives_as_many(over: Value) -> bool:
+    """Whether a sampler gives each rank as many, of which none drops some."""
+    is_recounted = over.made is not None and over.made.name in RECOUNTS
+    return not is_recounted and any(map(sampler_of, loaders_in(over)))
 
 
 @rule("RW114", "error", "R1 D15 C24", "a rank swallows an exception and continues, having skipped collectives")  # fmt: skip

@@ -153,8 +153,14 @@ def gradients_not_divided(script: Script) -> Iterator[Found]:
 
 def _divided_again(script: Script) -> Iterator[Found]:
     """A loss that is divided by the number of ranks before a backward pass which averages over them."""
+    if any(call.name.endswith("register_comm_hook") for call in script.all_calls):
+        return  # which may sum
     notes = (note for note in script.notes if isinstance(note, Quotient) and note.left.via)
-    divisions = {note.node for note in notes if getattr(note.right.thing, "name", "") == "world_size"}
+    divisions = {
+        note.node
+        for note in notes
+        if getattr(note.right.thing, "name", "") == "world_size" and not _sums_backward(note.left)
+    }
     losses = [loss for entry in script.entries for _, loss in backward_passes(entry.histories[0].calls)]
     made = {one.made.node for loss in losses for one in sources_of(loss) if one.made is not None}
     for node in divisions & made:
@@ -164,6 +170,14 @@ def _divided_again(script: Script) -> Iterator[Found]:
             "leave the loss as it is on each rank",
             severity="warning",
         )
+
+
+def _sums_backward(value: Value) -> bool:
+    """Whether a collective made it whose backward pass adds up the gradients of all ranks."""
+    return any(
+        one.made is not None and one.made.name.startswith("torch.distributed.nn.")
+        for one in sources_of(value, cuts=False)
+    )
 
 
 def _is_gradient(value: Value) -> bool:

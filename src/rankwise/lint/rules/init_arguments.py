@@ -135,8 +135,11 @@ def _is_made_once(call: Call) -> bool:
 
 
 def _other_arm(one: Call, other: Call) -> bool:
-    # Whatever made the first one under a test may have left with it, or exclude the second.
-    return not arms_of(one.tests) <= arms_of(other.tests)
+    # Whatever made the first one under a test may have left with it, or exclude the second; a handler runs where the first one has failed.
+    catching = {node for node, _, _ in other.tests if isinstance(node, ast.ExceptHandler)}
+    return not catching <= {node for node, _, _ in one.tests} or not arms_of(one.tests) <= arms_of(
+        other.tests
+    )
 
 
 def _destroyed_in_loop(calls: list[Call], call: Call) -> bool:
