@@ -6,14 +6,20 @@ import os
 import re
 import signal
 import subprocess
+import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 import rankwise
+from clocks import FakeClock
 from cluster.commands import RANKWISE, call, list_jobs, make_job_env
 from rankwise.base.errors import UsageError
+from rankwise.cluster import job_process
 from rankwise.cluster.job_process import Log, decide_outcome
+from rankwise.cluster.node_process import ALIVE, KILL, NOTICE
+from rankwise.cluster.ray_node import NodeLauncher
 from support import leftovers, list_marked, wait_until, without_gloo, write_script
 
 if TYPE_CHECKING:
@@ -70,6 +76,52 @@ OUTCOMES = [
 def test_the_nodes_ends_make_the_jobs(ends: list[tuple[str, int]], min_nodes: int, outcome: tuple[int, str]) -> None:  # fmt: skip
     """Exit code 75 of any node counts; then whether enough nodes were through; then the first failure, but for a lost connection, which may be the consequence."""
     assert decide_outcome(ends, min_nodes) == outcome
+
+
+class _SilentNode:
+    """Answers nothing that it is told, and is lost once it is given up."""
+
+    name = "a"
+
+    def __init__(self) -> None:
+        self.told, self.end = list[bytes](), None
+
+    def find_end(self) -> tuple[None] | None:
+        return self.end
+
+    def tell(self, words: bytes) -> None:
+        self.told.append(words)
+
+    def kill(self) -> None:
+        self.end = (None,)
+
+
+class _FailedNode(_SilentNode):
+    name = "b"
+
+    def find_end(self) -> tuple[int]:
+        return (1,)
+
+
+def test_a_node_that_answers_nothing_is_given_up_and_is_not_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """It has its notice, its grace and its order to end; then it is killed by us, which is no reason to start a job again that has failed."""
+    clock = FakeClock()
+    monkeypatch.setattr(job_process, "SYSTEM_CLOCK", clock)
+    silent, begin_s = _SilentNode(), clock.monotonic()
+    log = SimpleNamespace(cause="")
+    start = job_process.Start([_FailedNode(), silent], log, min_nodes=2, grace_s=30, time_s=0)
+    assert start.run(lambda: (False, False)) == (1, "exit code 1 on b")
+    assert [words for words in silent.told if words != ALIVE] == [NOTICE, KILL]
+    assert 40 + 30 + 10 < clock.monotonic() - begin_s < 40 + 30 + 10 + 10 + 5
+
+
+def test_what_a_node_is_told_before_its_launcher_is_there_is_told_with_its_start() -> None:
+    """A notice that comes in the first moment of a node on Ray stops the launcher in time; the guard reads its environment first."""
+    node = NodeLauncher()
+    node.tell(ALIVE)
+    node.tell(NOTICE)
+    words = [sys.executable, "-c", "import os, time; print(os.environ['COLOUR'], flush=True); time.sleep(60)"]
+    assert list(node.run(words, {"COLOUR": "blue"}, "", 30))[-1] == 128 + signal.SIGTERM
 
 
 def test_the_cause_is_that_of_the_node_where_it_was(tmp_path: Path) -> None:

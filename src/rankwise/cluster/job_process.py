@@ -201,7 +201,9 @@ class Start:
         for node in list(self._live):
             if (end := node.find_end()) is not None:
                 self._live.remove(node)
-                self._ends.append((node.name, *end))
+                # One that we have given up was not lost.
+                is_ours = end == (None,) and now_s - self._killed_s > _GUARD_S
+                self._ends.append((node.name, -signal.SIGKILL if is_ours else end[0]))
                 if self._num_nodes - sum(code != 0 for _, code in self._ends) < self._min_nodes:
                     self._failed_s = min(self._failed_s, now_s)
 

@@ -8,9 +8,13 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, final
+
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.cluster.node_process import ALIVE, ALIVE_EVERY_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +28,8 @@ class NodeLauncher:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        #: What was said before there was a launcher: it is told with its start.
+        self._said, self._lock = b"", threading.Lock()
 
     def find_place(self) -> tuple[str, str, int]:
         """Return this host's name, its address as Ray knows it, and a port that is free here."""
@@ -52,8 +58,10 @@ class NodeLauncher:
         """
         guard = [sys.executable, "-m", "rankwise.cluster.node_process", str(grace_s), *words]
         process = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder or None)  # fmt: skip
-        self._process = process
-        self.tell(json.dumps(dict(env)).encode() + b"\n")
+        with self._lock:
+            self._process = process
+            self._write(json.dumps(dict(env)).encode() + b"\n" + self._said)
+        threading.Thread(target=self._live, args=(process,), daemon=True).start()
         rest = b""
         while process.stdout is not None and (chunk := os.read(process.stdout.fileno(), _CHUNK)):
             whole, newline, rest = (rest + chunk).rpartition(b"\n")
@@ -65,6 +73,19 @@ class NodeLauncher:
 
     def tell(self, words: bytes) -> None:
         """Say something to the launcher's guard."""
+        with self._lock:
+            if self._process is None:
+                self._said += words
+            else:
+                self._write(words)
+
+    def _write(self, words: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):  # it has ended: `run` sees it
                 os.write(self._process.stdin.fileno(), words)
+
+    def _live(self, process: subprocess.Popen[bytes]) -> None:
+        """Say that somebody holds the launcher: Ray ends this actor with its driver, and a driver that is slow ends no training."""
+        while process.poll() is None:
+            SYSTEM_CLOCK.sleep(ALIVE_EVERY_S)
+            self.tell(ALIVE)

@@ -40,8 +40,9 @@ def import_stores(*more: str) -> None:
         is_made = core._c10d_init()
         core._c10d_init = lambda: is_made  # it can't be made again, if all of torch has to be imported
         vars(torch).update(_C=core, distributed=distributed)
-        offered = vars(core._distributed_c10d).items()
-        vars(distributed).update({name: value for name, value in offered if not name.startswith("__")})
+        offered = {name: one for name, one in vars(core._distributed_c10d).items() if name[:2] != "__"}
+        errors = {name[1:]: one for name, one in vars(core).items() if name.startswith("_Dist")}
+        vars(distributed).update(offered | errors)
         for name in more:
             importlib.import_module(name)
     except Exception:  # noqa: BLE001 - whatever a later torch needs
