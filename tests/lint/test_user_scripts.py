@@ -36,6 +36,31 @@ for x in [torch.rand(4, 2)]:
     own.step()
 """
 )
+_TURNS = (
+    _INIT
+    + _DDP
+    + """
+import itertools, tqdm
+from torch.utils.data import DataLoader, DistributedSampler
+rows = list(torch.rand(64, 2))
+loader = DataLoader(rows, sampler=DistributedSampler(rows))
+batches, model = loader, DDP(torch.nn.Linear(2, 1))
+if dist.get_rank() == 0:
+    batches = TAKEN
+for x in batches:
+    model(x).mean().backward()
+"""
+)
+_SUMMED = (
+    _INIT
+    + _DDP
+    + """
+model = DDP(torch.nn.Linear(2, 1))
+own = model(torch.rand(4, 2)).mean()
+loss = REDUCED / dist.get_world_size()
+loss.backward()
+"""
+)
 _REPLAY = (
     _INIT
     + """
@@ -561,6 +586,16 @@ parser.add_argument("--name", default="run")
 args = parser.parse_args()
 args.name = f"{args.name}_{dist.get_rank()}"
 torch.save([1], f"{args.name}.pt")
+    """),
+    "a part of the batches on one rank": ("RW109", _TURNS.replace("TAKEN", "itertools.islice(loader, 3)"), _TURNS.replace("TAKEN", "tqdm.tqdm(loader)")),
+    "a part of the batches, or all": ("RW109", _TURNS.replace("in batches", "in itertools.islice(loader, 3) if dist.get_rank() == 0 else loader"), _TURNS.replace("in batches", "in tqdm.tqdm(loader) if dist.get_rank() == 0 else loader")),
+    "a loss that a sum has made": ("RW409", _SUMMED.replace("REDUCED", "own"), _SUMMED.replace("REDUCED", "torch.distributed.nn.functional.all_reduce(own)")),
+    "a loss under a hook that may sum": ("RW409", _SUMMED.replace("REDUCED", "own"), _SUMMED.replace("REDUCED", "own").replace("own =", "model.register_comm_hook(None, hook)\nown =")),
+    "a second group where the first one has failed": ("RW211", _INIT + "dist.init_process_group('gloo')", """
+try:
+    dist.init_process_group("nccl")
+except RuntimeError:
+    dist.init_process_group("gloo")
     """),
     "a replay that all ranks fill together": ("RW401", _REPLAY.replace("GATHERED", "fresh"), _REPLAY.replace("GATHERED", "part")),
 }  # fmt: skip
