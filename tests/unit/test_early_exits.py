@@ -131,3 +131,17 @@ def test_the_only_exit_call_that_fits_is_the_place(text: str, line: int | None) 
     assert finding is not None
     assert finding.where == f"/job/train.py:{line or 7}"
     assert (f"may have left by the exit call at train.py:{line}" in finding.fix) == (line is not None)
+
+
+@pytest.mark.parametrize(
+    ("left_at", "line"), [("/job/other.py:5", 5), ("/job/train.py:2", 2), ("/job/train.py:3", None)]
+)
+def test_the_noted_exit_call_is_no_guess(left_at: str, line: int | None) -> None:
+    """Where the rank called os._exit is known; a call that every rank comes to at its end is still no cause."""
+    text = "if a:\n    os._exit(0)\nos._exit(0)\nif b:\n    sys.exit(0)\n"
+    finding = find_early_exits(
+        scene(*LOST, replace(LEFT, left_at=left_at), sources={"/job/train.py": text}), ()
+    )
+    assert finding is not None
+    assert ("rank 2 left by the exit call at" in finding.fix) == (line is not None)
+    assert finding.where == (left_at if line else "/job/train.py:7")

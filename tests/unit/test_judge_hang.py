@@ -276,6 +276,10 @@ def test_a_silent_exit_is_told_with_the_last_collective_before_it() -> None:
     # The exit may stand above the collective in the text, and run after it all the same.
     assert "(os._exit, sys.exit), anywhere in what runs once train.py:12 has run" in verdict.fix
     assert _judge(_end(0), _end(1, 3, ended_s=7.0)).fix == ""
+    noted = _judge(_end(0), _end(1, 3, ended_s=7.0, left_at="/job/train.py:20"), scene=seen)
+    assert noted.where == "/job/train.py:20"
+    assert told in noted.message
+    assert noted.fix.startswith("it left by the exit call at train.py:20: raise an exception there")
 
 
 def test_a_rank_that_worked_alone_beyond_the_time_out_is_told_as_such() -> None:

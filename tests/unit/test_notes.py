@@ -293,7 +293,8 @@ def test_a_line_of_ours_in_another_installation_is_not_the_users(file: str, *, i
 
 _ARMED, _FINISHED = '{"note": "armed"}', '{"note": "finished", "monotonic_s": 5.0}'
 _ENDING = '{"note": "ending", "pid": 7, "stderr_bytes": null}'
-_LEFT = '{"note": "left", "file": "/job/train.py", "line": 12}'
+_LIBRARYS = '["/usr/lib/python3.12/threading.py", 1430, "run"]'
+_LEFT = f'{{"note": "left", "frames": [{_LIBRARYS}, ["/job/train.py", 12, "stop"], ["/job/train.py", 40, "<module>"]]}}'
 
 
 @pytest.mark.parametrize(
@@ -326,7 +327,12 @@ def test_where_a_ranks_own_words_end(notes: tuple[str, ...], expected: Ending | 
 
 def test_the_line_that_calls_os_exit_is_that_of_the_last_python() -> None:
     """It is where the rank left; a shell that runs another Python behind it left elsewhere."""
-    stack = parse_leaving(f"{_ARMED}\n{_LEFT}")
-    assert stack is not None
-    assert stack.where == "/job/train.py:12"
+    assert parse_leaving(f"{_ARMED}\n{_LEFT}") == "/job/train.py:12"
     assert parse_leaving(f"{_ARMED}\n{_LEFT}\n{_ARMED}") is None
+
+
+def test_a_librarys_thread_that_calls_os_exit_is_no_line_of_the_scripts() -> None:
+    """``threading.Timer(5, os._exit, [3])``: only Python's own lines stand on that stack, and the fault is in none of them."""
+    left = f'{{"note": "left", "frames": [{_LIBRARYS}]}}'
+    assert parse_leaving(f"{_ARMED}\n{left}") is None
+    assert parse_ending(f"{_ARMED}\n{_ENDING}\n{left}", 7) is not None

@@ -131,6 +131,23 @@ def test_ranks_that_were_killed_at_one_stroke_are_not_to_blame(tmp_path: Path) -
     assert "ranks 0-2 ended without their end being recorded (kill -9, os._exit or exec)" in verdict.notes
 
 
+def test_of_a_rank_that_called_os_exit_the_line_is_told(tmp_path: Path) -> None:
+    """Its note stands in the folder: alone it is the cause, at that line; where all ended so, each one's line is told."""
+    note = '{"note": "left", "frames": [["/job/train.py", 12, "f"]]}\n'
+    for rank in range(3):
+        path = write_rank(tmp_path / "one", rank, step_s=90.0, state="ended", why="rescue", seen_s=100.0)
+        if rank < 2:
+            write_fault(path, PEER, 99.0 + rank)
+        else:
+            (path.parent / "rank2.notes.jsonl").write_text(note)
+        other = write_rank(tmp_path / "all", rank, step_s=90.0, state="ended", why="rescue", seen_s=100.0)
+        (other.parent / f"rank{rank}.notes.jsonl").write_text(note)
+    verdict = judge_offline_run(read(tmp_path / "one"))
+    assert (verdict.culprits, verdict.where) == ((2,), "/job/train.py:12")
+    assert "it ended silently: by os._exit at train.py:12; its launcher's log" in verdict.message
+    assert "ranks 0-2 ended by os._exit at train.py:12" in judge_offline_run(read(tmp_path / "all")).notes
+
+
 def test_a_signal_from_outside_is_told_by_the_stack_that_it_leaves(tmp_path: Path) -> None:
     """A rank that was told to end has written its stack: only then a SIGTERM is told."""
     for rank in range(3):

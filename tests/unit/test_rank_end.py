@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
 
-from rankwise.launcher.rank_end import Rank
+from rankwise.launcher.rank_end import Rank, describe_end
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -19,3 +24,19 @@ def test_a_stop_that_came_after_the_end_is_none(
     rank = Rank(rank=2, local_rank=1, tag="2", streams=Mock(), notes_fd=-1, stacks_fd=-1, stopped_s=stopped_s)
     rank.note_end(0, ended_s)
     assert (rank.code, rank.ended_s, rank.stopped_s, rank.is_alive) == (0, ended_s, kept, False)
+
+
+@pytest.mark.parametrize(("code", "left_at"), [(0, "/job/train.py:12"), (5, "/job/train.py:12"), (-9, None)])
+def test_the_line_that_called_os_exit_is_no_crash(code: int, left_at: str | None, tmp_path: Path) -> None:
+    """It is told with any exit code, 0 above all; a rank that was killed has left by no call."""
+    texts = ('{"note": "left", "frames": [["/job/train.py", 12, "f"]]}\n', "")
+    fds = []
+    for number, text in enumerate(texts):
+        (tmp_path / str(number)).write_text(text)
+        fds.append(os.open(tmp_path / str(number), os.O_RDONLY))
+    streams = Mock(error_file=tmp_path / "none", log=tmp_path / "none")
+    rank = Rank(rank=0, local_rank=0, tag="0", streams=streams, notes_fd=fds[0], stacks_fd=fds[1], code=code)
+    end = describe_end(rank, last_words="", stopped_s=None, asks_requeue=False)
+    assert (end.left_at, end.where, end.crash) == (left_at, left_at, None)
+    rank.evidence = None
+    rank.close()

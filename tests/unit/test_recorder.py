@@ -5,6 +5,7 @@ PYTEST_DONT_REWRITE: an assertion here has no words of pytest's.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -31,6 +32,32 @@ try:
         os.write(2, b"x")
 except BlockingIOError:
     os.set_blocking(2, True)
+{end}
+"""
+_RAISES = """
+def note(*words, **facts):
+    raise KeyboardInterrupt
+recorder._Recorder.note = note
+try:
+    os._exit(7)
+except BaseException:
+    sys.exit(1)
+"""
+#: A child that could not be muffled: the notes are the rank's own.
+_FORKS = """
+child = os.fork()
+if not child:
+    os.dup2(kept, noted)
+    os._exit(0)
+os.waitpid(child, 0)
+sys.exit(7)
+"""
+_OWN_MODULE = """
+import pathlib
+pathlib.Path(sys.argv[2]).with_name("select.py").write_text("raise SystemExit(9)")
+sys.path.insert(0, os.path.dirname(sys.argv[2]))
+sys.modules.pop("select", None)
+sys.meta_path[:] = [one for one in sys.meta_path if "BuiltinImporter" not in repr(one)]
 os._exit(7)
 """
 
@@ -67,7 +94,8 @@ def test_os_exit_never_waits(is_full: bool, tmp_path: Path) -> None:
     for place in places:
         place.touch()
     read_end, write_end = os.pipe()
-    words = [sys.executable, "-c", _CODE, str(recorder.__file__), *map(str, places), str(int(is_full))]
+    code = _CODE.replace("{end}", "os._exit(7)")
+    words = [sys.executable, "-c", code, str(recorder.__file__), *map(str, places), str(int(is_full))]
     try:
         assert subprocess.run(words, stderr=write_end, timeout=20, check=False).returncode == 7
         assert '"note": "left"' in places[0].read_text()
@@ -75,3 +103,54 @@ def test_os_exit_never_waits(is_full: bool, tmp_path: Path) -> None:
     finally:
         os.close(read_end)
         os.close(write_end)
+
+
+def _run(end: str, folder: Path) -> tuple[int, list[dict[str, object]], bytes]:
+    """Return a rank's exit code, its notes, and its standard error."""
+    places = [folder / "notes", folder / "stacks"]
+    for place in places:
+        place.touch()
+    words = [
+        sys.executable,
+        "-c",
+        _CODE.replace("{end}", end),
+        str(recorder.__file__),
+        *map(str, places),
+        "0",
+    ]
+    done = subprocess.run(words, capture_output=True, timeout=20, check=False)
+    return done.returncode, [json.loads(line) for line in places[0].read_text().splitlines()], done.stderr
+
+
+@pytest.mark.linux
+def test_os_exit_does_not_return(tmp_path: Path) -> None:
+    """A signal handler that raises while the call is noted does not keep the process alive."""
+    assert _run(_RAISES, tmp_path)[0] == 7
+
+
+@pytest.mark.linux
+def test_of_a_call_of_os_exit_all_frames_are_noted(tmp_path: Path) -> None:
+    """A timer's, or a library's, has the script's line further up, or nowhere."""
+    (tmp_path / "timed").mkdir()
+    for end in ("def stop():\n    os._exit(7)\nstop()", "import threading, time\nthreading.Timer(0, os._exit, [7]).start()\ntime.sleep(9)"):  # fmt: skip
+        code, notes, _ = _run(end, tmp_path / "timed" if "Timer" in end else tmp_path)
+        (left,) = (note for note in notes if note["note"] == "left")
+        names = [name for _, _, name in left["frames"]]  # type: ignore[attr-defined]
+        assert (code, names[:2]) == (
+            7,
+            ["run", "_bootstrap_inner"] if "Timer" in end else ["stop", "<module>"],
+        )
+
+
+@pytest.mark.linux
+def test_a_childs_os_exit_is_not_the_ranks(tmp_path: Path) -> None:
+    """A forked child whose notes still go to the rank's file, as where /dev/null could not be opened, writes none of its own."""
+    code, notes, _ = _run(f"kept, noted = os.dup(3), 3\n{_FORKS}", tmp_path)
+    assert (code, [note["note"] for note in notes if note["note"] == "left"]) == (7, [])
+
+
+@pytest.mark.linux
+def test_a_module_of_the_users_is_not_run_at_a_ranks_end(tmp_path: Path) -> None:
+    """A select.py of the script's, or a folder of sys.path that hangs, is not looked at: the marks need no module."""
+    code, _, words = _run(_OWN_MODULE, tmp_path)
+    assert (code, words) == (7, b"-1--2-")

@@ -130,7 +130,7 @@ def describe_end(
     crash = next((stack for text in crashes if (stack := parse_stack(text))), None)
     if crash is None and fault is None and rank.code:
         # A traceback that the script printed itself before it left by sys.exit or os._exit.
-        crash = parse_traceback("\n".join(last_words.splitlines()[-40:])) or parse_leaving(notes)
+        crash = parse_traceback("\n".join(last_words.splitlines()[-40:]))
     log = rank.streams.log
     return RankEnd(
         rank=rank.rank,
@@ -144,6 +144,7 @@ def describe_end(
         fault=fault,
         finished_s=finished_s,
         crash=crash,
+        left_at=parse_leaving(notes) if (rank.code or 0) >= 0 else None,
         stack=rank.stack,
         problem=parse_problem(notes),
         expired=expired,

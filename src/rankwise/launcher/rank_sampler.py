@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all
 from rankwise.evidence.reader.kernel_wait import find_wait
-from rankwise.evidence.reader.notes import Stack, parse_notes
+from rankwise.evidence.reader.notes import Stack, parse_leaving, parse_notes
 from rankwise.evidence.reader.process_state import (
     IDLE_SHARE,
     has_busy_threads,
@@ -89,6 +89,7 @@ class _SampledRank:
     notes_size: int = -1
     fault: FaultRecord | None = None
     finished_s: float | None = None
+    left_at: str | None = None
 
     @property
     def is_awaited(self) -> bool:
@@ -219,7 +220,8 @@ class RankSampler:
         size = os.fstat(track.rank.notes_fd).st_size
         if size != track.notes_size:
             track.notes_size = size
-            track.fault, track.finished_s = parse_notes(read_all(track.rank.notes_fd))
+            notes = read_all(track.rank.notes_fd)
+            (track.fault, track.finished_s), track.left_at = parse_notes(notes), parse_leaving(notes)
 
     # ----------------------------------------------------------------- asking
 
@@ -365,6 +367,7 @@ class RankSampler:
             ended_s=None if rank.is_alive else rank.ended_s,
             fault=None if rank.code == 0 else track.fault,
             finished_s=track.finished_s,
+            left_at=track.left_at,
             evidence=track.evidence,
             stack=self._find_stack(track, now),
             still_s=max(0.0, now - max(track.moved_s, track.busy_s)),

@@ -34,6 +34,7 @@ class RankEnd:
         fault: The exception that ended it, if it was one.
         finished_s: When its script was through, if it was.
         crash: Its stack when it crashed.
+        left_at: ``file.py:LINE`` of the script's at which it called os._exit; None if it did not.
         stack: Its stack at the moment when the first rank had failed, if it still lived then.
         problem: What it found to be wrong with the ranks that it was to meet in a process group.
         expired: The timer of its own (torch.distributed.elastic.timer) for which torch's watchdog has killed it.
@@ -52,6 +53,7 @@ class RankEnd:
     fault: FaultRecord | None = None
     finished_s: float | None = None
     crash: Stack | None = None
+    left_at: str | None = None
     stack: Stack | None = None
     problem: Problem | None = None
     expired: str = ""
@@ -76,6 +78,8 @@ class RankEnd:
         """``file.py:LINE`` of its end, or of what it did when another failed."""
         if self.fault and self.fault.where:
             return self.fault.where
+        if self.left_at and not self.crash:
+            return self.left_at
         stack = self.crash or self.stack
         return stack.where if stack else None
 
@@ -167,6 +171,7 @@ def end_of(facts: RankFacts, now_s: float) -> RankEnd:
         stopped_s=now_s if facts.code is None else None,
         fault=facts.fault,
         finished_s=facts.finished_s,
+        left_at=facts.left_at,
         stack=facts.stack,
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.rank_names import name_ranks
 from rankwise.verdict.case import Waiting, end_of
-from rankwise.verdict.exit_calls import find_exit_call
+from rankwise.verdict.exit_calls import find_exit_call, is_regular_end
 from rankwise.verdict.finding import JobFinding
 from rankwise.verdict.root_error import find_blame
 from rankwise.verdict.rules.forward_on_some import fix_forward
@@ -50,8 +50,8 @@ def find_early_exits_here(case: Case) -> JobFinding | None:
         end.rank: end for end in case.ranks if end.code is not None and (end.stopped_s is None or end.fault)
     }
     ranks = tuple(
-        replace(facts, state="ended", code=ends[facts.rank].code, fault=ends[facts.rank].fault)
-        if facts.rank in ends
+        replace(facts, state="ended", code=end.code, fault=end.fault, left_at=end.left_at)
+        if (end := ends.get(facts.rank))
         else facts
         for facts in case.scene.ranks
     )
@@ -113,8 +113,12 @@ def _make_finding(view: SceneView, gone: tuple[int, ...], missed: dict[int, Op])
         return _describe_alone(asked, missed, gone)
     even = fix_fewer(gone, missed[first].site)
     explained = explain_fewer(view, missed[first].site, first, gone)
-    if explained is None and (left_at := find_exit_call(view.scene.sources, 0)):
-        fix = f"{who} may have left by the exit call at {shorten(left_at)}; {even}"
+    noted = {view.by_rank[rank].left_at for rank in gone}
+    left_at = find_exit_call(view.scene.sources, 0) if noted == {None} else None
+    if len(noted) == 1 and (place := next(iter(noted))) and not is_regular_end(view.scene.sources, place):
+        left_at = place
+    if explained is None and left_at:
+        fix = f"{who} {'may have left' if noted == {None} else 'left'} by the exit call at {shorten(left_at)}; {even}"
         explained = Explained("R6", fix, left_at)
     class_id, fix, where = explained or (
         "D14" if trained else "R6",

@@ -23,6 +23,12 @@ def find_exit_call(sources: Mapping[str, str], code: int | None) -> str | None:
     return _find_only(sources, lambda given, is_guarded: is_guarded and given == code)
 
 
+def is_regular_end(sources: Mapping[str, str], place: str) -> bool:
+    """Tell whether every rank comes to the exit at a ``file.py:LINE``: it stands under no condition; False where its text is not known."""
+    file, _, line = place.rpartition(":")
+    return file in sources and not _is_guarded(sources[file], int(line))
+
+
 def find_exit_words(sources: Mapping[str, str], words: str) -> str | None:
     """Return ``file.py:LINE`` of the only ``sys.exit("…")`` that prints a text; None if there is none, or several."""
     return _find_only(sources, lambda given, _: isinstance(given, str) and given.strip() == words)
@@ -36,16 +42,16 @@ def _find_only(sources: Mapping[str, str], fits: Callable[[int | str, bool], boo
 @lru_cache(maxsize=32)
 def _list_exits(text: str) -> list[tuple[int, int | str, bool]]:
     """Return the line of each exit, the exit code or the text that it gives, and whether it stands under a condition."""
-    lines = text.splitlines()
     return [
-        (
-            node.lineno,
-            given,
-            any("__name__" not in lines[one.line - 1] for one in guards_at(text, node.lineno)),
-        )
+        (node.lineno, given, _is_guarded(text, node.lineno))
         for node in ast.walk(parse(text))
         if isinstance(node, ast.Call | ast.Raise) and (given := _read_given(node)) is not None
     ]
+
+
+def _is_guarded(text: str, at: int) -> bool:
+    lines = text.splitlines()
+    return any("__name__" not in lines[one.line - 1] for one in guards_at(text, at))
 
 
 def _read_given(node: ast.Call | ast.Raise) -> int | str | None:

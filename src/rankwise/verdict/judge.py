@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _SILENT_EXIT = "look for a silent exit (os._exit, sys.exit), anywhere in what runs once {at} has run: an exception instead would name its line"
 _EXIT_CALL = (
-    "it may have left by the exit call at {at}: raise an exception there instead, which the report would name"
+    "it {left} by the exit call at {at}: raise an exception there instead, which the report would name"
 )
 _EXPIRED = "the body of the timer's `with` took longer than `after`: look at what the rank did there, or allow more time"
 _LOST_NODE = "check that host; with --nnodes MIN:MAX the job continues on the remaining nodes, with --max-restarts it waits for a replacement"
@@ -205,9 +205,11 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
     meaning = find_meaning_of(first)
     who = name_ranks([end.rank for end in alike])
     # Of an exit that says nothing, as by os._exit, the last collective is the only trace.
-    is_silent = first.where is None and (first.code or 0) > 0 and not first_line(first)
+    is_silent = first.where in {None, first.left_at} and (first.code or 0) > 0 and not first_line(first)
     last = find_last(case, first.rank) if is_silent else None
-    left_at = find_exit_call(case.scene.sources, first.code) if is_silent and case.scene else None
+    left_at = first.left_at if is_silent else None
+    if is_silent and left_at is None and case.scene is not None:
+        left_at = find_exit_call(case.scene.sources, first.code)
     message_at = None
     if first.where is None and first.code == 1 and case.scene is not None:
         message_at = find_exit_words(case.scene.sources, first_line(first))
@@ -222,7 +224,11 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         where=message_at or left_at or (last.site if last else first.where),
         fix=(_EXPIRED if first.expired else "")
         or find_fix(text_of(first), meaning)
-        or (_EXIT_CALL.format(at=shorten(left_at)) if left_at else "")
+        or (
+            _EXIT_CALL.format(at=shorten(left_at), left="left" if first.left_at else "may have left")
+            if left_at
+            else ""
+        )
         or (_SILENT_EXIT.format(at=shorten(last.site)) if last else ""),
         # How a rank ended that we stopped while it still dealt with its error tells nothing.
         reason=""

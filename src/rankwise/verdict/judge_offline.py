@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from rankwise.verdict.case import RankEnd
 
 _MOST_NAMED = 8
-_WITHOUT_A_WORD = "it ended silently: killed (SIGKILL, for example by the OOM killer), or by os._exit or exec; its launcher's log has the exit code"
+_WITHOUT_A_WORD = "it ended silently: {how}; its launcher's log has the exit code"
+_KILLED = "killed (SIGKILL, for example by the OOM killer), or by os._exit or exec"
 
 
 def judge_offline_run(left: OfflineRun) -> Verdict:
@@ -59,8 +60,9 @@ def _to_case(left: OfflineRun) -> Case:
 def _to_end(one: OfflineRank, now_s: float) -> RankEnd:
     facts, end = one.facts, replace(end_of(one.facts, now_s), crash=one.crash)
     if one.how == "vanished":
-        where = facts.ops[-1].site if facts.ops else None
-        fault = FaultRecord(message=_WITHOUT_A_WORD, monotonic_s=facts.ended_s, where=where)
+        where = facts.left_at or (facts.ops[-1].site if facts.ops else None)
+        how = f"by os._exit at {shorten(facts.left_at)}" if facts.left_at else _KILLED
+        fault = FaultRecord(message=_WITHOUT_A_WORD.format(how=how), monotonic_s=facts.ended_s, where=where)
         return replace(end, code=None, stopped_s=None, fault=fault)
     return end if facts.code is not None else replace(end, finished_s=None)
 
@@ -74,7 +76,7 @@ def _describe_hows(ranks: Sequence[OfflineRank]) -> list[str]:
     }
     lines = []
     for how, text in words.items():
-        numbers = [one.facts.rank for one in ranks if one.how == how]
+        numbers = [one.facts.rank for one in ranks if one.how == how and not one.facts.left_at]
         if numbers:
             words_of = {
                 "was": verb(numbers, "were", "was"),
@@ -82,7 +84,11 @@ def _describe_hows(ranks: Sequence[OfflineRank]) -> list[str]:
                 "its": verb(numbers, "their", "its"),
             }
             lines.append(f"{name_ranks(numbers)} {text.format(**words_of)}")
-    return lines
+    places: dict[str, list[int]] = {}
+    for one in ranks:
+        if one.facts.left_at and one.how in words:
+            places.setdefault(shorten(one.facts.left_at), []).append(one.facts.rank)
+    return lines + [f"{name_ranks(who)} ended by os._exit at {at}" for at, who in places.items()]
 
 
 def _describe_absent(left: OfflineRun) -> list[str]:

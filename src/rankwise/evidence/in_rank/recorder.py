@@ -106,14 +106,10 @@ class _Recorder:
                 if stream is not None:
                     stream.flush()
         with _Quiet():
-            import select
-
             status = os.fstat(2)
             is_file = stat.S_ISREG(status.st_mode)
-            if not is_file and not may_wait and not select.select([], [2], [], 0)[1]:
-                return
             if not is_file:
-                os.write(2, self._end_mark.format(stage).encode())
+                (os.write if may_wait else _write_at_once)(2, self._end_mark.format(stage).encode())
             self.note("ending", stage=stage, pid=self._pid, stderr_bytes=status.st_size if is_file else None)
 
     def on_exit(self) -> None:
@@ -195,16 +191,40 @@ def _watch_exit(recorder: _Recorder) -> None:
     leave = os._exit
 
     def _exit(status: int) -> None:
-        with _Quiet():
-            code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
-            recorder.note("left", file=code.co_filename, line=line)
-            for stage in (1, 2):
-                recorder.mark_end(stage, may_wait=False)  # a watchdog calls it where others are stuck
-        leave(status)
+        try:
+            with _Quiet():
+                if os.getpid() == recorder._pid:
+                    recorder.note("left", frames=_list_callers())
+                    for stage in (1, 2):
+                        recorder.mark_end(stage, may_wait=False)  # a watchdog calls it where others are stuck
+        finally:
+            leave(status)  # whatever a signal handler raises meanwhile
 
     # A process that is to run it finds it by this name.
     _exit.__module__, _exit.__qualname__ = "os", "_exit"
     os._exit = _exit  # type: ignore[assignment]
+
+
+def _list_callers(most: int = 64) -> list[tuple[str, int, str]]:
+    """Return file, line and function of each frame that has called os._exit, innermost first: whose they are, the parent tells."""
+    found: list[tuple[str, int, str]] = []
+    frame = sys._getframe(1).f_back
+    while frame is not None and len(found) < most:
+        found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return found
+
+
+def _write_at_once(fd: int, text: bytes) -> None:
+    """Write to a pipe or a terminal; raise OSError where that would have to wait.
+
+    Opened anew it has flags of its own: those of ``fd`` others share. No module is needed, whose import may wait as well.
+    """
+    own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        os.write(own, text)
+    finally:
+        os.close(own)
 
 
 def _remember_interrupt() -> None:

@@ -216,7 +216,8 @@ class _Notes:
                 ranks = tuple(map(int, note["local_ranks"]))
                 self.problem = Problem(text=str(note["text"]), fix=str(note["fix"]), local_ranks=ranks)
             case "left":
-                self.left_at = Stack(frames=(Frame(file=note["file"], line=note["line"], function="_exit"),))
+                frames = (Frame(file=file, line=line, function=name) for file, line, name in note["frames"])
+                self.left_at = Stack(frames=tuple(frames))
             case "ending":
                 self.sizes.append((note["pid"], note["stderr_bytes"]))
             case _:
@@ -244,9 +245,10 @@ def parse_problem(text: str) -> Problem | None:
     return _read_notes(text).problem
 
 
-def parse_leaving(text: str) -> Stack | None:
-    """Return the line at which the rank called os._exit; None if it did not."""
-    return _read_notes(text).left_at
+def parse_leaving(text: str) -> str | None:
+    """Return ``file.py:LINE`` of the user's own at which the rank called os._exit; None if it did not, or a library's thread did."""
+    left_at = _read_notes(text).left_at
+    return left_at.where if left_at and any(frame.is_users for frame in left_at.frames) else None
 
 
 def parse_ending(text: str, pid: int) -> Ending | None:

@@ -210,6 +210,7 @@ def _to_facts(file: OfflineFile, *, now_s: float, end_s: float, is_silent: bool)
         ended_s=end_s if has_ended else None,
         fault=file.fault if file.how == "raised" else None,
         finished_s=file.finished_s,
+        left_at=file.left_at,
         evidence=evidence,
         stack=None if has_ended else _find_stack(file, evidence, is_silent=is_silent),
         still_s=_find_still(file, now_s, end_s) if not has_ended else 0.0,

@@ -17,7 +17,7 @@ from rankwise.base.files import read_regular, write_atomic
 from rankwise.evidence.in_rank import ring
 from rankwise.evidence.reader import offline_layout
 from rankwise.evidence.reader.merge_records import Merger
-from rankwise.evidence.reader.notes import parse_notes, split_crash
+from rankwise.evidence.reader.notes import parse_leaving, parse_notes, split_crash
 from rankwise.evidence.reader.size_limits import inflate
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class OfflineFile:
     how: How = "unknown"
     fault: FaultRecord | None = None
     finished_s: float | None = None
+    left_at: str | None = None
     asked: str = ""
     crash: str = ""
     live: LiveLook | None = None
@@ -117,7 +118,8 @@ def fill(file: OfflineFile) -> None:
             raise UsageError(f"{file.path} can't be read: {error}") from error
     file.evidence = Merger().read(raw or b"")
     front = str(file.path)[: -len(_ENDING)]
-    file.fault, file.finished_s = parse_notes(_read_text(Path(f"{front}.notes.jsonl")))
+    notes = _read_text(Path(f"{front}.notes.jsonl"))
+    (file.fault, file.finished_s), file.left_at = parse_notes(notes), parse_leaving(notes)
     if file.fault is None and file.finished_s is None and (raised := file.head.get("error")):
         file.fault = FaultRecord(message=str(raised), monotonic_s=float(file.head["saved_s"]))
     file.asked, file.crash = split_crash(_read_text(Path(f"{front}.stacks.txt")))

@@ -191,6 +191,7 @@ class RankFacts:
         ended_s: When, monotonic.
         fault: The exception that ended it.
         finished_s: When its script was through.
+        left_at: ``file.py:LINE`` of the script's at which it called os._exit; None if it did not.
         evidence: What it has recorded; None if it records nothing.
         stack: Its main thread's, or that of the thread for which the main one waits (evidence.threads), taken at this moment; None if
             it did not answer or was not asked; without frames if it has nobody to answer yet: before init_process_group.
@@ -209,6 +210,7 @@ class RankFacts:
     ended_s: float | None = None
     fault: FaultRecord | None = None
     finished_s: float | None = None
+    left_at: str | None = None
     evidence: Evidence | None = None
     stack: Stack | None = None
     still_s: float = 0.0
