@@ -58,7 +58,7 @@ def test_copies_of_another_run_are_kept_and_not_gone_on_from(tmp_path: Path) -> 
     assert now.load(0, [1]).version == 0
     assert torch.load(tmp_path / "shard-0.previous.pt")["version"] == 7
     (tmp_path / "shard-0.pt").write_bytes(b"no copy")
-    with pytest.raises(rankwise.CollectiveError, match="shard 0 can't be taken over"):
+    with pytest.raises(rankwise.CollectiveError, match="shard 0 can't be read"):
         now.load(0, [1])
 
 

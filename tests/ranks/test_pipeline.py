@@ -462,3 +462,31 @@ def test_cuts_by_hand() -> None:
     layout = find_layout(Gpt(VOCABULARY, SEQUENCE))
     assert layout.around == {"tokens": 0, "positions": 0, "norm": 2, "head": 2}
     assert layout.blocks == ("blocks.0", "blocks.1")
+
+
+def step_frozen(is_staged: bool) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)).double()
+    batches = [torch.ones(2, 3).double(), torch.full((6, 3), 2.0).double()]
+    if not is_staged:
+        model[1].requires_grad_(False)
+        model(torch.cat(batches)).square().mean().backward()
+        return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    with rankwise.init(device="cpu"):
+        pipe = rankwise.apply_pipeline(model, loss=lambda model, x: model(x).square().mean())
+        for name, one in pipe.named_parameters():
+            one.requires_grad_(not name.startswith("1."))
+        pipe.step(batches[0], is_last=False)
+        pipe.step(batches[1])
+        return {name: one.grad for name, one in pipe.named_parameters() if one.grad is not None}
+
+
+def test_a_frozen_stage_forgets_no_batch() -> None:
+    """A stage that has no gradients doesn't take the step for one that was dropped: gradients are one process's."""
+    expected, held = step_frozen(False), {}
+    for own in run_ranks(step_frozen, 2, True, timeout_s=60):
+        held |= own
+    assert held.keys() == expected.keys()
+    for name, value in held.items():
+        torch.testing.assert_close(value, expected[name])

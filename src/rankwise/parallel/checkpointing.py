@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from rankwise.base.errors import UsageError
@@ -93,22 +93,74 @@ def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _make_contexts(block: nn.Module, context_fn: Callable[[], Any] | None) -> tuple[Any, Any]:
     first, again = (nullcontext(), nullcontext()) if context_fn is None else context_fn()
-    return first, _keeping_buffers(block, again)
+    return first, _going_back(block, _keep_buffers(block), again)
+
+
+@final
+class _Kept(NamedTuple):
+    """A buffer as the first forward found it; ``value`` is a copy, None where it is not known to change."""
+
+    module: nn.Module
+    name: str
+    buffer: Tensor
+    version: int
+    value: Tensor | None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a forward has written it since. BatchNorm's kernels write without a new version, so values count, too."""
+        if (
+            self.module._buffers.get(self.name) is not self.buffer
+            or _read_version(self.buffer) != self.version
+        ):
+            return True
+        try:
+            return self.value is not None and not torch.equal(self.value, self.buffer)
+        except RuntimeError:  # without values, or of a layout that can't be compared
+            return True
+
+
+def _keep_buffers(block: nn.Module) -> list[_Kept]:
+    # Which ones change is learned in the first backward of each mode, and only these are copied from then on.
+    known = block.__dict__.setdefault("_checkpoint_changing", {}).get(block.training)
+    return [
+        _Kept(module, name, one, _read_version(one), one.detach().clone() if known is None or (path, name) in known else None)
+        for path, module in block.named_modules()
+        for name, one in module._buffers.items()
+        if one is not None
+    ]  # fmt: skip
+
+
+def _read_version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 @contextmanager
-def _keeping_buffers(block: nn.Module, inside: Any) -> Iterator[None]:
-    """Leave a block's buffers as they are by a forward that is made again: BatchNorm would count each batch twice."""
-    # Into an expanded tensor nobody can write.
-    held = [(one, one.detach().clone()) for one in block.buffers() if 0 not in one.stride()]
+def _going_back(block: nn.Module, kept: list[_Kept], inside: Any) -> Iterator[None]:
+    """Give a forward that is made again the buffers that the first one found, and leave the block's as they are.
+
+    Else BatchNorm would count each batch twice, and what a block computes from a buffer that it updates would be something else. A buffer
+    that changes for the first time in a later step has no copy then: in that one step the second forward begins from what stands there.
+    """
+    learned: dict[bool, set[tuple[str, str]]] = block.__dict__["_checkpoint_changing"]
+    paths = {module: path for path, module in block.named_modules()}
+    known = learned.get(block.training, set())
+    changed = [one for one in kept if (paths.get(one.module), one.name) in known or one.is_changed]
+    learned[block.training] = known | {
+        (paths[one.module], one.name) for one in changed if one.module in paths
+    }
+    stood = [(one, one.module._buffers[one.name]) for one in changed if one.name in one.module._buffers]
+    copies: dict[int, Tensor] = {}  # a buffer of two modules stays one
+    for one, _ in stood:
+        value = one.buffer.detach() if one.value is None else one.value
+        # Others in its place, not other values in it: backward reads what the second forward has saved.
+        one.module._buffers[one.name] = copies.setdefault(id(one.buffer), value.clone())
     try:
         with inside:
             yield
     finally:
-        for one, value in held:
-            one.data.copy_(
-                value
-            )  # of the tensor itself backward would find another version than it has saved
+        for one, buffer in stood:
+            one.module._buffers[one.name] = buffer
 
 
 def _choose(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:

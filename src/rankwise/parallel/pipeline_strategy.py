@@ -69,7 +69,7 @@ class Pipelined(Strategy):
         Collective: every rank.
         """
         engine = self._engine
-        if engine.counted and all(one.grad is None for one in self.model.parameters()):
+        if engine.counted and not self._has_gradients():
             engine.counted.clear()  # of a step that was dropped: zero_grad() before its last batch
         # Where the mean is over this batch alone, its gradients are right as they are. Else they are those of sums, and what they are to be
         # divided by is known when the losses are.
@@ -94,6 +94,16 @@ class Pipelined(Strategy):
             engine.counted.clear()
             self._finish((engine.ctx.data_size if self._is_sharded else 1) / counted)
         return found[0] / found[1].clamp(min=_TINY)
+
+    def _has_gradients(self) -> bool:
+        """Whether any stage has gradients: one whose parameters are frozen never has any.
+
+        Collective: every rank of the pipeline; all have counted the same batches.
+        """
+        has = torch.zeros((), dtype=torch.int32, device=self._engine.ctx.device)
+        has += any(one.grad is not None for one in self.model.parameters())
+        dist.all_reduce(has, dist.ReduceOp.MAX, group=self._engine.group)
+        return bool(has)
 
     def _finish(self, factor: float | Tensor) -> None:
         """Add up the gradients of shared parameters and of copies, and scale all.

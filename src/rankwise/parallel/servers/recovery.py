@@ -34,7 +34,7 @@ _STOPPED = "stopped-"
 
 @final
 class Recovery:
-    """Writes a shard into a folder that servers share, after each ``save_every`` updates, and reads one that another process of the run has written."""
+    """Writes a shard into a folder that the server's host sees, after each ``save_every`` updates, and reads one that another process of the run has written."""
 
     def __init__(
         self, folder: str | Path, save_every: int, make_shard: Callable[[int, Iterable[int]], Shard], num_shards: int = 1
@@ -191,6 +191,6 @@ class Recovery:
             shard.restore(state if run is not None else {**state, "last": {}, "incarnations": {}})
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
             raise CollectiveError(
-                f"shard {number} can't be taken over from {path}: {error}", hint="recovery_folder must be on a file system that all servers share"
+                f"shard {number} can't be read from {path}: {error}", hint="recovery_folder must be on a file system that the server's host sees"
             ) from None  # fmt: skip
         return shard
