@@ -358,6 +358,88 @@ def test_sparse_gradients_are_added(kind: str) -> None:
         torch.testing.assert_close(found, expected)
 
 
+def train_tables() -> list[torch.Tensor]:
+    """One table is used by the first half of the batch only; of the other one, row 2 is read and has a gradient of zeros in step two."""
+    strategy = tf.MirroredStrategy()
+    with strategy.scope():
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Embedding(6, 2, sparse=True), nn.Embedding(6, 2, sparse=True)])
+        optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+
+    def step(rows: torch.Tensor, weights: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss = (model[0](rows).square().sum(1) * weights).sum()
+        first = rows[rows < 2]
+        if len(first):
+            loss = loss + model[1](first).square().sum()
+        loss.backward()
+        optimizer.step()
+
+    rows = torch.tensor([0, 1, 2, 4])
+    number = 4 // strategy.num_replicas_in_sync
+    own = slice(strategy.replica_id * number, (strategy.replica_id + 1) * number)
+    for weights in (torch.ones(4), torch.tensor([1.0, 1.0, 0.0, 1.0])):
+        strategy.run(step, args=(rows[own], weights[own]))
+    return [one.detach() for one in model.parameters()]
+
+
+def test_sparse_gradients_stay_sparse_on_every_replica() -> None:
+    """A table that one replica has not used, and a row whose gradient is zeros: SparseAdam's tables are those of one replica."""
+    (expected,) = run_ranks(train_tables, 1)
+    for found in run_ranks(train_tables, 2):
+        torch.testing.assert_close(found, expected)
+
+
+class Both(torch.optim.Optimizer):
+    """Moves its own parameters, and has another optimizer for others; fails once if it is told to."""
+
+    fails = False
+
+    def __init__(self, own: list[torch.Tensor], inner: torch.optim.Optimizer) -> None:
+        super().__init__(own, {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if self.fails:
+            self.fails = False
+            raise ArithmeticError
+        for one in self.param_groups[0]["params"]:
+            one.data.add_(one.grad, alpha=-0.1)
+        self.inner.step(closure)
+
+
+def train_both() -> list[torch.Tensor]:
+    strategy = tf.MirroredStrategy()
+    with strategy.scope():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        inner = torch.optim.SGD(model[1].parameters(), lr=0.1)
+        optimizer = Both(list(model[0].parameters()), inner)
+
+    def step(x: torch.Tensor) -> None:
+        for fails in (False, True):
+            model.zero_grad()
+            tf.compute_average_loss(model(x).square()[:, 0], global_batch_size=4).backward()
+            optimizer.fails = fails
+            try:
+                optimizer.step()
+            except ArithmeticError:
+                inner.step()
+
+    x = torch.arange(8.0).view(4, 2) / 8
+    own = len(x) // strategy.num_replicas_in_sync
+    for _ in range(2):
+        strategy.run(step, args=(x[strategy.replica_id * own :][:own],))
+    return [one.detach() for one in model.parameters()]
+
+
+def test_an_optimizer_inside_of_another_adds_what_is_its_own() -> None:
+    """With parameters that the outer one has not, and after a step of the outer one that failed: the weights are those of one replica."""
+    (expected,) = run_ranks(train_both, 1)
+    for found in run_ranks(train_both, 2):
+        torch.testing.assert_close(found, expected)
+
+
 class Slow(torch.optim.Optimizer):
     """Wraps an optimizer, as Lookahead does."""
 

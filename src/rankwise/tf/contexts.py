@@ -28,7 +28,8 @@ class ReplicaContext:
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
         self.inputs: Any = ()
-        self.stepping: Any = None  # the optimizer whose step is under way
+        #: Frames of steps under way, and whose gradients these have added.
+        self.stepping: list[tuple[Any, set[int]]] = []
         self.replica_id_in_sync_group = strategy.replica_id
         self.num_replicas_in_sync = strategy.num_replicas_in_sync
 

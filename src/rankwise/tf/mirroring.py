@@ -6,6 +6,7 @@ A hook of torch before each ``optimizer.step()`` finds whose parameters are abou
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from contextlib import contextmanager
 from functools import cache
@@ -29,6 +30,7 @@ from rankwise.tf.contexts import find_replica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import FrameType
 
     from rankwise.tf.strategy import Strategy
 
@@ -122,22 +124,37 @@ def sum_gradients(parameters: Sequence[Tensor]) -> None:
     trained = [one for one in parameters if one.requires_grad]
     if not trained:
         return
-    absent = [index for index, one in enumerate(trained) if one.grad is None]
-    has = torch.ones(len(trained), device=trained[0].device)
-    for index in absent:
-        has[index] = 0
-        trained[index].grad = torch.zeros_like(trained[index])
-    sparse = [
-        one for one in trained if one.grad.is_sparse
-    ]  # of nn.Embedding(sparse=True): other rows on each replica
-    for one in sparse:
-        one.grad = one.grad.to_dense()
+    rows = [_list_rows(one.grad) for one in trained]
+    flags = [[one.grad is not None for one in trained], [one is not None for one in rows]]
+    has = torch.tensor(flags, dtype=torch.float32, device=trained[0].device)
+    for one in trained:
+        one.grad = torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
     all_reduce_([has, [one.grad for one in trained]], name="the gradients of optimizer.step()")
-    for one in sparse:
-        one.grad = one.grad.to_sparse(1)
-    for index in absent:
-        if has[index] == 0:
-            trained[index].grad = None
+    present, sparse = has.tolist()
+    # As in one process: the sum with a dense one is dense.
+    _make_sparse([(one, own) for one, own, n, all_ in zip(trained, rows, sparse, present, strict=True) if 0 < n == all_])  # fmt: skip
+    for one, number in zip(trained, present, strict=True):
+        if not number:
+            one.grad = None
+
+
+def _list_rows(gradient: Tensor | None) -> Tensor | None:
+    """Return which rows a sparse gradient has, that of ``nn.Embedding(sparse=True)``: others on each replica."""
+    return gradient.coalesce().indices()[0] if gradient is not None and gradient.is_sparse else None
+
+
+def _make_sparse(tables: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+    """Keep of gradients the rows that any replica has: optimizers move them even by zeros."""
+    used = [torch.zeros(len(one), device=one.device) for one, _ in tables]
+    for mask, (_, rows) in zip(used, tables, strict=True):
+        if rows is not None:
+            mask[rows] = 1
+    if used:
+        all_reduce_(used, name="the rows of sparse gradients")
+    for mask, (one, _) in zip(used, tables, strict=True):
+        gradient: Any = one.grad
+        rows = mask.nonzero()[:, 0]
+        one.grad = torch.sparse_coo_tensor(rows[None], gradient[rows], one.shape, is_coalesced=True)
 
 
 def list_parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -165,8 +182,14 @@ def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
                 hint="forward, backward and step belong in the function that strategy.run() is given; or give model and optimizer to a Trainer",
             )  # fmt: skip
         return
-    if replica is not None and replica.stepping not in {None, optimizer}:
-        return  # the optimizer inside of a wrapper, whose step has added the gradients
+    if replica is not None:
+        # A step that has raised an error is still noted, and no frame of it is there any more.
+        frames = set(_list_frames())
+        replica.stepping = [one for one in replica.stepping if one[0] in frames]
+        summed = set().union(*(ids for _, ids in replica.stepping))
+        parameters = [one for one in parameters if id(one) not in summed]
+        if replica.stepping and not parameters:
+            return  # the optimizer inside of a wrapper, whose step has added the gradients
     if running.num_replicas_in_sync > 1 and is_averaged(parameters):
         raise UsageError(
             "the gradients of this model are averaged by apply_ddp, and strategy.run() adds gradients", rank=running.rank,
@@ -182,15 +205,23 @@ def optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             "optimizer.step(closure) in strategy.run(): nothing adds the gradients that the closure computes", rank=running.rank,
             hint="compute loss and gradients first, then optimizer.step(); LBFGS, which needs a closure, is for one replica",
         )  # fmt: skip
-    running.updates.before_step(optimizer)
+    running.updates.before_step(optimizer, parameters)
     if replica is not None:
-        replica.stepping = optimizer
+        replica.stepping.append((sys._getframe(1), set(map(id, parameters))))
 
 
-def _end_step(optimizer: Optimizer, *_: Any) -> None:
+def _end_step(*_: Any) -> None:
     replica = find_replica()
-    if replica is not None and replica.stepping is optimizer:
-        replica.stepping = None
+    if replica is not None:
+        frame = sys._getframe(1)  # the one that has called the hook before the step
+        replica.stepping = [one for one in replica.stepping if one[0] is not frame]
+
+
+def _list_frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _refuse_strangers(parameters: Sequence[Tensor], running: Strategy) -> None:

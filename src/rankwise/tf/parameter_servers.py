@@ -172,7 +172,7 @@ class _Served(Updates):
         self.connect().pull()
         self._is_fresh = True
 
-    def before_step(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer, _: Any = None) -> None:
         if optimizer is not self._optimizers[0] or not self._is_fresh:
             is_second = optimizer is self._optimizers[0]
             what = "a second optimizer.step()" if is_second else "step() of another optimizer"

@@ -31,6 +31,7 @@ from rankwise.tf.values import gather_values, reduce_values
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from rankwise.tf.resolvers import ClusterResolver
@@ -47,8 +48,8 @@ class Updates(ABC):
         """Bring the parameters up to date."""
 
     @abstractmethod
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Make the gradients those of all replicas."""
+    def before_step(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+        """Make the gradients of an optimizer's parameters those of all replicas."""
 
 
 @final
@@ -69,7 +70,7 @@ class SumOfReplicas(Updates):
         if self._num_replicas > 1:
             make_equal(noted, self._rank)
 
-    def before_step(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         """Add the gradients, unless ``aggregate`` has."""
         if self._num_replicas == 1:
             return
@@ -81,7 +82,7 @@ class SumOfReplicas(Updates):
             self._aggregated.discard(optimizer)
         else:
             self._look_at_inputs()
-            sum_gradients(list_parameters(optimizer))
+            sum_gradients(parameters)
         for one in list_parameters(optimizer) if self._is_central and self._rank else ():
             one.grad = None
 
