@@ -96,7 +96,8 @@ class _Asked:
         self.noted: list[node_detector.Loss] = []
         self.answers = {1: "refused", 2: "refused", 3: "refused"}
         self.members = members = Members.__new__(Members)
-        members._orders, members._serving, members._node = {"backend": "c10d"}, 0, 0
+        members._orders, members._serving, members._node = {"backend": "c10d", "conf": {}}, 0, 0
+        members._is_cut_off = False
         members._members, members._has_moved, members._round = [0, 1, 2, 3], False, 4
         members._has_gathered, members._served_by, members._tell = False, 0, lambda _: None
         members.may_gather = True
@@ -190,6 +191,24 @@ def test_who_is_not_reached_when_the_store_moves_has_been_silent_since_then(
         asked.answers = {1: answer, 3: "open"}
         assert [node for node, *_ in asked.ask()] == lost
         now_s[0] += 100
+
+
+@pytest.mark.parametrize(("is_ended", "is_told"), [(False, True), (True, False)])
+def test_who_is_left_with_too_few_says_so_where_the_store_has_gone_as_well(*, is_ended: bool, is_told: bool) -> None:  # fmt: skip
+    """It would wait at its own store, one of two that are needed, for up to ten minutes: the user learns why. Where the others' end is proved it goes on."""
+    told: list[str] = []
+    asked = _Asked(_node=3, _serving=0, _reserves={3: [["own"], 8]}, _changed=[], _reserve=None)
+    asked.members._rendezvous = SimpleNamespace(reach=lambda *_: SimpleNamespace(), abandon=lambda _: None)
+    asked.members._standby = SimpleNamespace(announce_needed=lambda *_: None)
+    asked.members._orders |= {"run_id": "x", "min_nodes": 1, "endpoint": "here"}
+    asked.members._tell = told.append
+    for node in (0, 1, 2):
+        asked.lose(node, is_ended=is_ended)
+    asked.members._move(None, [3])
+    assert (
+        any("can't reach 3 of the 4 nodes, which may continue without it" in text for text in told) is is_told
+    )
+    assert asked.members.was_cut_off is is_told
 
 
 def test_who_ends_at_once_with_its_neighbour_has_met_nobody() -> None:

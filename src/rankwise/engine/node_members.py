@@ -367,10 +367,7 @@ class Members:
     def exclude_lost(self, handler: Any) -> None:
         """Have nobody wait for nodes that are lost, and as many meet as it takes; called again if more are lost meanwhile."""
         lost, needed = dict(self._detector.losses), self._needed
-        if not self._is_cut_off and len(self._members) - len(lost) < needed:
-            self._is_cut_off = True
-            num_silent = sum(not (loss.is_ended or loss.is_gone) for loss in lost.values())
-            self._tell(f"this node can't reach {num_silent} of the {len(self._members)} nodes, which may continue without it: it waits (--rdzv-conf join_timeout={self._orders['conf'].get('join_timeout', 600)}), and looks for them, so that one job does not become two; check the network between the nodes")  # fmt: skip
+        self._note_cut_off(lost, needed)
         self._change(handler, needed)
         if lost:
             self._standby.announce_needed(handler, self._orders["run_id"], needed)
@@ -378,6 +375,13 @@ class Members:
             gone = [node for node, loss in lost.items() if loss.is_ended or not self._has_gathered]
             nodes = [self._descriptions[node] for node in gone if node in self._descriptions]
             self._rendezvous.take_out(handler, nodes, None if self._has_moved else self._round)
+
+    def _note_cut_off(self, lost: dict[int, Any], needed: int) -> None:
+        """Say so where too few are left to go on: the others may."""
+        if not self._is_cut_off and len(self._members) - len(lost) < needed:
+            self._is_cut_off = True
+            num_silent = sum(not (loss.is_ended or loss.is_gone) for loss in lost.values())
+            self._tell(f"this node can't reach {num_silent} of the {len(self._members)} nodes, which may continue without it: it waits (--rdzv-conf join_timeout={self._orders['conf'].get('join_timeout', 600)}), and looks for them, so that one job does not become two; check the network between the nodes")  # fmt: skip
 
     @property
     def _needed(self) -> int:
@@ -437,6 +441,7 @@ class Members:
         # The reserve serves from now on; and what torch does when a former rendezvous is collected fails in the thread of its heartbeats.
         orders["kept"] = [*orders.get("kept", []), self._reserve, former]
         self._change(handler, needed)
+        self._note_cut_off(dict(self._detector.losses), needed)
         self._tell(f"the node that served the rendezvous is lost: node {serving} serves it from now on, at {orders['endpoint']}")  # fmt: skip
         return handler
 
