@@ -69,7 +69,12 @@ class NodeLauncher:
                 yield whole.decode("utf-8", "replace")
         if rest:
             yield rest.decode("utf-8", "replace")
-        yield process.wait()
+        code = process.wait()
+        with self._lock:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+        yield code
 
     def tell(self, words: bytes) -> None:
         """Say something to the launcher's guard."""
@@ -81,7 +86,7 @@ class NodeLauncher:
 
     def _write(self, words: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):  # it has ended: `run` sees it
+            with suppress(OSError, ValueError):  # it has ended: `run` sees it, and closes its pipes
                 os.write(self._process.stdin.fileno(), words)
 
     def _live(self, process: subprocess.Popen[bytes]) -> None:
