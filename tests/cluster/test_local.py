@@ -79,18 +79,18 @@ def test_the_nodes_ends_make_the_jobs(ends: list[tuple[str, int]], min_nodes: in
 
 
 class _SilentNode:
-    """Answers nothing that it is told, and is lost once it is given up."""
+    """Answers nothing, and is lost once it is given up."""
 
     name = "a"
 
     def __init__(self) -> None:
-        self.told, self.end = list[bytes](), None
+        self.words, self.end = list[bytes](), None
 
     def find_end(self) -> tuple[None] | None:
         return self.end
 
     def tell(self, words: bytes) -> None:
-        self.told.append(words)
+        self.words.append(words)
 
     def kill(self) -> None:
         self.end = (None,)
@@ -111,7 +111,7 @@ def test_a_node_that_answers_nothing_is_given_up_and_is_not_taken_for_lost(monke
     log = SimpleNamespace(cause="")
     start = job_process.Start([_FailedNode(), silent], log, min_nodes=2, grace_s=30, time_s=0)
     assert start.run(lambda: (False, False)) == (1, "exit code 1 on b")
-    assert [words for words in silent.told if words != ALIVE] == [NOTICE, KILL]
+    assert [words for words in silent.words if words != ALIVE] == [NOTICE, KILL]
     assert 40 + 30 + 10 < clock.monotonic() - begin_s < 40 + 30 + 10 + 10 + 5
 
 

@@ -196,17 +196,18 @@ def test_who_is_not_reached_when_the_store_moves_has_been_silent_since_then(
 @pytest.mark.parametrize(("is_ended", "is_told"), [(False, True), (True, False)])
 def test_who_is_left_with_too_few_says_so_where_the_store_has_gone_as_well(*, is_ended: bool, is_told: bool) -> None:  # fmt: skip
     """It would wait at its own store, one of two that are needed, for up to ten minutes: the user learns why. Where the others' end is proved it goes on."""
-    told: list[str] = []
+    messages: list[str] = []
     asked = _Asked(_node=3, _serving=0, _reserves={3: [["own"], 8]}, _changed=[], _reserve=None)
     asked.members._rendezvous = SimpleNamespace(reach=lambda *_: SimpleNamespace(), abandon=lambda _: None)
     asked.members._standby = SimpleNamespace(announce_needed=lambda *_: None)
     asked.members._orders |= {"run_id": "x", "min_nodes": 1, "endpoint": "here"}
-    asked.members._tell = told.append
+    asked.members._tell = messages.append
     for node in (0, 1, 2):
         asked.lose(node, is_ended=is_ended)
     asked.members._move(None, [3])
     assert (
-        any("can't reach 3 of the 4 nodes, which may continue without it" in text for text in told) is is_told
+        any("can't reach 3 of the 4 nodes, which may continue without it" in text for text in messages)
+        is is_told
     )
     assert asked.members.was_cut_off is is_told
 

@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
             title = "" if document.text.startswith("#!") else f"# {document.name}\n"
             put(title + document.text)
         return 0
-    stays = submission.stays(spec) if args.attach is None else args.attach
+    stays = find_cluster(spec.on).stays(spec) if args.attach is None else args.attach
     handle = submission.submit_spec(spec, attach=stays)
     _say(f"job {handle.id} is submitted" + (f" as {handle.record.native_id}" if handle.record.native_id else ""))  # fmt: skip
     if stays:

@@ -63,6 +63,9 @@ class Cluster(Protocol):
     def WORDS(self) -> Mapping[str, Word]:  # noqa: N802 - a constant of the module
         """Its own words: those of its table in job.toml, and flags."""
 
+    def stays(self, spec: JobSpec) -> bool:
+        """Tell whether no scheduler holds such a job: then who submits it stays with it, unless asked to go."""
+
     def render(self, spec: JobSpec, job_id: str) -> list[Document]:
         """Return exactly what would be submitted, without asking anybody.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
 
-__all__ = ["WORDS", "cancel", "logs", "render", "state", "submit"]
+__all__ = ["WORDS", "cancel", "logs", "render", "state", "stays", "submit"]
 
 _RESOURCES = {"job": "jobs.batch", "jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kubeflow.org"}  # fmt: skip
 _MISSING_KIND = {"JobSet": "JobSet's controller is not installed there", "TrainJob": "Kubeflow's Trainer 2 is not installed there"}  # fmt: skip
@@ -39,6 +39,11 @@ _LOOK_S = 2.0
 _LOGS_S = 600.0
 #: A line of `kubectl logs --prefix --timestamps`: pod, time, and what the container has written.
 _POD_LINE = re.compile(r"\[pod/([^/]+)/[^\]]+\] (\S+) ?(.*)")
+
+
+def stays(spec: JobSpec) -> bool:  # noqa: ARG001 - whatever the job
+    """Tell that Kubernetes holds such a job."""
+    return False
 
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rankwise.cluster.words import Word
 
 WORDS: Mapping[str, Word] = {}
-state, logs, cancel = unscheduled.state, unscheduled.logs, unscheduled.cancel
+stays, state, logs, cancel = unscheduled.stays, unscheduled.state, unscheduled.logs, unscheduled.cancel
 
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
 
-__all__ = ["WORDS", "cancel", "logs", "render", "state", "submit"]
+__all__ = ["WORDS", "cancel", "logs", "render", "state", "stays", "submit"]
 
 WORDS: dict[str, Word] = {
     "address": Word("Address of the cluster's dashboard, as in http://head:8265; by default that of RAY_API_SERVER_ADDRESS, or of a cluster on this host.", metavar="URL"),
@@ -36,6 +36,11 @@ WORDS: dict[str, Word] = {
     "wait_s": Word("Seconds to wait for the nodes (default: 300).", "number", "N"),
 }  # fmt: skip
 _PHASES: dict[str, Phase] = {"PENDING": "waiting", "RUNNING": "running", "STOPPED": "cancelled", "SUCCEEDED": "succeeded", "FAILED": "failed"}  # fmt: skip
+
+
+def stays(spec: JobSpec) -> bool:  # noqa: ARG001 - whatever the job
+    """Tell that Ray holds such a job."""
+    return False
 
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:

@@ -28,8 +28,8 @@ class NodeLauncher:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        #: What was said before there was a launcher: it is told with its start.
-        self._said, self._lock = b"", threading.Lock()
+        #: What came before there was a launcher: it goes there with its start.
+        self._early, self._lock = b"", threading.Lock()
 
     def find_place(self) -> tuple[str, str, int]:
         """Return this host's name, its address as Ray knows it, and a port that is free here."""
@@ -60,8 +60,8 @@ class NodeLauncher:
         process = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder or None)  # fmt: skip
         with self._lock:
             self._process = process
-            self._write(json.dumps(dict(env)).encode() + b"\n" + self._said)
-        threading.Thread(target=self._live, args=(process,), daemon=True).start()
+            self._write(json.dumps(dict(env)).encode() + b"\n" + self._early)
+        threading.Thread(target=self._say_alive, args=(process,), daemon=True).start()
         rest = b""
         while process.stdout is not None and (chunk := os.read(process.stdout.fileno(), _CHUNK)):
             whole, newline, rest = (rest + chunk).rpartition(b"\n")
@@ -80,7 +80,7 @@ class NodeLauncher:
         """Say something to the launcher's guard."""
         with self._lock:
             if self._process is None:
-                self._said += words
+                self._early += words
             else:
                 self._write(words)
 
@@ -89,7 +89,7 @@ class NodeLauncher:
             with suppress(OSError, ValueError):  # it has ended: `run` sees it, and closes its pipes
                 os.write(self._process.stdin.fileno(), words)
 
-    def _live(self, process: subprocess.Popen[bytes]) -> None:
+    def _say_alive(self, process: subprocess.Popen[bytes]) -> None:
         """Say that somebody holds the launcher: Ray ends this actor with its driver, and a driver that is slow ends no training."""
         while process.poll() is None:
             SYSTEM_CLOCK.sleep(ALIVE_EVERY_S)

@@ -49,10 +49,15 @@ _NEVER = re.compile(
 )
 
 
+def stays(spec: JobSpec) -> bool:  # noqa: ARG001 - whatever the job
+    """Tell whether the job is one of ours inside an allocation, which no queue holds."""
+    return slurm_allocation.is_inside(environ())
+
+
 def render(spec: JobSpec, job_id: str) -> list[Document]:
     """Return the script for sbatch; inside an allocation, the steps."""
     check_files(spec)
-    if slurm_allocation.is_inside(environ()):
+    if stays(spec):
         return unscheduled.render_plan(slurm_allocation.make_plan(spec, job_id, environ()))
     return [Document(name=_FILE, text=slurm_script.build_script(spec))]
 
@@ -68,7 +73,7 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
         RankwiseError: Slurm says no, in its own words; nothing is left behind.
     """
     check_files(spec)
-    if slurm_allocation.is_inside(environ()):
+    if stays(spec):
         return slurm_allocation.start(spec, record, environ())
     _check_image(spec)
     path = record.folder / _FILE

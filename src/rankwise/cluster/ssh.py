@@ -32,7 +32,7 @@ WORDS: Mapping[str, Word] = {
     "master_addr": Word("Address of the first host, as the others know it; by default what ssh connects to."),
     "port": Word("Where the nodes meet on it; by default one drawn for the job.", "number", "PORT"),
 }
-state, logs, cancel = unscheduled.state, unscheduled.logs, unscheduled.cancel
+stays, state, logs, cancel = unscheduled.stays, unscheduled.state, unscheduled.logs, unscheduled.cancel
 _SYNC_S = 3600.0
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError, RankwiseError
-from rankwise.cluster import handles, job, slurm_allocation
+from rankwise.cluster import handles, job
 from rankwise.cluster.cluster import find_cluster
 from rankwise.cluster.following import PatientAsker
 from rankwise.cluster.handles import JobRecord
@@ -100,11 +99,6 @@ def read_job(path: Path | None, flags: Mapping[str, object]) -> JobSpec:
     """
     on = job.find_on({} if path is None else job.load_file(path), flags)
     return job.read(path, flags, find_cluster(on).WORDS, Path.cwd())
-
-
-def stays(spec: JobSpec) -> bool:
-    """Tell whether no scheduler holds such a job: then who submits it stays with it, unless told to go."""
-    return spec.on in {"local", "ssh"} or (spec.on == "slurm" and slurm_allocation.is_inside(environ()))
 
 
 def render(spec: JobSpec) -> list[Document]:

@@ -77,8 +77,8 @@ def list_earlier(case: Case) -> tuple[str, ...]:
     keys = {finding.key for finding in last}
     earlier = [one for one in case.findings if one.is_proof and not one.is_drift and one.key not in keys]
     now_s = case.scene.now_s if case.scene is not None else 0.0
-    told = [one for one in last if one.is_proof or now_s - (one.since_s or 0.0) >= _PASSING_S]
-    return tuple(f"before that: {one.message}" for one in (*told, *earlier)[:_MOST_NOTES])
+    shown = [one for one in last if one.is_proof or now_s - (one.since_s or 0.0) >= _PASSING_S]
+    return tuple(f"before that: {one.message}" for one in (*shown, *earlier)[:_MOST_NOTES])
 
 
 def list_beside(case: Case, blamed: Collection[int]) -> tuple[str, ...]:
