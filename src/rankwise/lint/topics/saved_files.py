@@ -54,7 +54,7 @@ class FileUse:
         position, name = position_of(self.call) or (0, "path")
         num, given = len(self.place.calls), (call.arg(position, name) for call in self.place.calls)
         values = [value for value in given if value is not None and not value.spread]
-        if len(values) < max(num - 1, min(num, 2)):
+        if len(values) < min(num, max(2, num - 1)):
             return False
         return len({str(value.const) for value in values if value.is_known}) < 2
 
