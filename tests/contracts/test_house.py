@@ -209,14 +209,14 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
     "base": 2_385,  # aim: base and engine 3,000
-    "engine": 3_686,  # aim: base and engine 3,000
+    "engine": 3_690,  # aim: base and engine 3,000
     "evidence": 8_302,  # aim: evidence and verdict 11,000
     "verdict": 8_306,  # aim: evidence and verdict 11,000
     "lint": 23_623,  # aim: 18,000
     "cluster": 3_995,  # aim: 3,000
     "doctor": 11_070,  # aim: 9,000
     "warm": 2_235,  # aim: launcher and warm 9,000
-    "launcher": 10_610,  # aim: launcher and warm 9,000
+    "launcher": 10_621,  # aim: launcher and warm 9,000
     "runtime": 6_000,
     "data": 4_500,
     "checkpoint": 4_500,

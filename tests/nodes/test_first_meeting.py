@@ -112,6 +112,9 @@ def test_the_others_wait_until_it_is_there_again(backend: str, tmp_path: Path) -
         nodes.append(Node(backend, port, script, serves=True))
         assignments = wait_until(lambda: _list_assignments(nodes), 60, "both have met")
         assert sorted((one.base_rank, one.world_size) for one in assignments) == [(0, 2), (1, 2)]
+        if backend == "c10d":  # torch gives all of them the port that the first one's launcher holds
+            (served,) = (one.listener for one in assignments if one.listener is not None)
+            assert [one.master_port for one in assignments] == [served.getsockname()[1]] * 2
     finally:
         for node in nodes:
             with contextlib.suppress(OSError):

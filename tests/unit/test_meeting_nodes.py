@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -29,7 +30,10 @@ class FakeHelper:
         over: Why this node does not.
         again: Why those that have met meet once more, each time; empty where others have met without this node.
         was_cut_off: Whether it reached too few of the others, or these met without it while it waited where it was.
+        serves: Whether this node serves the ranks' store, at the port that it was told.
     """
+
+    serves = False
 
     def __init__(self, news: dict[str, object]) -> None:
         self._news, self.clock = news, FakeClock()
@@ -53,9 +57,11 @@ class FakeHelper:
             return {"again": self.again.pop()}
         for second in range(13):
             on_wait(float(second))
+        if self.serves:
+            socket.create_connection(("localhost", cast("int", _facts["store_port"]))).close()
         return {
-            "master_addr": "h", "master_port": 1, "node_rank": 0, "num_nodes": self.num_nodes, "base_rank": 0, "world_size": 1,
-            "base_role_rank": 0, "role_world_size": 1, "run_id": "x", "store_is_served": True, "judge": 0, "secret": "", "round": "1",
+            "master_addr": "h", "master_port": _facts["store_port"], "node_rank": 0, "num_nodes": self.num_nodes, "base_rank": 0, "world_size": 1,
+            "base_role_rank": 0, "role_world_size": 1, "run_id": "x", "store_is_served": not self.serves, "judge": 0, "secret": "", "round": "1",
             "was_cut_off": self.was_cut_off,
         }  # fmt: skip
 
@@ -175,6 +181,21 @@ def test_a_node_knows_that_it_was_cut_off_itself(again: list[str], *, was_cut_of
     assert nodes.join(0).has_come_anew is has_come_anew
 
 
+@pytest.mark.parametrize("serves", [True, False])
+def test_the_port_of_the_ranks_store_is_held_before_others_know_it(*, serves: bool) -> None:
+    """No other program can have it between; a node that does not serve the store lets it go."""
+    spec = parse(["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1", "train.py"], {})
+    helper = FakeHelper({})
+    helper.serves = serves
+    part = SeveralNodes(spec, 1, cast("Helper", helper), cast("Console", FakeConsole()), lambda: ()).join(0)
+    if part.listener is not None:
+        with part.listener as listener:
+            assert listener.getsockname()[1] == part.master_port
+    assert (part.listener is not None) == serves
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("localhost", part.master_port))
+
+
 def test_who_took_part_does_not_go_on_with_newcomers_alone() -> None:
     """The round is complete, by torch's count, and too few of those that took part before are in it: they meet again, by what they know of each other, and no rank is numbered."""
     meeting = Meeting.__new__(Meeting)
@@ -183,7 +204,9 @@ def test_who_took_part_does_not_go_on_with_newcomers_alone() -> None:
     meeting.members, meeting.exchange, meeting.num_joined = before, None, 0
     meeting.orders = {"conf": {}}
     meeting._load = lambda _: SimpleNamespace(Entry=lambda *_: None)
-    assert "too few of the nodes that took part" in str(meeting.join(1, "", num_roles=0)["again"])
+    assert "too few of the nodes that took part" in str(
+        meeting.join(1, "", num_roles=0, store_port=1)["again"]
+    )
     assert meeting.members is before
 
 
@@ -221,7 +244,7 @@ def test_who_took_part_before_is_heard_until_the_next_round_has_begun(error: Exc
         return {"met": met}
 
     vars(meeting)["_join"] = join
-    result = meeting.join(0, "", num_roles=0)
+    result = meeting.join(0, "", num_roles=0, store_port=1)
     if error is None:
         assert (result, ended) == ({"met": "a round"}, ["restore", "end"])
     else:

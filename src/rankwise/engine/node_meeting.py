@@ -77,7 +77,7 @@ class Meeting:
         self.go_to(handler)
         return {"over": over}
 
-    def join(self, restart: int, host: str, *, num_roles: int) -> dict[str, Any]:
+    def join(self, restart: int, host: str, *, num_roles: int, store_port: int) -> dict[str, Any]:
         """Meet the other nodes and return which ranks are ours.
 
         Args:
@@ -85,7 +85,11 @@ class Meeting:
             host: Our name; empty if we tell the others nothing of our ranks.
             num_roles: How many ranks ``--role-counts`` makes, which share a secret; 0 without it. Where another number has come each
                 launcher ends with an error, and the first may take the store away with it: nobody waits for a secret there.
+            store_port: That our launcher holds for the ranks' store, in case that it is ours to serve.
         """
+        from torch.distributed.elastic.rendezvous import api
+
+        vars(api)["get_free_port"] = lambda: store_port
         self.watching = False
         self._end_exchange()
         self.num_joined += 1

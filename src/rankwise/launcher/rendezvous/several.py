@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 import math
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import LaunchError, RankwiseError, RendezvousError, UsageError
+from rankwise.base.host import listen_tcp
 from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.node_link import EndedElsewhere, NodeLink
 from rankwise.launcher.rendezvous.assignment import Assignment, NotNeeded
@@ -120,11 +122,12 @@ class SeveralNodes:
         self._has_told_enough = False
         host = socket.gethostname() if self._spec.watch else ""
         part: dict[str, object] = {"again": ""}
+        listener: socket.socket | None = None
         num_failed = num_tries = 0
         while "again" in part:
             self._stand_by()
             num_tries += 1
-            part = self._ask("join", restart=restart, host=host, num_roles=len(self._spec.roles))
+            part, listener = self._meet(restart, host)
             if why := str(part.get("again", "")):
                 num_failed += 1
                 self._console.say(f"rankwise: {why}: the nodes meet again")
@@ -136,7 +139,6 @@ class SeveralNodes:
         self._check_roles(int(str(part["num_nodes"])), int(str(part["world_size"])))
         self._door.note(int(str(part["num_nodes"])), self._helper.clock.monotonic())
         addr, port = str(part["master_addr"]), int(str(part["master_port"]))
-        serve_here = part["node_rank"] == 0 and not part["store_is_served"]
         return Assignment(
             node_rank=int(str(part["node_rank"])),
             num_nodes=int(str(part["num_nodes"])),
@@ -147,11 +149,27 @@ class SeveralNodes:
             master_addr=addr,
             master_port=port,
             run_id=str(part["run_id"]),
-            listener=bind_store("", port, restart) if serve_here else None,
+            listener=listener,
             secret=str(part["secret"]),
             has_come_anew=num_tries > num_failed + 1 or bool(part["was_cut_off"]),
             link=self._open_link(part, host),
         )
+
+    def _meet(self, restart: int, host: str) -> tuple[dict[str, object], socket.socket | None]:
+        """Meet once; return this node's part, and where it serves the ranks' store, if it does.
+
+        That port is held before others are told of it: one that was only free when torch looked may be another program's by then.
+        """
+        with ExitStack() as held:
+            listener = held.enter_context(listen_tcp("", 0))
+            held_port = listener.getsockname()[1]
+            part = self._ask("join", restart=restart, host=host, num_roles=len(self._spec.roles), store_port=held_port)  # fmt: skip
+            if part.get("node_rank") != 0 or part["store_is_served"]:
+                return part, None
+            if (port := int(str(part["master_port"]))) != held_port:  # a torch that chooses it in another way
+                return part, bind_store("", port)
+            held.pop_all()
+            return part, listener
 
     def _stand_by(self) -> None:
         """Wait, as long as the job lasts, while all its nodes are there already; for no longer than for others while these meet again."""
@@ -268,18 +286,14 @@ class SeveralNodes:
     def _explain_refusal(self, error: LaunchError) -> RankwiseError:
         """Return why this node could not even begin to meet the others."""
         meeting, text = self._spec.meeting, error.message
-        if "is not registered" in text:
-            near = difflib.get_close_matches(meeting.backend, _BACKENDS, n=1)
+        is_unknown = "is not registered" in text
+        if is_unknown or not meeting.endpoint or "Connection" not in text:
+            near = difflib.get_close_matches(meeting.backend, _BACKENDS, n=1) if is_unknown else []
             return UsageError(
-                f"--rdzv-backend {meeting.backend}: torch knows no such backend",
+                f"--rdzv-backend {meeting.backend} can't be used: {'torch knows no such backend' if is_unknown else text}",
                 hint=f"did you mean {near[0]}?"
                 if near
                 else "static and c10d are always there; others need their own package",
-            )
-        if not meeting.endpoint or "Connection" not in text:
-            return UsageError(
-                f"--rdzv-backend {meeting.backend} can't be used: {text}",
-                hint="static and c10d are always there; others need their own package",
             )
         self._say_causes()
         return RendezvousError(

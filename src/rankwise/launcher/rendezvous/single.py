@@ -33,10 +33,10 @@ class SingleNode:
         """The name given by the user, else a random one."""
         return self._run_id
 
-    def join(self, restart: int) -> Assignment:
+    def join(self, restart: int) -> Assignment:  # noqa: ARG002 - as on several nodes
         """Bind and listen; early ranks wait in the queue until the store's process serves it."""
         addr = self._spec.master_addr or "localhost"
-        listener = bind_store(addr, self._spec.master_port or 0, restart)
+        listener = bind_store(addr, self._spec.master_port or 0)
         port = listener.getsockname()[1]
         if self._rank0_serves:
             listener.close()
@@ -70,13 +70,12 @@ class SingleNode:
         """Nothing to leave."""
 
 
-def bind_store(addr: str, port: int, restart: int) -> socket.socket:
+def bind_store(addr: str, port: int) -> socket.socket:
     """Listen where ranks will look for their store.
 
     Args:
         addr: The address that the ranks are told; if it means this host only, others can't connect.
         port: The port; 0 for a free one.
-        restart: How many attempts came before.
 
     Raises:
         UsageError: The port is taken; it says by whom.
@@ -89,8 +88,6 @@ def bind_store(addr: str, port: int, restart: int) -> socket.socket:
             raise UsageError(f"can't listen on port {port}: {error.strerror}") from error
     holder = find_port_holder(port)
     raise UsageError(
-        f"port {port} is taken"
-        + (f" by {holder}" if holder else "")
-        + (f" (restart {restart})" if restart else ""),
+        f"port {port} is taken" + (f" by {holder}" if holder else ""),
         hint="leave out --master-port: a free one is chosen then; or end that process",
     )
