@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -10,6 +11,7 @@ import pytest
 
 from clocks import FakeClock
 from rankwise.base.errors import RendezvousError
+from rankwise.engine.node_entry import Call
 from rankwise.engine.node_meeting import Meeting, _UnnumberedError
 from rankwise.launcher.command import parse
 from rankwise.launcher.rendezvous.assignment import NotNeeded
@@ -224,6 +226,30 @@ def test_nodes_that_waited_for_this_round_are_not_taken_for_others_that_wait() -
     assert "node_rank" in meeting._join(None, 0, "", num_roles=0)
     assert told == [({"waiting": 0}, False)]
     assert meeting.watching
+
+
+def test_a_store_that_goes_once_the_nodes_have_met_is_missed_at_once() -> None:
+    """Torch tries for a minute to open another connection to it; the one that is there fails meanwhile, and the nodes meet again."""
+    meeting, end, tries = Meeting.__new__(Meeting), threading.Event(), []
+
+    def check(keys: list[str]) -> bool:
+        tries.append(keys)
+        if len(tries) < 2:
+            return False
+        raise ConnectionError("Broken pipe")
+
+    store = SimpleNamespace(clone=end.wait, check=check)
+    place = SimpleNamespace(master_addr="h", master_port=1)
+    meeting.static, meeting.exchange, meeting.members, meeting.num_joined = False, None, None, 0
+    meeting.handler = SimpleNamespace()
+    info = SimpleNamespace(rank=1, world_size=2, store=store, bootstrap_store_info=place)
+    meeting._load = lambda _: SimpleNamespace(
+        Entry=lambda *_: SimpleNamespace(meet=lambda _: info), Call=Call
+    )
+    why = str(meeting.join(0, "host", num_roles=0, store_port=1)["again"])
+    end.set()
+    assert why == "a node that had met the others was lost before all ranks were numbered (ConnectionError)"
+    assert len(tries) == 2
 
 
 @pytest.mark.parametrize("error", [None, _UnnumberedError("one was lost")])

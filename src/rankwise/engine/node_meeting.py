@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MOVE_S = 3.0
+_MOVE_S, _LOOK_S = 3.0, 0.5
 #: So long the nodes that have met may take to number their ranks.
 _AGREE_S = 15.0
 #: The nodes that stand by are counted every so many looks.
@@ -240,7 +240,12 @@ class Meeting:
     def _open_exchange(self, restart: int, node_rank: int, host: str) -> None:
         from torch.distributed import PrefixStore
 
-        store = PrefixStore(f"rankwise/watch_{restart if self.static else 0}", _open_own(self.store))
+        opening = self._load("node_entry").Call(partial(_open_own, self.store))
+        while not opening.is_over.wait(_LOOK_S):  # torch tries for a minute to reach a store that has gone
+            self.store.check(
+                ["torchelastic/role_info/0"]
+            )  # on the connection that is there, this fails at once
+        store = PrefixStore(f"rankwise/watch_{restart if self.static else 0}", opening.value)
         self.exchange = self._load("node_exchange").Exchange(
             store, node_rank, str(self.num_joined), self._say
         )
@@ -291,7 +296,7 @@ class Meeting:
         published = published_standby = joined = 0
         tickets, turns = self._open_tickets(handler), 0
         while handler is self.handler:
-            time.sleep(0.5)
+            time.sleep(_LOOK_S)
             if not self.watching or joined != self.num_joined:
                 published, published_standby, turns, joined = 0, 0, 0, self.num_joined
                 self._tell_joined()

@@ -26,8 +26,8 @@ _SECOND_SIGN_S = 7.0
 _WAITING_S = 2.0
 #: torch looks at the state once a second; up to 100 nodes look more often than that.
 _LOOK_S, _LOOK_OF_EACH_S, _MOST_LOOK_S = 0.1, 0.01, 1.0
-#: Who tries to reach a host and port.
-_reaching: dict[tuple[str, int], threading.Thread] = {}
+#: Who tries to reach a host and port, in which way, and the rendezvous that it has found.
+_reaching: dict[tuple[str, str, int], tuple[threading.Thread, list[Any]]] = {}
 _reaching_lock = threading.Lock()
 
 
@@ -81,7 +81,9 @@ def open_elsewhere(orders: dict[str, Any], host: str, port: int) -> Any:
 def reach(orders: dict[str, Any], host: str, port: int) -> Any:
     """Open it where this node does not serve it; None if nothing is there, or nothing answers: the store of a frozen host never does."""
     own = dict(orders)
-    handler = _try(lambda: open_elsewhere(own, host, port) if is_open(host, port) else None, host, port)
+    handler = _try(
+        lambda: open_elsewhere(own, host, port) if is_open(host, port) else None, ("reach", host, port)
+    )
     if handler is not None:
         orders.update(endpoint=own["endpoint"], serving_node=False)
     return handler
@@ -92,7 +94,9 @@ def open_again(orders: dict[str, Any], host: str, port: int) -> Any:
     own = {**orders, "endpoint": orders["origin"]}
     # A connection to a store that is not served is tried for a minute.
     may_open = own["backend"] != "c10d" or _may_serve(own, host)
-    handler = _try(lambda: open_rendezvous(own) if may_open or is_open(host, port) else None, host, port)
+    handler = _try(
+        lambda: open_rendezvous(own) if may_open or is_open(host, port) else None, ("again", host, port)
+    )
     if handler is not None:
         orders["endpoint"] = own["endpoint"]
         orders.pop("serving_node", None)
@@ -108,26 +112,23 @@ def _may_serve(orders: dict[str, Any], host: str) -> bool:
     return bool(matches and matches(host)) if choice is None else str(choice).lower() in {"1", "true", "t", "yes", "y"}  # fmt: skip
 
 
-def _try(opening: Callable[[], Any], host: str, port: int) -> Any:
-    """Return what it opens; None if it fails, or takes too long. A frozen host holds up one thread, however often it is tried."""
-    found: list[Any] = []
+def _try(opening: Callable[[], Any], way: tuple[str, str, int]) -> Any:
+    """Return what it opens; None if it fails, or has not done so yet: what it finds later is for who asks next. A frozen host holds up one thread, however often it is tried."""
+    opened: list[Any] = []
 
     def run() -> None:
         with contextlib.suppress(Exception):  # it was lost meanwhile, too
-            found.append(opening())
+            opened.extend(one for one in [opening()] if one is not None)
 
-    until_s = time.monotonic() + _REACH_S
-    while True:
-        with _reaching_lock:
-            thread = _reaching.get((host, port))
-            is_own = thread is None or not thread.is_alive()
-            if is_own:
-                thread = _reaching[host, port] = threading.Thread(target=run, daemon=True)
-                thread.start()
-        assert thread is not None  # noqa: S101 - for the type checker
-        thread.join(max(0.0, until_s - time.monotonic()))
-        if is_own or thread.is_alive():
-            return found[0] if found else None
+    with _reaching_lock:
+        thread, found = _reaching.get(way, (None, opened))
+        if thread is None or not (thread.is_alive() or found):
+            thread, found = threading.Thread(target=run, daemon=True), opened
+            _reaching[way] = thread, found
+            thread.start()
+    thread.join(_REACH_S)
+    with _reaching_lock:
+        return found.pop() if found else None
 
 
 def is_open(host: str, port: int) -> bool:
