@@ -209,7 +209,7 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
     "base": 2_385,  # aim: base and engine 3,000
-    "engine": 3_696,  # aim: base and engine 3,000
+    "engine": 3_697,  # aim: base and engine 3,000
     "evidence": 8_302,  # aim: evidence and verdict 11,000
     "verdict": 8_306,  # aim: evidence and verdict 11,000
     "lint": 23_623,  # aim: 18,000

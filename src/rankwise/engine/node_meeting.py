@@ -54,7 +54,8 @@ class Meeting:
         orders["origin"] = orders["endpoint"]
         self.note = "" if self.static else _take_address(orders, load("node_addresses"))
         self.handler = load("node_rendezvous").open_rendezvous(orders)
-        self.store, self.world, self.watching, self.is_joining = None, 0, False, False
+        self.store: Any = None
+        self.world, self.watching, self.is_joining = 0, False, False
         self.exchange: Any = None
         self.members: Any = None
         self.num_joined = 0
