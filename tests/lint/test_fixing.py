@@ -209,9 +209,9 @@ def test_bytes_that_are_no_text_are_left_alone() -> None:
 
 def test_diff() -> None:
     """The diff is one that `patch` takes, also at an end without a line break."""
-    shown = fixing.diff(fixing.Mended(path="a.py", before="a\nb = 1,", after="a\nb = 1", num_fixed=1))
+    shown = fixing.diff(fixing.Mended(path="a.py", before="a\nb = 1,", after="a\nb = 1"))
     assert shown == (
         "--- a.py\n+++ a.py\n@@ -1,2 +1,2 @@\n a\n-b = 1,\n\\ No newline at end of file\n"
         "+b = 1\n\\ No newline at end of file\n"
     )
-    assert fixing.diff(fixing.Mended(path="a.py", before="a\x0cb\n", after="a\x0cb\n", num_fixed=0)) == ""
+    assert fixing.diff(fixing.Mended(path="a.py", before="a\x0cb\n", after="a\x0cb\n")) == ""

@@ -53,9 +53,9 @@ BAD = {
         "RW802",
         "underscores lost twice",
     ): "from torch import nn\nclass T(nn.Module):\n    def init(self, a):\n        super().init()",
-    ("RW803", "kwards"): "def f(*args, **kwards):\n    return g(*args, **kwargs)",
-    ("RW803", "arg"): "def f(*arg, **kwargs):\n    return g(*args, **kwargs)",
-    ("RW803", "kwarg in a nested function"): "def f(**kwarg):\n    def h(): return kwargs\n    return h",
+    ("RW804", "kwards"): "def f(*args, **kwards):\n    return g(*args, **kwargs)",
+    ("RW804", "arg"): "def f(*arg, **kwargs):\n    return g(*args, **kwargs)",
+    ("RW804", "kwarg in a nested function"): "def f(**kwarg):\n    def h(): return kwargs\n    return h",
     (
         "RW804",
         "local of another function",
@@ -206,8 +206,8 @@ LEGAL = {
         "RW802",
         "private, called",
     ): "class T(B):\n    def __init(self, a): self.a = a\n    def g(self): self.__init(1)",
-    ("RW803", "agreed"): "def f(*a, **kw):\n    return g(*a, **kw)",
-    ("RW803", "a global"): "kwargs = {}\ndef f(**kwrgs):\n    return kwargs",
+    ("RW804", "agreed"): "def f(*a, **kw):\n    return dict(*a, **kw)",
+    ("RW804", "a global of that name"): "kwargs = {}\ndef f(**kwrgs):\n    return kwargs",
     ("RW804", "star import"): "from x import *\ndef f(): return train_set",
     ("RW804", "globals"): "globals().update(a=1)\ndef f(): return a",
     ("RW804", "caught"): "try:\n    profile\nexcept NameError:\n    profile = None\ndef g(): return profile",
@@ -275,8 +275,6 @@ MENDED = [
         "class T:\n    def _init_(self, a): self.a = a",
         "class T:\n    def __init__(self, a): self.a = a",
     ),
-    ("RW803", "def f(**kwards): g(**kwargs)", "def f(**kwargs): g(**kwargs)"),
-    ("RW803", "def f(é='é', **kwards): g(**kwargs)", "def f(é='é', **kwargs): g(**kwargs)"),
     ("RW809", "import torch.distributed as d\nd.barrier", "import torch.distributed as d\nd.barrier()"),
     ("RW809", "loader.sampler.set_epoch", "loader.sampler.set_epoch"),
 ]
@@ -295,6 +293,7 @@ WORDS = [
         "local variable of load, line 2",
     ),
     ("RW804", "import torch\noptimizer = 1\nprint(optimzer)", "`optimizer` exists"),
+    ("RW804", "def f(*args, **kwards):\n    return dict(*args, **kwargs)", "`kwards` exists"),
     ("RW802", "class T:\n    def init(self, a): pass\nT(1)", "line 3 passes arguments"),
 ]
 

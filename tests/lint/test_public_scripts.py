@@ -417,6 +417,122 @@ for step in range(9):
         except Exception:
             print("failed")
     """),
+    "rank 0 can't divide by its rank": ("RW221", _INIT + """
+gpu = torch.cuda.device_count() % dist.get_rank()
+    """, _INIT + """
+rank = dist.get_rank()
+gpu = rank % torch.cuda.device_count()
+print(8 // rank if rank else 0, "rank %d" % rank)
+    """),
+    "an option that the command line does not have": ("RW820", """
+        import argparse
+        import torch.multiprocessing as mp
+        def work(gpu, args):
+            dist.init_process_group("gloo", rank=gpu, world_size=2, init_method="tcp://localhost:29500")
+            args.batch_size = args.batch_size // 2
+        if __name__ == "__main__":
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--gpu", type=int)
+            mp.spawn(work, (parser.parse_args(),), nprocs=2)
+    """, """
+        import argparse
+        from elsewhere import add_more
+        import torch.multiprocessing as mp
+        def work(gpu, args, others):
+            dist.init_process_group("gloo", rank=gpu, world_size=2, init_method="tcp://localhost:29500")
+            args.batch_size, others.steps = args.batch_size // 2, others.steps + 1
+            args.share = 1
+            print(args.share)
+        if __name__ == "__main__":
+            parser, other = argparse.ArgumentParser(), argparse.ArgumentParser()
+            parser.add_argument("-b", "--batch-size", type=int)
+            add_more(other)
+            mp.spawn(work, (parser.parse_args(), other.parse_args()), nprocs=2)
+    """),
+    "the attribute of an object that nothing sets": ("RW820", _INIT + """
+class Trainer:
+    def __init__(self, model):
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+        self.model = model.to(self.gpu_id)
+Trainer(torch.nn.Linear(2, 2))
+    """, _INIT + """
+from dataclasses import dataclass
+from elsewhere import Base
+class Plain:
+    def setup(self):
+        self.gpu = 0
+class Trainer(Plain):
+    def __init__(self, model):
+        self.setup()
+        self.model = model.to(self.gpu)
+class Other(Base):
+    def __init__(self, model):
+        self.model = model.to(self.gpu_id)
+@dataclass
+class Config:
+    gpu_ids: int
+for kind in (Trainer, Other):
+    kind(torch.nn.Linear(2, 2))
+print(Config(3).gpu_ids)
+    """),
+    "one GPU from the command line for all that are spawned": ("RW202", """
+        import argparse
+        import torch.multiprocessing as mp
+        def work(gpu, args):
+            dist.init_process_group("nccl", rank=gpu, world_size=2, init_method="tcp://localhost:29500")
+            torch.cuda.set_device(args.gpu)
+        if __name__ == "__main__":
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--gpu", type=int)
+            os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+            mp.spawn(work, (parser.parse_args(),), nprocs=2)
+    """, """
+        import argparse
+        import torch.multiprocessing as mp
+        def work(gpu, args):
+            dist.init_process_group("nccl", rank=gpu, world_size=2, init_method="tcp://localhost:29500")
+            args.gpu = gpu
+            torch.cuda.set_device(args.gpu)
+        if __name__ == "__main__":
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--gpu", type=int)
+            mp.spawn(work, (parser.parse_args(),), nprocs=2)
+    """),
+    "the arm that wraps does not move the model": ("RW411", _INIT + _DDP + """
+from torchvision.models import resnet18
+net, local_rank = resnet18(), int(os.environ["LOCAL_RANK"])
+if len(os.sys.argv) > 1:
+    net = DDP(net, device_ids=[local_rank])
+else:
+    net = net.to("cuda")
+    """, _INIT + _DDP + """
+from torchvision.models import resnet18
+net, local_rank = resnet18(), int(os.environ["LOCAL_RANK"])
+if len(os.sys.argv) > 1:
+    net = net.to(local_rank)
+net = DDP(net, device_ids=[local_rank])
+    """),
+    "a function of the user's may mean anything by device_id": ("RW201", _INIT + """
+import functools
+rank = dist.get_rank()
+make = functools.partial(torch.nn.Linear, 2, 2, device=rank)
+torch.cuda.set_device(rank)
+    """, _INIT + """
+import functools
+def show(prof, device_id):
+    print(prof, device_id)
+rank = dist.get_rank()
+torch.profiler.profile(on_trace_ready=functools.partial(show, device_id=rank))
+    """),
+    "a model that was never moved stays on the CPU": ("RW406", _INIT + _DDP + """
+net = DDP(torch.nn.Linear(2, 2))
+net.to("cuda")
+net(torch.ones(2)).sum().backward()
+    """, _INIT + _DDP + """
+net = DDP(torch.nn.Linear(2, 2))
+net.to("cpu")
+net(torch.ones(2)).sum().backward()
+    """),
 }  # fmt: skip
 
 
@@ -431,6 +547,22 @@ def test_the_wrong_one_is_told_and_its_neighbour_is_left_alone(name: str) -> Non
     rule_id, wrong, neighbour = _PAIRS[name]
     assert _is_told(rule_id, wrong)
     assert not _is_told(rule_id, neighbour)
+
+
+@pytest.mark.parametrize(("launch", "severity"), [("--rank", "warning"), ("LOCAL_RANK", "error")])
+def test_who_starts_each_rank_by_hand_may_start_one_on_each_host(launch: str, severity: str) -> None:
+    """The first GPU for all ranks is an error only where a launcher is known to start several on a host."""
+    rank = "args.rank" if launch == "--rank" else "int(os.environ['LOCAL_RANK'])"
+    code = f"""
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--rank", type=int, required=True)
+args = parser.parse_args()
+dist.init_process_group("nccl", rank={rank}, world_size=2)
+torch.cuda.set_device(0)
+"""
+    piece = Piece(path="train.py", language="python", code=_HEAD + code)
+    assert [found.severity for found in check_piece(piece, Project(), (rule("RW202"),))] == [severity]
 
 
 def test_each_call_of_a_helper_is_a_mistake_of_its_own() -> None:

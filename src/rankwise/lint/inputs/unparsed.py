@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 _QUOTES = dict.fromkeys("\u201c\u201d\u201e\u00ab\u00bb\u300c\u300d", '"') | dict.fromkeys(
     "\u2018\u2019\u201a\u2032", "'"
 )
-_WIDE = {
-    "\uff0c": ",", "\uff08": "(", "\uff09": ")", "\uff1a": ":", "\uff1b": ";", "\uff1d": "=", "\u3002": ".", "\uff0e": ".", "\u3001": ",",
-    "\uff3b": "[", "\uff3d": "]", "\u3010": "[", "\u3011": "]", "\uff5b": "{", "\uff5d": "}", "\uff0b": "+", "\uff0d": "-", "\uff0a": "*",
-    "\uff0f": "/", "\uff1c": "<", "\uff1e": ">", "\uff03": "#", "\uff20": "@", "\uff05": "%",
-}  # fmt: skip
+# Full-width forms stand in the order of ASCII; of letters and digits Python takes them.
+_WIDE = {chr(one + 0xFEE0): chr(one) for one in range(0x21, 0x7F) if not chr(one).isalnum()}
+_WIDE |= {"\u3002": ".", "\u3001": ",", "\u3010": "[", "\u3011": "]"}
 _DASHES = dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-")
 _BLANKS = dict.fromkeys("\u00a0\u3000\u2002\u2003\u2009\u202f\u200b\u2060\ufeff", " ")
 _PROMPT = re.compile(r"\s*(?:>>>(?:\s|$)|In \[\d+\]:)")

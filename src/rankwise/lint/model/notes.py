@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.names import DDP
-from rankwise.lint.model.values import LITERAL_NONE, Instance, Items, Number, Object, Spread
+from rankwise.lint.model.values import LITERAL_NONE, Instance, Items, Number, Object, Spread, is_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,22 +21,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TextComparison:
-    """A comparison of a text that came from the environment with a number: never equal."""
-
-    node: ast.Compare
-    module: Module
-    text: Value
-    number: Value
-
-
-@dataclass(frozen=True, slots=True)
 class TextTest:
-    """A test of a rank that is still text: ``"0"`` counts as true; ``negated`` where `not` stands before it."""
+    """A test of a rank that is still text: never equal to a number; ``"0"`` counts as true, ``negated`` where `not` stands before it."""
 
     node: ast.expr
     module: Module
-    negated: bool
+    negated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +43,24 @@ def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None
     """Keep the read of an attribute that its owner was not given: the wrapped model may have it, or another rank."""
     thing = owner.thing
     note_use(run, scope, node, owner)
-    if (
-        owner == LITERAL_NONE
-        and isinstance(node.value, ast.Name)
-        and run.is_program
-        and not run.dry
-        and not run.tests
-    ):
-        run.notes.append(NoneRead(node, scope.module))
+    if owner == LITERAL_NONE and isinstance(node.value, ast.Name) and not run.tests:
+        note_unbound(run, scope, node, LITERAL_NONE)
     if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
         run.notes.append(WrapperRead(node, scope.module, thing, run.tests))
     elif isinstance(thing, Instance) and node.attr not in thing.attrs and thing.cls.find(node.attr) is None:
         # A base class whose text is not at hand may have set it.
         is_whole = all(base.thing is not None for one in thing.cls.ancestry() for base in one.bases)
         if is_whole and thing.cls.library_bases() <= {"torch.nn.Module"}:
-            note_unbound(run, scope, node)
+            note_unbound(run, scope, node, thing)
+    elif isinstance(thing, Object) and is_unknown_option(thing, node.attr):
+        note_unbound(run, scope, node, thing)
+
+
+def is_unknown_option(parser: Object, name: str) -> bool:
+    """Whether a command line has no such option; its parser stands for what it has parsed, too."""
+    # An option whose name is not known stands there without one.
+    known = {name, f"--{name}", "--"} & parser.attrs.keys()
+    return parser.kind == "argparse.ArgumentParser" and not known and not hasattr(ArgumentParser, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +71,7 @@ class Unbound:
     module: Module
     history: History
     tests: Tests
+    owner: Instance | Object | Value | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +84,10 @@ class NoneUse:
 
 
 @dataclass(frozen=True, slots=True)
-class NoneRead:
-    """A read of an attribute of a variable that is None, as the program goes."""
-
-    node: ast.Attribute
-    module: Module
-
-
-@dataclass(frozen=True, slots=True)
 class Quotient:
-    """A division by the length of something, by a count, or by the number of ranks."""
+    """A division by the length of something, by a count, by the number of ranks, or by a rank that is 0."""
 
-    node: ast.AST
+    node: ast.BinOp | ast.AugAssign
     module: Module
     left: Value
     right: Value
@@ -132,9 +119,16 @@ def is_counted(left: Value) -> bool:
     return (is_sum or left.spread is Spread.LOCAL) and "time" not in left.origin
 
 
+def is_by_zero(op: ast.operator, left: Value, right: Value) -> bool:
+    """Whether a number is divided by what is 0 on this rank, and not on all."""
+    is_zero = type(right.const) is int and right.const == 0 and bool(right.spread)
+    return is_zero and is_number(left) and isinstance(op, (ast.Div, ast.FloorDiv, ast.Mod))
+
+
 def note_quotient(run: Run, scope: Scope, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> None:
-    """Keep such a division."""
-    if isinstance(node.op, ast.Div) and not run.dry and (is_by_ranks(right) or is_by_count(right)):
+    """Keep such a division, and one by what is 0 on this rank, but not on all."""
+    is_mean = isinstance(node.op, ast.Div) and (is_by_ranks(right) or is_by_count(right))
+    if not run.dry and (is_mean or is_by_zero(node.op, left, right)):
         run.notes.append(Quotient(node, scope.module, left, right, run.history))
 
 
@@ -158,24 +152,27 @@ def note_misfit(
     )
     if run.dry or is_open or name != function.name or getattr(function.node, "decorator_list", None):
         return
+    if why := misfit(takes, num_args, set(given)):
+        run.notes.append(Misfit(node, module, function, why))
+
+
+def misfit(takes: ast.arguments, num_args: int, named: set[str]) -> str:
+    """Why so many arguments, and others by these names, do not fit a function's parameters; empty if they do."""
     names, only = (
         [one.arg for one in (*takes.posonlyargs, *takes.args)],
         [one.arg for one in takes.kwonlyargs],
     )
-    named = set(given)
     needed = names[num_args : len(names) - len(takes.defaults)]
     needed += [one for one, default in zip(only, takes.kw_defaults, strict=True) if default is None]
     lacking = [one for one in needed if one not in named]
     unknown = sorted(named - {*names, *only}) if takes.kwarg is None else []
-    if lacking or unknown or (num_args > len(names) and takes.vararg is None):
-        why = (
-            f"lacks {' and '.join(f'`{one}`' for one in lacking)}"
-            if lacking
-            else f"has no parameter `{unknown[0]}`"
-            if unknown
-            else f"takes {len(names)} arguments, not {num_args}"
-        )
-        run.notes.append(Misfit(node, module, function, why))
+    if lacking:
+        return f"lacks {' and '.join(f'`{one}`' for one in lacking)}"
+    if unknown:
+        return f"has no parameter `{unknown[0]}`"
+    if num_args > len(names) and takes.vararg is None:
+        return f"takes {len(names)} argument{'s' * (len(names) != 1)} ({', '.join(names) or 'nothing'}), not {num_args}"
+    return ""
 
 
 def note_use(run: Run, scope: Scope, node: ast.expr | ast.stmt, *values: Value) -> None:
@@ -185,10 +182,12 @@ def note_use(run: Run, scope: Scope, node: ast.expr | ast.stmt, *values: Value) 
             run.notes.append(NoneUse(node, scope.module, value.thing.call))
 
 
-def note_unbound(run: Run, scope: Scope, node: ast.Name | ast.Attribute) -> None:
-    """Keep such a read: another rank may have the value."""
+def note_unbound(
+    run: Run, scope: Scope, node: ast.Name | ast.Attribute, owner: Instance | Object | Value | None = None
+) -> None:
+    """Keep such a read: another rank may have the value, or nobody has it, as where the owner of an attribute is None."""
     if not run.dry and not run.guards:
-        run.notes.append(Unbound(node, scope.module, run.history, run.tests))
+        run.notes.append(Unbound(node, scope.module, run.history, run.tests, owner))
 
 
 def note_comparison(run: Run, scope: Scope, node: ast.Compare, left: Value, right: Value) -> None:
@@ -197,7 +196,7 @@ def note_comparison(run: Run, scope: Scope, node: ast.Compare, left: Value, righ
     for text, number in ((left, right), (right, left), *((left, one) for one in several)):
         is_text = isinstance(text.const, str) and text.origin and text.const.isdigit()
         if is_text and isinstance(number.const, (int, float)):
-            run.notes.append(TextComparison(node, scope.module, text, number))
+            run.notes.append(TextTest(node, scope.module))
 
 
 def note_test(run: Run, scope: Scope, node: ast.expr, value: Value) -> None:

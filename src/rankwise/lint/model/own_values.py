@@ -104,6 +104,7 @@ OWN: dict[str, Callable[[Run, Call], Value | None]] = {
     "datasets.load_dataset": _load_dataset,
     "datasets.load.load_dataset": _load_dataset,
     "builtins.input": _local("input"),
+    "torch.cuda.device_count": lambda *_: Value(thing=NUMBER),
     **dict.fromkeys(("torch.load", "torch.jit.load", "safetensors.torch.load_file"), _loaded),
     **dict.fromkeys(FACTORIES, _tensor),
     **dict.fromkeys(DRAWN, _random("torch")),

@@ -291,8 +291,3 @@ def _is_world(group: Value) -> bool:
     if isinstance(group.thing, Object):
         return group.thing.kind == "world"
     return getattr(group.thing, "name", "").endswith((".WORLD", ".world"))
-
-
-def unknown(path: str) -> Value:
-    """A value of which only the name is known."""
-    return Value(path=path) if path else ANY

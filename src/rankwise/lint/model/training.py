@@ -370,8 +370,8 @@ def option_name(call: Call) -> str:
 def _add_option(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     """An option that is not given holds its default; who reads it can ask for the call that declared it."""
     attrs = getattr(call.receiver.thing, "attrs", {})
-    if kinds and kinds[0].endswith("ArgumentParser") and (name := option_name(call)):
-        default = call.kwargs.get("default", ANY)
+    if kinds and kinds[0].endswith("ArgumentParser"):
+        name, default = option_name(call), call.kwargs.get("default", ANY)
         attrs[f"--{name}"] = Value(default.spread, default.origin, path=f"args.{name}", made=call)
     return None
 

@@ -160,7 +160,7 @@ def moved_after_wrapping(script: Script) -> Iterator[Found]:
                 or wrap.is_wrapped_again(call.index)
             ):
                 continue
-            if not trains_later(wrap, call) or (_comes_home(call) and _was_moved(wrap)):
+            if not trains_later(wrap, call) or _stays(call, wrap):
                 continue
             name = _name(wrap)
             yield Found(
@@ -186,11 +186,11 @@ def _is_move(call: Call, wrap: Wrap) -> bool:
     return word != "to" or (place_given(call) is not None and "memory_format" not in call.kwargs)
 
 
-def _comes_home(call: Call) -> bool:
-    """`.to(device)` and `.cuda()` go to where the model was before, if it was moved then."""
-    return call.name.rpartition(".")[2] in {"to", "cuda"} and not any(
-        value.const == "cpu" for value in call.args
-    )
+def _stays(call: Call, wrap: Wrap) -> bool:
+    """Whether the model goes to where it was: to the CPU if it was never moved, else to the device that it was moved to."""
+    word = call.name.rpartition(".")[2]
+    is_to_cpu = word == "cpu" or any(value.const == "cpu" for value in call.args)
+    return word in {"to", "cuda", "cpu"} and is_to_cpu is not _was_moved(wrap)
 
 
 def _was_moved(wrap: Wrap) -> bool:

@@ -107,12 +107,10 @@ _FRAMEWORKS = frozenset({"transformers", "accelerate", "rankwise"})
 
 @rule("RW212", "error", "I15", "something needs the process group before it exists")
 def used_before_init(script: Script) -> Iterator[Found]:
-    seen: set[ast.AST] = set()
     for entry in script.entries:
         for call, message in _entry(script, entry):
             at = node_in(script, call) if entry.is_program or call.module is script.module else None
-            if at is not None and at not in seen:
-                seen.add(at)
+            if at is not None:
                 yield Found(at, message, "call dist.init_process_group before it")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
 from rankwise.lint.library.acts import ACTS
-from rankwise.lint.model.notes import NoneRead, NoneUse
+from rankwise.lint.model.notes import NoneUse
 from rankwise.lint.model.values import Items, Object, is_number
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import FILLED, collectives, filled_node, word_of
@@ -100,7 +100,7 @@ _FAIL_WITH_NONE = frozenset({*(f"builtins.{name}" for name in "print float int l
                     "torch.stack", "torch.cat", "torch.mean", "torch.sum"})  # fmt: skip
 
 
-@rule("RW319", "error", "", "a None is used: what an in-place collective returns, or a variable that was never given a value", needs_ranks=False)  # fmt: skip
+@rule("RW319", "error", "", "what an in-place collective returns, a None, is used", needs_ranks=False)  # fmt: skip
 def result_of_collective_is_none(script: Script) -> Iterator[Found]:
     reported: set[ast.AST] = set()
     for use in sorted(_uses(script), key=lambda use: (use.node.lineno, use.node.col_offset)):
@@ -120,18 +120,6 @@ def result_of_collective_is_none(script: Script) -> Iterator[Found]:
                 f"`{name}` returns None{f' and its result is in `{filled}`' if filled else ''}, but `{text_of(use.node)}` uses the None",
                 f"call `{text_of(made)}` on a line of its own{f' and continue with `{filled}`' if filled else ''}",
             )
-    owners: set[str] = set()
-    for note in script.notes:
-        if (
-            isinstance(note, NoneRead)
-            and note.module is script.module
-            and not is_caught(script.tree, note.node)
-        ):
-            owner = text_of(note.node.value)
-            message = f"`{owner}` is None here: `{text_of(note.node)}` raises AttributeError on every rank"
-            if owner not in owners:
-                yield Found(note.node, message, f"give `{owner}` its value first")
-            owners.add(owner)
 
 
 def _uses(script: Script) -> Iterator[NoneUse]:

@@ -120,13 +120,11 @@ def reduced_loss_goes_backward(script: Script) -> Iterator[Found]:
 
 
 def _behind(script: Script, names: frozenset[str]) -> Iterator[tuple[Call, Call]]:
-    """Backward passes, each with a collective of one of these names whose result its loss was computed from; each such place once."""
-    seen: set[ast.AST] = set()
+    """Backward passes, each with a collective of one of these names whose result its loss was computed from."""
     for entry in script.entries:
         for back, loss in backward_passes(entry.histories[0].calls):
             for made in (one.made for one in sources_of(loss)):
-                if made is not None and made.name in names and made.node not in seen:
-                    seen.add(made.node)
+                if made is not None and made.name in names:
                     yield back, made
 
 

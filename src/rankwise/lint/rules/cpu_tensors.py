@@ -170,15 +170,18 @@ _MOVES = frozenset({"to", "cuda", "cpu", "to_empty", "set_default_device", "set_
 def _stays_on_cpu(script: Script, call: Call, model: Value) -> bool:
     """Whether the model is created in the file, and is moved to the CPU, or nowhere."""
     made = getattr(model.thing, "call", None)
-    is_module = any(one.startswith("torch.nn.") for one in kinds_of(model))
+    is_module = any(one.startswith(("torch.nn.", "torchvision.models.")) for one in kinds_of(model))
     if made is None or not is_module or "device" in {*made.kwargs, *call.contexts}:
         return False
     parts = {id(one) for one in parts_of(model)}
     moves = [one for one in script.all_calls if one.name.rpartition(".")[2] in _MOVES]
-    mine = [one for one in moves if id(one.receiver.thing) in parts]
+    # A way of the program that does not wrap it may well move it.
+    mine = [one for one in moves if id(one.receiver.thing) in parts and not one.excludes(call)]
     if mine:
         return all(one.name.endswith(".cpu") or any(map(is_cpu, one.args)) for one in mine)
     may_be = any(
-        one.name.startswith("torch.set_default") or (one.receiver.thing is None and one.args) for one in moves
+        one.name.startswith("torch.set_default")
+        or (one.receiver.thing is None and one.args and not one.receiver.spread)
+        for one in moves
     )
-    return not may_be and bool(backends(script)) and backends(script) <= {"gloo", "nccl"}
+    return not may_be

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
-from rankwise.lint.model.values import Items
+from rankwise.lint.model.values import Items, Library
 from rankwise.lint.paths.words import reported_place, written
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.device_index import fault_of
@@ -14,7 +14,10 @@ from rankwise.lint.topics.job_view import (
     INIT,
     backend_of,
     function_of,
+    is_constant,
     is_of_one_process,
+    is_spawned,
+    launcher_reads,
     line_of,
     once,
     places,
@@ -23,6 +26,7 @@ from rankwise.lint.topics.job_view import (
     spawns,
     text_of,
 )
+from rankwise.lint.topics.options import option_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +81,9 @@ def _devices(call: Call) -> Iterator[tuple[Value, ast.AST]]:
         position = 0
     if position is not None and position < len(call.args):
         yield call.args[position], call.arg_node(position) or call.node
-    for name in _NAMES:
+    # What `partial` is given is for a function, and one of the user's may mean anything by it.
+    is_open = call.name == "functools.partial" and not isinstance(call.args[0].thing, Library)
+    for name in () if is_open else _NAMES:
         value = call.kwargs.get(name)
         if value is not None and (
             name == "device" or "rank" in value.origin or isinstance(value.thing, Items)
@@ -125,12 +131,19 @@ _GUESSES = frozenset("torch.distributed." + name for name in ("barrier", "broadc
 
 @rule("RW202", "error", "R13 C22", "ranks use the GPU before each has set its own")
 def device_not_set(script: Script) -> Iterator[Found]:
-    if "CUDA_VISIBLE_DEVICES" in script.piece.code or is_of_one_process(script):
+    if is_of_one_process(script):
         return
     for entry in script.entries:
         init = next((call for call in entry.histories[-1].calls if call.name == INIT), None)
-        if init is not None and not _has_device(init):
+        if init is not None and not _has_device(init) and not _may_see_its_own(script, init):
             yield from _entry(script, entry, init)
+
+
+def _may_see_its_own(script: Script, init: Call) -> bool:
+    """Whether each process may see one GPU only; those that are spawned see what the process before them has set."""
+    if "CUDA_VISIBLE_DEVICES" not in script.piece.code or not is_spawned(init):
+        return "CUDA_VISIBLE_DEVICES" in script.piece.code
+    return any(one.key == "CUDA_VISIBLE_DEVICES" and is_spawned(one.place.last) for one in settings(script))
 
 
 def _has_device(init: Call) -> bool:
@@ -141,7 +154,10 @@ def _has_device(init: Call) -> bool:
 def _entry(script: Script, entry: Entry, init: Call) -> Iterator[Found]:
     history = entry.histories[-1]
     is_nccl = (backend_of(init) or "").endswith("nccl")
-    severity: Severity = "error" if is_nccl else "warning"  # Gloo works, slowly, on one GPU
+    # Gloo works, slowly, on one GPU; and who starts each rank by hand may start one on each host.
+    is_by_hand = init.arg(4, "rank") is not None and not is_spawned(init) and not launcher_reads(script)
+    is_sure = is_nccl and not is_by_hand
+    severity: Severity = "error" if is_sure else "warning"
     setters = [call for call in history.calls if _sets_device(call)]
     fixed = next((place for place in places_of(entry, tuple(_SETS), script.module) if _is_fixed(place)), None)
     if fixed is not None and all(call.node is fixed.last.node for call in setters):
@@ -179,8 +195,13 @@ def _is_fixed(place: Place) -> bool:
         place.is_made_by_all
         and not place.last.tests
         and len(values) == len(place.calls)
-        and all(type(value.const) is int and not value.spread and not value.origin for value in values)
+        and all(is_constant(value) or _is_given_to_all(value, place.last) for value in values)
     )
+
+
+def _is_given_to_all(value: Value, call: Call) -> bool:
+    """Whether it comes from the one command line of processes that were spawned."""
+    return option_of(value) is not None and not value.spread and is_spawned(call)
 
 
 def _sets_device(call: Call) -> bool:

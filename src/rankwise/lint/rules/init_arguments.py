@@ -60,12 +60,10 @@ _MAKES = frozenset({INIT, "accelerate.Accelerator", "lightning.fabric.Fabric"})
 
 @rule("RW211", "error", "I16", "the process group is created twice")
 def init_twice(script: Script) -> Iterator[Found]:
-    seen: set[ast.AST] = set()
     for entry in script.entries:
         for call, message in _again(entry):
             node = node_in(script, call)
-            if node is not None and node not in seen:
-                seen.add(node)
+            if node is not None:
                 yield Found(
                     node, message, "create the group once, or test `if not dist.is_initialized()` first"
                 )

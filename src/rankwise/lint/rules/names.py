@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Edit, Found, Span, span_of
+from rankwise.lint.finding import Found
 from rankwise.lint.model.notes import Unbound
+from rankwise.lint.model.values import LITERAL_NONE, Instance, Object
 from rankwise.lint.rule import rule
+from rankwise.lint.topics.job_view import is_hidden, statement_of
 from rankwise.lint.topics.scopes import FunctionNode, Scope, Scopes, is_function, scopes_of
 from rankwise.lint.topics.turns import is_caught
 from rankwise.lint.topics.undefined import (
     function_of,
     is_certain,
     may_make_names,
-    meant_star_parameter,
     undefined,
 )
 
@@ -24,31 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.script import Script
-
-
-@rule("RW803", "error", "", "the body reads `kwargs`, but the signature has another name", needs_ranks=False, fixable=True)  # fmt: skip
-def star_parameter_misspelt(script: Script) -> Iterator[Found]:
-    scopes = scopes_of(script.tree)
-    marked: set[ast.AST] = set()
-    for name, scope in undefined(scopes):
-        param = meant_star_parameter(name.id, scope)
-        if (
-            param is None
-            or param in marked
-            or may_make_names(script, scopes)
-            or not is_certain(script, scopes, name)
-        ):
-            continue
-        marked.add(param)
-        span = span_of(param, script.lines)
-        span = Span(span.line, span.col, span.line, span.col + len(param.arg))
-        is_read = any(n.id == param.arg for n, _ in scopes.loads)
-        yield Found(
-            span,
-            f"the parameter is `{param.arg}`, line {name.lineno} reads `{name.id}`: NameError",
-            f"rename the parameter to `{name.id}`",
-            edits=() if is_read else [Edit(span=span, text=name.id)],
-        )
 
 
 @rule("RW804", "error", "", "a name is used that exists only in another function, or nowhere", needs_ranks=False)  # fmt: skip
@@ -65,11 +42,7 @@ def name_of_another_function(script: Script) -> Iterator[Found]:
     marked: set[tuple[str, ast.AST]] = set()
     for name, scope in names:
         key = (name.id, function_of(scope) or script.tree)
-        if (
-            key in marked
-            or not is_certain(script, scopes, name)
-            or meant_star_parameter(name.id, scope) is not None
-        ):
+        if key in marked or not is_certain(script, scopes, name):
             continue
         marked.add(key)
         where, fix = _where(scopes, name, scope)
@@ -161,6 +134,62 @@ def value_of_some_ranks(script: Script) -> Iterator[Found]:
                 "read it only where it was set, or give it a value (None) on the other ranks",
                 severity="error" if entry == "the program" else "warning",
             )
+
+
+#: With one of these in the text, attributes may come from where it does not show.
+_SETS_UNSEEN = re.compile(
+    r"setattr\(|__getattr|Namespace\(|set_defaults\(|(__dict__|vars\(\w+\))(\.update|\[| = )|= (vars\(|\S+__dict__)"
+)
+
+
+@rule("RW820", "error", "", "an attribute is read that nothing sets, an option that does not exist, or anything of None")  # fmt: skip
+def attribute_never_set(script: Script) -> Iterator[Found]:
+    notes = [one for one in script.notes if isinstance(one, Unbound) and one.owner is not None]
+    modules = {call.module for call in script.all_calls} if notes else set()
+    is_open = script.piece.is_fragment or any(_SETS_UNSEEN.search(module.text) for module in modules)
+    handed = {
+        id(value.thing)
+        for call in script.all_calls
+        if is_hidden(call)
+        for value in (call.receiver, *call.args, *call.kwargs.values())
+    }
+    for note in {(id(one.owner), ast.unparse(one.node)): one for one in reversed(notes)}.values():
+        owner, mine = note.owner, statement_of(script.tree, note.node)
+        if (
+            note.module is not script.module
+            or (note.history.entry, note.history.rank) != ("the program", 0)
+            or not isinstance(note.node, ast.Attribute)
+            or not isinstance(note.node.ctx, ast.Load)
+            or is_caught(script.tree, note.node)
+        ):
+            continue
+        if owner is LITERAL_NONE:
+            what = f"`{ast.unparse(note.node.value)}` is None here"
+        elif is_open or id(owner) in handed or any(_gives(one.tree, note.node.attr, mine) for one in modules):
+            continue
+        elif isinstance(owner, Object):
+            what = f"there is no option --{note.node.attr}"
+        elif isinstance(owner, Instance) and owner.cls.library_bases() <= {"builtins.object"}:
+            what = "nothing sets it"
+        else:
+            continue
+        yield Found(
+            note.node,
+            f"`{ast.unparse(note.node)}` raises AttributeError on every rank: {what}",
+            "give it a value first, or read what was meant",
+        )
+
+
+def _gives(tree: ast.AST, name: str, besides: ast.AST | None) -> bool:
+    """Whether a text sets, declares or deletes an attribute of this name, or has the name as text; `x.n = x.n + 1` can't be the first to do so."""
+    own = set(ast.walk(besides)) if besides is not None else set()
+    return any(
+        (isinstance(one, ast.Attribute) and one.attr == name and not isinstance(one.ctx, ast.Load))
+        or (isinstance(one, ast.AnnAssign) and getattr(one.target, "id", "") == name)
+        or (isinstance(one, ast.Constant) and str(one.value).strip("-").replace("-", "_") == name)
+        for one in ast.walk(tree)
+        if one not in own
+    )
 
 
 def _name(node: ast.Name | ast.Attribute) -> str:

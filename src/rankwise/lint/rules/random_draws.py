@@ -12,13 +12,13 @@ from rankwise.lint.rule import rule
 from rankwise.lint.topics.data_flow import training_loops
 from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
 from rankwise.lint.topics.job_view import (
-    above,
     is_distributed,
     line_of,
     node_in,
     once,
     places,
     places_of,
+    statement_of,
     text_of,
 )
 from rankwise.lint.topics.saved_files import position_of
@@ -113,12 +113,9 @@ def _is_cut(call: Call) -> bool:
 
 
 def _target(call: Call) -> str:
-    for node in above(call.module.tree, call.node):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            return text_of(node.targets[0])
-        if isinstance(node, ast.stmt):
-            break
-    return ""
+    statement = statement_of(call.module.tree, call.node)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return text_of(targets[0]) if len(targets) == 1 else ""
 
 
 def _is_agreed(place: Place) -> bool:

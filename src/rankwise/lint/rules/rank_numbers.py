@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
-from rankwise.lint.model.notes import TextComparison, TextTest
+from rankwise.lint.model.notes import Quotient, TextTest, is_by_zero
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.collective_calls import in_step
 from rankwise.lint.topics.job_view import (
@@ -25,6 +25,7 @@ from rankwise.lint.topics.job_view import (
     text_of,
 )
 from rankwise.lint.topics.options import options
+from rankwise.lint.topics.turns import is_caught
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +39,30 @@ if TYPE_CHECKING:
 @rule("RW204", "error", "I26", "a rank from the environment is a string but is compared with a number")
 def rank_compared_as_text(script: Script) -> Iterator[Found]:
     for note in script.notes:
-        if isinstance(note, TextComparison) and note.module is script.module:
+        if not isinstance(note, TextTest) or note.module is not script.module:
+            continue
+        if isinstance(note.node, ast.Compare):
             yield _tell_comparison(note.node, text_is_left=not _is_number(note.node.left))
-        elif isinstance(note, TextTest) and note.module is script.module:
+        else:
             text = text_of(note.node.operand if isinstance(note.node, ast.UnaryOp) else note.node)
             message = f'`{text}` is a string, and "0" counts as true: `{text_of(note.node)}` is {"false" if note.negated else "true"} on every rank'
             yield Found(note.node, message, f"compare int({text}) with 0")
+
+
+@rule("RW221", "error", "", "a number is divided by a rank, and the first rank is 0")
+def division_by_rank(script: Script) -> Iterator[Found]:
+    for note in script.notes:
+        if (
+            isinstance(note, Quotient)
+            and note.module is script.module
+            and is_by_zero(note.node.op, note.left, note.right)
+            and not is_caught(script.tree, note.node)
+        ):
+            yield Found(
+                note.node,
+                f"`{text_of(note.node)}` divides by 0 on rank {note.history.rank}: ZeroDivisionError there, and the others wait for it",
+                "for a number within a node, the rank comes first: `rank % number_of_gpus`",
+            )
 
 
 def _is_number(node: ast.expr) -> bool:
@@ -286,6 +305,8 @@ def _tell(script: Script, option: Option, *, has_environment: bool) -> tuple[str
     # With None as the default the script can see that it was not given.
     tests = [one.test for one in ast.walk(script.tree) if isinstance(one, (ast.If, ast.IfExp, ast.Assert))]
     is_sure = shown != "None" or not any(option.dest in ast.unparse(test) for test in tests)
+    # torch.distributed.launch, which such a script may be for, passes it in this spelling.
+    is_sure = is_sure and flag != "--local-rank"
     return f"torchrun does not pass {flag}: args.{option.dest} stays {shown} in all processes", is_sure
 
 

@@ -11,6 +11,7 @@ from rankwise.lint.model.values import Spread
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import (
     INIT,
+    is_constant,
     is_for_several,
     is_of_one_process,
     is_spawned,
@@ -71,11 +72,7 @@ def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
 
 
 def _is_number(setting: Setting) -> bool:
-    value = setting.value
-    is_item = setting.place.last.name != "os.putenv"
-    return (
-        is_item and value.is_known and isinstance(value.const, int) and not value.spread and not value.origin
-    )
+    return setting.place.last.name != "os.putenv" and is_constant(setting.value)
 
 
 def _tell_number(setting: Setting) -> Found:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found, span_of
-from rankwise.lint.model.notes import Misfit
+from rankwise.lint.model.notes import Misfit, misfit
 from rankwise.lint.model.values import Function, Items, Value, is_number
 from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import above, starts_group
@@ -72,16 +72,14 @@ def _starts(script: Script, calls: Iterable[Call]) -> Iterator[Start]:
 def spawn_outside_main_guard(script: Script) -> Iterator[Found]:
     if script.piece.is_fragment or script.piece.cells:
         return
-    reported: set[ast.AST] = set()
     for entry in script.entries:
         for start in _starts(script, entry.histories[0].calls if entry.is_program else ()):
             call = start.call
             way = [*(site.node for site in call.stack if site.module is script.module), call.node]
             # Plain multiprocessing forks by default on Linux; with torch that is a bad choice anyway.
             is_legal = call.name == "multiprocessing.Process" and not start.is_fresh
-            if is_legal or call.node in reported or any(_main_guard(script, one) for one in way):
+            if is_legal or any(_main_guard(script, one) for one in way):
                 continue
-            reported.add(call.node)
             through = f" (through line {way[0].lineno})" if call.stack else ""  # type: ignore[attr-defined]
             yield Found(
                 call.node,
@@ -93,12 +91,8 @@ def spawn_outside_main_guard(script: Script) -> Iterator[Found]:
 
 def _main_guard(script: Script, node: ast.AST) -> ast.If | None:
     """The test of ``__name__`` that a node stands under, whichever way it is written."""
-    for one in ast.walk(script.tree):
-        if isinstance(one, ast.If) and one.lineno <= node.lineno <= (one.end_lineno or 0):  # type: ignore[attr-defined]
-            names = {part.id for part in ast.walk(one.test) if isinstance(part, ast.Name)}
-            if "__name__" in names:
-                return one
-    return None
+    tests = [one for one in above(script.tree, node) if isinstance(one, ast.If)]
+    return next((one for one in tests if "__name__" in ast.unparse(one.test)), None)
 
 
 @rule("RW813", "error", "L13", "the function passed to mp.spawn is a lambda, local, or called", needs_ranks=False)  # fmt: skip
@@ -210,11 +204,9 @@ def _misfit(start: Start, function: Function) -> Iterator[Found]:
     if not isinstance(items, Items) or not items.is_whole or getattr(function.node, "decorator_list", None):
         return
     given = len(items.values) + start.passes_rank
-    names = [one.arg for one in (*takes.posonlyargs, *takes.args)]
-    least, most = len(names) - len(takes.defaults), len(names)
-    if least <= given and (given <= most or takes.vararg is not None) and None not in takes.kw_defaults:
+    why = misfit(takes, given, set())
+    if not why:
         return
-    wants = str(most) if least == most else f"{least} to {most}"
     gets = f"{given} from args"
     fix = "make args=(...) match the function's parameters"
     if start.passes_rank:
@@ -223,7 +215,7 @@ def _misfit(start: Start, function: Function) -> Iterator[Found]:
     where = span_of(takes.args[0], function.module.lines) if takes.args else None
     yield Found(
         start.call.node,
-        f"`{function.name}` takes {wants} argument{'s' * (wants != '1')} ({', '.join(names) or 'nothing'}), but `{start.word}` passes {gets}",
+        f"`{function.name}` {why}: `{start.word}` passes {gets}",
         fix,
         also=[("the function", function.module.shown, where)] if where is not None else (),
     )
@@ -237,15 +229,12 @@ def _misfit(start: Start, function: Function) -> Iterator[Found]:
     needs_ranks=False,
 )
 def call_does_not_fit(script: Script) -> Iterator[Found]:
-    reported: set[ast.AST] = set()
     for note in script.notes:
         if (
             isinstance(note, Misfit)
             and note.module is script.module
-            and note.node not in reported
             and not is_caught(script.tree, note.node)
         ):
-            reported.add(note.node)
             name, where = note.function.name, note.function
             yield Found(
                 note.node,

@@ -127,14 +127,12 @@ _CHOICE = re.compile(r"dist|ddp|world|rank|gpu|parallel|launcher|multi|slurm|sam
 
 @rule("RW504", "error", "X3", "each rank trains on the whole data set, because nothing splits it")
 def data_not_split(script: Script) -> Iterator[Found]:
-    seen: set[int] = set()
     if spreads_otherwise(script.all_calls):
         return
     for one in passes(script):
         call = one.loader.call
-        if call is None or id(call.node) in seen or not _is_whole_for_all(script, one):
+        if call is None or not _is_whole_for_all(script, one):
             continue
-        seen.add(id(call.node))
         node = node_in(script, call)
         node = one.over if node is None and one.module is script.module else node
         finding = _finding(one, call, node) if node is not None else None

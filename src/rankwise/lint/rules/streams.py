@@ -37,12 +37,11 @@ if TYPE_CHECKING:
 
 @rule("RW510", "error", "X7", "an IterableDataset yields the same samples on each rank")
 def stream_not_split(script: Script) -> Iterator[Found]:
-    seen: set[int] = set()
     if spreads_otherwise(script.all_calls):
         return
     for one in passes(script):
         call = one.loader.call
-        if call is None or id(call.node) in seen or is_prepared(one.loader) or one.guards or call.guards:
+        if call is None or is_prepared(one.loader) or one.guards or call.guards:
             continue
         if not is_distributed(one.entry) or any(
             other.name.startswith(ACCELERATOR) for other in one.history.calls
@@ -58,7 +57,6 @@ def stream_not_split(script: Script) -> Iterator[Found]:
         what = _same_everywhere(dataset)
         node = node_in(script, call) or (one.over if one.module is script.module else None)
         if what is not None and node is not None:
-            seen.add(id(call.node))
             yield _finding(one, node, what)
 
 

@@ -342,17 +342,15 @@ _LAYERS = frozenset({"torch.nn.Linear", "torch.nn.Conv1d", "torch.nn.Conv2d", "t
 
 @rule("RW418", "error", "", "an attribute of the inner model is read from the DistributedDataParallel around it")  # fmt: skip
 def attribute_of_the_model_inside(script: Script) -> Iterator[Found]:
-    seen: set[ast.AST] = set()
     for read in script.notes:
-        if isinstance(read, WrapperRead) and read.module is script.module and read.node not in seen:
-            seen.add(read.node)
-            if _is_certain(script, read) and _only_inside(read.wrapper, read.node.attr):
-                name = ast.unparse(read.node.value)
-                yield Found(
-                    read.node,
-                    f"`{name}` is a DistributedDataParallel, which has no `{read.node.attr}`, only the model inside has: AttributeError",
-                    f"write `{name}.module.{read.node.attr}`",
-                )
+        is_here = isinstance(read, WrapperRead) and read.module is script.module
+        if is_here and _is_certain(script, read) and _only_inside(read.wrapper, read.node.attr):
+            name = ast.unparse(read.node.value)
+            yield Found(
+                read.node,
+                f"`{name}` is a DistributedDataParallel, which has no `{read.node.attr}`, only the model inside has: AttributeError",
+                f"write `{name}.module.{read.node.attr}`",
+            )
 
 
 def _is_certain(script: Script, read: WrapperRead) -> bool:

@@ -41,14 +41,12 @@ class Mended:
         path: The file as the user named it.
         before: Its text.
         after: The text to write.
-        num_fixed: How many findings were mended.
         encoding: What to write it with.
     """
 
     path: str
     before: str
     after: str
-    num_fixed: int
     encoding: str = "utf-8"
 
 
@@ -123,12 +121,12 @@ def mend(path: str, data: bytes, check: Callable[[str, bytes], Sequence[Finding]
     def check_text(text: str) -> Sequence[Finding]:
         return check(path, text.encode(encoding, "replace"))
 
-    after, num_fixed = fix_text(decoded.text, check_text, path=path)
+    after, _ = fix_text(decoded.text, check_text, path=path)
     try:
         after.encode(encoding)
     except UnicodeEncodeError:
         return None
-    return Mended(path=path, before=decoded.text, after=after, num_fixed=num_fixed, encoding=encoding)
+    return Mended(path=path, before=decoded.text, after=after, encoding=encoding)
 
 
 def write(mended: Mended) -> None:

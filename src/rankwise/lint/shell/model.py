@@ -208,4 +208,3 @@ class Reading:
     settings: list[Setting] = field(default_factory=list)
     references: list[Reference] = field(default_factory=list)
     assigned: dict[str, int] = field(default_factory=dict)
-    num_errors: int = 0

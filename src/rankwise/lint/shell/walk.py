@@ -77,7 +77,6 @@ class Walk:
     def _block(self, node: Node, around: Around) -> None:
         children = node.children
         is_doubtful = around.is_doubtful or node.type == "ERROR"
-        self.reading.num_errors += node.type == "ERROR"
         if node.type == "compound_statement" and self.source.data.startswith(b"((", node.start_byte):
             self._expander(around).names_in(node)
             for name in changed_in(

@@ -69,10 +69,6 @@ class Scopes:
         """Every node of exactly this type, in the order of the text."""
         return self._nodes.get(kind, [])  # type: ignore[return-value]
 
-    def functions(self) -> list[FunctionNode]:
-        """Every ``def`` and ``async def``."""
-        return [*self.all(ast.FunctionDef), *self.all(ast.AsyncFunctionDef)]
-
     def scope(self, node: ast.AST) -> Scope:
         """The scope in which a node is evaluated (a function's name and defaults: the one around it)."""
         return self._scope.get(node, self.module)

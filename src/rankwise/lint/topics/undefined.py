@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from difflib import SequenceMatcher
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,25 +83,6 @@ def function_of(scope: Scope) -> FunctionNode | None:
     while around is not None and not is_function(around.node):
         around = around.parent if around.kind != "class" else None
     return around.node if around is not None and is_function(around.node) else None
-
-
-def meant_star_parameter(name: str, scope: Scope) -> ast.arg | None:
-    """The ``*args`` or ``**kwargs`` of a function around, spelt otherwise, that an undefined name stands for."""
-    around: Scope | None = scope
-    while around is not None:
-        if is_function(around.node):
-            args = around.node.args
-            for param, usual in ((args.vararg, "args"), (args.kwarg, "kwargs")):
-                if param is not None and _same_word(name, param.arg, usual):
-                    return param
-        around = around.parent
-    return None
-
-
-def _same_word(name: str, param: str, usual: str) -> bool:
-    if usual not in (name, param):
-        return False
-    return name.strip("_")[:1] == param.strip("_")[:1] and SequenceMatcher(None, name, param).ratio() >= 0.7
 
 
 def _takes_name_error(handler: ast.ExceptHandler) -> bool:
