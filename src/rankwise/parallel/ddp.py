@@ -85,12 +85,6 @@ def apply_ddp(
     """
     ctx, tuning = ctx or current(), tuning or Tuning()
     check_comm_hook(comm_hook)
-    if tuning.bucket_cap_mb is not None and not tuning.bucket_cap_mb > 0:
-        raise UsageError(
-            f"bucket_cap_mb={tuning.bucket_cap_mb}: a bucket must have a size in MiB above 0",
-            rank=ctx.rank,
-            hint="None: torch's default",
-        )
     options = {
         "static_graph": static_graph,
         "find_unused_parameters": find_unused_parameters,
@@ -119,8 +113,7 @@ def apply_ddp(
     if sync_batchnorm:
         model = convert_sync_batchnorm(model, None if ctx.group is dist.group.WORLD else ctx.group)
     ddp = _wrap(model, ctx, tuning, find_unused_parameters=find_unused_parameters, static_graph=static_graph)
-    on_nccl = "nccl" in ctx.backend and ctx.device.type == "cuda"
-    register_comm_hook(ddp, comm_hook, group=ctx.group, on_nccl=on_nccl)
+    register_comm_hook(ddp, comm_hook, ctx.group)
     synced = any(isinstance(layer, (SyncBatchNorm, torch.nn.SyncBatchNorm)) for layer in model.modules())
     ddp.watch = Watch(ddp, rank=ctx.rank, has_synced_batchnorm=synced and ctx.world_size > 1)
     for one in ddp.parameters():
@@ -231,9 +224,7 @@ def check_comm_hook(hook: object) -> None:
         )
 
 
-def register_comm_hook(
-    ddp: DistributedDataParallel, hook: CommHook | None, *, group: dist.ProcessGroup, on_nccl: bool
-) -> None:
+def register_comm_hook(ddp: DistributedDataParallel, hook: CommHook | None, group: dist.ProcessGroup) -> None:
     """Let a wrapped model send its gradients through a hook.
 
     "fp16" halves what is sent; gradients above 65504 become infinite, so scale the loss or take "bf16", which has the
@@ -242,7 +233,7 @@ def register_comm_hook(
     if hook == "fp16":
         ddp.register_comm_hook(group, default_hooks.fp16_compress_hook)
     elif hook == "bf16":
-        ddp.register_comm_hook(group, default_hooks.bf16_compress_hook if on_nccl else average_in_bf16)
+        ddp.register_comm_hook(group, average_in_bf16)
     elif hook is not None:
         chosen = hook if isinstance(hook, PowerSGD) else PowerSGD()
         state = powerSGD_hook.PowerSGDState(
@@ -255,23 +246,8 @@ def register_comm_hook(
 
 
 def average_in_bf16(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients in bfloat16, on any backend that adds it up (Gloo does; torch's hook refuses it).
-
-    The rounding: one to 8 bits on each rank, and one for each addition. The division comes first: in full precision it
-    costs nothing, and the sum can't overflow.
-
-    Returns:
-        What DDP waits for; holds the bucket's own buffer.
-    """
-    buffer = bucket.buffer()
-    small = buffer.div_(group.size()).to(torch.bfloat16)
-    future = dist.all_reduce(small, group=group, async_op=True).get_future()
-
-    def widen(done: torch.futures.Future[Any]) -> torch.Tensor:
-        widened: torch.Tensor = buffer.copy_(done.value()[0])
-        return widened
-
-    averaged: torch.futures.Future[torch.Tensor] = future.then(widen)
+    """Average a bucket of gradients in bfloat16 by torch's hook, which DDP refuses, by its name, on all backends but NCCL: Gloo adds it up, too."""
+    averaged: torch.futures.Future[torch.Tensor] = default_hooks.bf16_compress_hook(group, bucket)
     return averaged
 
 
