@@ -83,6 +83,7 @@ BAD: dict[str, tuple[Mapping[str, object], str]] = {
     "env": ({"env": ["A"]}, "--env 'A' is not NAME=value"),
     "name": ({"env": ["1A=2"]}, "env: '1A' is not a variable's name"),
     "files": ({"files": ["../x"]}, "files: ../x is not below the workdir"),
+    "absent": ({"files": ["lost.py"]}, "files: there is no "),
     "meeting": ({"command": ["--nnodes=2", "x.py"]}, "--nnodes=2: where the nodes meet"),
     "cluster": ({"on": "slrum"}, "there is no cluster 'slrum'\n  -> did you mean slurm?"),
     "quote": ({"command": "x.py '"}, "can't be read: No closing quotation"),
@@ -117,6 +118,7 @@ def test_only_names_are_split_at_commas(tmp_path: Path) -> None:
     table = read_table(given, own, "")
     assert table.values == {"setup": ("export A=eth0,eth1",), "hosts": "a,b[1-2,4]", "keys": ("a", "b")}
     assert read_table({"hosts": ["a", " b"], "keys": ["a,b"]}, own, "").values == {"hosts": "a,b", "keys": ("a,b",)}  # fmt: skip
+    (tmp_path / "a").touch()
     spec = read(
         tmp_path, checkpoint=tmp_path / "c", files=[Path("a")], env={"HOME": tmp_path}, python=Path("/p")
     )

@@ -256,6 +256,7 @@ def read(folder: Path, **words: object) -> JobSpec:
 def test_the_driver_reads_the_job_that_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of a job is lost on its way, and no variable's value is in its text; what Ray holds for a node is what was asked for."""
     monkeypatch.setenv("A", "secret")  # as Ray does, by the runtime_env
+    (tmp_path / "a").touch()
     spec = read(tmp_path, nodes="2:4", gpus_per_node=8, memory="64G", env=["A=secret"], files=["a"], strategy="PACK", wait_s=5)  # fmt: skip
     assert from_text(to_text(spec, "x-1")) == (spec, "x-1")
     assert "secret" not in to_text(spec, "x-1")

@@ -207,6 +207,7 @@ def _build(table: Table, own: Table, on: str, home: Path) -> JobSpec:
         raise UsageError(f"ranks_per_node {ranks!r} is neither a number from 1 nor gpu, cpu or auto")
     if gpus and ranks.isdecimal() and int(ranks) > gpus:
         raise UsageError(f"{ranks} ranks on a node of {gpus} GPUs", hint="ask for as many GPUs as ranks, or drop gpus_per_node")  # fmt: skip
+    workdir = table.text("workdir", str(home))
     env = table.table("env")
     for name in env:
         if not _VARIABLE.fullmatch(name):
@@ -215,7 +216,7 @@ def _build(table: Table, own: Table, on: str, home: Path) -> JobSpec:
         name=_find_name(table.text("name"), command),
         on=on,
         command=command,
-        workdir=table.text("workdir", str(home)),
+        workdir=workdir,
         min_nodes=low,
         max_nodes=high,
         ranks_per_node=ranks,
@@ -227,7 +228,7 @@ def _build(table: Table, own: Table, on: str, home: Path) -> JobSpec:
         image=table.text("image"),
         python=table.text("python"),
         env=env,
-        files=_check_files(table.list("files")),
+        files=_check_files(table.list("files"), Path(workdir)),
         requeue=_parse_requeue(table.text("requeue", "0")),
         standby=table.number("standby"),
         checkpoint=table.text("checkpoint"),
@@ -272,23 +273,12 @@ def _parse_requeue(text: str) -> int:
     return int(text)
 
 
-def check_files(spec: JobSpec) -> None:
-    """See that the files are there; where all nodes share the workdir, there is nothing else to do with them.
-
-    Raises:
-        UsageError: One is missing.
-    """
-    for name in spec.files:
-        if not (Path(spec.workdir) / name).exists():
-            raise UsageError(
-                f"files: there is no {Path(spec.workdir) / name}", hint="name them relative to the workdir"
-            )
-
-
-def _check_files(files: tuple[str, ...]) -> tuple[str, ...]:
+def _check_files(files: tuple[str, ...], workdir: Path) -> tuple[str, ...]:
     for file in files:
         if Path(file).is_absolute() or ".." in Path(file).parts:
             raise UsageError(f"files: {file} is not below the workdir", hint="name it relative to the workdir, or change that")  # fmt: skip
+        if not (workdir / file).exists():
+            raise UsageError(f"files: there is no {workdir / file}", hint="name them relative to the workdir")
     return files
 
 

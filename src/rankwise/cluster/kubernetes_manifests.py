@@ -280,8 +280,6 @@ def _find_keys(spec: JobSpec) -> dict[str, str]:
     keys: dict[str, str] = {}
     for name in spec.files:
         place = home / name
-        if not place.exists():
-            raise UsageError(f"files: there is no {place}", hint="name them relative to the workdir")
         inside = sorted(place.rglob("*")) if place.is_dir() else [place]
         paths |= {one.relative_to(home).as_posix(): None for one in inside if one.is_file() and "__pycache__" not in one.parts}  # fmt: skip
     for path in paths:

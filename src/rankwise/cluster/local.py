@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from rankwise.cluster import host_check, unscheduled
-from rankwise.cluster.job import check_files
 from rankwise.cluster.launch_command import MeetingPlace
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
 
 def _plan(spec: JobSpec, job_id: str, client: int = 0) -> Plan:
     unscheduled.refuse_unscheduled(spec)
-    check_files(spec)
     here = "127.0.0.1"
     place = MeetingPlace(endpoint=f"{here}:{unscheduled.pick_port(job_id)}", run_id=job_id, local_addr=here)
     ways = {f"node{number}": ("sh", "-c") for number in range(spec.num_nodes)}

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.cluster import Document, JobState
-from rankwise.cluster.job import check_files
 from rankwise.cluster.launch_command import ShellText, join_words
 from rankwise.cluster.ray_driver import AGAIN, OVER, to_text
 from rankwise.cluster.words import Word
@@ -63,7 +62,6 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
         UsageError: Ray is not installed here, or the job can't be on Ray.
         LaunchError: No cluster answers, or it refuses the job.
     """
-    check_files(spec)
     entrypoint = shlex.join(_build_entrypoint(spec, record.id))
     address = spec.own.text("address")
     client = _connect(address)

@@ -13,7 +13,6 @@ from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.cluster import slurm_allocation, slurm_script, slurm_state, unscheduled
 from rankwise.cluster.cluster import Document, JobState
 from rankwise.cluster.following import PatientAsker, follow_files
-from rankwise.cluster.job import check_files
 from rankwise.cluster.launch_command import RANK_LINE
 from rankwise.cluster.slurm_state import RUN_ENDS
 from rankwise.cluster.tools import run_tool
@@ -56,7 +55,6 @@ def stays(spec: JobSpec) -> bool:  # noqa: ARG001 - whatever the job
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:
     """Return the script for sbatch; inside an allocation, the steps."""
-    check_files(spec)
     if stays(spec):
         return unscheduled.render_plan(slurm_allocation.make_plan(spec, job_id, environ()))
     return [Document(name=_FILE, text=slurm_script.build_script(spec))]
@@ -72,7 +70,6 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
     Raises:
         RankwiseError: Slurm says no, in its own words; nothing is left behind.
     """
-    check_files(spec)
     if stays(spec):
         return slurm_allocation.start(spec, record, environ())
     _check_image(spec)

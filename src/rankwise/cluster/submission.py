@@ -106,20 +106,19 @@ def render(spec: JobSpec) -> list[Document]:
     return find_cluster(spec.on).render(spec, handles.make_id(spec.name))
 
 
-def submit_spec(spec: JobSpec, *, attach: bool = False, clock: Clock = SYSTEM_CLOCK) -> JobHandle:
+def submit_spec(spec: JobSpec, *, attach: bool = False) -> JobHandle:
     """Submit a job and keep its record; if it is refused, nothing is left behind.
 
     Args:
         spec: The job.
         attach: Whether it is to end with this process, where no scheduler holds it.
-        clock: Where the time comes from.
 
     Raises:
         RankwiseError: It is refused.
     """
     job_id = handles.make_id(spec.name)
     folder = handles.open_folder(job_id)
-    record = JobRecord(id=job_id, on=spec.on, name=spec.name, folder=folder, submitted_s=clock.time(), client=os.getpid() if attach else 0)  # fmt: skip
+    record = JobRecord(id=job_id, on=spec.on, name=spec.name, folder=folder, submitted_s=SYSTEM_CLOCK.time(), client=os.getpid() if attach else 0)  # fmt: skip
     cluster, is_submitted = find_cluster(spec.on), False
     try:
         handles.keep(record)  # where that is impossible, nothing is submitted that nobody would find again
@@ -138,7 +137,7 @@ def submit_spec(spec: JobSpec, *, attach: bool = False, clock: Clock = SYSTEM_CL
         if isinstance(error, OSError):
             raise LaunchError(f"the job can't be submitted: {error.filename or folder}: {error.strerror}", hint="free some space, or set XDG_STATE_HOME to another folder") from error  # fmt: skip
         raise
-    return JobHandle(record, clock)
+    return JobHandle(record)
 
 
 def select_rank(lines: Iterator[str], rank: int | None) -> Iterator[str]:

@@ -9,8 +9,11 @@ import socket
 
 from rankwise.base.deadline import OverdueError, call_within
 
+#: A name server that is not there is waited for so long.
+_MOST_S = 5.0
 
-def resolve(name: str, *, timeout_s: float = 5.0) -> tuple[str, ...]:
+
+def resolve(name: str) -> tuple[str, ...]:
     """Return the addresses of a name as a rank gets them, in their order; none if it has none, or no name server answers."""
 
     def ask() -> tuple[str, ...]:
@@ -18,7 +21,7 @@ def resolve(name: str, *, timeout_s: float = 5.0) -> tuple[str, ...]:
         return tuple(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in info))
 
     try:
-        return call_within(timeout_s, ask)
+        return call_within(_MOST_S, ask)
     except (OSError, UnicodeError, OverdueError):
         return ()
 

@@ -127,10 +127,10 @@ class LinkServer:
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def listen(self, address: str, port: int = 0) -> int:
-        """Listen at an address (empty: all of them), and return the port; port 0 lets the system choose; OSError: the address is not ours, or the port is taken."""
+    def listen(self, address: str) -> int:
+        """Listen at an address, and return the port, which the system chooses; OSError: the address is not ours."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, port), family=family, backlog=1024)
+        listener = socket.create_server((address, 0), family=family, backlog=1024)
         listener.setblocking(False)  # noqa: FBT003 - its only form
         self._listeners.append(listener)
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
