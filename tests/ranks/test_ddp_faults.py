@@ -15,7 +15,7 @@ import rankwise
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, ModelError, UsageError
 from rankwise.parallel.accumulation import accumulate, loss_scale
 from rankwise.parallel.checked_ddp import CheckedDDP
-from rankwise.parallel.ddp import PowerSGD, Tuning, apply_ddp
+from rankwise.parallel.ddp import PowerSGD, apply_ddp
 from rankwise.parallel.model_check import check_replicas
 from rankwise.testing import RankOutcome, try_ranks
 

@@ -9,9 +9,6 @@ import socket
 
 from rankwise.base.deadline import OverdueError, call_within
 
-#: A name server that is not there is waited for so long.
-_MOST_S = 5.0
-
 
 def resolve(name: str) -> tuple[str, ...]:
     """Return the addresses of a name as a rank gets them, in their order; none if it has none, or no name server answers."""
@@ -21,7 +18,7 @@ def resolve(name: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in info))
 
     try:
-        return call_within(_MOST_S, ask)
+        return call_within(5.0, ask)
     except (OSError, UnicodeError, OverdueError):
         return ()
 
