@@ -8,7 +8,6 @@ from rankwise.base.identity import Identity
 from rankwise.base.identity_launchers import read_flux, read_hydra, read_mvapich, read_open_mpi, read_slurm
 from rankwise.doctor.host import Host
 from rankwise.doctor.probe import Reading, fail, warn
-from rankwise.doctor.variables.masking import make_mask, mask_reading
 from rankwise.doctor.variables.places import count, number, try_read
 
 #: What accelerate takes for yes.
@@ -18,13 +17,11 @@ _YES = {"1", "true", "yes", "on", "y", "t"}
 def find_launch_contradictions(
     env: Mapping[str, str], *, num_nodes: int | None = None
 ) -> tuple[Reading, ...]:
-    """Return what can't be true in the environment of a launcher, without secrets.
+    """Return what can't be true in the environment of a launcher; whoever examines a host masks the secrets in it.
 
     A reading is ``fail`` if the job breaks or hangs, ``warn`` if it may. ``num_nodes`` is the most of a range; None is what is not known.
     """
-    found = [*check_tasks(env, num_nodes), *_check_nodes(env, num_nodes), *check_switches(env)]
-    mask = make_mask(env)
-    return tuple(mask_reading(one, mask) for one in found)
+    return (*check_tasks(env, num_nodes), *_check_nodes(env, num_nodes), *check_switches(env))
 
 
 def count_devices(env: Mapping[str, str]) -> int | None:
