@@ -18,7 +18,8 @@ from rankwise.doctor.rendezvous.cluster_report import (
     NameLookup,
     Outcome,
 )
-from rankwise.doctor.rendezvous.judging import find_suspects, judge
+from rankwise.doctor.rendezvous.judging import judge
+from rankwise.doctor.rendezvous.judging_speed import find_suspects
 from rankwise.doctor.rendezvous.plan import Plan
 from rankwise.doctor.rendezvous.wire import INVALID_ANSWER
 

@@ -10,12 +10,10 @@ from rankwise.doctor.network.names import is_loopback_address, map_name
 from rankwise.doctor.probe import Reading, fail, ok, on_host, warn
 from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport, NameLookup
 from rankwise.doctor.rendezvous.judging_links import judge_links
-from rankwise.doctor.rendezvous.judging_speed import find_suspects, judge_speed
+from rankwise.doctor.rendezvous.judging_speed import judge_speed
 from rankwise.doctor.rendezvous.peer import short_name
 from rankwise.doctor.rendezvous.plan import Plan
 from rankwise.doctor.rendezvous.wire import INTERRUPTED, INVALID_ANSWER
-
-__all__ = ["find_suspects", "judge"]
 
 
 def judge(found: ClusterReport, plan: Plan) -> tuple[Reading, ...]:

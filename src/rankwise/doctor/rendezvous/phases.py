@@ -15,7 +15,8 @@ from rankwise.doctor.probe import Facts, Probe, Reading
 from rankwise.doctor.rendezvous.all_reduce import find_obstacle, plan_reduce, read_reduce
 from rankwise.doctor.rendezvous.cluster_report import AllReduce, ClusterReport
 from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
-from rankwise.doctor.rendezvous.judging import find_suspects, judge
+from rankwise.doctor.rendezvous.judging import judge
+from rankwise.doctor.rendezvous.judging_speed import find_suspects
 from rankwise.doctor.rendezvous.peer import Peer, make_names_distinct, order_peers
 from rankwise.doctor.rendezvous.plan import Plan
 from rankwise.doctor.rendezvous.results import Results

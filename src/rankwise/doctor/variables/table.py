@@ -69,11 +69,6 @@ def find(name: str) -> Variable | None:
     return _read()[1].get(name)
 
 
-def list_names(*, explained: bool = False) -> list[str]:
-    """Return the names of all real variables, or of those that are explained."""
-    return [one.name for one in _read()[1].values() if (one.does if explained else one.kind != "slip for")]
-
-
 def is_explained(name: str) -> bool:
     """Return whether it is known what a variable does: then its value is no secret, whatever its name sounds like."""
     return (one := find(name)) is not None and bool(one.does)
