@@ -46,7 +46,7 @@ class HostTasks:
     """What one host can do; its probes begin at once."""
 
     def __init__(self, host: Host, probes: Sequence[Probe], plan: Plan) -> None:
-        self._host, self._probes, self._plan = host, probes, plan
+        self._host, self._plan = host, plan
         self._server: LinkServer | None = None
         self._number, self._count = -1, 0
         self._peers: list[Message] = []
