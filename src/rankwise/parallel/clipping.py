@@ -49,7 +49,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, *, ctx: RankContext | Non
             hint="pass a positive number; math.inf only measures",
         )
     gradients = [one.grad for one in model.parameters() if one.grad is not None]
-    strategy = find_strategy(model, ctx) or Strategy(model, model, ctx)
+    strategy = find_strategy(model, ctx) or Strategy(model, ctx)
     with torch.no_grad():
         norm = strategy.total_norm(gradients)
         if not math.isinf(max_norm):

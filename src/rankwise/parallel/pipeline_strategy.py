@@ -35,7 +35,7 @@ class Pipelined(Strategy):
     )
 
     def __init__(self, model: Any, ctx: RankContext | None) -> None:
-        super().__init__(model, model, ctx or model.engine.ctx)
+        super().__init__(model, ctx or model.engine.ctx)
         self._engine, self._ties = model.engine, model.ties
 
     @property

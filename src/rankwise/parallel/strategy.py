@@ -63,8 +63,8 @@ class Strategy:
 
     Args:
         model: What is called: ``model(inputs)``.
-        module: The model itself, without a wrapper.
         ctx: The job; None: the one that ``init()`` joined, if one is needed.
+        module: What is inside, if ``model`` is a wrapper.
 
     Attributes:
         needs_equal_numbers: Whether every forward is a collective, so that all ranks need equally many micro-batches.
@@ -76,8 +76,8 @@ class Strategy:
     why_equal = ""
     instead_of_loops: str | None = None
 
-    def __init__(self, model: nn.Module, module: nn.Module, ctx: RankContext | None) -> None:
-        self.model, self.module, self.ctx = model, module, ctx
+    def __init__(self, model: nn.Module, ctx: RankContext | None, module: nn.Module | None = None) -> None:
+        self.model, self.ctx, self.module = model, ctx, model if module is None else module
 
     def forward_backward(
         self, group: Iterable[Any], loss: StepLoss, backward: Callable[[Tensor], None]
@@ -140,7 +140,7 @@ class Replicated(Strategy):
     why_equal = "synced BatchNorm"
 
     def __init__(self, ddp: DistributedDataParallel, ctx: RankContext | None) -> None:
-        super().__init__(ddp, ddp.module, ctx)
+        super().__init__(ddp, ctx, ddp.module)
         self._ddp = ddp
         self._watch = ddp.watch if isinstance(ddp, CheckedDDP) else None
         self.needs_equal_numbers = self._watch is not None and self._watch.has_synced_batchnorm
@@ -186,9 +186,6 @@ class Sharded(Strategy):
     """A model whose every forward is a collective; gradients are averaged, as shards."""
 
     needs_equal_numbers, why_equal = True, "sharded parameters"
-
-    def __init__(self, model: nn.Module, ctx: RankContext | None) -> None:
-        super().__init__(model, model, ctx)
 
     def note_left(self, number: int) -> None:
         """Let the next step raise, if FSDP2 holds gradients that are no shards yet: ``zero_grad()`` doesn't reach these."""

@@ -40,7 +40,7 @@ def find_strategy(model: nn.Module, ctx: RankContext | None = None) -> Strategy 
     # Alone there is nobody to share gradients with, and DistributedDataParallel takes devices of one type only.
     job = ctx or find_current()
     is_alone = placement_of(model) is not None and (job is None or job.world_size == 1)
-    return Strategy(model, model, ctx) if is_alone else None
+    return Strategy(model, ctx) if is_alone else None
 
 
 def strategy_of(model: nn.Module, ctx: RankContext | None = None) -> Strategy:
