@@ -524,6 +524,31 @@ def show(prof, device_id):
 rank = dist.get_rank()
 torch.profiler.profile(on_trace_ready=functools.partial(show, device_id=rank))
     """),
+    "what a handler sets is there in some passes only": ("RW820", _INIT + """
+class Prefetcher:
+    def __init__(self, loader):
+        self.loader, self.target = iter(loader), None
+    def preload(self):
+        self.batch = next(self.loader, None)
+reader = Prefetcher([1, 2])
+reader.preload()
+target = reader.target
+target.size(0)
+    """, _INIT + """
+class Prefetcher:
+    def __init__(self, loader):
+        self.loader = iter(loader)
+    def preload(self):
+        try:
+            self.target = next(self.loader)
+        except StopIteration:
+            self.target = None
+            return
+reader = Prefetcher([1, 2])
+reader.preload()
+target = reader.target
+target.size(0)
+    """),
     "a model that was never moved stays on the CPU": ("RW406", _INIT + _DDP + """
 net = DDP(torch.nn.Linear(2, 2))
 net.to("cuda")

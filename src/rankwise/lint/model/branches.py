@@ -90,9 +90,7 @@ def take_all(
         arms.append(Arm(label, items, left))
         ends.append((scope.names, left))
         written.append((run.take_back(num_written), left))
-    # What a way has set that ends by `return` is there behind the call, perhaps.
-    scope.returned += [ends for ends, left in written if left is not None and left.kind == "return"]
-    _write_joined(run, written, value)
+    _write_arms(run, scope, written, value)
     finish_fork(run, scope, Fork(node, scope.module, value, tuple(arms), kind, within), num_returns)
     return go_on(scope, ends, value)
 
@@ -127,8 +125,10 @@ def go_on(scope: Scope, ends: Sequence[tuple[dict[str, Value], Exit | None]], va
 _Written = dict[tuple[int, str], tuple[dict[str, Value], Value]]
 
 
-def _write_joined(run: Run, ends: Sequence[tuple[_Written, Exit | None]], test: Value) -> None:
+def _write_arms(run: Run, scope: Scope, ends: Sequence[tuple[_Written, Exit | None]], test: Value) -> None:
     """Attributes hold what one arm or another has left in them."""
+    # What a way has set that ends by `return` is there behind the call, perhaps.
+    scope.returned += [written for written, left in ends if left is not None and left.kind == "return"]
     if not any(written for written, _ in ends):
         return
     staying = [written for written, left in ends if left is None] or [ends[-1][0]]
@@ -219,7 +219,8 @@ def run_try(run: Run, scope: Scope, node: ast.Try) -> Exit | None:
         if left is None:
             left = run.execute(run, scope, node.orelse)
     after, arms = scope.names, [Arm("try", items, left)]
-    ends = [(after, left)]
+    ends, num_written = [(after, left)], len(run.written)
+    written: list[tuple[_Written, Exit | None]] = [({}, left)]
     origin = frozenset({"exception"} if run.loops else {"exception", "once"})
     local = Value(spread=Spread.LOCAL, origin=origin)
     for handler in node.handlers:
@@ -234,6 +235,8 @@ def run_try(run: Run, scope: Scope, node: ast.Try) -> Exit | None:
             caught = run.execute(run, scope, handler.body)
         arms.append(Arm("except" if value.spread else "except, on all", items, caught))
         ends.append((scope.names, caught))
+        written.append((run.take_back(num_written), caught))
+    _write_arms(run, scope, written, local)
     run.guards = guards
     if not node.handlers:
         run.items.extend(arms[0].items)

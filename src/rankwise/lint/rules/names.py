@@ -15,12 +15,7 @@ from rankwise.lint.rule import rule
 from rankwise.lint.topics.job_view import is_hidden, statement_of
 from rankwise.lint.topics.scopes import FunctionNode, Scope, Scopes, is_function, scopes_of
 from rankwise.lint.topics.turns import is_caught
-from rankwise.lint.topics.undefined import (
-    function_of,
-    is_certain,
-    may_make_names,
-    undefined,
-)
+from rankwise.lint.topics.undefined import function_of, is_certain, may_make_names, undefined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
