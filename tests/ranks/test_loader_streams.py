@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import time
 from typing import Any
@@ -305,3 +306,12 @@ def test_a_rank_that_waits_for_its_worker_shows_where_that_one_is() -> None:
     assert "_next_data" in own
     assert "test_loader_streams.py" in worker
     assert "in __iter__" in worker
+
+
+def test_a_rank_starts_its_processes_as_a_launchers_does() -> None:
+    """What a rank of ``run_ranks`` starts, such as a loader's workers, is started as the platform does it, and not as that rank was."""
+
+    def body() -> str:
+        return multiprocessing.get_start_method()
+
+    assert run_ranks(body, 1) == [multiprocessing.get_start_method()]

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import rankwise
+from python_forks import TRAINING, ForkedPython, can_fork
 from rankwise import tf
 from rankwise.testing import run_ranks, try_ranks
 from support import free_port, without_gloo
@@ -191,7 +192,7 @@ TF_SIZES = {
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_data_is_dealt_out_as_by_tensorflow(world_size: int) -> None:
     """Parts have the sizes that TensorFlow 2.21 was seen to give; each pass has all samples once, shuffled alike on all replicas."""
-    results = run_ranks(deal, world_size, timeout_s=100.0)  # its loaders start processes that import torch
+    results = run_ranks(deal, world_size)
     for key, wanted in TF_SIZES[world_size].items():
         assert list(zip(*(one["sizes"][key] for one in results), strict=True)) == wanted
     assert [one["context"] for one in results] == [
@@ -607,20 +608,22 @@ print("first", round(fetched[0][1], 2), "falls", fetched[-1][1] < fetched[0][1],
 """
 
 
-def start(script: Path, tasks: dict[str, int], *args: str) -> dict[str, subprocess.Popen[str]]:
+def start(script: Path, tasks: dict[str, int], *args: str) -> dict[str, subprocess.Popen[str] | ForkedPython]:
     """One process for each task of TF_CONFIG, and no launcher."""
     import json
+
+    def start_one(job: str, index: int) -> subprocess.Popen[str] | ForkedPython:
+        task = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+        environ = {**env, "TF_CONFIG": task, "OMP_NUM_THREADS": "1"}
+        if can_fork(TRAINING):
+            return ForkedPython([str(script), *args], environ, None, {}, modules=TRAINING)
+        command = [sys.executable, str(script), *args]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)  # fmt: skip
 
     port = free_port()
     cluster = {job: [f"127.0.0.1:{port + number}" for number in range(many)] for job, many in tasks.items()}
     env = {name: value for name, value in os.environ.items() if not name.startswith("RANKWISE_")}
-    return {
-        f"{job} {index}": subprocess.Popen(
-            [sys.executable, str(script), *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**env, "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}), "OMP_NUM_THREADS": "1"},
-        )
-        for job, many in tasks.items() for index in range(many)
-    }  # fmt: skip
+    return {f"{job} {index}": start_one(job, index) for job, many in tasks.items() for index in range(many)}
 
 
 def test_a_coordinator_by_tf_config_survives_a_killed_worker(tmp_path: Path) -> None:

@@ -270,6 +270,8 @@ def _run_rank(payload: bytes, variables: Mapping[str, str | None], pipe: Connect
             os.environ.pop(name, None)  # noqa: TID251 - this process is a rank being made
         else:
             os.environ[name] = value  # noqa: TID251 - the same
+    # A child of multiprocessing starts its own as it was started; a rank of a launcher, such as loaders' workers, as the platform does.
+    multiprocessing.set_start_method(None, force=True)
     with open(stacks, "a") as file:  # noqa: PTH123 - held open as long as we live
         faulthandler.enable(file)
         if hasattr(faulthandler, "register"):
