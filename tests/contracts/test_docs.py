@@ -251,13 +251,13 @@ def _fork_python(command: str, folder: Path, env: dict[str, str]) -> list[int]:
     names = re.findall(r"(?<![\w./-])python ([\w./-]+\.py)\b", "\n".join([command, *shells]))
     texts = [path.read_text(encoding="utf-8") for name in names if (path := folder / name).is_file()]
     needs_torch = any(_NEEDS_TORCH.search(text) for text in texts) or re.search(
-        r"rankwise checkpoint (im|ex)port", command
+        r"rankwise (checkpoint (im|ex)port|compare)\b", command
     )
     launches = re.search(r"rankwise run\b", command) and not _IS_ABOUT_PROCESSES.search(command)
     lines: dict[str, list[str]] = {"python": [], "rankwise": []}
     fds, rankwise = [], PYTHON.with_name("rankwise")
     for is_wanted, modules, cases in (
-        (needs_torch, python_forks.TRAINING, {"python": '"$1" in *.py', "rankwise": '"$1 $2" in "checkpoint import"|"checkpoint export"'}),
+        (needs_torch, python_forks.TRAINING, {"python": '"$1" in *.py', "rankwise": '"$1 $2" in "checkpoint import"|"checkpoint export"|compare\\ *'}),
         (launches, python_forks.LAUNCHING, {"rankwise": '"$1" in run'}),
     ):  # fmt: skip
         sock = python_forks.find_socket(modules) if is_wanted else None
