@@ -59,7 +59,7 @@ def test_a_letter_says_what_was_told_on_the_readers_clock() -> None:
         (Op, scene_file.MOMENTS[Op], set()),
         (FaultRecord, scene_file.MOMENTS[FaultRecord], {"timestamp_s"}),
         (Group, (), set()),
-        (Child, (), set()),
+        (Child, (), {"still_s"}),
     ],
 )
 def test_no_moment_is_forgotten(kind: type, moments: tuple[str, ...], others: set[str]) -> None:

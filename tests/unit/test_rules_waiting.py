@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rankwise.evidence.reader.notes import Stack
-from rankwise.evidence.reader.scene import Group, Op, RankFacts, Scene
+from rankwise.evidence.reader.notes import Frame, Stack
+from rankwise.evidence.reader.scene import Child, Group, Op, RankFacts, Scene
 from rankwise.verdict.run_rules import look
 from scenes import (
     NOW_S,
@@ -313,7 +313,10 @@ def test_a_living_worker_is_only_slow() -> None:
 def test_the_line_of_a_worker_that_is_waited_for_is_told() -> None:
     """Where a worker stands is the cause, and more workers would be no remedy; those that have nothing to do are not told."""
     stuck, idle = workers("S", "S")
-    children = (replace(stuck, where="/home/u/data.py:12"), idle)
+    children = (
+        replace(stuck, stack=Stack(frames=(Frame(file="/home/u/data.py", line=12, function="__getitem__"),))),
+        idle,
+    )
     finding = _first(_waiting(0), rank(1, at=in_loader(), children=children))
     assert "whose worker is at data.py:12" in finding.message
     assert "data.py:12" in finding.fix
@@ -550,3 +553,27 @@ def test_of_two_the_one_that_a_rank_test_led_away_is_named() -> None:
     text = "rank = dist.get_rank()\nif rank == 1:\n    time.sleep(99)\n\n\n\ndist.all_reduce(x)\n"
     assert _first(*ranks, sources={"/job/train.py": text}).culprits == (1,)
     assert _first(*ranks).culprits == (0, 1)
+
+
+def _joins(*children: Child, **facts: Any) -> RankFacts:
+    at = stack(("/lib/python3.11/multiprocessing/popen_fork.py", 27, "poll"), at=30)
+    return rank(0, at=at, children=children, has_joined=False, **facts)
+
+
+@pytest.mark.parametrize(
+    ("still_s", "name", "is_told"), [(9.0, "python", True), (0.2, "python", False), (9.0, "ssh", False)]
+)
+def test_a_wait_for_own_processes_is_a_hang_only_if_these_do_nothing(
+    still_s: float, name: str, is_told: bool
+) -> None:
+    """A child that uses the CPU may be what its rank waits for, and what a program waits for that is no Python nobody knows."""
+    child = Child(pid=77, name=name, state="S", still_s=still_s)
+    findings = look(scene(_joins(child)))
+    assert [one.rule for one in findings] == ["own_wait"] * is_told
+    assert all("process 77 is idle" in one.message and "py-spy" in one.fix for one in findings)
+
+
+def test_a_rank_at_work_keeps_the_others_own_waits_from_being_a_hang() -> None:
+    """One rank joins an idle child, another one computes: nothing is said."""
+    child = Child(pid=77, name="python", state="S", still_s=9.0)
+    assert look(scene(_joins(child), rank(1, at=elsewhere(), is_asleep=False))) == ()

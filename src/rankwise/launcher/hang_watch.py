@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
 from rankwise.launcher.hang_timeout import is_hung
+from rankwise.verdict.rules import own_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +37,8 @@ _QUIET_BEFORE_S = 5.0
 _QUIET_BUSY_S = 10.0
 _LOOK_AGAIN_S = 0.3
 _NOTE_AFTER_S, _NOTE_EVERY_S = 5.0, 60.0
+#: What a rank waits for that keeps no other one waiting may be meant.
+_NOTE_ALONE_AFTER_S = 30.0
 
 
 class Sampler(Protocol):
@@ -210,7 +213,12 @@ class HangWatch:
         self, findings: tuple[JobFinding, ...], scene: Scene, activities: list[RankActivity]
     ) -> None:
         quiet_s = {activity.rank: activity.quiet_s for activity in activities}
-        is_over = is_hung(scene, quiet_s, timeout_s=self._bounds.timeout_s)
+        timeout_s = self._bounds.timeout_s
+        is_over = is_hung(scene, quiet_s, timeout_s=timeout_s) or any(
+            timeout_s is not None and self._waited_s(finding, scene) >= timeout_s
+            for finding in findings
+            if finding.rule == own_wait.RULE
+        )
         if self._bounds.on_hang == "report" or not is_over:
             self._hung_s = None
         elif self._hung_s is None:
@@ -241,7 +249,8 @@ class HangWatch:
         self._say(finding, scene)
 
     def _follow_suspicion(self, finding: JobFinding, scene: Scene) -> None:
-        if self._waited_s(finding, scene) >= _NOTE_AFTER_S:
+        after_s = _NOTE_ALONE_AFTER_S if finding.rule == own_wait.RULE else _NOTE_AFTER_S
+        if self._waited_s(finding, scene) >= after_s:
             self._say(finding, scene)
 
     def _say(self, finding: JobFinding, scene: Scene) -> None:

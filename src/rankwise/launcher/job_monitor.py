@@ -11,14 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeVar, final
 
 from rankwise.base.roles import name_roles
-from rankwise.evidence.reader.loader_workers import with_places
 from rankwise.evidence.reader.multi_node_scene import NodeScene, count_ops, join, pack
+from rankwise.evidence.reader.own_processes import with_stacks
 from rankwise.evidence.reader.source_lines import with_sources
 from rankwise.launcher.all_nodes_sampler import AllNodesSampler
 from rankwise.launcher.hang_watch import Bounds, Event, HangWatch
 from rankwise.launcher.node_responder import NodeResponder
 from rankwise.launcher.rank_sampler import RankSampler
-from rankwise.launcher.spawned_children import SpawnedChildren
 from rankwise.verdict import evidence_folder
 from rankwise.verdict.case_file import read_findings, write_findings
 from rankwise.verdict.early_exits import find_early_exits
@@ -82,7 +81,6 @@ class JobMonitor:
         elif link is not None:
             self._answers = NodeResponder(self._sampler, link, job.clock, self.find_host_problems)
         bounds = Bounds(timeout_s=job.spec.hang_timeout_s, on_hang=job.spec.on_hang)
-        self._children = SpawnedChildren(self._say)
         self._job, self._evidence = job, folder / "evidence"
         self._asking: threading.Thread | None = None
         self._watch = HangWatch(self._all or self._sampler, self._judge, bounds, job.clock)
@@ -139,16 +137,10 @@ class JobMonitor:
             self._try(self._poll)
 
     def _poll(self) -> None:
-        before = self._watch.scene
         events = self._watch.poll(
             has_ended=not all(rank.is_alive for rank in self._ranks),
             is_led=self._answers is not None and self._answers.has_judge,
         )
-        if (scene := self._watch.scene) is not before and scene is not None:
-            own = {rank.rank for rank in self._ranks}
-            self._children.look(
-                replace(scene, ranks=tuple(facts for facts in scene.ranks if facts.rank in own))
-            )
         for event in events:
             self._report(event)
         if self._answers is not None:
@@ -196,7 +188,7 @@ class JobMonitor:
         if (scene := self._try(lambda: self._sampler.take_last(wait_s=wait_s))) is not None and is_watched:
             # What was seen elsewhere belongs to the evidence if it has decided; else each node tells of its own.
             if self.has_hung:
-                scene = with_places(scene)
+                scene = with_stacks(scene)
             is_joint = self._all is not None and self.has_hung and self._watch.scene is not None
             self.scene = with_sources(
                 join(scene, [self._watch.scene]) if is_joint and self._watch.scene else scene
@@ -330,7 +322,7 @@ class JobMonitor:
             self._say_finding(finding, scene)
 
     def _report_places(self, finding: JobFinding, scene: Scene) -> None:
-        seen = with_places(scene)
+        seen = with_stacks(scene)
         placed = next((one for one in look(with_sources(seen)) if one.key == finding.key), finding)
         self._say_finding(placed, seen)
 

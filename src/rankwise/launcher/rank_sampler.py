@@ -13,7 +13,6 @@ from rankwise.evidence.reader.notes import Stack, parse_leaving, parse_notes
 from rankwise.evidence.reader.process_state import (
     IDLE_SHARE,
     has_busy_threads,
-    read_children,
     read_process,
     reads_terminal,
     takes_signals,
@@ -22,6 +21,7 @@ from rankwise.evidence.reader.process_state import (
 from rankwise.evidence.reader.scene import FRESH_S, Child, RankFacts, Scene
 from rankwise.evidence.reader.snapshot import take_stacks
 from rankwise.evidence.reader.thread_choice import choose_stack
+from rankwise.launcher.process_watch import ProcessWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -134,7 +134,7 @@ class RankSampler:
 
     def __init__(self, ranks: Sequence[Rank], world_size: int, clock: Clock, *, has_agent_store: bool = True) -> None:  # fmt: skip
         self._clock, self._world_size, self._has_agent_store = clock, world_size, has_agent_store
-        now = clock.monotonic()
+        self._processes, now = ProcessWatch(), clock.monotonic()
         self._tracks = {rank.rank: _SampledRank(rank=rank, moved_s=now) for rank in ranks}
 
     def renew(self, rank: Rank) -> None:
@@ -307,8 +307,8 @@ class RankSampler:
         """Return all ranks as they were at the last look."""
         now = self._clock.monotonic()
         still = [track for track in self._tracks.values() if track.rank.is_alive and self._is_still(track)]
-        children = read_children([track.rank.pid for track in still]) if still else {}
-        return Scene(
+        children = self._processes.read_children([track.rank.pid for track in still], now) if still else {}
+        scene = Scene(
             ranks=tuple(
                 self._to_facts(track, now, children.get(track.rank.pid, ()))
                 for _, track in sorted(self._tracks.items())
@@ -318,6 +318,7 @@ class RankSampler:
             is_whole=len(self._tracks) == self._world_size,
             has_agent_store=self._has_agent_store,
         )
+        return self._processes.add_stacks(scene)
 
     def take_end(self) -> Scene:
         """Take the scene when all ranks have ended."""

@@ -240,7 +240,8 @@ def _describe_pause(view: SceneView, rank: int) -> str:
     local_wait = view.local_waits.get(rank)
     if local_wait is None:
         return ""
-    return f"{local_wait.doing} at {shorten(where)}" if where else local_wait.doing
+    own = f" ({local_wait.own})" if local_wait.own else ""
+    return f"{local_wait.doing} at {shorten(where)}{own}" if where else f"{local_wait.doing}{own}"
 
 
 def _describe_doing(facts: RankFacts, rank_state: RankState, share: str) -> str:
@@ -264,8 +265,10 @@ def _describe_doing(facts: RankFacts, rank_state: RankState, share: str) -> str:
 
 def list_worker_places(ranks: Iterable[RankFacts]) -> list[str]:
     """Return where DataLoader workers of these ranks read samples, each place once."""
-    places = (shorten(child.where) for facts in ranks for child in facts.children if child.where)
-    return list(dict.fromkeys(places))
+    stacks = (child.stack for facts in ranks for child in facts.children if child.stack is not None)
+    # One that waits for something to do runs no line of the user's.
+    reading = (stack for stack in stacks if any(frame.is_users for frame in stack.frames))
+    return list(dict.fromkeys(shorten(stack.where) for stack in reading))
 
 
 def _last_words(facts: RankFacts) -> str:

@@ -36,6 +36,8 @@ _FRAMES: tuple[tuple[str, frozenset[str], str], ...] = (
     ("/subprocess.py", frozenset({"wait", "_wait", "_try_wait", "communicate", "_communicate"}), _CHILD),
     ("/multiprocessing/popen_", frozenset({"wait", "poll"}), _CHILD),
     ("/multiprocessing/connection.py", frozenset({"accept"}), _CLIENT),
+    ("/multiprocessing/pool.py", frozenset(), "waiting for the result of a pool"),
+    ("/multiprocessing/spawn.py", frozenset({"join"}), _CHILD),
     ("/multiprocessing/queues.py", frozenset({"get"}), _QUEUE),
     ("/multiprocessing/", frozenset({"recv", "_recv", "recv_bytes", "_recv_bytes"}), _PEER),
     ("/queue.py", frozenset({"get"}), _QUEUE),
@@ -75,6 +77,7 @@ _ADVICE = (
     ("queue", "whatever fills or empties that queue has stopped: give the call a timeout, and look at that thread or process"),
     ("thread", "look at the stack of that thread in the evidence"),
     ("future", "look at the stack of that thread in the evidence"),
+    ("pool", "a task is lost if its worker is killed: use concurrent.futures, which raises then, or give the call a timeout"),
     ("for input", "nobody can type into a job: remove the prompt"),
 )  # fmt: skip
 
@@ -87,10 +90,12 @@ class LocalWait:
     Attributes:
         doing: In words that go on after "rank 1 is".
         advice: What to do about it; empty if nothing is known.
+        own: What threads and processes of its own do, if one of these may end the wait; empty if there is none.
     """
 
     doing: str
     advice: str = ""
+    own: str = ""
 
 
 def find_local_wait(facts: RankFacts, sources: Mapping[str, str]) -> LocalWait | None:

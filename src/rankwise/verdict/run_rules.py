@@ -23,6 +23,7 @@ from rankwise.verdict.rules import (
     other_op,
     other_size,
     other_splits,
+    own_wait,
     split_barrier,
     state_on_some,
     stopped_process,
@@ -42,7 +43,7 @@ RULES = (
     dead_worker, stopped_process, other_members, cleanup_collective, other_line, wrapped_on_some,
     other_module, forward_on_some, gradients_met, state_on_some, swapped_order, other_op, other_arguments,
     other_size, other_splits, circle, absent_from_meeting, fewer_steps, split_barrier, member_ended,
-    kept_waiting, went_on_without, drift, never_wrapped,
+    kept_waiting, own_wait, went_on_without, drift, never_wrapped,
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from rankwise.verdict.guards import Guard, guards_at
 from rankwise.verdict.library_deadlock import find_crossing
 from rankwise.verdict.local_wait import LocalWait, find_local_wait
 from rankwise.verdict.mismatch import Mismatch, find_mismatches
+from rankwise.verdict.own_processes import with_own
 from rankwise.verdict.rank_state import RankState, find_state
 from rankwise.verdict.source_text import are_alternatives, find_function, split_site
 from rankwise.verdict.wording import name_briefly
@@ -83,7 +84,7 @@ class SceneView:
         idle = [rank for rank, one in self.rank_states.items() if one.doing in {"asleep", "unknown"}]
         found = {rank: find_local_wait(self.by_rank[rank], self.scene.sources) for rank in idle}
         return {
-            rank: local_wait
+            rank: with_own(local_wait, self.by_rank[rank], self.scene)
             for rank, local_wait in found.items()
             if local_wait is not None and self.is_settled(rank)
         }

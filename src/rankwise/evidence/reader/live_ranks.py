@@ -14,9 +14,9 @@ from rankwise.base.osdoor import SUPERVISOR_NAME
 from rankwise.evidence.in_rank.ring import SIZE_BYTES
 from rankwise.evidence.reader import pyspy
 from rankwise.evidence.reader.kernel_wait import find_wait
-from rankwise.evidence.reader.loader_workers import with_places
 from rankwise.evidence.reader.merge_records import Merger
 from rankwise.evidence.reader.offline_layout import FILES
+from rankwise.evidence.reader.own_processes import with_stacks
 from rankwise.evidence.reader.process_state import (
     BETWEEN_LOOKS_S,
     IDLE_SHARE,
@@ -115,7 +115,7 @@ def find_ranks(pid: int) -> tuple[LiveRank, ...]:
 
 def take_scene(ranks: Sequence[LiveRank], clock: Clock) -> tuple[Scene, tuple[str, ...]]:
     """Look at ranks twice, a little more than a second apart; return them as a scene, and what could not be seen."""
-    first = _look_at_all(ranks, clock)
+    first, before = _look_at_all(ranks, clock), read_children([one.pid for one in ranks])
     clock.sleep(BETWEEN_LOOKS_S)
     second = _look_at_all(ranks, clock)
     children = read_children([one.pid for one in ranks])
@@ -137,13 +137,16 @@ def take_scene(ranks: Sequence[LiveRank], clock: Clock) -> tuple[Scene, tuple[st
                 stack=_stack_of(now, is_idle=is_idle),
                 still_s=now.at_s - was.at_s if is_still and now.process else 0.0,
                 cpu_share=share,
-                children=children.get(one.pid, ()),
+                children=tuple(
+                    replace(child, still_s=BETWEEN_LOOKS_S if child in before[one.pid] else 0.0)
+                    for child in children.get(one.pid, ())
+                ),
                 reads_terminal=reads_terminal(one.pid),
                 awaits=find_wait(one.pid) if is_still else "",
             )
         )
     world_size = max(one.world_size for one in ranks)
-    scene = with_places(
+    scene = with_stacks(
         Scene(
             ranks=tuple(facts),
             world_size=world_size,

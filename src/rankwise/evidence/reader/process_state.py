@@ -42,9 +42,10 @@ _CALLS: dict[str, dict[int, str]] = {
 }  # fmt: skip
 #: Of these the kernel goes on by itself after a signal.
 _LASTING = frozenset({"wait4", "waitid", "flock"})
+#: The name of that thread.
+_POLLS = "TP_SHM_reactor"
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _LEAST_FIELDS = 22
-_GROUP_THREADS = ("pt_gloo", "pt_nccl")
 #: clock_nanosleep up to a point in time (TIMER_ABSTIME), as Python's time.sleep has it from 3.11 on.
 _UNTIL = 1
 
@@ -100,11 +101,11 @@ def read_core_wait(pid: int) -> tuple[float, int] | None:
 
 
 def read_children(parents: Collection[int]) -> dict[int, tuple[Child, ...]]:
-    """Return what processes have started and not yet waited for: workers of a DataLoader, dead ones too.
+    """Return what processes have started and not yet waited for, and what that has started: workers of a DataLoader, dead ones too.
 
     One walk over all processes of the host serves all parents: too dear for every look, cheap for one at a hang.
     """
-    found: dict[int, list[Child]] = {pid: [] for pid in parents}
+    below: dict[int, list[Child]] = {}
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - hot, and /proc
     except OSError:
@@ -114,10 +115,15 @@ def read_children(parents: Collection[int]) -> dict[int, tuple[Child, ...]]:
         if stat is None:
             continue
         name, letter, fields = stat
-        parent = int(fields[1])
-        if parent in found:
-            found[parent].append(Child(pid=pid, name=name, state=letter))
-    return {pid: tuple(sorted(children, key=lambda child: child.pid)) for pid, children in found.items()}
+        child = Child(pid=pid, name=name, state=letter, ticks=int(fields[11]) + int(fields[12]))
+        below.setdefault(int(fields[1]), []).append(child)
+    found = {}
+    for pid in parents:
+        children = list(below.get(pid, ()))
+        for child in children:
+            children += below.get(child.pid, ())
+        found[pid] = tuple(sorted(children, key=lambda child: child.pid))
+    return found
 
 
 def has_busy_threads(pid: int) -> bool:
@@ -133,14 +139,14 @@ def has_busy_threads(pid: int) -> bool:
     return False
 
 
-def has_group_threads(pid: int) -> bool:
-    """Tell whether a process is in a process group of torch: by the names of torch's threads, which it gives them since 2.9."""
+def read_polling_ticks(pid: int) -> int:
+    """Return the CPU time, in clock ticks, of the thread by which torch's RPC polls shared memory: it never rests while its process waits."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - /proc
     except OSError:
-        return False
-    found = (read_stat(pid, thread) for thread in threads)
-    return any(one is not None and one[0].startswith(_GROUP_THREADS) for one in found)
+        return 0
+    stats = (read_stat(pid, thread) for thread in threads)
+    return sum(int(one[2][11]) + int(one[2][12]) for one in stats if one is not None and one[0] == _POLLS)
 
 
 def takes_signals(pid: int) -> bool:

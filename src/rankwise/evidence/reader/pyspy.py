@@ -88,15 +88,20 @@ def parse(data: bytes) -> SpyDump:
     return SpyDump(pid=pid, threads=(main, *(thread for thread in threads if thread is not main)))
 
 
-def take(pid: int) -> SpyDump | str:
-    """Take the stacks of a process that runs here; where that can't be, return why, and what to do about it."""
+def take(pid: int, *, pauses: bool = True) -> SpyDump | str:
+    """Take the stacks of a process that runs here; where that can't be, return why, and what to do about it.
+
+    Args:
+        pid: Whose.
+        pauses: Whether it may be stopped for a moment, so that it can be read while it runs.
+    """
     beside = Path(sys.executable).with_name("py-spy")
     program = shutil.which("py-spy") or (str(beside) if beside.exists() else None)
     if program is None:
         return _INSTALL
     try:
         done = subprocess.run(
-            [program, "dump", "--pid", str(pid), "--json"],
+            [program, "dump", "--pid", str(pid), "--json", *(() if pauses else ("--nonblocking",))],
             capture_output=True,
             timeout=_TIMEOUT_S,
             check=False,

@@ -167,18 +167,22 @@ class Evidence:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A process that a rank has started, such as a worker of a DataLoader.
+    """A process that a rank has started, or that one of these has, such as a worker of a DataLoader.
 
     Attributes:
         name: What the kernel calls it.
         state: The kernel's letter: R, S, D, T, Z.
-        where: ``file.py:LINE`` at which a DataLoader's worker reads a sample; empty if it does not, or was not asked.
+        ticks: CPU time that it has used, in clock ticks.
+        still_s: For how long it has used next to none.
+        stack: Its main thread's, without the lines at which it was forked; None if it was not asked, or can't be read.
     """
 
     pid: int
     name: str
     state: str
-    where: str = ""
+    ticks: int = 0
+    still_s: float = 0.0
+    stack: Stack | None = None
 
 
 @final

@@ -26,6 +26,7 @@ _Fact = TypeVar("_Fact")
 PARTS: Parts = {
     Scene: {"ranks": RankFacts},
     RankFacts: {"fault": FaultRecord, "evidence": Evidence, "stack": Stack, "children": Child},
+    Child: {"stack": Stack},
     Evidence: {"ops": Op, "groups": Group, "stacks": Stack, "handled": FaultRecord, "replicas": Replica},
     Replica: {"digests": Digest},
 }

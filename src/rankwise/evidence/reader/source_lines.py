@@ -31,9 +31,11 @@ def with_sources(scene: Scene) -> Scene:
 
 def _list_files(scene: Scene) -> Iterator[str]:
     for facts in scene.ranks:
-        for frame in facts.stack.frames if facts.stack else ():
-            if frame.is_users and frame.file.endswith(".py"):
-                yield frame.file
+        threads = facts.evidence.stacks.values() if facts.evidence is not None else ()
+        for stack in (facts.stack, *threads, *(child.stack for child in facts.children)):
+            for frame in stack.frames if stack else ():
+                if frame.is_users and frame.file.endswith(".py"):
+                    yield frame.file
         for op in facts.ops[-32:]:
             path = (op.site or "").rpartition(":")[0]
             if path.endswith(".py"):

@@ -9,11 +9,12 @@ if TYPE_CHECKING:
     from rankwise.evidence.reader.scene import Evidence
 
 MAIN = "MainThread"
-#: Waits of one thread for the end of another, or for what it will bring.
+#: Waits of one thread for the end of another, or for what it will bring; RPC's shutdown while other threads serve calls.
 _JOINS = (
     ("/threading.py", {"join", "_wait_for_tstate_lock", "_shutdown"}),
     ("/concurrent/futures/_base.py", {"result", "exception", "wait"}),
     ("/concurrent/futures/thread.py", {"shutdown", "_python_exit"}),
+    ("/torch/distributed/rpc/api.py", {"_all_gather"}),
 )
 _WAITS = "/threading.py"
 COLLECTIVES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")

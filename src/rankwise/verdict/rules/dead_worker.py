@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.base.rank_names import name_ranks
-from rankwise.evidence.reader.loader_workers import wait_for_batch
+from rankwise.evidence.reader.own_processes import wait_for_batch
 from rankwise.verdict.finding import JobFinding
 from rankwise.verdict.rank_state import list_calls
 from rankwise.verdict.wording import shorten, verb

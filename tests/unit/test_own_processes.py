@@ -1,11 +1,11 @@
-"""Where a DataLoader's worker stands: its own line while it reads a sample, and nothing else."""
+"""Where the processes of a rank stand: those that it waits for are asked, and no others."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.evidence.reader import loader_workers, pyspy
+from rankwise.evidence.reader import own_processes, pyspy
 from rankwise.evidence.reader.notes import Frame, Stack
 from scenes import elsewhere, in_loader, rank, scene, workers
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _DATA = "/env/lib/python3.11/site-packages/torch/utils/data/_utils"
 _FORKED = (
     Frame(file=f"{_DATA}/worker.py", line=359, function="_worker_loop"),
+    Frame(file="/env/lib/python3.11/multiprocessing/process.py", line=314, function="_bootstrap"),
     Frame(file="/home/u/train.py", line=23, function="<module>"),
 )
 _FETCHING = (
@@ -26,17 +27,12 @@ _FETCHING = (
 _IDLE = (Frame(file="/env/lib/python3.11/multiprocessing/queues.py", line=113, function="get"),)
 
 
-def test_a_worker_is_where_it_reads_and_never_where_its_rank_was_forked() -> None:
-    """Above torch's fetch stands the worker's own line, below it the rank's; a worker without anything to do has no place."""
-    assert loader_workers.find_place(Stack(frames=_FETCHING + _FORKED)) == "/home/u/data.py:12"
-    assert loader_workers.find_place(Stack(frames=_IDLE + _FORKED)) == ""
-
-
 def test_only_living_workers_that_a_rank_waits_for_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank elsewhere, and workers that are dead or stopped, cost no look; one that can't be read is left without a place."""
+    """A rank elsewhere, and workers that are dead or stopped, cost no look; one that can't be read is left without a stack, and none has the lines at which its rank has forked it."""
     asked = []
 
-    def take(pid: int) -> pyspy.SpyDump | str:
+    def take(pid: int, *, pauses: bool) -> pyspy.SpyDump | str:
+        assert not pauses
         asked.append(pid)
         if pid != 9000:
             return "py-spy may not read it"
@@ -45,17 +41,14 @@ def test_only_living_workers_that_a_rank_waits_for_are_asked(monkeypatch: pytest
 
     monkeypatch.setattr(pyspy, "take", take)
     apart = tuple(replace(one, pid=one.pid + 100) for one in workers("S"))
-    found = loader_workers.with_places(
+    found = own_processes.with_stacks(
         scene(
-            rank(0, at=elsewhere(), children=apart),
+            rank(0, at=elsewhere(), children=apart, still_s=0.0),
             rank(1, at=in_loader(), children=workers("S", "S", "Z", "T")),
         )
     )
     assert sorted(asked) == [9000, 9001]
-    assert [child.where for one in found.ranks for child in one.children] == [
-        "",
-        "/home/u/data.py:12",
-        "",
-        "",
-        "",
-    ]
+    stacks = [child.stack for one in found.ranks for child in one.children]
+    assert [stack is None for stack in stacks] == [True, False, True, True, True]
+    assert stacks[1] is not None
+    assert [frame.file for frame in stacks[1].frames if frame.is_users] == ["/home/u/data.py"] * 2
