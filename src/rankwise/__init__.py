@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0"
-
 if TYPE_CHECKING:
     from rankwise import checkpoint as checkpoint, tf as tf, train as train
+    from rankwise.base import __version__ as __version__
     from rankwise.base.environ import RankEnv as RankEnv
     from rankwise.base.errors import (
         CheckpointError as CheckpointError,
@@ -84,62 +83,24 @@ if TYPE_CHECKING:
     from rankwise.train.config import TrainerConfig as TrainerConfig
     from rankwise.train.trainer import Trainer as Trainer
 
-_NAMES = {
-    "rankwise.base.environ": "RankEnv",
-    "rankwise.base.requeue": "REQUEUE",
-    "rankwise.cluster.cluster": "JobState",
-    "rankwise.cluster.submission": "JobHandle",
-    "rankwise.launcher.submit": "submit",
-    "rankwise.base.errors": "CheckpointError CollectiveError CollectiveTimeoutError DataError HandshakeError LaunchError ModelError NumericsError RankFailedError RankwiseError RendezvousError UsageError",
-    "rankwise.data.distributed_sampler": "DistributedSampler",
-    "rankwise.data.evaluation": "evaluate predict",
-    "rankwise.data.loader": "DataLoader",
-    "rankwise.data.sampler": "GlobalBatchSampler",
-    "rankwise.data.steps": "Step",
-    "rankwise.launcher.function": "launch",
-    "rankwise.parallel.accumulation": "accumulate loss_scale",
-    "rankwise.parallel.clipping": "clip_grad_norm_",
-    "rankwise.parallel.ddp": "PowerSGD Tuning apply_ddp",
-    "rankwise.parallel.checkpointing": "apply_checkpointing",
-    "rankwise.parallel.fsdp": "apply_fsdp",
-    "rankwise.parallel.pipeline": "Pipeline apply_pipeline",
-    "rankwise.parallel.pipeline_profile": "PipelineProfile",
-    "rankwise.parallel.model_check": "check_replicas",
-    "rankwise.parallel.parameter_server": "ParameterServer parameter_server",
-    "rankwise.parallel.placement_hooks": "Placement placement_of",
-    "rankwise.parallel.placement": "place",
-    "rankwise.parallel.planning": "Plan plan",
-    "rankwise.parallel.servers.embedding": "ServedEmbedding",
-    "rankwise.parallel.sync_batchnorm": "SyncBatchNorm convert_sync_batchnorm",
-    "rankwise.parallel.zero": "apply_zero1",
-    "rankwise.parallel.tensor": "apply_tensor_parallel",
-    "rankwise.runtime.batch": "BatchPlan",
-    "rankwise.runtime.collectives": "Group all_gather all_gather_into all_gather_with_grad all_reduce all_reduce_ all_reduce_with_grad all_to_all barrier broadcast broadcast_ gather gather_into new_group reduce reduce_scatter scatter set_checking",
-    "rankwise.runtime.context": "RankContext current",
-    "rankwise.runtime.joining": "init",
-    "rankwise.runtime.mesh": "Mesh",
-    "rankwise.train.config": "TrainerConfig",
-    "rankwise.train.trainer": "Trainer",
-}
-_ROOMS = ("checkpoint", "tf", "train")
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-__all__ = [*_HOME, *_ROOMS, "__version__"]  # noqa: PLE0604 - strings all
-
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        from importlib import import_module
+    from importlib import import_module
 
-        value = getattr(import_module(_HOME[name]), name)
+    from rankwise.public_names import HOMES, PACKAGES
+
+    if name == "__all__":
+        return [*HOMES, *PACKAGES]
+    if name in HOMES:
+        value = getattr(import_module(HOMES[name]), name)
         globals()[name] = value  # asked for once
         return value
-    if name in _ROOMS:
-        from importlib import import_module
-
+    if name in PACKAGES:
         return import_module(f"rankwise.{name}")
     raise AttributeError(f"module 'rankwise' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    from rankwise.public_names import HOMES, PACKAGES
+
+    return sorted([*HOMES, *PACKAGES])

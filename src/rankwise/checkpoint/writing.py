@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from rankwise import __version__
+from rankwise.base import __version__
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import CheckpointError
 from rankwise.base.log import get_logger

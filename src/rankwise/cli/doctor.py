@@ -8,8 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from rankwise import __version__
-from rankwise.base import terminal
+from rankwise.base import __version__, terminal
 from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.files import write_atomic

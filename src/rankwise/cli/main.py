@@ -10,8 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from rankwise import __version__
-from rankwise.base import terminal
+from rankwise.base import __version__, terminal
 from rankwise.base.errors import RankwiseError, UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-import rankwise
 from rankwise.base import terminal
 from rankwise.base.environ import is_on
 from rankwise.base.errors import LaunchError
@@ -40,7 +39,7 @@ class EntryCheck:
             return
         if spec.strict and not is_on("RANKWISE_CHECK", default=True):
             console.say("rankwise: note: RANKWISE_CHECK=0 is ignored, as --strict asks for the check; --no-check skips it")  # fmt: skip
-        home = str(Path(rankwise.__file__).parents[1])
+        home = str(Path(__file__).parents[2])
         color, columns = terminal.has_colour(2), terminal.width(2)
         words = ["-I", "-c", _CODE, home, self._script, str(int(color)), str(columns or 0)]
         try:

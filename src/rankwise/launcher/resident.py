@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from rankwise import __version__
+from rankwise.base import __version__
 from rankwise.base.environ import environ, get, is_on, read_float
 from rankwise.base.errors import UsageError
 from rankwise.base.osdoor import (

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import rankwise
 from rankwise.base.errors import UsageError
 from rankwise.lint import rules
 from rankwise.lint.rule import Rule
@@ -96,7 +95,7 @@ def _list_holding(word: str, names: Iterable[str]) -> list[str]:
 
 def docs_folder() -> Path | None:
     """Return the folder of the pages: in a wheel it lies inside the package, in a clone beside `src`."""
-    package = Path(rankwise.__file__).parent
+    package = Path(__file__).parents[1]
     return next((one for one in (package / "docs", package.parents[1] / "docs") if one.is_dir()), None)
 
 

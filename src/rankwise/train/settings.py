@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import rankwise
+from rankwise.base import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ def describe(
         "backend": ctx.backend,
         "folder": None if folder is None else str(folder),
         "torch": torch.__version__,
-        "rankwise": rankwise.__version__,
+        "rankwise": __version__,
     }
     if model is not None:
         parameters = list(model.parameters())

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import rankwise
+from rankwise.public_names import HOMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ def _decide(text: _Text, first: Path) -> Plan:
     if "rankwise" in tops:
         modules += [
             "rankwise.runtime.joining",
-            *sorted({rankwise._HOME[name] for name in text.names & rankwise._HOME.keys()}),
+            *sorted({HOMES[name] for name in text.names & HOMES.keys()}),
         ]
     packages = sorted(foreign - {"torch", "numpy", "rankwise"})
     wanted = tuple((module, name) for module, name in text.wanted if module.partition(".")[0] in packages)

@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from rankwise import __version__
+from rankwise.base import __version__
 from rankwise.lint.registry import all_rules, chapter, page
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankwise import __version__
+from rankwise.base import __version__
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.host import count_cores
 from rankwise.base.near_files import find_near
