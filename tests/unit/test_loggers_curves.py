@@ -13,8 +13,8 @@ from hypothesis import given, strategies as st
 
 from rankwise.train.events import Evaluated
 from rankwise.train.loggers import curves, drawing
-from rankwise.train.loggers.curves import Course, Curves
-from rankwise.train.loggers.drawing import smooth, thin
+from rankwise.train.loggers.curves import Curves
+from rankwise.train.loggers.drawing import Course, smooth, thin
 from rankwise.train.loggers.json_lines import JsonLines
 from told_training import FakeClock, ended, play, report, started
 
@@ -217,7 +217,7 @@ def test_what_a_mark_means_is_said_and_a_constant_looks_like_one(
     course = Course()
     course.add_report(report(20, *[1.0] * 20, lrs=(0.01,) * 20))
     for step in (10, 20):
-        course.metrics.setdefault("accuracy", curves.Curve()).add(step, step / 40)
+        course.metrics.setdefault("accuracy", drawing.Curve()).add(step, step / 40)
     course.best = 20
     drawing.draw(course, tmp_path / "curves.svg")
     axes = {one.get_title(loc="left"): one for one in figures[0].axes}

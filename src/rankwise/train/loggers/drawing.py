@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rankwise.train.loggers.curves import Course, Curve
+    from rankwise.train.events import Evaluated, Report
 
 _MAX_POINTS = 800
 _MAX_METRICS = 6
@@ -38,6 +39,83 @@ _STYLE = {
     "svg.hashsalt": "rankwise",
     "svg.fonttype": "path",
 }
+
+
+@final
+@dataclass(slots=True)
+class Curve:
+    """Values by step; compact, since a long training has millions."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, step: int, value: float) -> None:
+        """Append a point; steps grow."""
+        self.steps.append(step)
+        self.values.append(value)
+
+    def cut(self, step: int) -> None:
+        """Forget what is after ``step``."""
+        while self.steps and self.steps[-1] > step:
+            self.steps.pop()
+            self.values.pop()
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Course:
+    """What has happened in a run.
+
+    Attributes:
+        loss: Of each step.
+        lr: Of each step.
+        speed: At each report.
+        speed_unit: What is counted for it: samples, or tokens where the loss counts them.
+        means: What else the loss function returns, by name, at each report.
+        metrics: Of evaluations, by name.
+        resumes: Steps after which the training was started again.
+        best: The step of the best evaluation; None: nobody said.
+    """
+
+    loss: Curve = field(default_factory=Curve)
+    lr: Curve = field(default_factory=Curve)
+    speed: Curve = field(default_factory=Curve)
+    speed_unit: str = "samples"
+    means: dict[str, Curve] = field(default_factory=dict)
+    metrics: dict[str, Curve] = field(default_factory=dict)
+    resumes: list[int] = field(default_factory=list)
+    best: int | None = None
+
+    def add_report(self, report: Report) -> None:
+        """Note a report."""
+        first = report.step - len(report.losses) + 1
+        for at, loss in enumerate(report.losses):
+            self.loss.add(first + at, loss)
+        first = report.step - len(report.lrs) + 1
+        for at, lr in enumerate(report.lrs):
+            self.lr.add(first + at, lr)
+        for name, value in report.metrics.items():
+            self.means.setdefault(name, Curve()).add(report.step, value)
+        if report.tokens_per_s is None:
+            self.speed.add(report.step, report.samples_per_s)
+        else:
+            self.speed.add(report.step, report.tokens_per_s)
+            self.speed_unit = "tokens"
+
+    def add_evaluation(self, evaluated: Evaluated) -> None:
+        """Note an evaluation."""
+        for name, value in evaluated.metrics.items():
+            self.metrics.setdefault(name, Curve()).add(evaluated.step, value)
+        if evaluated.is_best:
+            self.best = evaluated.step
+
+    def go_on(self, step: int) -> None:
+        """Forget what is after ``step``, where the training goes on."""
+        for curve in (self.loss, self.lr, self.speed, *self.means.values(), *self.metrics.values()):
+            curve.cut(step)
+        self.resumes = [one for one in self.resumes if one < step] + [step]
+        if self.best is not None and self.best > step:
+            self.best = None
 
 
 @final
