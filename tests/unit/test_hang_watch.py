@@ -14,8 +14,7 @@ from rankwise.evidence.reader.scene import Evidence, Group, Op, RankFacts, Scene
 from rankwise.launcher.hang_timeout import is_hung
 from rankwise.launcher.hang_watch import Bounds, HangWatch, may_stop
 from rankwise.launcher.rank_sampler import RankActivity
-from rankwise.verdict.case import Waiting
-from rankwise.verdict.finding import JobFinding
+from rankwise.verdict.finding import JobFinding, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

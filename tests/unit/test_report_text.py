@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankwise.verdict.case import Casualty, Verdict, Waiting
+from rankwise.verdict.case import Casualty, Verdict
+from rankwise.verdict.finding import Waiting
 from rankwise.verdict.report import render
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from rankwise.evidence.reader import scene_file
 from rankwise.evidence.reader.notes import Frame, Stack
 from rankwise.evidence.reader.scene import Child, Evidence, Group, Op, RankFacts, Scene
 from rankwise.verdict import case_file, evidence_folder
-from rankwise.verdict.case import Case, LostNode, RankEnd, Waiting
-from rankwise.verdict.finding import JobFinding
+from rankwise.verdict.case import Case, LostNode, RankEnd
+from rankwise.verdict.finding import JobFinding, Waiting
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rankwise.base.faults import FaultRecord
     from rankwise.evidence.reader.notes import Problem, Stack
     from rankwise.evidence.reader.scene import Op, RankFacts, Scene
-    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.finding import JobFinding, Waiting
 
 Kind = Literal["ok", "failure", "hang", "mismatch", "requeue"]
 #: How a rank that is not to blame ended.
@@ -174,15 +174,6 @@ def end_of(facts: RankFacts, now_s: float) -> RankEnd:
         left_at=facts.left_at,
         stack=facts.stack,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """A rank that was waiting when the first one left."""
-
-    rank: int
-    where: str | None
-    op: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

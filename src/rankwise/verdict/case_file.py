@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rankwise.base.faults import FaultRecord
 from rankwise.evidence.reader.notes import Problem, Stack
 from rankwise.evidence.reader.scene_file import PARTS, VERSION, Parts, Plain, checked, fill, spread
-from rankwise.verdict.case import Case, LostNode, RankEnd, Waiting
-from rankwise.verdict.finding import JobFinding
+from rankwise.verdict.case import Case, LostNode, RankEnd
+from rankwise.verdict.finding import JobFinding, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, final
-
-if TYPE_CHECKING:
-    from rankwise.verdict.case import Waiting
+from typing import Literal, final
 
 Certainty = Literal["proof", "suspicion"]
 #: What a culprit is doing meanwhile. "debugged": somebody reads its state in a debugger, and it is never a hang.
 Doing = Literal[
     "asleep", "busy", "compiling", "debugged", "ended", "in a collective", "loading data", "saving", "stopped", "unknown"
 ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A rank that was waiting when the first one left."""
+
+    rank: int
+    where: str | None
+    op: str | None
 
 
 @final

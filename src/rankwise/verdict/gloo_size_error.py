@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.rank_names import name_ranks
 from rankwise.evidence.reader.notes import parse_traceback
-from rankwise.verdict.case import Waiting
-from rankwise.verdict.finding import JobFinding
+from rankwise.verdict.finding import JobFinding, Waiting
 from rankwise.verdict.root_error import text_of
 from rankwise.verdict.rules.state_on_some import is_gathering
 from rankwise.verdict.split_mismatch import find_message_mismatch

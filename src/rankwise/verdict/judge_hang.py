@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.rank_names import name_ranks
-from rankwise.verdict.case import Verdict, Waiting
+from rankwise.verdict.case import Verdict
 from rankwise.verdict.explain import are_alone
+from rankwise.verdict.finding import Waiting
 from rankwise.verdict.run_rules import look
 from rankwise.verdict.scene_view import SceneView
 from rankwise.verdict.wording import is_wrapping, shorten, verb

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.faults import FaultRecord
 from rankwise.base.rank_names import name_ranks
-from rankwise.verdict.case import Case, Verdict, Waiting, end_of
+from rankwise.verdict.case import Case, Verdict, end_of
+from rankwise.verdict.finding import Waiting
 from rankwise.verdict.judge import judge
 from rankwise.verdict.judge_scene import NO_PROOF, fold, judge_scene
 from rankwise.verdict.rank_state import find_state

@@ -10,8 +10,8 @@ from rankwise.base.rank_names import name_ranks
 from rankwise.base.terminal import NARROWEST, strip_escapes
 
 if TYPE_CHECKING:
-    from rankwise.verdict.case import Casualty, Verdict, Waiting
-    from rankwise.verdict.finding import JobFinding
+    from rankwise.verdict.case import Casualty, Verdict
+    from rankwise.verdict.finding import JobFinding, Waiting
 
 _TAIL_LINES = 12
 _LONGEST_DETAIL = 120

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.evidence.reader.notes import parse_traceback
 from rankwise.evidence.reader.scene import FRESH_S
-from rankwise.verdict.case import Waiting
 from rankwise.verdict.desync import walk_back
+from rankwise.verdict.finding import Waiting
 from rankwise.verdict.group_sequences import WHOLE_BELOW, GroupSequence, find_sequences
 from rankwise.verdict.guards import Guard, guards_at
 from rankwise.verdict.library_deadlock import find_crossing
