@@ -14,7 +14,6 @@ from rankwise.base.flags import Parser
 from rankwise.base.requeue import REQUEUE
 from rankwise.cli.printing import put
 from rankwise.cluster import job, submission
-from rankwise.cluster.cluster import find_cluster
 from rankwise.launcher.submit import check_launch
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
             title = "" if document.text.startswith("#!") else f"# {document.name}\n"
             put(title + document.text)
         return 0
-    stays = find_cluster(spec.on).stays(spec) if args.attach is None else args.attach
+    stays = submission.find_cluster(spec.on).stays(spec) if args.attach is None else args.attach
     handle = submission.submit_spec(spec, attach=stays)
     _say(f"job {handle.id} is submitted" + (f" as {handle.record.native_id}" if handle.record.native_id else ""))  # fmt: skip
     if stays:
@@ -114,7 +113,7 @@ def build_parser(on: str | None) -> Parser:
 
 def _find_words(cluster: str) -> Mapping[str, Word]:
     try:
-        return find_cluster(cluster).WORDS
+        return submission.find_cluster(cluster).WORDS
     except UsageError:
         return {}
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Literal, Protocol, cast
-
-from rankwise.base.errors import UsageError
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -57,7 +54,7 @@ class JobState:
 
 
 class Cluster(Protocol):
-    """One kind of cluster: the modules that `find_cluster` returns, with ``WORDS: Mapping[str, Word]`` and these functions."""
+    """One kind of cluster: the modules that `submission.find_cluster` returns, with ``WORDS: Mapping[str, Word]`` and these functions."""
 
     @property
     def WORDS(self) -> Mapping[str, Word]:  # noqa: N802 - a constant of the module
@@ -99,19 +96,3 @@ class Cluster(Protocol):
 
     def cancel(self, record: JobRecord) -> None:
         """End it at once; nothing happens if it is over."""
-
-
-#: The module of each kind; the name of a kind is the word in job.toml.
-_MODULES = {"local": "local", "ssh": "ssh", "slurm": "slurm", "kubernetes": "kubernetes", "ray": "ray_jobs"}
-if TYPE_CHECKING:
-    from rankwise.cluster import kubernetes, local, ray_jobs, slurm, ssh
-
-    # So that the type checker compares them with `Cluster`.
-    _ALL: tuple[Cluster, ...] = (local, ssh, slurm, kubernetes, ray_jobs)
-
-
-def find_cluster(on: str) -> Cluster:
-    """Return the cluster of a name in `job.CLUSTERS`, imported when it is used; UsageError: there is none."""
-    if on not in _MODULES:
-        raise UsageError(f"there is no cluster {on!r}")
-    return cast("Cluster", import_module(f"rankwise.cluster.{_MODULES[on]}"))

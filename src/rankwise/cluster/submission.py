@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, cast, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.errors import LaunchError, RankwiseError
+from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.cluster import handles, job
-from rankwise.cluster.cluster import find_cluster
 from rankwise.cluster.following import PatientAsker
 from rankwise.cluster.handles import JobRecord
 from rankwise.cluster.launch_command import RANK_LINE
@@ -19,11 +19,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankwise.base.clock import Clock
-    from rankwise.cluster.cluster import Document, JobState
+    from rankwise.cluster import kubernetes, local, ray_jobs, slurm, ssh
+    from rankwise.cluster.cluster import Cluster, Document, JobState
     from rankwise.cluster.job import JobSpec
 
 #: How often a scheduler is asked: less often the longer it takes.
 _LOOK_S, _MOST_LOOK_S = 1.0, 15.0
+#: The module of each kind; the name of a kind is the word in job.toml.
+_MODULES = {"local": "local", "ssh": "ssh", "slurm": "slurm", "kubernetes": "kubernetes", "ray": "ray_jobs"}
+if TYPE_CHECKING:
+    # So that the type checker compares them with `Cluster`.
+    _ALL: tuple[Cluster, ...] = (local, ssh, slurm, kubernetes, ray_jobs)
+
+
+def find_cluster(on: str) -> Cluster:
+    """Return the cluster of a name in `job.CLUSTERS`, imported when it is used; UsageError: there is none."""
+    if on not in _MODULES:
+        raise UsageError(f"there is no cluster {on!r}")
+    return cast("Cluster", import_module(f"rankwise.cluster.{_MODULES[on]}"))
 
 
 @final
