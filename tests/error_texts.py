@@ -73,6 +73,10 @@ REAL: list[tuple[str, Blame | None, str | None]] = [
     ("RuntimeError: [enforce fail at pair.cc:801] state_ >= CONNECTED. 1 vs 4. Pair is not connected ([127.0.0.1]:60813$1 <--> [none])", "own", None),
     ("ModuleNotFoundError: No module named 'tqdm'", "own", None),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", "own", None),
+    ("RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 281474976710656 bytes. Error code 12 (Cannot allocate memory)", "own", None),
+    ("MemoryError", "own", None),
+    ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 2.00 PiB for an array with shape (281474976710656,) and data type float64", "own", None),
+    ("OSError: [Errno 12] Cannot allocate memory", "own", None),
     ("torch.distributed.DistBackendError: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 2000", "own", "R13"),
     # Ranks that only lost another.
     ("RuntimeError: [pair.cc:537] Read error [127.0.0.1]:32967: Connection reset by peer.", "peer", None),
