@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, strategies as st
 
-from rankwise.base.faults import parse_fault
+from rankwise.base.faults import FaultRecord, parse_fault
 from rankwise.base.files import read_all
 from rankwise.evidence.in_rank import recorder
 from rankwise.evidence.reader.notes import (
     Ending,
     Frame,
     Stack,
-    parse_ending,
-    parse_leaving,
-    parse_notes,
     parse_stack,
+    read_notes,
     split_crash,
 )
 
@@ -167,21 +165,26 @@ _NOTE = {
 }
 
 
+def _read_end(text: str) -> tuple[FaultRecord | None, float | None]:
+    notes = read_notes(text)
+    return notes.fault, notes.finished_s
+
+
 def test_notes_are_read() -> None:
     """An exception comes back with its place and both its times; a finished script with its moment."""
-    fault, finished_s = parse_notes(json.dumps(_NOTE) + "\n")
+    fault, finished_s = _read_end(json.dumps(_NOTE) + "\n")
     assert fault is not None
     assert (fault.message, fault.callstack, fault.where) == ("ValueError: x", "T", "a.py:1")
     assert (fault.monotonic_s, fault.timestamp_s, finished_s) == (3.5, 1e9, None)
-    assert parse_notes('{"note": "finished", "monotonic_s": 2}\n') == (None, 2.0)
-    assert parse_notes("") == (None, None)
+    assert _read_end('{"note": "finished", "monotonic_s": 2}\n') == (None, 2.0)
+    assert _read_end("") == (None, None)
 
 
 @given(st.integers(0, 200))
 def test_a_note_cut_short_is_no_note(length: int) -> None:
     """The rank died while it wrote: the line is dropped, the lines before it stand."""
     line = json.dumps(_NOTE)
-    fault, finished_s = parse_notes(
+    fault, finished_s = _read_end(
         '{"note": "finished", "monotonic_s": 2}\n' + line[: min(length, len(line) - 1)]
     )
     assert (fault, finished_s) == (None, 2.0)
@@ -192,7 +195,7 @@ def test_a_note_cut_short_is_no_note(length: int) -> None:
 )
 def test_strange_lines_are_skipped(line: str) -> None:
     """A script may have written into the descriptor: that is no note."""
-    assert parse_notes(line + '\n{"note": "finished", "monotonic_s": 2}\n') == (None, 2.0)
+    assert _read_end(line + '\n{"note": "finished", "monotonic_s": 2}\n') == (None, 2.0)
 
 
 def test_a_memory_file_is_read_without_moving_it(tmp_path: Path) -> None:
@@ -230,7 +233,7 @@ def _run_recorded(folder: Path, code: str) -> tuple[subprocess.CompletedProcess[
 def test_the_recorders_notes_are_what_the_parent_reads(tmp_path: Path) -> None:
     """An exception that nobody caught arrives whole, in the notes and in torchelastic's error file; stderr is untouched."""
     done, notes, _ = _run_recorded(tmp_path, "def f():\n    raise ValueError('caf\u00e9')\nf()")
-    fault, finished_s = parse_notes(notes)
+    fault, finished_s = _read_end(notes)
     assert fault is not None
     assert (fault.message, fault.where, finished_s) == (
         "ValueError: caf\u00e9",
@@ -247,10 +250,22 @@ def test_the_recorders_notes_are_what_the_parent_reads(tmp_path: Path) -> None:
 def test_a_script_that_is_through_says_so(tmp_path: Path, code: str) -> None:
     """The end of the script is noted, whatever its exit code, and no error file is written."""
     _, notes, _ = _run_recorded(tmp_path, code)
-    fault, finished_s = parse_notes(notes)
+    fault, finished_s = _read_end(notes)
     assert fault is None
     assert finished_s is not None
     assert not (tmp_path / "error.json").exists()
+
+
+def test_what_is_handled_at_sys_exit_is_noted(tmp_path: Path) -> None:
+    """The exception for which a script leaves stands in its notes, and none where it leaves for no exception; the exit code is the script's."""
+    code = "import sys\ntry:\n    {}['lr']\nexcept KeyError:\n    sys.exit(3)"
+    done, text, _ = _run_recorded(tmp_path, code)
+    notes = read_notes(text)
+    assert (done.returncode, done.stderr, notes.fault) == (3, "", None)
+    assert notes.handled is not None
+    assert (notes.handled.message, notes.handled.where) == ("KeyError: 'lr'", f"{tmp_path}/train.py:9")
+    (tmp_path / "plain").mkdir()
+    assert read_notes(_run_recorded(tmp_path / "plain", "import sys; sys.exit(3)")[1]).handled is None
 
 
 def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:
@@ -260,7 +275,7 @@ def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:
     stack = parse_stack(split_crash(stacks)[1])
     assert stack is not None
     assert stack.where == f"{tmp_path}/train.py:8"
-    assert parse_notes(notes) == (None, None)
+    assert _read_end(notes) == (None, None)
 
 
 def test_only_the_last_program_of_a_shell_rank_counts() -> None:
@@ -275,7 +290,7 @@ def test_only_the_last_program_of_a_shell_rank_counts() -> None:
             "where": None,
         }
     )
-    assert parse_notes('{"note": "armed"}\n' + fault + '\n{"note": "armed"}\n') == (None, None)
+    assert _read_end('{"note": "armed"}\n' + fault + '\n{"note": "armed"}\n') == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -322,17 +337,17 @@ def test_where_a_ranks_own_words_end(notes: tuple[str, ...], expected: Ending | 
 
     A shell behind its Python still says why it ends.
     """
-    assert parse_ending("\n".join(notes), 7) == expected
+    assert read_notes("\n".join(notes)).find_ending(7) == expected
 
 
 def test_the_line_that_calls_os_exit_is_that_of_the_last_python() -> None:
     """It is where the rank left; a shell that runs another Python behind it left elsewhere."""
-    assert parse_leaving(f"{_ARMED}\n{_LEFT}") == "/job/train.py:12"
-    assert parse_leaving(f"{_ARMED}\n{_LEFT}\n{_ARMED}") is None
+    assert read_notes(f"{_ARMED}\n{_LEFT}").left_at == "/job/train.py:12"
+    assert read_notes(f"{_ARMED}\n{_LEFT}\n{_ARMED}").left_at is None
 
 
 def test_a_librarys_thread_that_calls_os_exit_is_no_line_of_the_scripts() -> None:
     """``threading.Timer(5, os._exit, [3])``: only Python's own lines stand on that stack, and the fault is in none of them."""
     left = f'{{"note": "left", "frames": [{_LIBRARYS}]}}'
-    assert parse_leaving(f"{_ARMED}\n{left}") is None
-    assert parse_ending(f"{_ARMED}\n{_ENDING}\n{left}", 7) is not None
+    assert read_notes(f"{_ARMED}\n{left}").left_at is None
+    assert read_notes(f"{_ARMED}\n{_ENDING}\n{left}").find_ending(7) is not None

@@ -40,3 +40,36 @@ def test_the_line_that_called_os_exit_is_no_crash(code: int, left_at: str | None
     assert (end.left_at, end.where, end.crash) == (left_at, left_at, None)
     rank.evidence = None
     rank.close()
+
+
+_HANDLED = '{"note": "exit", "message": "%s", "traceback": "T", "time_s": 1, "monotonic_s": 2, "where": "train.py:5"}'
+_ADVICE = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
+
+
+@pytest.mark.parametrize(
+    ("message", "last_words", "code", "is_cause"),
+    [
+        ("ConfigError: Could not override 'lrx'.", f"Could not override 'lrx'.\n\n{_ADVICE}", 1, True),
+        ("NoSuchOption: No such option: --lrx", "\x1b[31m│\x1b[0m No such option: --lrx │\n╰──╯", 2, True),
+        ("KeyError: 'lr'", "the configuration is not complete", 1, False),
+        ("Exit: 3", "Error: 3 files are missing", 3, False),
+        ("Abort", "Aborted!", 1, False),
+        ("KeyError: 'lr'", "KeyError: 'lr'", -9, False),
+        ("KeyError: 'lr'", "KeyError: 'lr'", 0, False),
+    ],
+)
+def test_an_exception_that_the_script_shows_itself_is_the_cause(
+    message: str, last_words: str, code: int, *, is_cause: bool, tmp_path: Path
+) -> None:
+    """What was handled at sys.exit is the cause if the script has printed its text, whatever advice stands behind that; else its own words count."""
+    fds = []
+    for number, text in enumerate((_HANDLED % message + "\n", "")):
+        (tmp_path / str(number)).write_text(text)
+        fds.append(os.open(tmp_path / str(number), os.O_RDONLY))
+    streams = Mock(error_file=tmp_path / "none", log=tmp_path / "none")
+    rank = Rank(rank=0, local_rank=0, tag="0", streams=streams, notes_fd=fds[0], stacks_fd=fds[1], code=code)
+    end = describe_end(rank, last_words=last_words, stopped_s=None, asks_requeue=False)
+    assert (end.fault is not None) is is_cause
+    if end.fault is not None:
+        assert (end.fault.message, end.fault.callstack, end.where) == (message, "", "train.py:5")
+    rank.close()

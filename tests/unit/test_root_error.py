@@ -32,6 +32,8 @@ _OLD = "/env/lib/x.py:6: UserWarning: something old\n  warnings.warn('something 
         ("no shard\nrankwise: warning: a worker did not end", "no shard"),
         ("ncclSystemError, run with NCCL_DEBUG=INFO for details", "ncclSystemError, run with NCCL_DEBUG=INFO for details"),
         ("terminate called\n  what():  no shard\nmore", "no shard"),
+        ('F1127 9 train.py:2] no shard\nFatal Python error: Aborted\n\nCurrent thread 0x1:\n  File "train.py", line 3 in f', "F1127 9 train.py:2] no shard"),
+        ("Fatal Python error: no codec", "Fatal Python error: no codec"),
         ("", ""),
     ],
 )  # fmt: skip

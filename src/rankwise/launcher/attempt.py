@@ -12,7 +12,7 @@ from rankwise.base.osdoor import KILL_SIGNAL, listens_to
 from rankwise.base.rank_names import name_ranks
 from rankwise.base.requeue import END_SIGNAL
 from rankwise.base.roles import name_roles
-from rankwise.evidence.reader.notes import parse_imported, parse_notes
+from rankwise.evidence.reader.notes import read_notes
 from rankwise.evidence.reader.oom_kills import count_oom_kills
 from rankwise.evidence.reader.rank_channel import RankChannel
 from rankwise.evidence.reader.snapshot import take_stacks
@@ -177,7 +177,7 @@ class Attempt:
         if not is_needed and (not clean or self._regroup or self._job.serial is not None):
             self._end_store()
         lasted_s = self._clock.monotonic() - self._started_s
-        imported = parse_imported(read_all(self._ranks[0].notes_fd))
+        imported = read_notes(read_all(self._ranks[0].notes_fd)).imported
         for rank in self._ranks:
             rank.close()
         return Outcome(
@@ -359,7 +359,7 @@ class Attempt:
             self._look(0.02 if is_last else 0.005)
 
     def _is_leaving(self, rank: Rank, *, is_last: bool) -> bool:
-        if parse_notes(read_all(rank.notes_fd))[0] is not None:
+        if read_notes(read_all(rank.notes_fd)).fault is not None:
             return is_last
         return rank.stack is not None and rank.stack.is_farewell
 

@@ -11,22 +11,14 @@ from rankwise.base.faults import read_fault
 from rankwise.base.files import read_all
 from rankwise.base.osdoor import KILL_SIGNAL
 from rankwise.base.requeue import has_left
-from rankwise.evidence.reader.notes import (
-    Ending,
-    parse_ending,
-    parse_leaving,
-    parse_notes,
-    parse_problem,
-    parse_stack,
-    parse_traceback,
-    split_crash,
-)
+from rankwise.base.terminal import strip_escapes
+from rankwise.evidence.reader.notes import parse_stack, parse_traceback, read_notes, split_crash
 from rankwise.launcher.printed_fault import find_printed_fault
 from rankwise.verdict.case import RankEnd
 
 if TYPE_CHECKING:
     from rankwise.base.faults import FaultRecord
-    from rankwise.evidence.reader.notes import Stack
+    from rankwise.evidence.reader.notes import Ending, Notes, Stack
     from rankwise.evidence.reader.rank_channel import RankChannel
     from rankwise.launcher.output import RankStreams
 
@@ -101,7 +93,7 @@ def find_ending(rank: Rank) -> Ending | None:
     """Return where a rank's own words end; None if what it printed at its very end may tell why it ended so."""
     if rank.code is None or rank.code < 0 or rank.code == _FLUSH_FAILED:
         return None
-    return parse_ending(read_all(rank.notes_fd), rank.pid)
+    return read_notes(read_all(rank.notes_fd)).find_ending(rank.pid)
 
 
 def describe_end(
@@ -116,13 +108,14 @@ def describe_end(
         asks_requeue: Whether it wants to be started again.
         expired: The timer of its own for which torch's watchdog has killed it.
     """
-    notes = read_all(rank.notes_fd)
-    fault, finished_s = parse_notes(notes)
+    text = read_all(rank.notes_fd)
+    notes = read_notes(text)
+    fault = notes.fault
     if rank.code == 0:
         fault = None  # printed, and survived: by a library that goes on after an error
     elif fault is None and rank.code:
-        fault = _read_error_file(rank)
-    is_over = rank.over_s is not None and not has_left(notes)
+        fault = _read_error_file(rank) or _find_shown_fault(notes, rank.code, last_words)
+    is_over = rank.over_s is not None and not has_left(text)
     if fault is None and is_over and rank.code in {-KILL_SIGNAL, -signal.SIGTERM}:
         fault = find_printed_fault(last_words, rank.over_s or 0.0)
     # A script that switched faulthandler on itself has its stack on standard error.
@@ -142,15 +135,26 @@ def describe_end(
         was_noticed=rank.was_noticed,
         asks_requeue=asks_requeue,
         fault=fault,
-        finished_s=finished_s,
+        finished_s=notes.finished_s,
         crash=crash,
-        left_at=parse_leaving(notes) if (rank.code or 0) >= 0 else None,
+        left_at=notes.left_at if (rank.code or 0) >= 0 else None,
         stack=rank.stack,
-        problem=parse_problem(notes),
+        problem=notes.problem,
         expired=expired,
         last_words=last_words,
         log=str(log) if log.exists() else None,
     )
+
+
+def _find_shown_fault(notes: Notes, code: int, last_words: str) -> FaultRecord | None:
+    """Return the exception for which the script has left by sys.exit, if it has printed what that says: as it likes, with advice behind it.
+
+    Its traceback stays as it was printed, or was not.
+    """
+    text = notes.handled.message.partition(": ")[2].split("\n")[0].strip() if notes.handled else ""
+    # That of an exception which carries no more than the code stands anywhere.
+    is_shown = code > 0 and text not in {"", str(code)} and text in strip_escapes(last_words)
+    return replace(notes.handled, callstack="") if notes.handled and is_shown else None
 
 
 def _read_error_file(rank: Rank) -> FaultRecord | None:

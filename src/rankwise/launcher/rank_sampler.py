@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all
 from rankwise.evidence.reader.kernel_wait import find_wait
-from rankwise.evidence.reader.notes import Stack, parse_leaving, parse_notes
+from rankwise.evidence.reader.notes import Notes, Stack, read_notes
 from rankwise.evidence.reader.process_state import (
     IDLE_SHARE,
     has_busy_threads,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rankwise.base.clock import Clock
-    from rankwise.base.faults import FaultRecord
     from rankwise.evidence.reader.process_state import ProcessFacts
     from rankwise.evidence.reader.scene import Evidence
     from rankwise.launcher.rank_end import Rank
@@ -87,9 +86,7 @@ class _SampledRank:
     has_answered: bool = False
     is_last_read: bool = False
     notes_size: int = -1
-    fault: FaultRecord | None = None
-    finished_s: float | None = None
-    left_at: str | None = None
+    notes: Notes = field(default_factory=Notes)
 
     @property
     def is_awaited(self) -> bool:
@@ -220,8 +217,7 @@ class RankSampler:
         size = os.fstat(track.rank.notes_fd).st_size
         if size != track.notes_size:
             track.notes_size = size
-            notes = read_all(track.rank.notes_fd)
-            (track.fault, track.finished_s), track.left_at = parse_notes(notes), parse_leaving(notes)
+            track.notes = read_notes(read_all(track.rank.notes_fd))
 
     # ----------------------------------------------------------------- asking
 
@@ -366,9 +362,9 @@ class RankSampler:
             state=state,
             code=rank.code,
             ended_s=None if rank.is_alive else rank.ended_s,
-            fault=None if rank.code == 0 else track.fault,
-            finished_s=track.finished_s,
-            left_at=track.left_at,
+            fault=None if rank.code == 0 else track.notes.fault,
+            finished_s=track.notes.finished_s,
+            left_at=track.notes.left_at,
             evidence=track.evidence,
             stack=self._find_stack(track, now),
             still_s=max(0.0, now - max(track.moved_s, track.busy_s)),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rankwise.base.rank_names import name_ranks
 from rankwise.evidence.reader.notes import parse_traceback
 from rankwise.verdict.finding import JobFinding, Waiting
-from rankwise.verdict.root_error import text_of
 from rankwise.verdict.rules.state_on_some import is_gathering
 from rankwise.verdict.split_mismatch import find_message_mismatch
 from rankwise.verdict.wording import name_tensors, shorten
@@ -25,7 +24,7 @@ _SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 def find_size_error(case: Case, left: Sequence[RankEnd]) -> JobFinding | None:
     """Return the finding of it; None if no rank was aborted so, or nothing tells what it met."""
     for end in left:
-        sizes = _SIZES.search(text_of(end))
+        sizes = _SIZES.search(end.error)
         if sizes is not None:
             found = _find_message(case, end.rank, int(sizes[1]), int(sizes[2])) or _find_state(case)
             if found is not None:

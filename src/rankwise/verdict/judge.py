@@ -28,7 +28,7 @@ from rankwise.verdict.judge_hang import (
     was_in_mismatch,
 )
 from rankwise.verdict.requeue import is_requeue, judge_requeue, leaves_for_requeue
-from rankwise.verdict.root_error import find_blame, find_meaning_of, first_line, say, text_of, unwrap
+from rankwise.verdict.root_error import find_blame, find_meaning_of, first_line, say, unwrap
 from rankwise.verdict.silent_exits import find_silent_exits, has_closed
 from rankwise.verdict.waiting_ranks import list_waiting
 from rankwise.verdict.wording import name_op, shorten
@@ -223,7 +223,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         class_id=meaning.class_id if meaning else _class_of_exit(first),
         where=message_at or left_at or (last.site if last else first.where),
         fix=(_EXPIRED if first.expired else "")
-        or find_fix(text_of(first), meaning)
+        or find_fix(first.error, meaning)
         or (
             _EXIT_CALL.format(at=shorten(left_at), left="left" if first.left_at else "may have left")
             if left_at
@@ -299,12 +299,12 @@ def _class_of_exit(end: RankEnd) -> str | None:
 
 def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
     by_rank = {end.rank: end for end in case.ranks}
-    first = next((end for end in waited if find_missing(text_of(end))), waited[0])
-    missing, meaning = find_missing(text_of(first)), find_meaning_of(first)
+    first = next((end for end in waited if find_missing(end.error)), waited[0])
+    missing, meaning = find_missing(first.error), find_meaning_of(first)
     class_id = meaning.class_id if meaning else None
-    fix = find_fix(text_of(first), meaning)
+    fix = find_fix(first.error, meaning)
     if missing and min(missing) >= case.world_size:
-        alike = [end for end in waited if min(find_missing(text_of(end)) or (0,)) >= case.world_size]
+        alike = [end for end in waited if min(find_missing(end.error) or (0,)) >= case.world_size]
         return _Cause(
             kind="hang",
             culprits=tuple(alike),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.base.terminal import strip_escapes
-from rankwise.evidence.reader.notes import parse_traceback
+from rankwise.evidence.reader.notes import parse_traceback, split_crash
 from rankwise.verdict.error_meanings import Meaning, find_meaning
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def find_meaning_of(end: RankEnd) -> Meaning | None:
 
 def _last_lines(end: RankEnd) -> list[str]:
     """Return the lines of standard error that tell of the end: it holds warnings from long before, too."""
-    lines = [line.rstrip() for line in end.last_words.splitlines() if line.strip()]
+    # A script that has switched faulthandler on has its stack behind its words.
+    text = split_crash(end.last_words)[0].strip() or end.last_words
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     # NCCL's watchdog and C++ errors put their stack behind what they say.
     return [line for line in lines if not _NATIVE_FRAME.match(line.lstrip())][-12:]
 
@@ -92,11 +94,6 @@ def find_blame(end: RankEnd) -> str:
     """Return whose fault an end tells of: what is not known is the rank's own."""
     meaning = find_meaning_of(end)
     return meaning.blame if meaning else "own"
-
-
-def text_of(end: RankEnd) -> str:
-    """Return all that an end says."""
-    return end.fault.message if end.fault else end.last_words
 
 
 def say(end: RankEnd) -> str:

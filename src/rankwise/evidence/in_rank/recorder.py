@@ -188,7 +188,7 @@ def _muffle_children(fd: int) -> None:
 
 def _watch_exit(recorder: _Recorder) -> None:
     """Note each call of os._exit: no function of atexit runs behind it, and children that miss this rank then print words of their own."""
-    leave = os._exit
+    leave, raise_exit = os._exit, sys.exit
 
     def _exit(status: int) -> None:
         try:
@@ -200,9 +200,18 @@ def _watch_exit(recorder: _Recorder) -> None:
         finally:
             leave(status)  # whatever a signal handler raises meanwhile
 
-    # A process that is to run it finds it by this name.
+    def exit(status: Any = None, /) -> None:  # noqa: A001 - it is shown by this name
+        with _Quiet():
+            # Nothing else keeps the exception for which a script leaves until it has ended.
+            error = sys.exc_info()[1]
+            if os.getpid() == recorder._pid:
+                recorder.note("exit", **(_describe(error, error.__traceback__) if error else {}))
+        raise_exit(status)
+
+    # A process that is to run them finds them by these names.
     _exit.__module__, _exit.__qualname__ = "os", "_exit"
-    os._exit = _exit  # type: ignore[assignment]
+    exit.__module__, exit.__qualname__ = "sys", "exit"
+    os._exit, sys.exit = _exit, exit  # type: ignore[assignment]
 
 
 def _list_callers(most: int = 64) -> list[tuple[str, int, str]]:

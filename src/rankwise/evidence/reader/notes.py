@@ -185,13 +185,19 @@ class Ending:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Notes:
-    """All that a rank's notes say; a rank that is a shell runs one Python after another, and the last one's end is the rank's."""
+class Notes:
+    """All that a rank's notes say; a rank that is a shell runs one Python after another, and the last one's end is the rank's.
+
+    Attributes:
+        handled: The exception that the rank was handling when it called sys.exit last.
+        left: Where it called os._exit.
+    """
 
     fault: FaultRecord | None = None
+    handled: FaultRecord | None = None
     finished_s: float | None = None
     problem: Problem | None = None
-    left_at: Stack | None = None
+    left: Stack | None = None
     sizes: list[tuple[int, int | None]] = field(default_factory=list)
     imported: dict[str, int] = field(default_factory=dict)
 
@@ -199,69 +205,55 @@ class _Notes:
         """Take in one note, if it is a whole one."""
         match note["note"]:
             case "armed":
-                self.fault, self.finished_s, self.left_at, self.sizes = None, None, None, []
+                self.fault, self.handled, self.finished_s, self.left, self.sizes = None, None, None, None, []
             case "finished":
                 self.finished_s = float(note["monotonic_s"])
                 self.imported = note.get("imported", {})
             case "exception":
-                self.fault = FaultRecord(
-                    message=str(note["message"]),
-                    callstack=str(note["traceback"]),
-                    timestamp_s=float(note["time_s"]),
-                    monotonic_s=float(note["monotonic_s"]),
-                    where=note["where"],
-                    module=note.get("module") or None,
-                )
+                self.fault = _read_fault(note)
+            case "exit":
+                self.handled = _read_fault(note) if "message" in note else None
             case "problem":
                 ranks = tuple(map(int, note["local_ranks"]))
                 self.problem = Problem(text=str(note["text"]), fix=str(note["fix"]), local_ranks=ranks)
             case "left":
                 frames = (Frame(file=file, line=line, function=name) for file, line, name in note["frames"])
-                self.left_at = Stack(frames=tuple(frames))
+                self.left = Stack(frames=tuple(frames))
             case "ending":
                 self.sizes.append((note["pid"], note["stderr_bytes"]))
-            case _:
-                pass
+
+    @property
+    def left_at(self) -> str | None:
+        """``file.py:LINE`` of the user's own at which the rank called os._exit; None if it did not, or a library's thread did."""
+        return self.left.where if self.left and any(frame.is_users for frame in self.left.frames) else None
+
+    def find_ending(self, pid: int) -> Ending | None:
+        """Return where a rank's own words end; None if its interpreter did not come to its end in good order."""
+        sizes = tuple(size for one, size in self.sizes if one == pid)
+        is_through = (self.fault, self.finished_s, self.left) != (None, None, None)
+        return Ending(stderr_bytes=sizes) if sizes and is_through else None
 
 
-def _read_notes(text: str) -> _Notes:
-    notes = _Notes()
+def _read_fault(note: dict[str, Any]) -> FaultRecord:
+    return FaultRecord(
+        message=str(note["message"]),
+        callstack=str(note["traceback"]),
+        timestamp_s=float(note["time_s"]),
+        monotonic_s=float(note["monotonic_s"]),
+        where=note["where"],
+        module=note.get("module") or None,
+    )
+
+
+def read_notes(text: str) -> Notes:
+    """Read the lines that a rank's recorder has written."""
+    notes = Notes()
     for line in text.splitlines():
         try:
             notes.add(json.loads(line))
         except (ValueError, KeyError, TypeError):
             continue  # a line cut short by the rank's death
     return notes
-
-
-def parse_notes(text: str) -> tuple[FaultRecord | None, float | None]:
-    """Return the exception that ended the rank, and when its script was through (monotonic seconds)."""
-    notes = _read_notes(text)
-    return notes.fault, notes.finished_s
-
-
-def parse_problem(text: str) -> Problem | None:
-    """Return the last problem that a rank has noted; None if it met the others."""
-    return _read_notes(text).problem
-
-
-def parse_leaving(text: str) -> str | None:
-    """Return ``file.py:LINE`` of the user's own at which the rank called os._exit; None if it did not, or a library's thread did."""
-    left_at = _read_notes(text).left_at
-    return left_at.where if left_at and any(frame.is_users for frame in left_at.frames) else None
-
-
-def parse_ending(text: str, pid: int) -> Ending | None:
-    """Return where a rank's own words end; None if its interpreter did not come to its end in good order."""
-    notes = _read_notes(text)
-    sizes = tuple(size for one, size in notes.sizes if one == pid)
-    is_through = (notes.fault, notes.finished_s, notes.left_at) != (None, None, None)
-    return Ending(stderr_bytes=sizes) if sizes and is_through else None
-
-
-def parse_imported(text: str) -> dict[str, int]:
-    """Return how many modules of each package, torch apart, a rank had imported between its start and its end."""
-    return _read_notes(text).imported
 
 
 def parse_stack(text: str) -> Stack | None:

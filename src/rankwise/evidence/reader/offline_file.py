@@ -7,7 +7,7 @@ import os
 import stat
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -17,7 +17,7 @@ from rankwise.base.files import read_regular, write_atomic
 from rankwise.evidence.in_rank import ring
 from rankwise.evidence.reader import offline_layout
 from rankwise.evidence.reader.merge_records import Merger
-from rankwise.evidence.reader.notes import parse_leaving, parse_notes, split_crash
+from rankwise.evidence.reader.notes import Notes, read_notes, split_crash
 from rankwise.evidence.reader.size_limits import inflate
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ class OfflineFile:
     evidence: Evidence | None = None
     is_exact: bool = False
     how: How = "unknown"
-    fault: FaultRecord | None = None
-    finished_s: float | None = None
-    left_at: str | None = None
+    notes: Notes = field(default_factory=Notes)
     asked: str = ""
     crash: str = ""
     live: LiveLook | None = None
@@ -118,10 +116,9 @@ def fill(file: OfflineFile) -> None:
             raise UsageError(f"{file.path} can't be read: {error}") from error
     file.evidence = Merger().read(raw or b"")
     front = str(file.path)[: -len(_ENDING)]
-    notes = _read_text(Path(f"{front}.notes.jsonl"))
-    (file.fault, file.finished_s), file.left_at = parse_notes(notes), parse_leaving(notes)
-    if file.fault is None and file.finished_s is None and (raised := file.head.get("error")):
-        file.fault = FaultRecord(message=str(raised), monotonic_s=float(file.head["saved_s"]))
+    file.notes = read_notes(_read_text(Path(f"{front}.notes.jsonl")))
+    if file.notes.fault is None and file.notes.finished_s is None and (raised := file.head.get("error")):
+        file.notes.fault = FaultRecord(message=str(raised), monotonic_s=float(file.head["saved_s"]))
     file.asked, file.crash = split_crash(_read_text(Path(f"{front}.stacks.txt")))
 
 
@@ -196,11 +193,11 @@ def _find_first_gone(files: Mapping[int, OfflineFile]) -> None:
 def _find_how(file: OfflineFile) -> How:
     if file.live is not None:
         return "lives"
-    if file.fault is not None:
+    if file.notes.fault is not None:
         # Ctrl-C comes from outside, and reaches all of them.
-        return "terminated" if file.fault.message.startswith("KeyboardInterrupt") else "raised"
+        return "terminated" if file.notes.fault.message.startswith("KeyboardInterrupt") else "raised"
     # A script that closes all descriptors has no last note; that it came to its end the last copy tells.
-    if file.finished_s is not None or file.head.get("why") == "end":
+    if file.notes.finished_s is not None or file.head.get("why") == "end":
         return "finished"
     if file.crash:
         return "crashed"
@@ -214,11 +211,11 @@ def find_end(file: OfflineFile) -> float:
     """Return when it was last heard of: at its end, or when it was copied last."""
     if file.live is not None:
         return file.live.at_s
-    saved_s, fault = float(file.head["saved_s"]), file.fault
+    saved_s, fault = float(file.head["saved_s"]), file.notes.fault
     if file.how in {"raised", "terminated"} and fault is not None and fault.monotonic_s is not None:
         return fault.monotonic_s
-    if file.how == "finished" and file.finished_s is not None:
-        return file.finished_s
+    if file.how == "finished" and file.notes.finished_s is not None:
+        return file.notes.finished_s
     if file.how == "vanished":
         return file.moved_s
     heard_s = max(float(file.head.get("seen_s", saved_s)), saved_s, file.moved_s)
