@@ -221,6 +221,8 @@ class Notes:
                 self.left = Stack(frames=tuple(frames))
             case "ending":
                 self.sizes.append((note["pid"], note["stderr_bytes"]))
+            case _:
+                pass
 
     @property
     def left_at(self) -> str | None:
