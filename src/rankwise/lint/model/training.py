@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rankwise.lint.library.acts import Act
@@ -123,7 +124,7 @@ def has_buffers(model: Value, _depth: int = 0) -> bool | None:
     if _depth > 6:
         return None
     if isinstance(thing, Instance):
-        if _text_has_buffers(thing):
+        if any(_text_has_buffers(cls.node) for cls in thing.cls.ancestry()):
             return True
         parts = [
             has_buffers(part, _depth + 1)
@@ -157,9 +158,9 @@ def _object_has_buffers(thing: Object, depth: int) -> bool | None:
     return None
 
 
-def _text_has_buffers(thing: Instance) -> bool:
-    nodes = (node for cls in thing.cls.ancestry() for node in ast.walk(cls.node))
-    names = (getattr(node, "attr", getattr(node, "id", "")) for node in nodes)
+@lru_cache(maxsize=1024)
+def _text_has_buffers(cls: ast.ClassDef) -> bool:
+    names = (getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(cls))
     return any(name == "register_buffer" or "BatchNorm" in name for name in names)
 
 

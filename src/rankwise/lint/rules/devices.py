@@ -266,8 +266,9 @@ def late_visible_devices(script: Script) -> Iterator[Found]:
         calls = setting.place.entry.histories[-1].calls
         at = setting.place.last.index
         # A child that is started afterwards reads its own copy.
+        of_ranks = is_spawned(setting.place.last)
         touched = next(
-            (call for call in calls[:at] if _starts_cuda(call) and _same_process(call, setting)), None
+            (call for call in calls[:at] if _starts_cuda(call) and is_spawned(call) == of_ranks), None
         )
         if touched is not None:
             yield Found(
@@ -277,10 +278,6 @@ def late_visible_devices(script: Script) -> Iterator[Found]:
             )
         elif "," not in str(setting.value.const):
             yield from _index_gone(script, setting)
-
-
-def _same_process(call: Call, setting: Setting) -> bool:
-    return ("spawned" in call.contexts) == ("spawned" in setting.place.last.contexts)
 
 
 def _starts_cuda(call: Call) -> bool:

@@ -104,14 +104,7 @@ def _fixed(script: Script, place: Place) -> Iterator[Found]:
     call = place.last
     size, rank = call.arg(3, "world_size"), call.arg(4, "rank")
     node = call.arg_node(3, "world_size")
-    if (
-        size is None
-        or node is None
-        or not isinstance(size.const, int)
-        or isinstance(size.const, bool)
-        or size.origin
-        or size.const < 0
-    ):
+    if size is None or node is None or not is_constant(size):
         return
     reported = {
         setting.key: setting.value.const for setting in settings(script) if setting.place.entry is place.entry

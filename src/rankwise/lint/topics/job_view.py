@@ -93,9 +93,9 @@ def _may_be_rank(test: Value) -> bool:
 @lru_cache(maxsize=64)
 def _names_called(tree: ast.Module) -> set[str]:
     """Names of functions, and of methods with a dot before them, that a text calls; not those of the modules that it imports."""
-    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    imports = [node for node in parents_of(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     modules = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
-    funcs = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    funcs = [node.func for node in parents_of(tree) if isinstance(node, ast.Call)]
     return {func.id for func in funcs if isinstance(func, ast.Name)} | {
         f".{func.attr}"
         for func in funcs
@@ -132,13 +132,21 @@ def places(script: Script, *names: str, anywhere: bool = False) -> Iterator[Plac
 
 def places_of(entry: Entry, names: Sequence[str] = (), module: Module | None = None) -> Iterator[Place]:
     """Places of calls in one entry, in one module only if it is given."""
+    for place in _all_places(entry):
+        if (not names or place.last.name in names) and (module is None or place.last.module is module):
+            yield place
+
+
+# Nearly every rule asks, and a large program makes tens of thousands of calls.
+@lru_cache(maxsize=256)
+def _all_places(entry: Entry) -> tuple[Place, ...]:
     found: dict[tuple[int, str], dict[int, Call]] = {}
-    for history in entry.histories:
-        for call in history.calls:
-            if (not names or call.name in names) and (module is None or call.module is module):
-                found.setdefault((id(call.node), call.name), {}).setdefault(call.rank, call)
-    for calls in found.values():
-        yield Place(entry=entry, calls=tuple(calls.values()), num_ranks=len(entry.histories))
+    for call in (call for history in entry.histories for call in history.calls):
+        found.setdefault((id(call.node), call.name), {}).setdefault(call.rank, call)
+    num_ranks = len(entry.histories)
+    return tuple(
+        Place(entry=entry, calls=tuple(calls.values()), num_ranks=num_ranks) for calls in found.values()
+    )
 
 
 def once(found: Iterable[Place]) -> Iterator[Place]:
