@@ -37,9 +37,7 @@ def run(part: nn.Module, x: Tensor, *, is_first: bool) -> float:
 
 def main() -> None:
     """Print ours, the best and their ratio, of several measurements of ours."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="how often each part is timed")
     rounds = parser.parse_args().rounds
     torch.manual_seed(0)

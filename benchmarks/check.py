@@ -27,9 +27,7 @@ AIM_COLD_S, AIM_CACHED_S = 30.0, 2.0
 def timed(command: list[str], limit_s: float = 1800) -> tuple[float, int]:
     """Run a command; its seconds and exit code."""
     begin = time.perf_counter()
-    done = subprocess.run(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limit_s, check=False
-    )
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limit_s, check=False)
     return time.perf_counter() - begin, done.returncode
 
 
@@ -97,9 +95,7 @@ def peers(tree: Path, files: list[Path], jobs: int, num_for_pylint: int) -> list
 
 def main() -> None:
     """Run all, print the table and the ratios."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tree", nargs="?", type=Path)
     parser.add_argument("--pylint-files", type=int, default=40)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)

@@ -82,15 +82,11 @@ def look(name: str, arguments: list[str]) -> Told:
 
 def print_packages(reported: list[Told]) -> None:
     """One line for each package."""
-    print(
-        f"{'package':28} {'files':>6} {'lines':>9} {'seconds':>8} {'error':>6} {'warning':>8} {'hint':>5}  exit"
-    )
+    print(f"{'package':28} {'files':>6} {'lines':>9} {'seconds':>8} {'error':>6} {'warning':>8} {'hint':>5}  exit")
     for one in reported:
         counts = Counter(finding["severity"] for finding in one.findings)
         numbers = f"{counts['error']:6} {counts['warning']:8} {counts['hint']:5}"
-        print(
-            f"{one.name[-28:]:28} {one.num_files:6} {one.num_lines:9} {one.seconds:8.1f} {numbers}  {one.exit_code}"
-        )
+        print(f"{one.name[-28:]:28} {one.num_files:6} {one.num_lines:9} {one.seconds:8.1f} {numbers}  {one.exit_code}")
 
 
 def print_rules(reported: list[Told]) -> None:
@@ -127,9 +123,7 @@ def main() -> int:
     print_rules(reported)
     if options.list:
         print()
-        for finding in (
-            finding for one in reported for finding in one.findings if finding["severity"] == "error"
-        ):
+        for finding in (finding for one in reported for finding in one.findings if finding["severity"] == "error"):
             print(f"{finding['path']}:{finding['line']}: {finding['rule']}: {finding['message']}")
     return 0 if all(one.exit_code in OK_EXITS for one in reported) else 1
 

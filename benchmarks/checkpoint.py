@@ -158,9 +158,7 @@ def show(found: dict[str, list[tuple[float, float, float]]]) -> None:
         cells = []
         for column in (0, 1):
             values = sorted(row[column] for row in rows)
-            cells.append(
-                f"{1000 * statistics.median(values):7.0f} [{1000 * values[0]:6.0f},{1000 * values[-1]:6.0f}]"
-            )
+            cells.append(f"{1000 * statistics.median(values):7.0f} [{1000 * values[0]:6.0f},{1000 * values[-1]:6.0f}]")
         print(f"{name:22}{cells[0]:>24}{cells[1]:>26}{1000 * middle(name, 2):13.0f}")
     for name in ("rankwise background", "dcp.async_save"):
         print(f"{name}: stall / memcpy = {middle(name, 0) / middle('memcpy', 0):.2f}")
@@ -171,9 +169,7 @@ def show(found: dict[str, list[tuple[float, float, float]]]) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--folder", type=Path, help="where to save; default: the system's temporary folder")

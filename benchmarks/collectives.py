@@ -112,16 +112,12 @@ def describe(samples: Sequence[float]) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
     per_rank = run_ranks(run_all, options.ranks, options.rounds, timeout_s=600)
-    print(
-        f"torch {torch.__version__}, {options.ranks} ranks, {os.cpu_count()} cores, {options.rounds} rounds"
-    )
+    print(f"torch {torch.__version__}, {options.ranks} ranks, {os.cpu_count()} cores, {options.rounds} rounds")
     for case in per_rank[0]:
         sides = {
             side: [max(row) for row in zip(*(rank[case][side] for rank in per_rank), strict=True)]

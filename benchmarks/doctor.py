@@ -64,9 +64,7 @@ def find_port() -> int:
         return int(one.getsockname()[1])
 
 
-def play(
-    num_hosts: int, *, measure: bool, absent: int = 0, arrival_s: float = 120.0
-) -> tuple[float, ClusterReport]:
+def play(num_hosts: int, *, measure: bool, absent: int = 0, arrival_s: float = 120.0) -> tuple[float, ClusterReport]:
     """Let this machine play some hosts, and return the seconds and what they found.
 
     Args:

@@ -113,9 +113,7 @@ def main() -> None:
         metavar="N",
         help=f"jobs a script, torchrun's ({TORCHRUN_JOBS})",
     )
-    parser.add_argument(
-        "--cold-jobs", type=int, metavar="N", help="jobs a script, ours with --cold (as --jobs)"
-    )
+    parser.add_argument("--cold-jobs", type=int, metavar="N", help="jobs a script, ours with --cold (as --jobs)")
     args = parser.parse_args()
     prepare()
     cold_jobs = args.jobs if args.cold_jobs is None else args.cold_jobs
@@ -145,9 +143,7 @@ def main() -> None:
 
 
 def _print_row(texts: list[str], widths: list[int]) -> None:
-    print(
-        "  ".join(text.ljust(width) for text, width in zip(texts, widths, strict=True)).rstrip(), flush=True
-    )
+    print("  ".join(text.ljust(width) for text, width in zip(texts, widths, strict=True)).rstrip(), flush=True)
 
 
 if __name__ == "__main__":

@@ -86,9 +86,7 @@ def _spread(values: list[float]) -> str:
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--rounds", type=int, default=ROUNDS, metavar="N", help=f"programs of a row ({ROUNDS})"
-    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"programs of a row ({ROUNDS})")
     args = parser.parse_args()
     print(describe_host(), flush=True)
     rows = list[tuple[str, list[float], list[float]]]()
@@ -105,9 +103,7 @@ def main() -> None:
                 reported = f"{num_ranks} ranks, round {number + 1} of {args.rounds}"
                 print(f"{reported}: {ours[-1]} {theirs[-1]}", file=sys.stderr, flush=True)
             star = " *" if num_ranks > count_cores() else ""
-            rows.append(
-                (f"first call, {num_ranks} ranks{star}", [t[0] for t in ours], [t[0] for t in theirs])
-            )
+            rows.append((f"first call, {num_ranks} ranks{star}", [t[0] for t in ours], [t[0] for t in theirs]))
             later = [[t for times in series for t in times[1:]] for series in (ours, theirs)]
             rows.append((f"later calls, {num_ranks} ranks{star}", later[0], later[1]))
     print(f"\n{'seconds, median (min-max)':32} {'rankwise.launch':22} {'mp.spawn':22} ratio")

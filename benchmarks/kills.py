@@ -103,8 +103,7 @@ def kill_once(folder: Path, way: Way, first: int, chance: random.Random) -> tupl
     meeting = folder.with_name(f"{folder.name}.store-{chance.getrandbits(64):x}")
     read_fd, write_fd = os.pipe()
     pids = [
-        fork(lambda rank=rank: save_on(folder, way, rank, first, write_fd, meeting))
-        for rank in range(way.num_ranks)
+        fork(lambda rank=rank: save_on(folder, way, rank, first, write_fd, meeting)) for rank in range(way.num_ranks)
     ]
     os.close(write_fd)
     chance.shuffle(pids)

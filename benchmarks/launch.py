@@ -227,8 +227,7 @@ def measure(case: Case, num_rounds: int) -> list[Series]:
             if number < MEMORY_ROUNDS:
                 weigh_job(case, series)
         reported = ", ".join(
-            f"{one.launcher.name} {one.reduced_s[-1] if one.reduced_s else float('nan'):.2f} s"
-            for one in found
+            f"{one.launcher.name} {one.reduced_s[-1] if one.reduced_s else float('nan'):.2f} s" for one in found
         )
         print(f"{case.title}, round {number + 1} of {num_rounds}: {reported}", file=sys.stderr, flush=True)
     return found

@@ -117,9 +117,7 @@ class Faults:
     def do(self, fault: str) -> None:
         """Do it, see the others go on, mend it, and see all go on."""
         # A host that is lost for the fourth time is taken for broken; a deaf one may lose another one as well.
-        nodes = sorted(
-            range(NUM_NODES), key=lambda node: (self._num_lost[node] >= MOST_LOSSES, self._rng.random())
-        )
+        nodes = sorted(range(NUM_NODES), key=lambda node: (self._num_lost[node] >= MOST_LOSSES, self._rng.random()))
         num_victims = 2 if "two" in fault else 1
         victims, left = nodes[:num_victims], nodes[num_victims:]
         for node in victims:
@@ -132,9 +130,7 @@ class Faults:
             stood_s = time.monotonic() - begin_s
             self.stood_s.setdefault(fault, []).append(stood_s)
             if stood_s > _SLOW_S:
-                said = "".join(
-                    f"--- node {node}\n{self.job.read(node)[behind:]}" for node, behind in enumerate(before)
-                )
+                said = "".join(f"--- node {node}\n{self.job.read(node)[behind:]}" for node, behind in enumerate(before))
                 print(f"{fault} of {victims}: the others stood still for {stood_s:.1f} s\n{said}", flush=True)
             if "kill" not in fault:
                 time.sleep(self._rng.uniform(*LASTING_S))
@@ -276,9 +272,7 @@ def run_job(num_faults: int, kinds: Sequence[str], rng: random.Random, totals: d
         losses.write_text("{}")
         (folder / "clock").mkdir()
         (folder / "clock" / "sitecustomize.py").write_text(CLOCK)
-        hosts = stack.enter_context(
-            open_hosts([make_hosts_file(NUM_NODES)] * NUM_NODES, folder, 3600, losses)
-        )
+        hosts = stack.enter_context(open_hosts([make_hosts_file(NUM_NODES)] * NUM_NODES, folder, 3600, losses))
         for number, host in enumerate(hosts):
             (folder / f"logs{number}").mkdir()
             host.call("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder / f"logs{number}"))
@@ -330,9 +324,7 @@ def soak(minutes: float) -> str:
         (job.folder / "enough").touch()
         codes = [launcher.wait(60) for launcher in job.launchers]
         groups = {line.split()[1] for path in job.folder.glob("steps*.groups") for line in path.read_text().splitlines()}  # fmt: skip
-        printed = [
-            line for node in range(NUM_NODES) for line in job.read(node).splitlines() if " is lost" in line
-        ]
+        printed = [line for node in range(NUM_NODES) for line in job.read(node).splitlines() if " is lost" in line]
         if any(codes) or printed or len(groups) != 1:
             return f"exit codes {codes}, {len(groups)} groups, {printed}"
         return ""
@@ -370,9 +362,7 @@ def main() -> None:
     totals: dict[str, list[float]] = {}
     num_wrong = done = 0
     while done < args.faults:
-        wrong = run_job(
-            min(args.each, args.faults - done), args.only, random.Random(args.seed + done), totals
-        )
+        wrong = run_job(min(args.each, args.faults - done), args.only, random.Random(args.seed + done), totals)
         done += args.each
         num_wrong += bool(wrong)
         print(f"{done} faults: {wrong or 'as it should'}", flush=True)

@@ -61,9 +61,7 @@ def look_up_ours(seconds: float) -> float:
     model = nn.Module()
     model.table = rankwise.ServedEmbedding(NUM_ROWS, ROW, std=0.0)
     model.bias = nn.Parameter(torch.zeros(1))
-    ps = rankwise.parameter_server(
-        model, lambda ones: torch.optim.SGD(ones, lr=LR), mode="async", timeout_s=300
-    )
+    ps = rankwise.parameter_server(model, lambda ones: torch.optim.SGD(ones, lr=LR), mode="async", timeout_s=300)
     if ps.is_server:
         ps.serve()
         return 0.0
@@ -84,9 +82,7 @@ def look_up_ours(seconds: float) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)

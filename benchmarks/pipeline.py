@@ -145,9 +145,7 @@ def measure_bubble(name: str, microbatches: int) -> tuple[float, float]:
 
 def main() -> None:
     """Measure and print both tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument(
@@ -162,10 +160,7 @@ def main() -> None:
     print(f"{'step, width':26}{'ours':>10}{'by hand':>10}{'ratio':>8}")
     for width, name in ((width, name) for width in arguments.width for name in SCHEDULES):
         ranks = run_ranks(measure, arguments.ranks, name, width, arguments.rounds, timeout_s=600.0)
-        rounds = [
-            [statistics.fmean(values) for values in zip(*same, strict=True)]
-            for same in zip(*ranks, strict=True)
-        ]
+        rounds = [[statistics.fmean(values) for values in zip(*same, strict=True)] for same in zip(*ranks, strict=True)]
         ours, by_hand = (statistics.median(each[column] for each in rounds) * 1e3 for column in (0, 1))
         ratio = statistics.median(one / other for one, other in rounds)
         print(f"{f'{name}, {width}':26}{ours:7.2f} ms{by_hand:7.2f} ms{ratio:8.3f}")

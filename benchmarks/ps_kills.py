@@ -49,9 +49,7 @@ def read_pid(folder: Path, rank: int) -> int:
     return 0
 
 
-def disturb(
-    folder: Path, job: subprocess.Popen[bytes], num_faults: int, chance: random.Random
-) -> dict[str, int]:
+def disturb(folder: Path, job: subprocess.Popen[bytes], num_faults: int, chance: random.Random) -> dict[str, int]:
     """Kill and freeze ranks until it is enough; return how often what was done."""
     ranks = range(NUM_SERVERS + NUM_WORKERS)
     hit: set[int] = set()
@@ -120,23 +118,13 @@ def run_job(mode: str, num_faults: int, seed: int) -> bool:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        begun, taken = (
-            sum(path.stat().st_size for path in folder.glob(f"{one}-*")) for one in ("begun", "taken")
-        )
-        results = [
-            tuple(map(float, path.read_text(encoding="ascii").split())) for path in folder.glob("result-*")
-        ]
-        counted, applied, accuracy = max(
-            results, default=(0.0, 0.0, 0.0)
-        )  # of the worker that has ended last
+        begun, taken = (sum(path.stat().st_size for path in folder.glob(f"{one}-*")) for one in ("begun", "taken"))
+        results = [tuple(map(float, path.read_text(encoding="ascii").split())) for path in folder.glob("result-*")]
+        counted, applied, accuracy = max(results, default=(0.0, 0.0, 0.0))  # of the worker that has ended last
         num = int(counted if mode == "async" else applied)
         reported = (folder / "log").read_text(errors="replace")
         is_right = (
-            code == 0
-            and not left
-            and accuracy >= LEAST_ACCURACY
-            and num <= begun
-            and (mode == "sync" or num >= taken)
+            code == 0 and not left and accuracy >= LEAST_ACCURACY and num <= begun and (mode == "sync" or num >= taken)
         )
         faults = ", ".join(f"{number} {what}" for what, number in sorted(done.items()))
         print(
@@ -152,9 +140,7 @@ def run_job(mode: str, num_faults: int, seed: int) -> bool:
 
 def main() -> int:
     """Run the jobs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
@@ -162,8 +148,7 @@ def main() -> int:
     print(describe_host())
     per_job = -(-args.faults // args.jobs)
     results = [
-        run_job("sync" if number % 4 == 3 else "async", per_job, args.seed + number)
-        for number in range(args.jobs)
+        run_job("sync" if number % 4 == 3 else "async", per_job, args.seed + number) for number in range(args.jobs)
     ]
     return 0 if all(results) else 1
 

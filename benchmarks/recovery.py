@@ -197,9 +197,7 @@ def main() -> None:
     prepare()
     print(describe_host())
     more = f", more than the {count_cores()} cores" if args.ranks > count_cores() else ""
-    print(
-        f"{args.ranks} ranks{more}; seconds from kill -9 to the first step of all restarted ranks", flush=True
-    )
+    print(f"{args.ranks} ranks{more}; seconds from kill -9 to the first step of all restarted ranks", flush=True)
     kills = draw_kills(args.rounds, args.ranks, args.seed)
     ours, theirs = measure_all(kills, args.torchrun_rounds, args.ranks)
     mine = summarize("rankwise", ours)

@@ -58,9 +58,7 @@ def build(side: str, size: int, num_ranks: int) -> Any:
     """Return an iterator over the batches of one rank."""
     rank = num_ranks // 2
     if side == "GlobalBatchSampler":
-        return iter(
-            GlobalBatchSampler(size, global_batch=BATCH * num_ranks, num_replicas=num_ranks, rank=rank)
-        )
+        return iter(GlobalBatchSampler(size, global_batch=BATCH * num_ranks, num_replicas=num_ranks, rank=rank))
     if side == "torchdata":
         from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler as Kind  # noqa: PLC0415 - may be missing
     else:
@@ -70,9 +68,7 @@ def build(side: str, size: int, num_ranks: int) -> Any:
 
 def peak_mib() -> float:
     """Return the most memory that this process ever had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-        1 << (20 if platform.system() == "Darwin" else 10)
-    )
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << (20 if platform.system() == "Darwin" else 10))
 
 
 def measure(side: str, size: int, num_ranks: int, num_batches: int) -> dict[str, float]:
@@ -141,9 +137,7 @@ def why_not(side: str, size: int, limit: int) -> str | None:
             return "not installed"
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size * LIST_BYTES > free * 0.8:
-        return (
-            f"not run: its list needs about {size * LIST_BYTES / 2**30:,.0f} GiB, {free / 2**30:.0f} are free"
-        )
+        return f"not run: its list needs about {size * LIST_BYTES / 2**30:,.0f} GiB, {free / 2**30:.0f} are free"
     return f"not run: more than --limit {limit:.0e}" if size > limit else None
 
 
@@ -152,9 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", type=float, nargs="+", default=SIZES)
     parser.add_argument("--limit", type=float, default=10**8, help="most samples for torch and torchdata")
-    parser.add_argument(
-        "--batches", type=int, default=2000, help="batches after the first 4096 indices, at most"
-    )
+    parser.add_argument("--batches", type=int, default=2000, help="batches after the first 4096 indices, at most")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument(
         "--repeat", type=int, default=3, help="processes of each line; the best of each column is shown"
@@ -172,9 +164,7 @@ def main() -> None:
         f"aim: the first {FIRST} indices of 10^12 within {AIM_MS:.0f} ms and {AIM_MIB:.0f} MiB; a batch as fast as torch's"
     )
     units = {"first": "ms", "4096": "ms", "memory": "MiB", "batch": "us", "mean": "us", "all in": "us"}
-    print(
-        f"{'samples':>8} {'sampler':20}" + "".join(f"{f'{name} {unit}':>13}" for name, unit in units.items())
-    )
+    print(f"{'samples':>8} {'sampler':20}" + "".join(f"{f'{name} {unit}':>13}" for name, unit in units.items()))
     for size in sizes:
         found: dict[str, dict[str, float]] = {}
         for side in SIDES:
@@ -186,9 +176,7 @@ def main() -> None:
         for side in SIDES[:2] if "torch" in found else ():
             ratios = (found[side][name] / max(found["torch"][name], 1e-9) for name in units)
             print(f"{'':8} {side[:12] + ' : torch':20}" + "".join(f"{ratio:13.3g}" for ratio in ratios))
-    print(
-        f"beside it: to fetch and collate {BATCH} samples of one number each takes {measure_load():,.0f} us"
-    )
+    print(f"beside it: to fetch and collate {BATCH} samples of one number each takes {measure_load():,.0f} us")
 
 
 if __name__ == "__main__":

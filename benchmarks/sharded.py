@@ -93,14 +93,10 @@ def compare_memory(plan: Plan) -> None:
             continue
         alone = replace(plan, names=(name,))
         with tempfile.TemporaryDirectory(prefix="rankwise-sharded-") as folder:
-            ranks = run_ranks(
-                measure_memory, plan.task.world_size, alone, folder, timeout_s=LIMIT_S, cuda=False
-            )
+            ranks = run_ranks(measure_memory, plan.task.world_size, alone, folder, timeout_s=LIMIT_S, cuda=False)
         held, peak = max(held for held, _ in ranks), max(peak for _, peak in ranks)
         by_hand = by_hand or peak
-        print(
-            f"{name:14}{held / 2**20:6.1f} MiB{held / ideal:10.3f}{peak / 2**20:6.0f} MiB{peak / by_hand:12.3f}"
-        )
+        print(f"{name:14}{held / 2**20:6.1f} MiB{held / ideal:10.3f}{peak / 2**20:6.0f} MiB{peak / by_hand:12.3f}")
 
 
 def compare_times(plan: Plan) -> None:
@@ -145,9 +141,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--spread", nargs="+", choices=tuple(MESHES), default=["fsdp", "zero1", "tp"])
-    parser.add_argument(
-        "--only", nargs="+", choices=sorted({shorten(name) for name in CONTENDERS}), default=[]
-    )
+    parser.add_argument("--only", nargs="+", choices=sorted({shorten(name) for name in CONTENDERS}), default=[])
     parser.add_argument("--what", nargs="+", choices=("time", "memory"), default=["time", "memory"])
     arguments = parser.parse_args()
     os.environ.setdefault("ACCELERATE_USE_CPU", "true")

@@ -63,9 +63,7 @@ def build_steps(job: str, ours_first: bool, hidden: int) -> tuple[Callable[[], N
     ours = apply_ddp(build_model(hidden)) if ours_first else None
     by_hand = DistributedDataParallel(build_model(hidden), gradient_as_bucket_view=True)
     ours = apply_ddp(build_model(hidden)) if ours is None else ours
-    our_optimizer, their_optimizer = (
-        torch.optim.SGD(model.parameters(), lr=1e-3) for model in (ours, by_hand)
-    )
+    our_optimizer, their_optimizer = (torch.optim.SGD(model.parameters(), lr=1e-3) for model in (ours, by_hand))
     x, y = torch.randn(16, 32), torch.randn(16, 8)
     micro_batches = [(x, y)] * NUM_MICRO
 
@@ -121,9 +119,7 @@ def measure(job: str, ours_first: bool, hidden: int, rounds: int, steps: int) ->
             first, second, third, fourth = run(outer), run(inner), run(inner), run(outer)
             wall, cpu = ((a + d, b + c) for a, b, c, d in zip(first, second, third, fourth, strict=True))
             of_ours, of_hand = (1, 0) if number % 2 else (0, 1)
-            found.append(
-                tuple(each / 2 / steps for each in (wall[of_ours], wall[of_hand], cpu[of_ours], cpu[of_hand]))
-            )
+            found.append(tuple(each / 2 / steps for each in (wall[of_ours], wall[of_hand], cpu[of_ours], cpu[of_hand])))
         gc.enable()
         return found
 
@@ -164,15 +160,12 @@ def main() -> None:
             )
             # The mean of the ranks: they run in step.
             rounds += [
-                [statistics.fmean(values) for values in zip(*same, strict=True)]
-                for same in zip(*ranks, strict=True)
+                [statistics.fmean(values) for values in zip(*same, strict=True)] for same in zip(*ranks, strict=True)
             ]
         for kind, ours, by_hand in (("wall", 0, 1), ("CPU", 2, 3)):
             ratio, low, high = bound_median([each[ours] / each[by_hand] for each in rounds])
             medians = [statistics.median(each[column] for each in rounds) * 1e6 for column in (ours, by_hand)]
-            print(
-                f"{job:14}{kind:8}{medians[0]:7.0f} us{medians[1]:7.0f} us{ratio:8.3f}  {low:.3f} to {high:.3f}"
-            )
+            print(f"{job:14}{kind:8}{medians[0]:7.0f} us{medians[1]:7.0f} us{ratio:8.3f}  {low:.3f} to {high:.3f}")
 
 
 if __name__ == "__main__":

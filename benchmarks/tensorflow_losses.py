@@ -66,9 +66,7 @@ def make_problem() -> tuple[TensorDataset, nn.Sequential]:
     labels = torch.randint(4, (NUM_SAMPLES,), generator=generator)
     inputs = centres[labels] + 1.5 * torch.randn(NUM_SAMPLES, 16, generator=generator, dtype=torch.float64)
     torch.manual_seed(0)
-    return TensorDataset(inputs, labels), nn.Sequential(
-        nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)
-    ).double()
+    return TensorDataset(inputs, labels), nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).double()
 
 
 def run_ours() -> list[float]:

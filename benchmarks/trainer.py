@@ -105,9 +105,7 @@ def printing_elsewhere(folder: Path, rank: int, *, has_terminal: bool) -> Iterat
     if has_terminal:
         seen_by, target = pty.openpty()
         os.environ |= {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
-        reader = subprocess.Popen(
-            ["cat"], stdin=seen_by, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        reader = subprocess.Popen(["cat"], stdin=seen_by, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(seen_by)
     else:
         target = os.open(folder / f"printed-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -216,9 +214,7 @@ def name_versions() -> str:
 
 def average(ranks: list[dict[str, Readings]], name: str, kind: str) -> list[float]:
     """Return a number of each round, the mean of the ranks: they run in step."""
-    return [
-        statistics.fmean(same) for same in zip(*(getattr(found[name], kind) for found in ranks), strict=True)
-    ]
+    return [statistics.fmean(same) for same in zip(*(getattr(found[name], kind) for found in ranks), strict=True)]
 
 
 def print_table(plan: Plan, ranks: list[dict[str, Readings]], aim: float | None = None) -> None:
@@ -271,15 +267,11 @@ def read_arguments() -> argparse.Namespace:
         type=int,
         help=f"steps of a round; default: {BLOCK}, with --terminal {ALONE_BLOCK}, with --gpu {GPU_BLOCK}",
     )
-    parser.add_argument(
-        "--builds", type=int, default=BUILDS, help=f"how often all are built anew; default: {BUILDS}"
-    )
+    parser.add_argument("--builds", type=int, default=BUILDS, help=f"how often all are built anew; default: {BUILDS}")
     parser.add_argument("--ranks", type=int, help="default: 2, with --gpu 1")
     parser.add_argument("--batch", type=int, help="samples of a step on each rank; default: 16")
     parser.add_argument("--model", choices=("mlp", "gpt"), default="mlp")
-    parser.add_argument(
-        "--optimizer", choices=("sgd", "adamw"), help="default: sgd, with --gpu a fused adamw"
-    )
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), help="default: sgd, with --gpu a fused adamw")
     parser.add_argument(
         "--data",
         choices=("tensors", "items"),
@@ -320,9 +312,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     return Plan(
         task=task,
         names=tuple(
-            name
-            for name in names
-            if name != "DeepSpeed" and not (on_gpu and name in ("raw, again", "loader + DDP"))
+            name for name in names if name != "DeepSpeed" and not (on_gpu and name in ("raw, again", "loader + DDP"))
         ),
         rounds=rounds // builds,
         builds=builds,

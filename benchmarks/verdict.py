@@ -162,18 +162,14 @@ def print_judging(sizes: Sequence[int]) -> None:
             start_s = time.perf_counter()
             findings = look(scene)
             times.append(time.perf_counter() - start_s)
-        print(
-            f"{size:6}{statistics.median(times) * 1000:9.1f} ms  {findings[0].message[:110] if findings else 'none'}"
-        )
+        print(f"{size:6}{statistics.median(times) * 1000:9.1f} ms  {findings[0].message[:110] if findings else 'none'}")
 
 
 def main() -> None:
     """Measure, and print both tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"jobs of ours of each kind ({ROUNDS})")
-    parser.add_argument(
-        "--limit", type=float, default=LIMIT_S, help=f"seconds that torchrun is given ({LIMIT_S:.0f})"
-    )
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds that torchrun is given ({LIMIT_S:.0f})")
     parser.add_argument("--only", nargs="+", default=list(SCRIPTS), choices=list(SCRIPTS), metavar="NAME")
     args = parser.parse_args()
     prepare()

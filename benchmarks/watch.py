@@ -197,9 +197,7 @@ def main() -> None:
                 [*command, "--rounds", str(arguments.rounds), "--only", job, "--in-rank", str(path)],
                 check=True,
             )
-            reported = [
-                json.loads(path.with_name(f"told.{rank}").read_text()) for rank in range(arguments.ranks)
-            ]
+            reported = [json.loads(path.with_name(f"told.{rank}").read_text()) for rank in range(arguments.ranks)]
         # The mean of the ranks: they run in step.
         rounds = [
             [statistics.fmean(values) for values in zip(*same, strict=True)]

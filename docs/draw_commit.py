@@ -26,9 +26,7 @@ def box(start: float, end: float, y: float, words: str, fill: str, *, height: fl
     return f'<rect x="{start}" y="{y}" width="{end - start}" height="{height}" rx="3" fill="{fill}" stroke="{LINE}"/>{middle}'
 
 
-def moment(
-    x: float, top: float, bottom: float, *, fill: str = LINE, width: float = 1, dash: str = "3 3"
-) -> str:
+def moment(x: float, top: float, bottom: float, *, fill: str = LINE, width: float = 1, dash: str = "3 3") -> str:
     """Return a vertical line through a moment."""
     return f'<line x1="{x}" y1="{top}" x2="{x}" y2="{bottom}" stroke="{fill}" stroke-width="{width}" stroke-dasharray="{dash}"/>'
 

@@ -84,9 +84,7 @@ def write_parser(parser: argparse.ArgumentParser, level: int, guide: str = "") -
             elif not isinstance(action, argparse._HelpAction) and action.help is not argparse.SUPPRESS:
                 rows.append(_write_action(parser, action))
         if rows:
-            title = {"positional arguments": "Arguments", "options": "Flags"}.get(
-                group.title or "", group.title or ""
-            )
+            title = {"positional arguments": "Arguments", "options": "Flags"}.get(group.title or "", group.title or "")
             yield from ("", f"**{title[0].upper()}{title[1:]}**", "")
             if group.description:
                 yield from (_escape(group.description), "")

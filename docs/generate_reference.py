@@ -190,9 +190,7 @@ def _write_parameter(parameter: inspect.Parameter) -> str:
         if isinstance(parameter.default, enum.Enum):
             default = f"{type(parameter.default).__name__}.{parameter.default.name}"
         if " at 0x" in default or default.startswith("<"):
-            raise ValueError(
-                f"the default of {parameter.name} is shown as {default}, which differs from run to run"
-            )
+            raise ValueError(f"the default of {parameter.name} is shown as {default}, which differs from run to run")
         text += f" = {default}" if has_type else f"={default}"
     return text
 
@@ -255,11 +253,7 @@ def is_told_by_family(kind: type, member: str) -> bool:
 
 def _link_source(value: Any) -> str:
     """Link the file that defines a name; on the site, where there is no clone around the page, only its path is left."""
-    path = (
-        Path(inspect.getfile(inspect.unwrap(value)))
-        .relative_to(Path(rankwise.__file__).parents[1])
-        .as_posix()
-    )
+    path = Path(inspect.getfile(inspect.unwrap(value))).relative_to(Path(rankwise.__file__).parents[1]).as_posix()
     return f"Source: [src/{path}](../../src/{path})"
 
 

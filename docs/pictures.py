@@ -29,9 +29,7 @@ COLUMNS = 100
 
 def read_file(document: Path, name: str) -> str:
     """Return the file ``name`` that a document holds as a Python block."""
-    found = re.search(
-        rf"^```python\n(# {re.escape(name)}\n.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL
-    )
+    found = re.search(rf"^```python\n(# {re.escape(name)}\n.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
     if found is None:
         sys.exit(f"{document} holds no {name}")
     return found[1]
@@ -72,9 +70,7 @@ def make_neutral(text: str, folder: Path) -> str:
 
 def draw(name: str, command: str, text: str) -> None:
     """Write ``docs/pictures/<name>.svg``: a terminal with the command and what it showed."""
-    console = Console(
-        record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor"
-    )
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi(f"\x1b[1m$ {command}\x1b[0m"))
     # The last line would be cut below its base, and lose its underscores.
     console.print(Text.from_ansi(text.rstrip("\n") + "\n"))
@@ -111,9 +107,7 @@ def draw_curves() -> None:
 def read_start_times() -> list[tuple[str, float, float]]:
     """Return what was started, and the seconds of rankwise and torchrun, from the table of the warm start: those of the newest torch."""
     text = (ROOT / "docs" / "explain" / "warm-start.md").read_text()
-    rows = re.findall(
-        r"^\| ([\w-]+, \d+ ranks?) \| .* \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \|$", text, re.MULTILINE
-    )
+    rows = re.findall(r"^\| ([\w-]+, \d+ ranks?) \| .* \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \|$", text, re.MULTILINE)
     return [(what, float(ours), float(theirs)) for what, ours, theirs in rows]
 
 

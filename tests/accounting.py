@@ -84,9 +84,7 @@ class Accounting:
             terminalreporter.line(f"{name:24} {seconds:8.0f} {cpu:8.0f} {launches:8.0f}")
         terminalreporter.line(f"{'resident servers':24} {'':8} {_measure_residents():8.0f}")
         terminalreporter.line(f"{'this host':24} {'':8} {_measure_host_s() - self._host_s:8.0f}")
-        terminalreporter.line(
-            f"for comparison of machines: 20 million additions take {_time_loop():.2f} s here, now"
-        )
+        terminalreporter.line(f"for comparison of machines: 20 million additions take {_time_loop():.2f} s here, now")
         for name, seconds in self._seconds.most_common(_DEAREST):
             terminalreporter.line(f"{seconds:6.1f} s  {self._cpu[name]:6.1f} s of CPU  {name}")
 

@@ -60,9 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.dont_write_bytecode = False
     config.addinivalue_line("markers", "linux: needs /proc, prctl or pseudo-terminals; skipped elsewhere")
     config.addinivalue_line("markers", "leaves_processes: leaves a process behind on purpose")
-    config.addinivalue_line(
-        "markers", "own_server: its launchers import torch by themselves, as users' first runs do"
-    )
+    config.addinivalue_line("markers", "own_server: its launchers import torch by themselves, as users' first runs do")
     config.addinivalue_line(
         "markers", "shared_server: its launchers use the session's servers, though others of its folder can't"
     )

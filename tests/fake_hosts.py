@@ -92,9 +92,7 @@ def add_process(
     folder = root / "proc" / str(pid)
     folder.mkdir(parents=True)
     (root / "proc" / "stat").write_text(f"cpu 0 0 0 0\nbtime {SYSTEM_CLOCK.time() - up_s:.0f}\n")
-    (folder / "stat").write_text(
-        f"{pid} ({name}) {state} {parent} 1 1{' 0' * 15} {started_s * 100:.0f}{' 0' * 30}\n"
-    )
+    (folder / "stat").write_text(f"{pid} ({name}) {state} {parent} 1 1{' 0' * 15} {started_s * 100:.0f}{' 0' * 30}\n")
     (folder / "status").write_text("Name:\tpython\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
     (folder / "statm").write_text(f"0 {memory_bytes // mmap.PAGESIZE} 0 0 0 0 0\n")
     (folder / "cmdline").write_text("\0".join(argv.split("|" if "|" in argv else " ")) + "\0")

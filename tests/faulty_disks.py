@@ -72,9 +72,7 @@ class FaultyDisk:
 
     def write(self, fd: int, data: memoryview) -> int:
         half = data[: len(data) // 2]
-        return int(
-            self._around("write", lambda: REAL_DISK.write(fd, data), lambda: REAL_DISK.write(fd, half))
-        )
+        return int(self._around("write", lambda: REAL_DISK.write(fd, data), lambda: REAL_DISK.write(fd, half)))
 
     def sync(self, fd: int) -> None:
         self._around("sync", lambda: REAL_DISK.sync(fd))

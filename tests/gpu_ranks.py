@@ -24,9 +24,7 @@ ENV = {"PYTHONPATH": str(ROOT / "src"), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 LIMIT_S = 150.0
 
 
-def start(
-    words: Sequence[str], folder: Path, *, launcher: Sequence[str] = RANKWISE, **env: str | None
-) -> Running:
+def start(words: Sequence[str], folder: Path, *, launcher: Sequence[str] = RANKWISE, **env: str | None) -> Running:
     """Start a command of rankwise in the background."""
     (folder / "facts").mkdir(exist_ok=True)
     told = {name: os.environ.get(name) for name in ("RANKWISE_TEST_DEVICE", "CUDA_VISIBLE_DEVICES")}

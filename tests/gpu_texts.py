@@ -106,9 +106,7 @@ def matrix(
     lines = ["\t\x1b[4m" + "\t".join([*heads, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) + "\x1b[0m"]
     for a, name in enumerate(names):
         cells = [" X " if a == b else (others or {}).get((min(a, b), max(a, b)), way) for b in range(count)]
-        lines.append(
-            "\t".join([name, *cells, *(nics[a].split() if nics else ()), "0-47,96-143", "0", "", "N/A"])
-        )
+        lines.append("\t".join([name, *cells, *(nics[a].split() if nics else ()), "0-47,96-143", "0", "", "N/A"]))
     lines += [
         "\t".join([f"NIC{index}", *(nics[a].split()[index] for a in range(count)), " X "])
         for index in range(len(heads) - count)

@@ -70,9 +70,7 @@ class KubernetesApi:
                 code, body = api.answer(self.command, self.path, self.rfile.read(size))
                 data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
                 self.send_response(code)
-                self.send_header(
-                    "Content-Type", "text/plain" if isinstance(body, str) else "application/json"
-                )
+                self.send_header("Content-Type", "text/plain" if isinstance(body, str) else "application/json")
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
@@ -80,9 +78,7 @@ class KubernetesApi:
             do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815 - http.server's names
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
-        ).start()
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         self.config = folder / "kubeconfig"
         url = f"http://127.0.0.1:{self._server.server_port}"
         self.config.write_text(json.dumps({

@@ -170,9 +170,7 @@ class Attention(nn.Module):
         super().__init__()
         self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
         q, k, v = (one.unflatten(-1, (2, -1)).transpose(1, 2) for one in self.c_attn(x).chunk(3, -1))
         if rotary is not None:
             q, k = (rotate(one, *rotary) for one in (q, k))
@@ -219,11 +217,7 @@ class NanoGpt(nn.Module):
         for block in self.transformer.h:
             x = block(x)
         logits = self.lm_head(self.transformer.ln_f(x))
-        loss = (
-            None
-            if targets is None
-            else functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
-        )
+        loss = None if targets is None else functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
         return logits, loss
 
 
@@ -315,9 +309,7 @@ class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(
-            [nn.Sequential(nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)) for _ in range(4)]
-        )
+        self.blocks = nn.ModuleList([nn.Sequential(nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)) for _ in range(4)])
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
@@ -461,9 +453,7 @@ class Experts(nn.Module):
             weights = self.router(x).softmax(-1)
             top, index = weights.topk(2, -1)
             gates = torch.zeros_like(weights).scatter(-1, index, top)
-            out = sum(
-                gates[..., number, None] * torch.tanh(one(x)) for number, one in enumerate(self.experts)
-            )
+            out = sum(gates[..., number, None] * torch.tanh(one(x)) for number, one in enumerate(self.experts))
             return x + out, weights.mean(tuple(range(weights.dim() - 1))).square().sum()
 
     def __init__(self) -> None:
@@ -605,10 +595,7 @@ class Keywords(nn.Module):
 
 def take_keyword_loss(model: nn.Module, batch: Any) -> Tensor:
     found = model(input_ids=batch[0])
-    return (
-        functional.cross_entropy(found["logits"].flatten(0, 1), batch[0].flatten())
-        + found["hidden"].square().mean()
-    )
+    return functional.cross_entropy(found["logits"].flatten(0, 1), batch[0].flatten()) + found["hidden"].square().mean()
 
 
 class Checkpointed(nn.Module):

@@ -27,9 +27,7 @@ VPN = make_interface("tailscale0", "100.64.0.3/32", kind="vpn")
 TWO = JobShape(num_nodes=2, num_ranks=4, master_addr="node0", master_port=29500, is_master=True)
 SECOND = JobShape(num_nodes=2, num_ranks=4, master_addr="node0", master_port=29500, is_master=False)
 NAMES = {"host0": ["10.0.0.1"], "node0": ["10.0.0.1"]}
-IPTABLES = (
-    "*filter\n:INPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp --dport 29500 -j ACCEPT\nCOMMIT\n"
-)
+IPTABLES = "*filter\n:INPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp --dport 29500 -j ACCEPT\nCOMMIT\n"
 GPU = {"/dev/nvidiactl": "", **{f"/proc/driver/nvidia/gpus/000{n}/information": "" for n in range(2)}}
 IB = {
     "/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
@@ -83,12 +81,7 @@ CABLE = "ip link set lo up; ip link add {0} type veth peer name far; ip link set
 
 def enter_network(script: str, *arguments: str, hosts: Path | None = None) -> str:
     """Run a shell script in a network of its own; skip the test where that is not allowed."""
-    if (
-        not hasattr(os, "geteuid")
-        or os.geteuid() != 0
-        or not shutil.which("unshare")
-        or not shutil.which("ip")
-    ):
+    if not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("ip"):
         pytest.skip("network namespaces need root, iproute2 and util-linux")
     if subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True).returncode:
         pytest.skip("this container may not make network namespaces")

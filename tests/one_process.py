@@ -60,9 +60,7 @@ def build_model(kind: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, NUM_CLASSES)).to(dtype)
 
 
-def build_data(
-    kind: str, dtype: torch.dtype = torch.float64, num_samples: int = NUM_SAMPLES
-) -> TensorDataset:
+def build_data(kind: str, dtype: torch.dtype = torch.float64, num_samples: int = NUM_SAMPLES) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     if kind in {"transformer", "gpt"}:
         tokens_NS = torch.randint(NUM_CLASSES, (num_samples, SEQUENCE), generator=generator)
@@ -109,8 +107,7 @@ def train_by_hand(
     while len(losses) < num_steps:
         for indices in sampler:
             micro = [
-                [data.tensors[0][part], data.tensors[1][part]]
-                for part in torch.tensor(indices).tensor_split(num_micro)
+                [data.tensors[0][part], data.tensors[1][part]] for part in torch.tensor(indices).tensor_split(num_micro)
             ]
             counts = [int((y != -100).sum()) if y.dim() == 2 else len(y) for _, y in micro]
             total = 0.0

@@ -106,9 +106,7 @@ class ForkedPython:
         pipes = {number: os.pipe() for number in (1, 2) if number not in fds}
         nowhere = os.open(os.devnull, os.O_RDONLY)
         given = {0: nowhere, **{number: pipe[1] for number, pipe in pipes.items()}, **fds}
-        given = {
-            number: given[1 if given[number] == subprocess.STDOUT else number] for number in sorted(given)
-        }
+        given = {number: given[1 if given[number] == subprocess.STDOUT else number] for number in sorted(given)}
         order = {"program": argv[0], "args": list(argv[1:]), "env": dict(env), "folder": str(folder or Path.cwd()),
                  "fds": [number for number in given if number > 2], "own_session": own_session, "takes_terminal": takes_terminal, "host_pid": host_pid, "forks_ranks": forks_ranks}  # fmt: skip
         try:
@@ -203,9 +201,7 @@ def find_socket(modules: Sequence[str]) -> socket.socket | None:
 
 
 @functools.cache
-def _start(
-    modules: tuple[str, ...], *, by_hand: bool = False, is_module: bool = False
-) -> socket.socket | None:
+def _start(modules: tuple[str, ...], *, by_hand: bool = False, is_module: bool = False) -> socket.socket | None:
     """Start a Python to fork from, which ends with this process; None where one can't be given another command line."""
     from support import make_env
 

@@ -14,9 +14,7 @@ _GRAPH = f"{_TORCH}/autograd/graph.py"
 _DDP = f"{_TORCH}/nn/parallel/distributed.py"
 
 
-def op(
-    name: str = "all_reduce", seq: int = 0, at: int | str = 7, shape: tuple[int, ...] = (4,), **facts: Any
-) -> Op:
+def op(name: str = "all_reduce", seq: int = 0, at: int | str = 7, shape: tuple[int, ...] = (4,), **facts: Any) -> Op:
     """Return a collective that is over; ``seq`` 0 is numbered by `rank`."""
     site = f"/job/train.py:{at}" if isinstance(at, int) else at
     filled = {"dtypes": ("float32",), "is_over": True, "group": "0", **facts}
@@ -141,6 +139,4 @@ def scene(*ranks: RankFacts, **facts: Any) -> Scene:
 
 def workers(*states: str) -> tuple[Child, ...]:
     """Return data-loading workers by the kernel's letters."""
-    return tuple(
-        Child(pid=9000 + number, name="pt_data_worker", state=state) for number, state in enumerate(states)
-    )
+    return tuple(Child(pid=9000 + number, name="pt_data_worker", state=state) for number, state in enumerate(states))

@@ -52,9 +52,7 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Two blocks, learned positions; with ``tied`` the head has the embedding's weight."""
 
-    def __init__(
-        self, vocabulary: int, sequence: int, *, tied: bool = False, head_norm: bool = False
-    ) -> None:
+    def __init__(self, vocabulary: int, sequence: int, *, tied: bool = False, head_norm: bool = False) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, WIDTH, padding_idx=min(13, vocabulary - 1))
         self.positions = nn.Embedding(sequence, WIDTH)

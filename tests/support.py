@@ -72,9 +72,7 @@ NOT_COMPARABLE = "torchrun before 2.13 has other flags and variables"
 
 def without_patience(text: str) -> str:
     """Leave out what a launcher says after some seconds of silence: for whom it waits. It says so on a busy machine only."""
-    return re.sub(
-        r"(?m)^rankwise: (waiting for ranks? .* to stop, |no rank has started after \d+ s: ).*\n", "", text
-    )
+    return re.sub(r"(?m)^rankwise: (waiting for ranks? .* to stop, |no rank has started after \d+ s: ).*\n", "", text)
 
 
 def set_marker(marker: str) -> None:
@@ -156,9 +154,7 @@ def list_marked(marker: str | None = None) -> list[str]:
             if wanted not in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
                 continue
             state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
-            command = (
-                Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            )
+            command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         # It outlives the run that has started it, whose environment it has.
@@ -339,9 +335,7 @@ class Running:
             self.process.kill()
             self.process.wait()
             self.close()
-            raise AssertionError(
-                f"no end within {timeout_s} s\nalive: {left}\nout: {out}\nerr: {err}"
-            ) from None
+            raise AssertionError(f"no end within {timeout_s} s\nalive: {left}\nout: {out}\nerr: {err}") from None
         result = Result(code=code, out=self.out, err=self.err, wall_s=time.monotonic() - self.started_s)
         self.close()
         return result

@@ -27,9 +27,7 @@ class FakeClock:
 
 
 def started(step: int = 0, epoch: int = 0, **more: Any) -> Started:
-    return Started(
-        step=step, num_steps=20, epoch=epoch, num_epochs=2, world_size=2, global_batch=4, settings=more
-    )
+    return Started(step=step, num_steps=20, epoch=epoch, num_epochs=2, world_size=2, global_batch=4, settings=more)
 
 
 def report(step: int, *losses: float, epoch: int = 0, **more: Any) -> Report:

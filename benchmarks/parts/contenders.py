@@ -69,11 +69,7 @@ def fit_plain(task: Task, watch: Watch, folder: Path) -> None:
         for _ in loader.epochs(1):
             for step in loader.steps():
                 for x, y in rankwise.accumulate(model, step):
-                    with (
-                        torch.autocast(device.type, torch.bfloat16)
-                        if task.precision == "bf16"
-                        else nullcontext()
-                    ):
+                    with torch.autocast(device.type, torch.bfloat16) if task.precision == "bf16" else nullcontext():
                         total = task.compute_loss(watch, model, x, y, "sum")
                     loss = total * (step.scale / task.terms)
                     loss.backward()
@@ -116,9 +112,7 @@ def fit_trainer(task: Task, watch: Watch, folder: Path) -> None:
     )  # fmt: skip
     loader = rankwise.DataLoader(task.build_data(), global_batch=task.global_batch)
     # The Trainer applies DDP itself, where nothing is applied.
-    model, build_optimizer = (
-        (model, task.build_optimizer) if task.spread == "ddp" else spread_ours(task, model)
-    )
+    model, build_optimizer = (model, task.build_optimizer) if task.spread == "ddp" else spread_ours(task, model)
     optimizer = build_optimizer(model.parameters())
     watch.note(model, optimizer)
     rankwise.Trainer(model, optimizer, loader, loss, config=config, folder=folder).fit()

@@ -63,16 +63,12 @@ class CountingAdam(torch.optim.Adam):
 def train(ps: rankwise.ParameterServer, model: Counted, rank: int) -> None:
     """Push gradients until it is enough."""
     samples, _ = load_digits()
-    begun, taken = (
-        os.open(f"{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("begun", "taken")
-    )
+    begun, taken = (os.open(f"{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("begun", "taken"))
     draw = torch.Generator().manual_seed(os.getpid())
     ps.pull()
     while not Path("enough").exists() or os.fstat(begun).st_size < LEAST_STEPS[sys.argv[1]]:
         chosen = torch.randint(len(samples), (BATCH,), generator=draw).tolist()
-        images_BCHW, labels_B = (
-            torch.stack(part) for part in zip(*(samples[one] for one in chosen), strict=True)
-        )
+        images_BCHW, labels_B = (torch.stack(part) for part in zip(*(samples[one] for one in chosen), strict=True))
         nn.functional.cross_entropy(model(images_BCHW), labels_B).backward()
         model.num_applied.grad = torch.ones(1, dtype=torch.float64)
         os.write(begun, b".")
@@ -88,9 +84,7 @@ def main() -> None:
     ctx = rankwise.init(device="cpu")
     torch.manual_seed(0)
     model = Counted()
-    ps = rankwise.parameter_server(
-        model, CountingAdam, mode=sys.argv[1], save_every=1, timeout_s=float(sys.argv[2])
-    )
+    ps = rankwise.parameter_server(model, CountingAdam, mode=sys.argv[1], save_every=1, timeout_s=float(sys.argv[2]))
     if ps.is_server:
         Path(f"ready-{ctx.rank}").touch()
         ps.serve()

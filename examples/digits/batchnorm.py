@@ -39,14 +39,10 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a digit classifier with BatchNorm.")
     parser.add_argument("--epochs", type=int, default=20, help="at most")
-    parser.add_argument(
-        "--global-batch", type=int, default=48, help="samples a step, over all ranks together"
-    )
+    parser.add_argument("--global-batch", type=int, default=48, help="samples a step, over all ranks together")
     parser.add_argument("--micro-batch", type=int, help="samples of one forward pass of a rank, at most")
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument(
-        "--patience", type=int, default=3, help="stop after so many epochs without a better loss"
-    )
+    parser.add_argument("--patience", type=int, default=3, help="stop after so many epochs without a better loss")
     parser.add_argument("--folder", default="batchnorm-run", help="where checkpoints and the journal go")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order")
     return parser.parse_args()
@@ -110,9 +106,7 @@ def main() -> None:
             ctx.print(f"{args.folder} is finished: delete it to train anew")
         checkpoint.load(args.folder, {"model": model}, step=state["best_step"])
         found = rankwise.evaluate(model, held_out, METRICS, batch_size=64)
-        ctx.print(
-            f"best after step {state['best_step']}: accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}"
-        )
+        ctx.print(f"best after step {state['best_step']}: accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}")
 
 
 if __name__ == "__main__":

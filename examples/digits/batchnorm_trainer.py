@@ -63,9 +63,7 @@ def main() -> None:
             ctx.print(f"{args.folder} is finished: delete it to train anew")
         checkpoint.load(args.folder, {"model": model}, step=trainer.best.step)
         found = rankwise.evaluate(model, held_out, METRICS, batch_size=64)
-        ctx.print(
-            f"best after step {trainer.best.step}: accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}"
-        )
+        ctx.print(f"best after step {trainer.best.step}: accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}")
 
 
 if __name__ == "__main__":

@@ -31,9 +31,7 @@ def measure(model: nn.Module, samples: Dataset[tuple[Tensor, ...]]) -> float:
     """Return the share of samples that are read rightly."""
     model.eval()
     with torch.no_grad():
-        right = [
-            (model(images).argmax(1) == labels) for images, labels in DataLoader(samples, batch_size=256)
-        ]
+        right = [(model(images).argmax(1) == labels) for images, labels in DataLoader(samples, batch_size=256)]
     return torch.cat(right).double().mean().item()
 
 
@@ -65,9 +63,7 @@ def main() -> None:
     ctx = rankwise.init(device="cpu")
     torch.manual_seed(args.seed)
     model = build_model()
-    ps = rankwise.parameter_server(
-        model, lambda ones: torch.optim.Adam(ones, lr=args.lr), mode="async", save_every=1
-    )
+    ps = rankwise.parameter_server(model, lambda ones: torch.optim.Adam(ones, lr=args.lr), mode="async", save_every=1)
     if ps.is_server:
         ps.serve()
         ctx.close()
@@ -80,9 +76,7 @@ def main() -> None:
     while (step := ctx.store.add(counter, 1)) <= num_steps:
         draw = torch.Generator().manual_seed(hash((args.seed, ctx.rank, step)))
         chosen = torch.randint(len(train), (args.batch_size,), generator=draw).tolist()
-        images_BCHW, labels_B = (
-            torch.stack(part) for part in zip(*(train[one] for one in chosen), strict=True)
-        )
+        images_BCHW, labels_B = (torch.stack(part) for part in zip(*(train[one] for one in chosen), strict=True))
         ps.pull()
         nn.functional.cross_entropy(model(images_BCHW), labels_B).backward()
         ps.push()

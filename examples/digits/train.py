@@ -46,16 +46,10 @@ def parse_arguments() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(description="Train a digit classifier on one process or many.")
     parser.add_argument("--epochs", type=positive, default=20)
-    parser.add_argument(
-        "--batch-size", type=positive, default=48, help="samples a step, over all ranks together"
-    )
+    parser.add_argument("--batch-size", type=positive, default=48, help="samples a step, over all ranks together")
     parser.add_argument("--lr", type=float, default=0.005, help="highest learning rate of the schedule")
-    parser.add_argument(
-        "--out", type=Path, default=Path("digits-model.pt"), help="where the trained model goes"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the first weights and of the order of the samples"
-    )
+    parser.add_argument("--out", type=Path, default=Path("digits-model.pt"), help="where the trained model goes")
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order of the samples")
     return parser.parse_args()
 
 
@@ -119,16 +113,12 @@ def make_bar(num_steps: int) -> Progress | None:
     except ImportError:
         return None
     fields = TextColumn("{task.fields[facts]}")
-    bar = Progress(
-        TextColumn("training"), BarColumn(), fields, TimeElapsedColumn(), console=Console(stderr=True)
-    )
+    bar = Progress(TextColumn("training"), BarColumn(), fields, TimeElapsedColumn(), console=Console(stderr=True))
     bar.add_task("training", total=num_steps, facts="")
     return bar
 
 
-def train(
-    model: DistributedDataParallel, samples: Subset[tuple[Tensor, ...]], args: argparse.Namespace
-) -> None:
+def train(model: DistributedDataParallel, samples: Subset[tuple[Tensor, ...]], args: argparse.Namespace) -> None:
     """Fit the model; rank 0 shows the mean loss over all ranks and how many samples they read a second.
 
     Collective: every rank must call this.
@@ -140,9 +130,7 @@ def train(
     used = batch_size * world_size
     if rank == 0 and used != args.batch_size:
         print(f"batch size {args.batch_size} does not divide by {world_size} ranks: {used} instead")
-    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
-        samples, shuffle=True, seed=args.seed
-    )
+    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(samples, shuffle=True, seed=args.seed)
     loader = DataLoader(samples, batch_size=batch_size, sampler=sampler, pin_memory=device.type == "cuda")
     num_steps = args.epochs * len(loader)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
@@ -176,9 +164,7 @@ def train(
                 print(facts, flush=True)
 
 
-def count_correct(
-    model: nn.Module, samples: Subset[tuple[Tensor, ...]], device: torch.device
-) -> tuple[int, int]:
+def count_correct(model: nn.Module, samples: Subset[tuple[Tensor, ...]], device: torch.device) -> tuple[int, int]:
     """Count the samples that the model reads rightly, over all ranks.
 
     Args:

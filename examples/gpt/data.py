@@ -58,9 +58,7 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         return inputs_S, targets_S
 
 
-def load_windows(
-    context: int, *, file: Path | None = None, num_held_out: int | None = None
-) -> tuple[Windows, Windows]:
+def load_windows(context: int, *, file: Path | None = None, num_held_out: int | None = None) -> tuple[Windows, Windows]:
     """Read the text, the same on every rank.
 
     Args:

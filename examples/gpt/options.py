@@ -23,15 +23,11 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--size", choices=sorted(SIZES), default="small", help="where the four below begin")
     for name in ("layers", "width", "heads", "context"):
         parser.add_argument(f"--{name}", type=positive, help="in place of the size's own")
-    parser.add_argument(
-        "--lr", type=float, help="highest learning rate; by default 4e-3 for small, else 6e-4"
-    )
+    parser.add_argument("--lr", type=float, help="highest learning rate; by default 4e-3 for small, else 6e-4")
     parser.add_argument("--steps", type=positive, default=3000, help="optimizer steps of the whole training")
     parser.add_argument("--global-batch", type=positive, default=16, help="windows a step, over all ranks")
     parser.add_argument("--micro-batch", type=positive, help="windows of one forward pass of a rank, at most")
-    parser.add_argument(
-        "--spread", choices=sorted(MESHES), default="ddp", help="over the ranks; see spread.py"
-    )
+    parser.add_argument("--spread", choices=sorted(MESHES), default="ddp", help="over the ranks; see spread.py")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--compile", action="store_true", help="compile the model by torch.compile")
     parser.add_argument("--device", help='"cpu" or "cuda"; by default a GPU where there is one')

@@ -45,9 +45,7 @@ def launch_or_call(train: Callable[..., None], *, folder: str) -> None:
     parser.add_argument("--save-every", type=int, default=2, help="epochs between two checkpoints")
     parser.add_argument("--global-batch", type=int, default=128, help="samples a step over all ranks: 32 x 4")
     parser.add_argument("--folder", default=folder)
-    parser.add_argument(
-        "--nprocs", type=int, help="start so many ranks; without: be one that a launcher has started"
-    )
+    parser.add_argument("--nprocs", type=int, help="start so many ranks; without: be one that a launcher has started")
     args = parser.parse_args()
     options = (args.max_epochs, args.save_every, args.global_batch, args.folder)
     if args.nprocs:

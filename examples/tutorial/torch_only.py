@@ -40,9 +40,7 @@ def ddp_setup() -> torch.device:
     return torch.device("cpu")
 
 
-def prepare_dataloader(
-    dataset: Dataset[tuple[Tensor, Tensor]], batch_size: int
-) -> DataLoader[tuple[Tensor, Tensor]]:
+def prepare_dataloader(dataset: Dataset[tuple[Tensor, Tensor]], batch_size: int) -> DataLoader[tuple[Tensor, Tensor]]:
     """Return a loader of this rank's share of the samples; the sampler shuffles, so the loader must not."""
     return DataLoader(dataset, batch_size=batch_size, sampler=DistributedSampler(dataset))
 
@@ -76,9 +74,7 @@ class Trainer:
         bare = model.to(device)  # parameters stay the same objects, so the optimizer still has them
         if path.exists():  # on every rank, before DDP: what rank 0 alone loads later stays there
             self._load_snapshot(bare)
-        self.model = DistributedDataParallel(
-            bare, device_ids=[device.index] if device.type == "cuda" else None
-        )
+        self.model = DistributedDataParallel(bare, device_ids=[device.index] if device.type == "cuda" else None)
 
     def _load_snapshot(self, model: nn.Module) -> None:
         snapshot = torch.load(self.path, map_location="cpu", weights_only=True)

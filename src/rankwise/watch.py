@@ -112,7 +112,9 @@ def main(argv: Sequence[str]) -> int:
     prepared = _prepare(wish, env)
     if prepared is not None:
         if prepared.identity.rank == 0:
-            offline_setup.say(f"evidence of this run is written to {_shorten(prepared.folder)}; if it hangs or fails: rankwise report {_shorten(prepared.folder)}")  # fmt: skip
+            offline_setup.say(
+                f"evidence of this run is written to {_shorten(prepared.folder)}; if it hangs or fails: rankwise report {_shorten(prepared.folder)}"
+            )
         prepared.keep_over_exec()
         hook = {"RANKWISE_RANK": json.dumps(prepared.orders), **hook_path_env()}
         env |= {name: value for name, value in hook.items() if value is not None}
@@ -142,7 +144,9 @@ def _prepare(wish: Wish, env: Mapping[str, str]) -> offline_setup.OfflineSetup |
         identity = read_identity(env)
         if identity is not None:
             return offline_setup.prepare(wish.place, identity, every_s=wish.every_s, program=program)
-        offline_setup.say("no evidence is recorded: no variable shows which rank this is (RANK and WORLD_SIZE, Slurm's, mpirun's)")  # fmt: skip
+        offline_setup.say(
+            "no evidence is recorded: no variable shows which rank this is (RANK and WORLD_SIZE, Slurm's, mpirun's)"
+        )
     except (OSError, UsageError) as error:
         offline_setup.say(f"no evidence is recorded: {error}")
     return None

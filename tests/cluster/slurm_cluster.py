@@ -187,9 +187,7 @@ class SlurmCluster:
     def _run(self, number: int, *command: str, env: dict[str, str] | None = None) -> None:
         with (self.folder / f"{command[0]}.{number}.out").open("wb") as out:
             self._daemons.append(
-                subprocess.Popen(
-                    [*self.hosts[number].enter(), *command], env=make_env(env), stdout=out, stderr=out
-                )
+                subprocess.Popen([*self.hosts[number].enter(), *command], env=make_env(env), stdout=out, stderr=out)
             )
 
     def _write(self, name: str, text: str, **values: str) -> None:

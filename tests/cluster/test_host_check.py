@@ -35,9 +35,7 @@ SAID = {
 def test_what_differs_is_named_with_all_values(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each host's value is in the error, before anything is started."""
     change, said = SAID[case]
-    spec = JobSpec(
-        name="x", on="ssh", command=("train.py",), workdir="/job", gpus_per_node=8, cpus_per_node=64
-    )
+    spec = JobSpec(name="x", on="ssh", command=("train.py",), workdir="/job", gpus_per_node=8, cpus_per_node=64)
     monkeypatch.setattr(host_check, "ask_all", lambda *_: {"a": FACTS, "b": {**FACTS, **change}})
     monkeypatch.setattr(host_check, "_list_files_here", lambda _: {"train.py": "aa"})
     with pytest.raises(UsageError) as error:

@@ -119,9 +119,7 @@ def test_only_names_are_split_at_commas(tmp_path: Path) -> None:
     assert table.values == {"setup": ("export A=eth0,eth1",), "hosts": "a,b[1-2,4]", "keys": ("a", "b")}
     assert read_table({"hosts": ["a", " b"], "keys": ["a,b"]}, own, "").values == {"hosts": "a,b", "keys": ("a,b",)}  # fmt: skip
     (tmp_path / "a").touch()
-    spec = read(
-        tmp_path, checkpoint=tmp_path / "c", files=[Path("a")], env={"HOME": tmp_path}, python=Path("/p")
-    )
+    spec = read(tmp_path, checkpoint=tmp_path / "c", files=[Path("a")], env={"HOME": tmp_path}, python=Path("/p"))
     assert (spec.checkpoint, spec.files, spec.env["HOME"], spec.python) == (str(tmp_path / "c"), ("a",), str(tmp_path), "/p")  # fmt: skip
     with pytest.raises(UsageError, match=r"job.toml: workdir = 5 is not the name of a folder"):
         read(tmp_path, "workdir = 5\n" + FILE)

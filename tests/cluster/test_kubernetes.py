@@ -70,9 +70,7 @@ def test_a_job_is_submitted_found_again_and_cancelled(kind: str, api: Kubernetes
 @needs_kubectl
 def test_what_is_refused_leaves_nothing_behind(api: KubernetesApi, tmp_path: Path) -> None:
     """The API's words are the error; what had been created before is deleted, and no record stays."""
-    api.refused["jobs"] = (
-        'jobs.batch "train" is forbidden: exceeded quota: team, requested: count/jobs.batch=1'
-    )
+    api.refused["jobs"] = 'jobs.batch "train" is forbidden: exceeded quota: team, requested: count/jobs.batch=1'
     with pytest.raises(LaunchError, match=r"exceeded quota: team"):
         submit(tmp_path)
     assert api.names() == set()
@@ -96,9 +94,7 @@ def test_a_failed_clean_up_stands_behind_the_cause(tmp_path: Path, monkeypatch: 
     assert "--namespace=ml" in str(caught.value)
 
 
-def test_an_api_that_does_not_answer_once_ends_no_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_api_that_does_not_answer_once_ends_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who follows a log goes on where the API has failed for a moment, as after a restart of its server."""
     done = {"metadata": {"name": "x"}, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
     answers = [

@@ -171,9 +171,7 @@ def start(folder: Path, *args: str) -> subprocess.Popen[str]:
     write_script(folder, SLEEPER)
     client = subprocess.Popen([*RANKWISE, "submit", "--on", "local", *args, "--", "--cold", "train.py"], cwd=folder, env=make_job_env(folder),
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
-    wait_until(
-        lambda: any("sleeps" in one.read_text() for one in folder.glob("state/rankwise/jobs/*/log")), 60
-    )
+    wait_until(lambda: any("sleeps" in one.read_text() for one in folder.glob("state/rankwise/jobs/*/log")), 60)
     return client
 
 
@@ -235,9 +233,7 @@ def test_a_program_submits_as_the_command_does(tmp_path: Path, monkeypatch: pyte
         rankwise.submit("absent.py", on="local")
     with pytest.raises(UsageError, match=r"this machine has 0 GPUs, and the job asks for 3; this machine has \d+ GiB of memory, and the job asks for 999424"):  # fmt: skip
         rankwise.submit("train.py", on="local", gpus_per_node=3, memory="976T")
-    assert (
-        len(list((tmp_path / "state" / "rankwise" / "jobs").iterdir())) == 1
-    )  # nothing of those that were refused
+    assert len(list((tmp_path / "state" / "rankwise" / "jobs").iterdir())) == 1  # nothing of those that were refused
 
 
 def test_the_launchers_flags_are_read_before_the_job_is_submitted(tmp_path: Path) -> None:

@@ -194,9 +194,7 @@ def test_the_death_of_an_actor_is_the_cause(address: str, tmp_path: Path) -> Non
 def test_a_lost_node_is_replaced(cluster: RayCluster, tmp_path: Path) -> None:
     """The job starts again on the nodes that are there, and the reason is in its log."""
     found: list[subprocess.CompletedProcess[str]] = []
-    thread = threading.Thread(
-        target=lambda: found.append(submit(cluster.address, tmp_path, LOST, "--requeue", "1"))
-    )
+    thread = threading.Thread(target=lambda: found.append(submit(cluster.address, tmp_path, LOST, "--requeue", "1")))
     thread.start()
     waiting = threading.Event()
     while len(list(tmp_path.glob("first-*"))) < 2 and thread.is_alive():

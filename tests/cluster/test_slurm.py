@@ -74,9 +74,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def submit(
-    slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., JobHandle]]:
+def submit(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., JobHandle]]:
     """Return `rankwise.submit` of a user on the login node, in a folder with a training script."""
     write_script(tmp_path, TRAIN)
     monkeypatch.chdir(tmp_path)
@@ -85,9 +83,7 @@ def submit(
     env = {"OMP_NUM_THREADS": "1", "RANKWISE_CHECK": "0"}
 
     def submit(*command: str, **words: Any) -> JobHandle:
-        return rankwise.submit(
-            list(command), **{"on": "slurm", "env": env, "time": "10m", "grace": "40s", **words}
-        )
+        return rankwise.submit(list(command), **{"on": "slurm", "env": env, "time": "10m", "grace": "40s", **words})
 
     yield submit
     slurm.clean()
@@ -180,9 +176,7 @@ def test_a_preempted_job_comes_back_smaller_and_one_with_a_lost_node_comes_back(
         "[host1 rank 0]: begin at step 6 of 2",
         "[host0 rank 0]: begin at step 12 of 4",
     ]
-    assert any(line.startswith("[host1]: rankwise: stopped for a requeue") for line in lines), "\n".join(
-        lines
-    )
+    assert any(line.startswith("[host1]: rankwise: stopped for a requeue") for line in lines), "\n".join(lines)
     assert {line.partition(":")[0] for line in job.logs(rank=3)} == {"[host1 rank 3]"}
     torch.testing.assert_close(torch.load("checkpoints.pt"), train_alone(tmp_path), rtol=1e-12, atol=0)
     state = late.wait(timeout_s=90)
@@ -221,18 +215,14 @@ PLAIN = """
 
 
 @pytest.mark.timeout(300)
-def test_slurm_says_how_jobs_have_ended(
-    slurm: SlurmCluster, submit: Callable[..., JobHandle], tmp_path: Path
-) -> None:
+def test_slurm_says_how_jobs_have_ended(slurm: SlurmCluster, submit: Callable[..., JobHandle], tmp_path: Path) -> None:
     """An error, too much memory, a cancelled job that would be requeued, an array, a heterogeneous job."""
     write_script(tmp_path, PLAIN, "plain.py")
     unwanted = submit("train.py", "unwanted", "3", requeue=9)
     failed = submit("--cold", "plain.py", "raise", name="failed")
     full = submit("--cold", "plain.py", "fill", name="full", memory="500M", gpus_per_node=1)
     array = submit("--cold", "plain.py", "leave once", name="parts", array="0-1", requeue=1)
-    mixed = submit(
-        "--cold", "plain.py", "go", name="mixed", components=["--nodes=1 --cpus-per-task=2 --time=5"]
-    )
+    mixed = submit("--cold", "plain.py", "go", name="mixed", components=["--nodes=1 --cpus-per-task=2 --time=5"])
 
     state = failed.wait(timeout_s=90)
     assert (state.phase, state.exit_code, state.reason) == ("failed", 1, "FAILED (NonZeroExitCode) on host0")
@@ -293,9 +283,7 @@ def test_an_allocation_is_used(slurm: SlurmCluster, submit: Callable[..., JobHan
         f"{rankwise_} jobs",
     ]
     (tmp_path / "session.sh").write_text("export OMP_NUM_THREADS=1\n" + "\n".join(lines))
-    said = slurm.call(
-        "salloc", "--nodes=2", "--gpus-per-node=1", "--time=5", "bash", "session.sh", cwd=tmp_path
-    )
+    said = slurm.call("salloc", "--nodes=2", "--gpus-per-node=1", "--time=5", "bash", "session.sh", cwd=tmp_path)
     for host, rank in (("host0", 0), ("host0", 1), ("host1", 2), ("host1", 3)):
         assert f"[{host} rank {rank}]: sum 4.0" in said, said
     assert re.search(r"the job needs 3 nodes, and allocation \d+ has 2: host\[0-1\]", said), said

@@ -20,9 +20,7 @@ from rankwise.cluster.words import Table
 def build(**words: object) -> str:
     """Return the script of a job, which bash can read at least."""
     own = Table(words.pop("own", {}))  # type: ignore[arg-type]
-    spec = JobSpec(
-        **{"name": "line", "on": "slurm", "command": ("train.py",), "workdir": "/jobs", "own": own, **words}
-    )  # type: ignore[arg-type]
+    spec = JobSpec(**{"name": "line", "on": "slurm", "command": ("train.py",), "workdir": "/jobs", "own": own, **words})  # type: ignore[arg-type]
     text = build_script(spec)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     return text

@@ -77,16 +77,12 @@ def test_the_digits_train_alike_over_ssh_and_here(tmp_path: Path) -> None:
     config = write_script(tmp_path, CONFIG, "ssh_config")
     with open_cluster(tmp_path) as (hosts, ssh):
         aliases = ssh.replace("-F none", f"-F {config}")
-        done = call(
-            tmp_path, "submit", "--on", "ssh", "--ssh", aliases, "--env", "STOP_AFTER=12", at=at(hosts[0])
-        )
+        done = call(tmp_path, "submit", "--on", "ssh", "--ssh", aliases, "--env", "STOP_AFTER=12", at=at(hosts[0]))
         assert done.returncode == 75, done.stdout + done.stderr
         assert "has stopped, and can be resumed" in done.stderr
         assert re.search(r"(?m)^\[host[01] rank 0\]: rankwise: ", done.stdout)
         wait_until(lambda: not [one for host in hosts for one in list_processes(host)], 20, "nothing on the hosts")  # fmt: skip
-    assert re.search(r"(?m)^\[host[01] rank 0\]: step +1/30  epoch 1/1  loss ", done.stdout), (
-        "metrics of all nodes"
-    )
+    assert re.search(r"(?m)^\[host[01] rank 0\]: step +1/30  epoch 1/1  loss ", done.stdout), "metrics of all nodes"
     go_on_here(tmp_path)
     assert [job["phase"] for job in list_jobs(tmp_path)] == ["stopped", "succeeded", "succeeded"]
 

@@ -54,9 +54,7 @@ NOT_RUN = {
 #: Documents that are there in Chinese, too: `NAME.zh-CN.md` beside it.
 TRANSLATED = ("README.md", "docs/tutorial/tour.md")
 
-_BLOCK = re.compile(
-    r"(?P<notes>(?:^<!-- .*? -->\n)*)^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
-)
+_BLOCK = re.compile(r"(?P<notes>(?:^<!-- .*? -->\n)*)^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 #: A script that launches ranks leaves it to them.
 _NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b|^from rankwise import |rankwise\.init\(", re.MULTILINE)
 #: Whose launcher must be the process that the shell has started.
@@ -120,9 +118,7 @@ def run_documents() -> list[Path]:
 def all_documents() -> list[Path]:
     """List every Markdown file of the project."""
     folders = ("docs", "examples", "benchmarks", "src", "tests")
-    return sorted(
-        {*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))}
-    )
+    return sorted({*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))})
 
 
 def find_blocks(text: str) -> list[Block]:
@@ -141,9 +137,7 @@ def find_blocks(text: str) -> list[Block]:
 def file_name(block: Block) -> str:
     """Return the name of the file that a block is."""
     found = re.match(rf"# ([\w./-]+\.(?:{FILES[block.kind]}))\n", block.body)
-    assert found, (
-        f"the {block.kind} block at line {block.line} does not begin with '# name.{FILES[block.kind]}'"
-    )
+    assert found, f"the {block.kind} block at line {block.line} does not begin with '# name.{FILES[block.kind]}'"
     return found[1]
 
 
@@ -228,15 +222,9 @@ def _check_env(command: str, folder: Path) -> dict[str, str]:
     names = re.findall(r"[\w./-]+\.py\b", command)
     paths = [path for name in names if (path := folder / name).is_file()]
     is_plain = (
-        str(PYTHON) == sys.executable
-        and "rankwise run" in command
-        and not re.search(r"strict|(?i:check)", command)
+        str(PYTHON) == sys.executable and "rankwise run" in command and not re.search(r"strict|(?i:check)", command)
     )
-    return (
-        {"RANKWISE_CHECK": "0"}
-        if is_plain and paths and not any(find_errors(str(path)) for path in paths)
-        else {}
-    )
+    return {"RANKWISE_CHECK": "0"} if is_plain and paths and not any(find_errors(str(path)) for path in paths) else {}
 
 
 def _fork_python(command: str, folder: Path, env: dict[str, str]) -> list[int]:
@@ -285,9 +273,7 @@ def neutral(output: str, folder: Path) -> str:
     output = re.sub(r"(?m)^rankwise: .*; it may just be slow\n", "", output)
     # In a pipe for both streams nobody knows whether a rank has left half a line; on a terminal nothing of it is seen.
     output = re.sub(r"(^|\n)\n(?=rankwise: (?:the job|attempt) )", r"\1", output)
-    return re.sub(
-        r"/\S*/rankwise_\w{8}(?=/)", "/tmp/rankwise_1a2b3c4d", without_patience(without_gloo(output))
-    )
+    return re.sub(r"/\S*/rankwise_\w{8}(?=/)", "/tmp/rankwise_1a2b3c4d", without_patience(without_gloo(output)))
 
 
 def line_pattern(line: str) -> str:
@@ -316,9 +302,7 @@ def agrees(shown: list[str], output: str, *, in_any_order: bool = False) -> bool
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the documents show a Linux shell")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "document", [one for one in run_documents() if any(map(is_run, blocks_of(one)))], ids=name_of
-)
+@pytest.mark.parametrize("document", [one for one in run_documents() if any(map(is_run, blocks_of(one)))], ids=name_of)
 def test_commands_do_what_the_document_shows(document: Path, tmp_path: Path) -> None:
     """Whoever types a document from top to bottom into one folder gets the exit codes and the lines that it shows."""
     faulthandler.cancel_dump_traceback_later()  # a page takes minutes; its commands have their own limit
@@ -385,8 +369,7 @@ def test_output_patterns() -> None:
 def test_translations_have_the_same_commands(name: str) -> None:
     """A Chinese document has the English one's files and commands, in the same order, letter for letter."""
     english, chinese = (
-        find_blocks((ROOT / one).read_text(encoding="utf-8"))
-        for one in (name, name.replace(".md", ".zh-CN.md"))
+        find_blocks((ROOT / one).read_text(encoding="utf-8")) for one in (name, name.replace(".md", ".zh-CN.md"))
     )
     assert [(block.kind, block.body, block.notes) for block in english] == [
         (block.kind, block.body, block.notes) for block in chinese
@@ -426,9 +409,7 @@ def test_make_targets_exist() -> None:
     """The README names `make demo` and `make test`, and the Makefile has every target that a document calls."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for document in all_documents():
-        named = set(
-            re.findall(r"\bmake ([a-z-]+)\b(?=`|$)", document.read_text(encoding="utf-8"), re.MULTILINE)
-        )
+        named = set(re.findall(r"\bmake ([a-z-]+)\b(?=`|$)", document.read_text(encoding="utf-8"), re.MULTILINE))
         assert named <= targets, f"{document.name}: {named - targets}"
         if document.parent == ROOT and document.name.startswith("README"):
             assert {"demo", "test"} <= named, document.name
@@ -464,9 +445,7 @@ def test_architecture_names_what_exists() -> None:
     """Every path in ARCHITECTURE.md exists, and every folder of the package stands in its list of rooms, which is short enough to be read."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     assert text.count("\n") <= 250
-    named = [
-        token for token in re.findall(r"`([^`\n]+)`", text) if re.fullmatch(r"[\w.*/-]+(/|\.\w+)", token)
-    ]
+    named = [token for token in re.findall(r"`([^`\n]+)`", text) if re.fullmatch(r"[\w.*/-]+(/|\.\w+)", token)]
     paths = [token for token in named if "/" in token or re.search(r"\.(py|md|toml|txt|svg)$", token)]
     for path in set(paths) - {"step-500.tmp/"}:
         assert [*ROOT.glob(path.rstrip("/")), *SOURCE.glob(path.rstrip("/"))], f"{path} does not exist"
@@ -489,9 +468,7 @@ def test_architecture_shows_the_layers_that_are_checked() -> None:
     )
     assert contract
     layers = re.findall(r'"([^"]+)"', contract[1])
-    rows = re.findall(
-        r"^\| `([a-z_| \\]+)` \|", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    rows = re.findall(r"^\| `([a-z_| \\]+)` \|", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE)
     shown = [row.replace("\\", "") for row in rows]
     present = [" | ".join(room for room in layer.split(" | ") if exists(room)) for layer in layers]
     assert shown == [layer for layer in present if layer]

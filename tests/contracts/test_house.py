@@ -191,6 +191,18 @@ def test_the_public_face_is_loaded_lazily() -> None:
     assert _ask_python(code).strip() == "[]"
 
 
+def test_only_tables_are_laid_out_by_hand() -> None:
+    """`# fmt: skip` stands behind a literal or call of several lines that is set as a table; a line that is too long is wrapped like any other."""
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text()
+        if "# fmt: skip" not in text:
+            continue
+        simple = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.stmt) and not hasattr(one, "body")]
+        tables = {one.end_lineno for one in simple if (one.end_lineno or one.lineno) - one.lineno > 1}
+        lines = {at for at, line in enumerate(text.splitlines(), 1) if line.endswith("# fmt: skip")}
+        assert lines <= tables, f"{path}: lines {sorted(lines - tables)} are wrapped by `ruff format`"
+
+
 def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
     """A file of more than 700 lines says in its docstring why; one of more than 400 is shown here."""
     too_long = []
@@ -208,24 +220,24 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
-    "base": 2_385,  # aim: base and engine 3,000
-    "engine": 3_697,  # aim: base and engine 3,000
-    "evidence": 8_370,  # aim: evidence and verdict 11,000
-    "verdict": 8_463,  # aim: evidence and verdict 11,000
-    "lint": 23_618,  # aim: 18,000
-    "cluster": 3_975,  # aim: 3,000
-    "doctor": 11_061,  # aim: 9,000
-    "warm": 2_235,  # aim: launcher and warm 9,000
-    "launcher": 10_622,  # aim: launcher and warm 9,000
-    "runtime": 6_000,
-    "data": 4_500,
-    "checkpoint": 4_500,
-    "parallel": 12_182,  # aim: parallel and tf 9,000
-    "tf": 2_802,  # aim: parallel and tf 9,000
-    "train": 6_350,  # aim: 6,500
-    "cli": 3_239,  # aim: cli and testing 3,000
-    "testing": 310,  # aim: cli and testing 3,000
-    "rankwise": 350,
+    "base": 2_423,  # aim: base and engine 3,000
+    "engine": 3_757,  # aim: base and engine 3,000
+    "evidence": 8_399,  # aim: evidence and verdict 11,000
+    "verdict": 8_422,  # aim: evidence and verdict 11,000
+    "lint": 23_634,  # aim: 18,000
+    "cluster": 4_295,  # aim: 3,000
+    "doctor": 11_192,  # aim: 9,000
+    "warm": 2_237,  # aim: launcher and warm 9,000
+    "launcher": 10_573,  # aim: launcher and warm 9,000
+    "runtime": 6_051,
+    "data": 4_485,
+    "checkpoint": 4_661,
+    "parallel": 12_503,  # aim: parallel and tf 9,000
+    "tf": 2_811,  # aim: parallel and tf 9,000
+    "train": 6_382,  # aim: 6,500
+    "cli": 3_414,  # aim: cli and testing 3,000
+    "testing": 314,  # aim: cli and testing 3,000
+    "rankwise": 343,
 }
 
 
@@ -280,9 +292,7 @@ def test_no_file_knows_the_machine_that_it_was_written_on() -> None:
     for path in _tree():
         if not path.is_file() or path.suffix in {".pyc", ".pt", ".gz", ".png", ".npz"}:
             continue
-        for number, line in enumerate(
-            path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1
-        ):
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             if pattern.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
     assert found == []
@@ -322,7 +332,5 @@ def test_what_a_failed_test_left_open_fails_no_other(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-c", os.devnull, "--rootdir", tmp_path,
                "-p", "conftest", "-p", "no:cacheprovider", "test_two.py"]  # fmt: skip
     env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr

@@ -72,8 +72,7 @@ def test_every_parameter_is_documented(name: str, function: Any) -> None:
     """The parameters under Args are those of the signature, in its order, and what is returned is told."""
     signature, sections = inspect.signature(function), script.split_docstring(function.__doc__)
     told = [
-        item.partition("`")[2].partition("`")[0].lstrip("*")
-        for item in script.write_items(sections.get("Args", []))
+        item.partition("`")[2].partition("`")[0].lstrip("*") for item in script.write_items(sections.get("Args", []))
     ]
     assert told == [parameter for parameter in signature.parameters if parameter not in {"self", "cls"}], name
     gives = signature.return_annotation not in {"None", inspect.Signature.empty, "Iterator[None]"}

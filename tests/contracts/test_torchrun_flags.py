@@ -308,9 +308,7 @@ def _random_cases() -> list[tuple[list[str], Env]]:
         for name in chance.sample([*values, *switches], chance.randrange(4)):
             value = chance.choice(values.get(name, ["0", "1"]))
             env[f"PET_{name.upper().replace('-', '_')}"] = value
-        tail = chance.choice(
-            [[], ["train.py"], ["train.py"], ["train.py", "--role", "x"], ["--", "t.py", "-m"]]
-        )
+        tail = chance.choice([[], ["train.py"], ["train.py"], ["train.py", "--role", "x"], ["--", "t.py", "-m"]])
         cases.append(([*argv, *tail], env))
     return cases
 
@@ -330,9 +328,7 @@ _PREFIX_CASES: list[tuple[list[str], Env]] = [
 ]
 # Words behind the script that look like the beginning of a flag of ours.
 _BEHIND: list[tuple[list[str], Env]] = [
-    (["--role", "a", "train.py", flag[:length], "3"], {})
-    for flag in OWN_FLAGS
-    for length in range(3, len(flag) + 1)
+    (["--role", "a", "train.py", flag[:length], "3"], {}) for flag in OWN_FLAGS for length in range(3, len(flag) + 1)
 ]
 _CASES: list[tuple[list[str], Env]] = [
     *_BEHIND,
@@ -365,9 +361,7 @@ def torch_says() -> Torch:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout)
-    namespaces = {
-        _key(*case): namespace for case, namespace in zip(_CASES, answer["namespaces"], strict=True)
-    }
+    namespaces = {_key(*case): namespace for case, namespace in zip(_CASES, answer["namespaces"], strict=True)}
     return Torch(answer["actions"], namespaces, answer["launches"])
 
 

@@ -194,19 +194,13 @@ def _meet(backend: str, endpoint: str, run_id: str, low: int, high: int, conf: d
     flags += ["--rdzv-backend", backend, "--rdzv-endpoint", endpoint]
     told = {name: value for name, value in conf.items() if name != "is_host"}
     # A job of one to two nodes waits half a minute for the second unless it is told otherwise, as torch's agent does.
-    return (
-        [*flags, "--rdzv-conf", ",".join(f"{name}={value}" for name, value in told.items())]
-        if told
-        else flags
-    )
+    return [*flags, "--rdzv-conf", ",".join(f"{name}={value}" for name, value in told.items())] if told else flags
 
 
 class CommandAgent:
     """Stands for ``LocalElasticAgent``."""
 
-    def __init__(
-        self, spec: Any, logs_specs: Any, log_line_prefix_template: str | None = None, **_more: Any
-    ) -> None:
+    def __init__(self, spec: Any, logs_specs: Any, log_line_prefix_template: str | None = None, **_more: Any) -> None:
         told = spec.rdzv_handler.told
         flags = _meet(told.backend, told.endpoint, told.run_id, told.min_nodes, told.max_nodes, {})
         flags += [
@@ -287,11 +281,7 @@ class Plugin:
         names = {item.name for item in items}
         for item in items:
             why = next((why for name, why in LEFT_OUT.items() if name in item.nodeid), None)
-            if (
-                not _has_etcd()
-                and "_etcd" in item.name
-                and f"{item.name.partition('_etcd')[0]}_c10d" in names
-            ):
+            if not _has_etcd() and "_etcd" in item.name and f"{item.name.partition('_etcd')[0]}_c10d" in names:
                 why = "needs etcd; its twin runs with c10d"
             if not _has_etcd() and "fault_tolerance" in item.name:
                 why = "needs etcd; with c10d the store may go with the agent that is killed"
@@ -346,9 +336,7 @@ def _run_one(sources: Path, more: Sequence[str], *, is_ours: bool) -> int:
     os.environ.pop("PYTEST_ADDOPTS", None)
     files = [str(path) for name in FILES if (path := sources / "test" / "distributed" / name).exists()]
     if not files:
-        sys.exit(
-            f"{sources} holds none of torch's tests: {', '.join(FILES)} are looked for below test/distributed"
-        )
+        sys.exit(f"{sources} holds none of torch's tests: {', '.join(FILES)} are looked for below test/distributed")
     os.chdir(sources / "test")  # no configuration of ours
     plugin = Plugin(is_ours=is_ours)
     flags = [
@@ -374,9 +362,7 @@ def _run_one(sources: Path, more: Sequence[str], *, is_ours: bool) -> int:
 
 def main() -> int:
     """Run the tests with torchrun, then with rankwise: each in a process of its own."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", type=Path, help="a checkout of PyTorch")
     parser.add_argument("--only", choices=("torchrun", "rankwise"), help="one of the two")
     args, more = parser.parse_known_args()

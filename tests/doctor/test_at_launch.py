@@ -51,9 +51,7 @@ def test_what_is_doubtful_is_said_if_it_leads_to_the_failure(tmp_path: Path) -> 
     assert look_after(host, class_id="X16", reported=f"… {told[0].what} …") == []
 
 
-def test_what_may_stand_behind_a_failure_is_looked_at_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_may_stand_behind_a_failure_is_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where ranks have not come (I1), whatever keeps ranks away is asked for, by the classes of the probes."""
     asked: list[str] = []
 

@@ -62,9 +62,7 @@ def test_a_host_name_stays_in_its_command(name: str, tmp_path: Path) -> None:
         assert shlex.split(fix.partition("  #")[0]) == ["getent", "hosts", name]
 
 
-@pytest.mark.parametrize(
-    "error", [ConnectionRefusedError(), TimeoutError(), OSError(113, "No route to host")]
-)
+@pytest.mark.parametrize("error", [ConnectionRefusedError(), TimeoutError(), OSError(113, "No route to host")])
 def test_a_name_that_leads_somewhere_is_one_word(error: OSError, tmp_path: Path) -> None:
     """Whatever /etc/hosts may call a host, its name is no command of its own."""
     name = "x;touch f"

@@ -51,9 +51,7 @@ def _has_room(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--bogus"], "unrecognized arguments: --bogus"),
     ],
 )
-def test_flags_that_make_no_sense_are_refused(
-    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_that_make_no_sense_are_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, with the words that are wrong and the way out in two lines, before anything is looked at."""
     assert main(["doctor", *argv]) == 2
     told = capsys.readouterr()
@@ -71,9 +69,7 @@ def test_flags_that_make_no_sense_are_refused(
         )),
     ],
 )  # fmt: skip
-def test_a_variable_that_nobody_has_set_is_refused(
-    flag: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_variable_that_nobody_has_set_is_refused(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`--hosts "$NODES"` of a job script must not look at this host alone and say that all is well; to skip nothing is no mistake."""
     assert main(["doctor", flag, "", "--skip", ""]) == 2
     assert said in capsys.readouterr().err
@@ -81,9 +77,7 @@ def test_a_variable_that_nobody_has_set_is_refused(
     assert main(["doctor", "--only", "shared-memory", "--skip", ""]) == 0
 
 
-def test_unknown_probes_and_hosts_that_are_none_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_probes_and_hosts_that_are_none_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A misspelt probe gets the near one; a host file without hosts is told."""
     assert main(["doctor", "--only", "host-name"]) == 2
     assert "did you mean hostname?" in capsys.readouterr().err
@@ -161,9 +155,7 @@ def test_a_page_that_can_not_be_written_costs_nobody_the_report(
     assert main(["doctor", "--only", "shared-memory", "--html", str(page)]) == 1
     told = capsys.readouterr()
     assert "ok    shared-memory" in told.out
-    assert told.err.startswith(
-        f"rankwise: --html {page}: the page can't be written: No space left on device\n"
-    )
+    assert told.err.startswith(f"rankwise: --html {page}: the page can't be written: No space left on device\n")
 
 
 def test_an_endpoint_without_a_number_of_hosts_keeps_nobody_waiting(
@@ -186,18 +178,14 @@ def test_a_name_without_an_address_is_told_once(capsys: pytest.CaptureFixture[st
     assert told.splitlines()[-1].startswith("1 fail, 1 ok")
 
 
-def test_hosts_that_ssh_does_not_reach_are_said_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hosts_that_ssh_does_not_reach_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with ssh's own words; the error behind them does not repeat the first."""
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\necho no way >&2\nexit 255\n")
     ssh.chmod(0o755)
     assert main(["doctor", "--only", "shared-memory", "--hosts", "a1,a2", "--ssh", str(ssh)]) == 1
     told = capsys.readouterr().err.splitlines()
-    assert [line for line in told if "a1" in line and "no way" in line] == [
-        "rankwise: ssh does not reach a1: no way"
-    ]
+    assert [line for line in told if "a1" in line and "no way" in line] == ["rankwise: ssh does not reach a1: no way"]
     assert "rankwise: none of the 2 hosts can be looked at" in told
 
 
@@ -287,9 +275,7 @@ def test_variables_that_make_no_sense_are_a_finding_and_no_refusal(
     assert "ok    shared-memory" in told
 
 
-def test_ranks_may_be_counted_and_hosts_written_short(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_may_be_counted_and_hosts_written_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--nproc-per-node auto` is what `rankwise env` prints; hosts are read in Slurm's and Open MPI's way."""
     assert main(["doctor", "--nproc-per-node", "auto", "--only", "shared-memory"]) == 0
     assert build_parser().parse_args(["--hosts", "gpu[01-02,07],big"]).hosts == (

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def show(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
+def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """Return what shows one environment: the exit code and what was printed."""
 
     def run(env: dict[str, str], *flags: str) -> tuple[int, str]:
@@ -118,9 +116,7 @@ _SKYPILOT = load(FOLDER / "skypilot.json").ranks[1]
         ({**_SKYPILOT, "MASTER_ADDR": "tcp://m0:1"}, "--master-addr m0 --master-port 1 "),
     ],
 )  # fmt: skip
-def test_no_slip_comes_into_a_command(
-    show: Callable[..., tuple[int, str]], env: dict[str, str], place: str
-) -> None:
+def test_no_slip_comes_into_a_command(show: Callable[..., tuple[int, str]], env: dict[str, str], place: str) -> None:
     """A slip is set right, an address that means another host on each node is left out, and what the cluster says or a blank stands there."""
     assert place in show_json(show, env)["place"]["command"]
 
@@ -182,9 +178,7 @@ def test_a_contradiction_is_exit_code_1(show: Callable[..., tuple[int, str]]) ->
     assert "error: rank 4 of 4: RANK=4, WORLD_SIZE=4 [I11]\n" in text
     code, text = show({"NCCL_SOCKET_IF_NAME": "eth0"})
     assert code == 0
-    assert (
-        "warning: NCCL_SOCKET_IF_NAME is set, which nothing reads; did you mean NCCL_SOCKET_IFNAME?" in text
-    )
+    assert "warning: NCCL_SOCKET_IF_NAME is set, which nothing reads; did you mean NCCL_SOCKET_IFNAME?" in text
 
 
 def test_an_unclear_rank(show: Callable[..., tuple[int, str]]) -> None:
@@ -205,9 +199,7 @@ def test_json(show: Callable[..., tuple[int, str]]) -> None:
     assert told["identity"]["rank"] == {"value": 1, "from": "SLURM_PROCID=1"}
     assert told["place"]["command"].startswith("rankwise run --nnodes 2 ")
     assert told["findings"] == []
-    assert {"name": "SLURM_PROCID", "value": "1", "family": "set by launchers", "does": None} in told[
-        "variables"
-    ]
+    assert {"name": "SLURM_PROCID", "value": "1", "family": "set by launchers", "does": None} in told["variables"]
 
 
 def test_ranks_that_know_no_address(show: Callable[..., tuple[int, str]]) -> None:
@@ -232,9 +224,7 @@ def test_the_environment_is_not_changed(show: Callable[..., tuple[int, str]]) ->
     assert dict(os.environ) == before
 
 
-def test_what_it_offers_can_be_pasted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_it_offers_can_be_pasted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Behind an arrow stands a command without a remark, and a remark stands above it; a process that is alone gets a whole command."""
     for name, value in {"MASTER_ADDR": "foo:123", "MASTER_PORT": "9", "RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)

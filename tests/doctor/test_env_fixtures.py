@@ -27,8 +27,7 @@ def numbers(told: Understood, like: list[Any]) -> list[Any]:
     """Return the values in their order; where the file says so, only that there is one."""
     found = [one.value for one in told.values]
     return [
-        _DERIVED if want == _DERIVED and value is not None else value
-        for value, want in zip(found, like, strict=True)
+        _DERIVED if want == _DERIVED and value is not None else value for value, want in zip(found, like, strict=True)
     ]
 
 

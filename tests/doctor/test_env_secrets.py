@@ -134,9 +134,7 @@ def test_real_names_are_no_slips() -> None:
 def test_the_table_of_variables_is_read_as_it_is_written() -> None:
     """Each kind of line: a range, words, an old name, one that is meant, and names of which nothing more is known."""
     lines = {name: find(name) for name in ("NCCL_IB_TIMEOUT", "NCCL_P2P_LEVEL", "NCCL_BUFFSIZE", "NCCL_RINGS", "NCCL_BLOCKING_WAIT", "NCCL_WIN_STRIDE")}  # fmt: skip
-    kinds = {
-        name: (one.kind, one.words[:1], one.least, one.most) for name, one in lines.items() if one is not None
-    }
+    kinds = {name: (one.kind, one.words[:1], one.least, one.most) for name, one in lines.items() if one is not None}
     least, most = -(1 << 63), (1 << 63) - 1
     assert kinds == {
         "NCCL_IB_TIMEOUT": ("number", (), 0, 31), "NCCL_P2P_LEVEL": ("word or number", ("LOC",), least, most),

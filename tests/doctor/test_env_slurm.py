@@ -112,9 +112,7 @@ def start(folder: Path, started: list[subprocess.Popen[bytes]]) -> Slurm:
     host = socket.gethostname().partition(".")[0]
     conf.write_text(_CONF.format(folder=folder, host=host, ports=[free_port() for _ in range(3)]))
     outer = ("SLURM_", "RANK", "WORLD_", "MASTER_", "LOCAL_", "PET_", "TORCHELASTIC_", "RANKWISE_", "CUDA_")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(outer)} | {
-        "SLURM_CONF": str(conf)
-    }
+    env = {name: value for name, value in os.environ.items() if not name.startswith(outer)} | {"SLURM_CONF": str(conf)}
 
     def run(name: str, *argv: str) -> None:
         with (folder / f"{name}{len(started)}.log").open("wb") as log:
@@ -238,7 +236,5 @@ def find_own_address() -> str | None:
     """Return an address of this machine that is not of the loopback interface."""
     import psutil
 
-    addresses = [
-        one.address for told in psutil.net_if_addrs().values() for one in told if one.family == socket.AF_INET
-    ]
+    addresses = [one.address for told in psutil.net_if_addrs().values() for one in told if one.family == socket.AF_INET]
     return next((one for one in addresses if not one.startswith("127.")), None)

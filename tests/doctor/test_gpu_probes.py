@@ -82,9 +82,7 @@ def test_a_healthy_host_is_quiet(tmp_path: Path, programs: dict[str, str | Progr
     ],
     ids=["mismatch", "late", "no driver, no card", "no driver", "no nvidia-smi"],
 )  # fmt: skip
-def test_a_broken_driver(
-    tmp_path: Path, answer: ProgramResult, files: dict[str, str], verdict: str, says: str
-) -> None:
+def test_a_broken_driver(tmp_path: Path, answer: ProgramResult, files: dict[str, str], verdict: str, says: str) -> None:
     """A driver that does not serve its GPUs is a failure with its words; tools without a card on a CPU host are none."""
     host = make_host(tmp_path, programs={"nvidia-smi": answer}, files=files, job=JobShape(backend="nccl"))
     (told,) = look(gpus_seen.PROBE, host)
@@ -127,9 +125,7 @@ def test_nvidia_smi_is_asked_once_for_all_probes(tmp_path: Path) -> None:
         answer.wait(30)
         return texts.LATE
 
-    host = Host(
-        root=tmp_path, run=run, torch_facts=lambda _: TorchFacts(python="p", version="2.13", cuda="13.0")
-    )
+    host = Host(root=tmp_path, run=run, torch_facts=lambda _: TorchFacts(python="p", version="2.13", cuda="13.0"))
     threads = [Thread(target=lambda: host.nvidia) for _ in range(4)]
     for one in threads:
         one.start()
@@ -146,15 +142,10 @@ def test_the_version_of_the_driver_is_read_where_the_kernel_says_it(tmp_path: Pa
     """Both the closed and the open kernel module tell their version in one file."""
     opened = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build  (dvs-builder@U16)"
     assert (
-        read_driver_version(
-            make_host(tmp_path / "a", files={"/proc/driver/nvidia/version": texts.DRIVER_VERSION})
-        )
+        read_driver_version(make_host(tmp_path / "a", files={"/proc/driver/nvidia/version": texts.DRIVER_VERSION}))
         == "550.54.15"
     )
-    assert (
-        read_driver_version(make_host(tmp_path / "b", files={"/proc/driver/nvidia/version": opened}))
-        == "570.124.06"
-    )
+    assert read_driver_version(make_host(tmp_path / "b", files={"/proc/driver/nvidia/version": opened})) == "570.124.06"
 
 
 def test_a_lost_gpu_is_named(tmp_path: Path) -> None:
@@ -173,9 +164,7 @@ def test_a_lost_gpu_is_named(tmp_path: Path) -> None:
         (texts.uuid(0)[:12], 1, []), ("0,0", 2, ["warn", "fail"]),
     ],
 )  # fmt: skip
-def test_ranks_against_visible_gpus(
-    tmp_path: Path, visible: str | None, ranks: int, verdicts: list[str]
-) -> None:
+def test_ranks_against_visible_gpus(tmp_path: Path, visible: str | None, ranks: int, verdicts: list[str]) -> None:
     """CUDA_VISIBLE_DEVICES is read as CUDA reads it: it ends at the first entry that names no GPU, and one that stands there twice hides all."""
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     host = make_host(tmp_path, programs=H100, env=env, job=JobShape(num_ranks=ranks, backend="nccl"))
@@ -209,11 +198,7 @@ def test_an_ill_gpu(tmp_path: Path) -> None:
     programs = H100 | {
         texts.HEALTH: "0, 0, 0, 0\n1, 3, 0, 0\n2, 0, 1, 0\n3, 0, No, Yes\n", "dmesg": texts.DMESG
     }  # fmt: skip
-    found = [
-        one.what
-        for one in look(gpus_seen.PROBE, make_host(tmp_path, programs=programs))
-        if one.verdict == "warn"
-    ]
+    found = [one.what for one in look(gpus_seen.PROBE, make_host(tmp_path, programs=programs)) if one.verdict == "warn"]
     assert len(found) == 4
     assert "GPU 1 has counted 3 memory errors" in found[0]
     assert found[1].startswith("GPU 2 ")
@@ -363,9 +348,7 @@ def test_the_iommu_translates(tmp_path: Path) -> None:
 def test_nvlink_that_is_closed(tmp_path: Path) -> None:
     """A pair with NVLink that can't use it is told."""
     programs = H100 | {"nvidia-smi topo -p2p r": texts.access(8, "OK", {(2, 5): "NS"})}
-    found = [
-        one for one in look(gpu_links.PROBE, make_host(tmp_path, programs=programs)) if one.verdict == "warn"
-    ]
+    found = [one for one in look(gpu_links.PROBE, make_host(tmp_path, programs=programs)) if one.verdict == "warn"]
     assert ["GPU 2 and GPU 5 say NS" in one.what for one in found] == [True]
 
 
@@ -398,9 +381,7 @@ def test_a_gpu_that_is_slowed_down(tmp_path: Path) -> None:
     lines = [f"{i}, 41, 700.00, Not Active, Not Active, Not Active, Not Active" for i in range(8)]
     lines[4] = "4, 88, 700.00, Active, Not Active, Not Active, Active"
     lines[6] = "6, 40, 500.00, Not Active, Not Active, Not Active, Not Active"
-    hot, weak = look(
-        gpu_throttle.PROBE, make_host(tmp_path, programs=H100 | {texts.REASONS: "\n".join(lines) + "\n"})
-    )
+    hot, weak = look(gpu_throttle.PROBE, make_host(tmp_path, programs=H100 | {texts.REASONS: "\n".join(lines) + "\n"}))
     assert hot.what == "GPU 4 is slowed down at this moment (it is too hot), 88 °C"
     assert weak.what == "GPU 6 may use 500 W, others of its model here 700 W"
 

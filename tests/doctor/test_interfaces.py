@@ -258,7 +258,9 @@ def test_real_kinds() -> None:
         "mount -t sysfs none /sys; ip link set lo up; ip link add wire type veth peer name vethfar; ip link add home type bridge;"
         "ip tuntap add dev office mode tun 2>/dev/null || true\n"
     )
-    ask = "import sys; from rankwise.doctor.host import Host; print(*(f'{i.name}={i.kind}' for i in Host().interfaces()))"
+    ask = (
+        "import sys; from rankwise.doctor.host import Host; print(*(f'{i.name}={i.kind}' for i in Host().interfaces()))"
+    )
     told = set(enter_network(f'{script}{sys.executable} -c "{ask}"').split())
     assert {"lo=loopback", "wire=virtual", "vethfar=container", "home=bridge"} <= told
     assert not any(one.startswith("office=") and one != "office=vpn" for one in told)
@@ -300,9 +302,7 @@ def test_loopback_is_known_by_its_address(tmp_path: Path, monkeypatch: pytest.Mo
     names = {"lo0": ("127.0.0.1", "255.0.0.0"), "en0": ("192.168.1.5", "255.255.255.0")}
     stats = Stats(isup=True, mtu=16384, speed=0, flags="up,running,multicast")
     monkeypatch.setattr(psutil, "net_if_stats", lambda: dict.fromkeys(names, stats))
-    shown = {
-        name: [SimpleNamespace(family=2, address=ip, netmask=mask)] for name, (ip, mask) in names.items()
-    }
+    shown = {name: [SimpleNamespace(family=2, address=ip, netmask=mask)] for name, (ip, mask) in names.items()}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: shown)
     found = read_interfaces(make_host(tmp_path))
     assert [(one.name, one.kind, one.is_candidate) for one in found] == [

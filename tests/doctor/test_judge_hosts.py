@@ -276,12 +276,7 @@ def test_an_uncertain_clock_is_not_blamed() -> None:
     """Ahead by 2 s, give or take 3 s: nothing is known."""
     found = make_set(2)
     assert (
-        bad(
-            replace(
-                found, hosts=(found.hosts[0], replace(found.hosts[1], clock_ahead_s=2.0, clock_error_s=3.0))
-            )
-        )
-        == []
+        bad(replace(found, hosts=(found.hosts[0], replace(found.hosts[1], clock_ahead_s=2.0, clock_error_s=3.0)))) == []
     )
 
 
@@ -293,9 +288,7 @@ def test_names_at_wrong_addresses_are_told_and_missing_ones_are_not(
     got: tuple[str, ...], name: str, expected: str
 ) -> None:
     """Another host's address, nobody's, or its own loopback is wrong; to know no address is not."""
-    found = replace(
-        make_set(3), names=(NameLookup(source="h0", name=name, target="h1", got=got, is_written=True),)
-    )
+    found = replace(make_set(3), names=(NameLookup(source="h0", name=name, target="h1", got=got, is_written=True),))
     told = bad(found)
     assert [expected in one.what for one in told] == ([True] if expected else [])
     assert all(one.hosts == ("h0",) and one.fix.startswith("# on h0:\nsudo cp /etc/hosts ") for one in told)
@@ -328,9 +321,9 @@ def test_localhost_as_the_endpoint_is_why_nobody_came() -> None:
 def test_an_all_reduce_that_failed_is_a_failure_and_one_that_was_not_tried_is_not() -> None:
     """With a backend it was tried; the host that the others waited for is named."""
     found = make_set(2)
-    assert [
-        one.verdict for one in bad(replace(found, all_reduce=AllReduce(backend="gloo", why="h1: boom")))
-    ] == ["fail"]
+    assert [one.verdict for one in bad(replace(found, all_reduce=AllReduce(backend="gloo", why="h1: boom")))] == [
+        "fail"
+    ]
     assert bad(replace(found, all_reduce=AllReduce(why="no torch"))) == []
     late = AllReduce(
         backend="gloo",

@@ -76,8 +76,7 @@ def test_a_host_without_a_route_is_named_with_its_way() -> None:
 def test_half_of_ipv6_is_told_once(*, lacks: bool) -> None:
     """Gloo takes IPv6 on h0 and h2, and IPv4 on h1, which may have no route to them: it connects none of both, and takes IPv4 if told so."""
     both = [
-        make_card(n, ("eth0", f"fd00::{n + 1}"), ("eth0", f"10.0.0.{n + 1}"), gloo=f"fd00::{n + 1}")
-        for n in (0, 2)
+        make_card(n, ("eth0", f"fd00::{n + 1}"), ("eth0", f"10.0.0.{n + 1}"), gloo=f"fd00::{n + 1}") for n in (0, 2)
     ]
     only_ipv4 = make_card(1, ("eth0", "10.0.0.2"), ("eth0", "fe80::7%eth0"), gloo="10.0.0.2")
     found = make_set([both[0], only_ipv4, both[1]], {(1, 0), (1, 2)} if lacks else set())

@@ -101,9 +101,7 @@ def test_a_blocked_host_beside_a_split_is_named_as_well() -> None:
     """Two halves, and a fifth host that lets nobody in: both are told, and nobody else."""
     found = make_set(
         5,
-        outcome=lambda way: (
-            "timeout" if way[1] == 4 or (4 not in way and way[0] // 2 != way[1] // 2) else "ok"
-        ),
+        outcome=lambda way: "timeout" if way[1] == 4 or (4 not in way and way[0] // 2 != way[1] // 2) else "ok",
     )
     split, blocked = bad(found)
     assert split.hosts == ("h0", "h1", "h2", "h3")
@@ -205,9 +203,7 @@ def test_of_a_link_the_side_is_opened_whose_rules_are_in_the_way(
 def test_both_commands_pass_through_json() -> None:
     """What a host tells of itself comes back from JSON as it was."""
     found = make_set(2)
-    cards = tuple(
-        replace(one, opening="in", opening_out="out", private=("172.17.0.1",)) for one in found.hosts
-    )
+    cards = tuple(replace(one, opening="in", opening_out="out", private=("172.17.0.1",)) for one in found.hosts)
     assert cluster_report.from_json(to_json(replace(found, hosts=cards))).hosts == cards
 
 
@@ -221,18 +217,14 @@ def _listen_at_docker(found: ClusterReport, *targets: str, has_it: bool) -> Clus
     hosts = tuple(
         replace(
             one,
-            interfaces=(*one.interfaces, ("docker0", DOCKER))
-            if has_it or one.name in targets
-            else one.interfaces,
+            interfaces=(*one.interfaces, ("docker0", DOCKER)) if has_it or one.name in targets else one.interfaces,
             private=(DOCKER,) if has_it or one.name in targets else (),
             gloo_address=DOCKER if one.name in targets else one.gloo_address,
         )
         for one in found.hosts
     )
     links = tuple(
-        replace(one, address=DOCKER, outcome="refused" if has_it else "timeout")
-        if one.target in targets
-        else one
+        replace(one, address=DOCKER, outcome="refused" if has_it else "timeout") if one.target in targets else one
         for one in found.links
     )
     return replace(found, hosts=hosts, links=links)
@@ -252,9 +244,7 @@ def test_a_bridge_of_containers_is_told_as_that(targets: tuple[str, ...], has_it
 
 def test_a_firewall_beside_a_bridge_is_told_as_well() -> None:
     """h1 listens at docker0, and h2 lets nobody in: two readings, each with its own host."""
-    found = _listen_at_docker(
-        make_set(4, outcome=lambda way: "timeout" if way[1] == 2 else "ok"), "h1", has_it=True
-    )
+    found = _listen_at_docker(make_set(4, outcome=lambda way: "timeout" if way[1] == 2 else "ok"), "h1", has_it=True)
     assert [one.hosts for one in bad(found)] == [("h1",), ("h2",)]
 
 

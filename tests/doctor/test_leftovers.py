@@ -62,9 +62,7 @@ LIVE = "RANK=0 TORCHELASTIC_RUN_ID=none MASTER_ADDR=a MASTER_PORT=29500"
     [(LIVE, 600, "ok"), (LIVE, 400, "warn"), (LIVE.replace("29500", "29501"), 600, "warn"), (LIVE.replace("none", "42"), 600, "warn")],
     ids=["of the living job", "older than its launcher", "of another meeting place", "of another job"],
 )  # fmt: skip
-def test_what_a_rank_of_a_living_job_has_started(
-    tmp_path: Path, env: str, started_s: int, verdict: str
-) -> None:
+def test_what_a_rank_of_a_living_job_has_started(tmp_path: Path, env: str, started_s: int, verdict: str) -> None:
     """A daemon that a rank has sent off is spared while the rank's launcher lives; what is of an earlier job at the same place is not."""
     add_process(tmp_path, 1, argv="/sbin/init", parent=0, name="systemd", started_s=0)
     add_process(tmp_path, 7, argv="/env/bin/python|/env/bin/torchrun", parent=3, started_s=500)
@@ -98,10 +96,7 @@ def test_only_what_is_held_is_told(tmp_path: Path) -> None:
     listening, connected = row.format(0, "733C", "0A", 777), row.format(1, "A000", "01", 778)
     files = {"/proc/net/tcp": f"  sl  local_address\n   {listening}\n   {connected}\n"}
     (told,) = look(leftovers.PROBE, make_host(tmp_path, files=files))
-    assert (
-        told.why
-        == "they hold GPUs (`CUDA out of memory`), 3.0 GiB of memory, port 29500 (`address already in use`)"
-    )
+    assert told.why == "they hold GPUs (`CUDA out of memory`), 3.0 GiB of memory, port 29500 (`address already in use`)"
 
 
 @pytest.mark.parametrize("first", ["/bin/bash", "/env/bin/python|/env/bin/torchrun", "sh|-c|x"])
@@ -151,16 +146,11 @@ def test_forgotten_files_in_shared_memory(tmp_path: Path, monkeypatch: pytest.Mo
     for name in ("torch_99_123_0", "torch_20_456_1", "nccl-Ab12Cd", "nccl-Zz99Xy", "mine.bin"):
         (folder / name).write_bytes(os.urandom(65536))
     add_process(tmp_path, 20, argv="python|train.py", parent=7)
-    (tmp_path / "proc" / "20" / "maps").write_text(
-        "7f00-7f01 rw-s 00000000 00:18 5   /dev/shm/torch_20_456_1\n"
-    )
+    (tmp_path / "proc" / "20" / "maps").write_text("7f00-7f01 rw-s 00000000 00:18 5   /dev/shm/torch_20_456_1\n")
     (tmp_path / "proc" / "20" / "fd").mkdir()
     (tmp_path / "proc" / "20" / "fd" / "5").symlink_to("/dev/shm/nccl-Zz99Xy")
     assert [one.verdict for one in look(leftovers.PROBE, make_host(tmp_path))] == ["ok"]
     monkeypatch.setattr(leftovers, "_MUCH_BYTES", 2 * 65536)
     (told,) = look(leftovers.PROBE, make_host(tmp_path))
     assert told.what == "2 files in /dev/shm that no process has open, 0 MiB"
-    assert (
-        told.fix
-        == "rm /dev/shm/nccl-Ab12Cd /dev/shm/torch_99_123_0  # if no other container shares this /dev/shm"
-    )
+    assert told.fix == "rm /dev/shm/nccl-Ab12Cd /dev/shm/torch_99_123_0  # if no other container shares this /dev/shm"

@@ -46,8 +46,7 @@ MEMORY = "MemTotal:       65536000 kB\nMemFree:         1000000 kB\nMemAvailable
 V2 = {"/proc/self/cgroup": "0::/job/step\n"}
 V1 = {"/proc/self/cgroup": "9:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n3:pids:/docker/abc\n0::/\n"}
 TOPOLOGY = {
-    f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu % 8},{cpu % 8 + 8}\n"
-    for cpu in range(16)
+    f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu % 8},{cpu % 8 + 8}\n" for cpu in range(16)
 }
 
 
@@ -106,11 +105,7 @@ def test_open_files_and_many_workers(tmp_path: Path) -> None:
 )
 def test_open_files_are_not_raised_without_measure(tmp_path: Path, hard: str, fix: str) -> None:
     """Programs that close all files that may be open are busy for minutes with a limit of a billion."""
-    files = {
-        "/proc/self/limits": LIMITS.replace(
-            "1024                 1048576 ", f"256                  {hard:<20} "
-        )
-    }
+    files = {"/proc/self/limits": LIMITS.replace("1024                 1048576 ", f"256                  {hard:<20} ")}
     (told,) = look(limits.PROBE, make_host(tmp_path, files=files))
     assert told.fix == fix
 
@@ -183,9 +178,7 @@ def test_locked_memory_with_infiniband(tmp_path: Path, backend: str, nodes: int,
     files = {"/proc/self/limits": LIMITS, "/proc/self/status": STATUS, "/dev/infiniband/uverbs0": ""}
     host = make_host(tmp_path / "a", files=files, job=JobShape(backend=backend, num_nodes=nodes))
     assert [one.verdict for one in look(limits.PROBE, host)] == [verdict]
-    may = files | {
-        "/proc/self/status": STATUS.replace("CapEff:\t0000000000000000", "CapEff:\t000001ffffffffff")
-    }
+    may = files | {"/proc/self/status": STATUS.replace("CapEff:\t0000000000000000", "CapEff:\t000001ffffffffff")}
     assert [
         one.verdict
         for one in look(
@@ -256,9 +249,7 @@ def make_cores(
         (JobShape(num_ranks=4, num_workers=4), {}, ["ok"]), (JobShape(num_ranks=4, num_workers=8), {}, ["warn"]),
     ],
 )  # fmt: skip
-def test_cores_against_the_job(
-    tmp_path: Path, job: JobShape, env: dict[str, str], verdicts: list[str]
-) -> None:
+def test_cores_against_the_job(tmp_path: Path, job: JobShape, env: dict[str, str], verdicts: list[str]) -> None:
     """Ranks, their threads and their workers are held against the 16 processors of 8 cores."""
     found = look(cores.PROBE, make_cores(tmp_path, job, env))
     assert [one.verdict for one in found] == verdicts
@@ -367,10 +358,7 @@ def test_memory_that_is_left(tmp_path: Path) -> None:
     }
     fine = look(memory.PROBE, make_host(tmp_path / "a", files=files, job=JobShape(num_ranks=4)))
     assert words(fine) == [("ok", "")]
-    assert (
-        fine[0].what
-        == "2.0 GiB of 8.0 GiB of memory are free (the limit of this container or session is 8.0 GiB)"
-    )
+    assert fine[0].what == "2.0 GiB of 8.0 GiB of memory are free (the limit of this container or session is 8.0 GiB)"
     assert words(look(memory.PROBE, make_host(tmp_path / "b", files=files, job=JobShape(num_ranks=8)))) == [
         ("fail", "R3")
     ]

@@ -84,9 +84,7 @@ def test_all_hosts_get_the_same_result() -> None:
     assert {(one.source, one.target) for one in ends[0].links} == set(
         itertools.permutations([f"host{n}" for n in range(6)], 2)
     )
-    assert [[told.facts["name"] for told in one.readings] for one in ends[0].hosts] == [
-        [f"host{n}"] for n in range(6)
-    ]
+    assert [[told.facts["name"] for told in one.readings] for one in ends[0].hosts] == [[f"host{n}"] for n in range(6)]
     assert [one.what for one in ends[0].readings if one.verdict != "ok"] == ["6 hosts differ"]
 
 
@@ -146,9 +144,7 @@ def test_hosts_that_disagree_on_their_number_are_told() -> None:
         listen_address="127.0.0.2", measure=False,
     )  # fmt: skip
     ends = play([plans[0], odd, plans[2]])
-    assert [(one.class_id, one.hosts) for one in ends[0].readings if one.verdict == "fail"] == [
-        ("I12", ("host1",))
-    ]
+    assert [(one.class_id, one.hosts) for one in ends[0].readings if one.verdict == "fail"] == [("I12", ("host1",))]
 
 
 def test_a_port_that_is_taken_is_told_with_its_holder() -> None:

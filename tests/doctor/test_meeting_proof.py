@@ -50,9 +50,7 @@ class Guest:
         self._sock.sendall(b"".join(map(encode, messages)))
 
     def hello(self, **changes: Any) -> dict[str, Any]:
-        self.say(
-            {"rankwise-doctor": VERSION, "mark": mark(TOKEN), "nonce": self.nonce, "name": "guest", **changes}
-        )
+        self.say({"rankwise-doctor": VERSION, "mark": mark(TOKEN), "nonce": self.nonce, "name": "guest", **changes})
         return self.hear()
 
     def hear(self) -> dict[str, Any]:
@@ -241,9 +239,7 @@ def test_hosts_without_a_node_rank_are_as_many_as_are_waited_for() -> None:
 @pytest.mark.parametrize("count", [-1, 129, 2**53])
 def test_no_holder_starts_thousands_of_ranks(count: int) -> None:
     """A number of ranks that no host has is an answer with both numbers, and no process."""
-    told = AllReduceRanks(Host(name="host", env={})).run(
-        {"do": "all-reduce", "ranks": count, "backend": "gloo"}
-    )
+    told = AllReduceRanks(Host(name="host", env={})).run({"do": "all-reduce", "ranks": count, "backend": "gloo"})
     (rank,) = told["ranks"]  # type: ignore[misc]
     assert rank == {"why": f"{count} ranks on this host were requested; at most 128 are started"}
 

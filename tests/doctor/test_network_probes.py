@@ -125,9 +125,7 @@ def test_an_empty_host_is_no_mistake(tmp_path: Path, probe: str) -> None:
         ),
     ],
 )
-def test_names_that_lead_to_loopback(
-    tmp_path: Path, names: list[str], hosts: str, words: str, mended: str
-) -> None:
+def test_names_that_lead_to_loopback(tmp_path: Path, names: list[str], hosts: str, words: str, mended: str) -> None:
     """With several hosts a name without an address of its own is I5; what is pasted as a whole sets the variable, and the remarks mend the very file."""
     told = find_one(ask("hostname", tmp_path, names={"host0": names}, files={"/etc/hosts": hosts}))
     assert (told.verdict, told.class_id) == ("fail", "I5")
@@ -174,9 +172,7 @@ def test_a_slow_name_server(tmp_path: Path) -> None:
         clock.sleep(3.0)
         return ("10.0.0.1",)
 
-    host = Host(
-        env={}, root=tmp_path, name="host0", clock=clock, lookup=look_up, interfaces=lambda: (LOOPBACK, ETH0)
-    )
+    host = Host(env={}, root=tmp_path, name="host0", clock=clock, lookup=look_up, interfaces=lambda: (LOOPBACK, ETH0))
     told = find_one(look(find("hostname"), host))
     assert told.what == "looking up host0 took 3.0 s"
 
@@ -197,9 +193,7 @@ def test_gloo_on_a_bridge_of_containers(tmp_path: Path) -> None:
     told = find_one(ask("interfaces", tmp_path, names=names, interfaces=[LOOPBACK, DOCKER0, ETH0]))
     assert told.verdict == "fail"
     assert told.fix == "export GLOO_SOCKET_IFNAME=eth0"
-    assert not find_bad(
-        ask("interfaces", tmp_path, names=names, interfaces=[LOOPBACK, DOCKER0, ETH0], job=JobShape())
-    )
+    assert not find_bad(ask("interfaces", tmp_path, names=names, interfaces=[LOOPBACK, DOCKER0, ETH0], job=JobShape()))
 
 
 def test_nccl_takes_a_vpn(tmp_path: Path) -> None:
@@ -213,8 +207,7 @@ def test_nccl_takes_a_vpn(tmp_path: Path) -> None:
     assert told.fix == "export NCCL_SOCKET_IFNAME==eth0"  # eth0 would fit eth01, too
     unknown = JobShape(num_nodes=2)
     assert (
-        find_one(ask("interfaces", tmp_path, interfaces=interfaces, files=GPU, env=gloo, job=unknown)).verdict
-        == "warn"
+        find_one(ask("interfaces", tmp_path, interfaces=interfaces, files=GPU, env=gloo, job=unknown)).verdict == "warn"
     )
     meant = JobShape(num_nodes=2, master_addr="100.64.0.3")
     assert not find_bad(ask("interfaces", tmp_path, interfaces=interfaces, files=GPU, env=gloo, job=meant))
@@ -339,9 +332,7 @@ def test_a_port_that_the_system_may_give_away(tmp_path: Path) -> None:
         ({"node0": ["10.0.0.44"]}, TWO, "warn", "I2"),
     ],
 )
-def test_wrong_masters(
-    tmp_path: Path, names: dict[str, list[str]], job: JobShape, verdict: str, class_id: str
-) -> None:
+def test_wrong_masters(tmp_path: Path, names: dict[str, list[str]], job: JobShape, verdict: str, class_id: str) -> None:
     """A master without an address, at localhost, at this host though it is another one, and the other way round, are told."""
     told = find_one(ask("master-address", tmp_path, names=names, job=job))
     assert (told.verdict, told.class_id) == (verdict, class_id)
@@ -377,9 +368,7 @@ def test_right_masters(tmp_path: Path) -> None:
     assert not find_bad(ask("master-address", tmp_path, job=JobShape(master_addr="0.0.0.0")))
     assert not find_bad(ask("master-address", tmp_path, job=JobShape(master_addr="localhost")))
     pod = JobShape(num_nodes=2, master_addr="localhost", is_master=True)
-    assert not find_bad(
-        ask("master-address", tmp_path, job=pod, env={"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
-    )
+    assert not find_bad(ask("master-address", tmp_path, job=pod, env={"KUBERNETES_SERVICE_HOST": "10.96.0.1"}))
     assert not find_bad(ask("master-address", tmp_path, names={"node0": ["127.0.1.1"]}))
     assert not find_bad(ask("master-address", tmp_path, names={"node0": ["10.0.0.2"]}, job=SECOND))
 
@@ -415,9 +404,7 @@ def test_a_firewall_that_drops(tmp_path: Path) -> None:
     assert told.fix == "sudo iptables -I INPUT -p tcp -s 10.0.0.0/24 -j ACCEPT"
     assert not find_bad(ask("firewall", tmp_path, programs={"iptables-save": IPTABLES}, job=JobShape()))
     ufw = {"iptables-save": IPTABLES, "ufw status": "Status: active\n"}
-    assert (
-        find_one(ask("firewall", tmp_path, programs=ufw)).fix == "sudo ufw allow from 10.0.0.0/24 proto tcp"
-    )
+    assert find_one(ask("firewall", tmp_path, programs=ufw)).fix == "sudo ufw allow from 10.0.0.0/24 proto tcp"
 
 
 @pytest.mark.parametrize(
@@ -456,20 +443,14 @@ def test_infiniband(tmp_path: Path) -> None:
         "/sys/class/infiniband/mlx5_0/ports/1/state": "1: DOWN",
         "/sys/class/infiniband/mlx5_0/ports/1/phys_state": "3: Disabled",
     }
-    assert (
-        "mlx5_0:1 DOWN (Disabled)"
-        in find_one(ask("infiniband", tmp_path / "down", files={**GPU, **down})).what
-    )
+    assert "mlx5_0:1 DOWN (Disabled)" in find_one(ask("infiniband", tmp_path / "down", files={**GPU, **down})).what
     without = {path: text for path, text in IB.items() if not path.startswith("/dev")}
     assert "/dev/infiniband" in find_one(ask("infiniband", tmp_path / "box", files={**GPU, **without})).what
     limits = {
         "/proc/self/limits": "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         65536                65536                bytes\n",
         "/proc/self/status": "CapEff:\t0000000000000000\n",
     }
-    assert (
-        "lock 64.0 KiB of memory"
-        in find_one(ask("limits", tmp_path / "tight", files={**GPU, **IB, **limits})).what
-    )
+    assert "lock 64.0 KiB of memory" in find_one(ask("limits", tmp_path / "tight", files={**GPU, **IB, **limits})).what
     root = {**limits, "/proc/self/status": "CapEff:\t000001ffffffffff\n"}
     assert not find_bad(ask("limits", tmp_path / "root", files={**GPU, **IB, **root}))
     efa = {"/sys/class/infiniband/rdmap0s31/ports/1/state": "4: ACTIVE"}

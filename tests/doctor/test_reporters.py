@@ -97,11 +97,7 @@ def test_what_all_hosts_say_is_told_once_and_the_worst_first() -> None:
 def test_of_several_hosts_only_what_is_not_well_is_told_and_the_links_are_a_matrix() -> None:
     """Without --verbose good readings are counted by host; the matrix has a row for each source."""
     told = text.render(
-        make(
-            all_reduce=AllReduce(
-                backend="gloo", num_ranks=4, latency_s=3e-4, bytes_per_s=4e8, size_bytes=32 << 20
-            )
-        )
+        make(all_reduce=AllReduce(backend="gloo", num_ranks=4, latency_s=3e-4, bytes_per_s=4e8, size_bytes=32 << 20))
     )
     assert "/dev/shm has 64 GiB" not in told
     assert re.search(r"^  node1 +10\.0\.0\.2 +clock \+0\.001 s +ok +1 ok, 1 skipped$", told, re.MULTILINE)
@@ -121,9 +117,7 @@ def test_one_host_is_told_whole_unless_quiet() -> None:
 
 def test_what_was_skipped_for_one_reason_is_one_line() -> None:
     """Five probes without a GPU are one line that names them."""
-    readings = tuple(
-        skipped("no NVIDIA driver here", "no GPU").of(f"gpu{number}", "node0") for number in range(5)
-    )
+    readings = tuple(skipped("no NVIDIA driver here", "no GPU").of(f"gpu{number}", "node0") for number in range(5))
     told = text.render(ClusterReport(hosts=(HostReport(name="node0", readings=readings),)))
     assert told.splitlines()[1:] == [
         "  skip  5 probes  no NVIDIA driver here: gpu0, gpu1, gpu2, gpu3, gpu4 (no GPU)",
@@ -133,9 +127,7 @@ def test_what_was_skipped_for_one_reason_is_one_line() -> None:
 
 def test_a_host_is_not_named_twice() -> None:
     """Where the sentence begins with the host's name, that is enough."""
-    lost = Reading(
-        verdict="fail", what="node1 was lost: it is frozen", fix="# look", probe="meeting", hosts=("node1",)
-    )
+    lost = Reading(verdict="fail", what="node1 was lost: it is frozen", fix="# look", probe="meeting", hosts=("node1",))
     told = text.render(make(3, readings=(lost,))).splitlines()[1]
     assert told.split(maxsplit=2)[2] == "node1 was lost: it is frozen"
 
@@ -145,9 +137,9 @@ def test_numbers_that_differ_do_not_fill_the_screen() -> None:
 
     def tell(num: int) -> list[str]:
         readings = [
-            Reading(
-                verdict="warn", what=f"a process {number} holds {number * 7} MiB", fix=f"kill {number}"
-            ).of("leftovers", f"node{number}")
+            Reading(verdict="warn", what=f"a process {number} holds {number * 7} MiB", fix=f"kill {number}").of(
+                "leftovers", f"node{number}"
+            )
             for number in range(num)
         ]
         hosts = tuple(HostReport(name=f"node{number}", readings=(readings[number],)) for number in range(num))
@@ -190,9 +182,7 @@ def test_missing_and_lost_hosts_are_named() -> None:
 
 def test_a_hosts_counts_fit_its_state() -> None:
     """What was found between hosts is counted with the host that it is about, in text and on the page; with no other."""
-    slow = Reading(
-        verdict="warn", what="slow", fix="# look", probe="speed", hosts=tuple(f"node{n}" for n in range(4))
-    )
+    slow = Reading(verdict="warn", what="slow", fix="# look", probe="speed", hosts=tuple(f"node{n}" for n in range(4)))
     together = make(readings=(BLOCKED, slow))
     told = text.render(together)
     assert re.search(r"FAIL  1 ok, 1 skipped, 1 fail with others$", told, re.MULTILINE)
@@ -233,7 +223,9 @@ def test_a_verdict_is_the_worst_of_what_was_seen() -> None:
 
 def test_a_terminal_gets_colours_and_whole_commands() -> None:
     """Sentences are wrapped to its width, and a command never is, so that it can be copied."""
-    long = "sudo nft insert rule inet filter input ip saddr 10.0.0.0/24 tcp dport 1024-65535 accept comment rankwise-ranks"
+    long = (
+        "sudo nft insert rule inet filter input ip saddr 10.0.0.0/24 tcp dport 1024-65535 accept comment rankwise-ranks"
+    )
     bad = Reading(verdict="warn", what="so " * 60, fix=long, probe="firewall", hosts=("node0",))
     told = text.render(make(1, links=(), measures=(), readings=(bad,)), color=True, width=80)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", told)
@@ -268,8 +260,7 @@ def test_a_page_shows_code_as_code_and_what_was_looked_at_where_all_is_well() ->
     )
     host = HostReport(name="node0", readings=(ok("`ulimit -n` is 1024").of("limits", "node0"),))
     bad, well = (
-        page.render(ClusterReport(hosts=(host,), readings=readings), made="today")
-        for readings in ((why,), ())
+        page.render(ClusterReport(hosts=(host,), readings=readings), made="today") for readings in ((why,), ())
     )
     assert "<code>a&lt;b</code> is odd" in bad
     assert "ranks fail: <code>no &lt;x&gt;</code>" in bad
@@ -310,9 +301,7 @@ def test_hosts_are_named_or_counted() -> None:
 
 def test_readings_with_other_values_stay_apart() -> None:
     """Two hosts that say different things are two lines."""
-    lines = group(
-        [ok("2 GiB").of("memory", "a"), ok("3 GiB").of("memory", "b"), ok("2 GiB").of("memory", "c")]
-    )
+    lines = group([ok("2 GiB").of("memory", "a"), ok("3 GiB").of("memory", "b"), ok("2 GiB").of("memory", "c")])
     assert [(line.reading.what, line.hosts) for line in lines] == [("2 GiB", ("a", "c")), ("3 GiB", ("b",))]
     assert count_verdicts(line.reading for line in lines) == "2 ok"
 

@@ -153,14 +153,10 @@ def test_a_closed_one_in_apptainer_is_opened_outside(tmp_path: Path, monkeypatch
     files = {"/dev/shm/x": "", "/.singularity.d/runscript": ""}
     (told,) = look(shared_memory.PROBE, make_host(tmp_path, files=files))
     assert told.verdict == "fail"
-    assert (
-        told.fix == "# /dev/shm is usually the host's, outside the container; there: sudo chmod 1777 /dev/shm"
-    )
+    assert told.fix == "# /dev/shm is usually the host's, outside the container; there: sudo chmod 1777 /dev/shm"
 
 
-def test_rights_are_asked_in_the_way_that_old_runtimes_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rights_are_asked_in_the_way_that_old_runtimes_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newer call by effective ids, which they refuse, is made only where those are not the real ones."""
     asked: list[bool] = []
 

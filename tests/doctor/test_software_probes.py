@@ -68,8 +68,7 @@ def test_an_interpreter_without_torch(tmp_path: Path, why: str, verdict: str, fi
     assert told.verdict == verdict
     assert fix in told.fix
     assert [
-        one.verdict
-        for one in look(torch_build.PROBE, make_host(tmp_path, torch=TorchFacts(python=PYTHON, why=why)))
+        one.verdict for one in look(torch_build.PROBE, make_host(tmp_path, torch=TorchFacts(python=PYTHON, why=why)))
     ] == ["skipped"]
 
 
@@ -134,9 +133,7 @@ def test_hosts_with_another_python_or_torch(tmp_path: Path) -> None:
     hosts = [make_host(tmp_path / name, torch=tell_torch(), name=name) for name in "ab"]
     hosts.append(make_host(tmp_path / "c", torch=tell_torch(python_version="3.11.4"), name="c"))
     assert compare(interpreter.PROBE, hosts) == []
-    hosts.append(
-        make_host(tmp_path / "d", torch=tell_torch(python_version="3.10.2", version="2.8.0+cu126"), name="d")
-    )
+    hosts.append(make_host(tmp_path / "d", torch=tell_torch(python_version="3.10.2", version="2.8.0+cu126"), name="d"))
     python, torch = compare(interpreter.PROBE, hosts)
     assert (python.what, python.hosts, python.class_id) == (
         "Python differs: 3.11: a, b, c; 3.10: d",
@@ -178,9 +175,7 @@ def test_a_build_that_fits_is_quiet(tmp_path: Path) -> None:
         ("", {}, []),
     ],
 )
-def test_a_build_for_the_cpu(
-    tmp_path: Path, backend: str, programs: Mapping[str, str], verdicts: list[str]
-) -> None:
+def test_a_build_for_the_cpu(tmp_path: Path, backend: str, programs: Mapping[str, str], verdicts: list[str]) -> None:
     """A build for the CPU is a fault where there are GPUs, or where the job asks for NCCL; elsewhere it is right."""
     host = make_host(
         tmp_path,
@@ -209,9 +204,7 @@ def test_a_build_for_a_newer_cuda_than_the_driver(tmp_path: Path) -> None:
 
 def test_hidden_gpus_are_no_fault_of_torch(tmp_path: Path) -> None:
     """Where CUDA_VISIBLE_DEVICES hides all GPUs, torch is right to see none."""
-    host = make_host(
-        tmp_path, torch=tell_torch(devices=()), programs=GPU_HOST, env={"CUDA_VISIBLE_DEVICES": ""}
-    )
+    host = make_host(tmp_path, torch=tell_torch(devices=()), programs=GPU_HOST, env={"CUDA_VISIBLE_DEVICES": ""})
     assert bad(torch_build.PROBE, host) == []
 
 
@@ -252,9 +245,7 @@ def test_packages_in_each_others_way(tmp_path: Path, changes: dict[str, object],
 
 def test_an_image_with_its_own_nccl_is_fine(tmp_path: Path) -> None:
     """An image whose torch was built with the system's NCCL has no second one."""
-    torch = tell_torch(
-        wheels=("torch 2.9.0 in /usr/lib",), nccl_file="/usr/lib/x86_64-linux-gnu/libnccl.so.2.27.5"
-    )
+    torch = tell_torch(wheels=("torch 2.9.0 in /usr/lib",), nccl_file="/usr/lib/x86_64-linux-gnu/libnccl.so.2.27.5")
     assert bad(torch_build.PROBE, make_host(tmp_path, torch=torch, programs=GPU_HOST)) == []
 
 
@@ -342,13 +333,9 @@ def test_hosts_with_another_script(tmp_path: Path) -> None:
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     """A host without the script fails; a job without a name for it is skipped; a broken script is read all the same."""
-    assert [one.verdict for one in look(script.PROBE, Host(job=JobShape(script=tmp_path / "none.py")))] == [
-        "fail"
-    ]
+    assert [one.verdict for one in look(script.PROBE, Host(job=JobShape(script=tmp_path / "none.py")))] == ["fail"]
     assert [one.verdict for one in look(script.PROBE, Host(job=JobShape()))] == ["skipped"]
-    assert [
-        one.verdict for one in look(script.PROBE, Host(job=write_job(tmp_path, {"train.py": "def ("})))
-    ] == ["ok"]
+    assert [one.verdict for one in look(script.PROBE, Host(job=write_job(tmp_path, {"train.py": "def ("})))] == ["ok"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")

@@ -127,9 +127,7 @@ def test_a_folder_on_a_disk_that_is_read_only(tmp_path: Path) -> None:
 def test_the_current_folder_is_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A PWD that is out of date is not believed: the folder that a process is really in counts."""
     monkeypatch.chdir(tmp_path)
-    (told,) = [
-        one for one in look(disk_space.PROBE, Host(env={"PWD": "/nonexistent/x"})) if one.verdict != "skipped"
-    ]
+    (told,) = [one for one in look(disk_space.PROBE, Host(env={"PWD": "/nonexistent/x"})) if one.verdict != "skipped"]
     assert "/nonexistent" not in f"{told.what} {told.fix}"
     assert str(tmp_path) in told.what
 
@@ -161,9 +159,7 @@ def test_checkpoints_among_the_kernels_own_facts() -> None:
 def test_a_file_system_that_tells_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What tells no size at all is neither full nor has 0 MiB free: nothing is said of it."""
     monkeypatch.setattr(Host, "usage", lambda *_: (0, 0))
-    assert [one.verdict for one in look(disk_space.PROBE, make_host(tmp_path, files={"/tmp/x": ""}))] == [
-        "skipped"
-    ]
+    assert [one.verdict for one in look(disk_space.PROBE, make_host(tmp_path, files={"/tmp/x": ""}))] == ["skipped"]
 
 
 def test_a_real_folder_can_do_all(tmp_path: Path) -> None:
@@ -186,9 +182,9 @@ def test_no_folder_named_and_a_file_in_its_place(tmp_path: Path) -> None:
     """Without a folder there is nothing to look at; a file in its place is a failure."""
     assert [one.verdict for one in look(checkpoint_folder.PROBE, Host(job=JobShape()))] == ["skipped"]
     (tmp_path / "ck").write_text("")
-    assert [
-        one.verdict for one in look(checkpoint_folder.PROBE, Host(job=JobShape(checkpoints=tmp_path / "ck")))
-    ] == ["fail"]
+    assert [one.verdict for one in look(checkpoint_folder.PROBE, Host(job=JobShape(checkpoints=tmp_path / "ck")))] == [
+        "fail"
+    ]
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/x", "gs://bucket", "hdfs://name:8020/x"])
@@ -289,9 +285,7 @@ def test_what_a_folder_can_not_do(
 ) -> None:
     """Each thing that a checkpoint needs and the folder lacks is told by itself."""
     monkeypatch.setattr(checkpoint_folder, "try_folder", lambda *_: trial)
-    host = make_host(
-        tmp_path, files={"/home/x": "", "/proc/mounts": MOUNTS}, job=JobShape(checkpoints=Path("/home"))
-    )
+    host = make_host(tmp_path, files={"/home/x": "", "/proc/mounts": MOUNTS}, job=JobShape(checkpoints=Path("/home")))
     found = [one for one in look(checkpoint_folder.PROBE, host) if one.verdict != "ok"]
     assert [one.verdict for one in found] == [verdict]
     assert says in found[0].what

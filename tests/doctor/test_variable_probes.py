@@ -48,10 +48,7 @@ def test_variables_of_gloo(tmp_path: Path, env: dict[str, str], verdict: str, wo
 def test_variables_of_gloo_where_nccl_is_used(tmp_path: Path) -> None:
     """Ranks that use NCCL alone do not fail of Gloo's variables; loopback is right on one host."""
     nccl = JobShape(num_nodes=2, backend="nccl")
-    assert (
-        find_one(ask("gloo-variables", tmp_path, env={"GLOO_SOCKET_IFNAME": "eth9"}, job=nccl)).verdict
-        == "warn"
-    )
+    assert find_one(ask("gloo-variables", tmp_path, env={"GLOO_SOCKET_IFNAME": "eth9"}, job=nccl)).verdict == "warn"
     assert not find_bad(ask("gloo-variables", tmp_path, env={"GLOO_SOCKET_IFNAME": "lo"}, job=JobShape()))
 
 
@@ -191,9 +188,7 @@ def test_nccl_without_gpus(tmp_path: Path) -> None:
     assert not find_bad(ask("nccl-variables", tmp_path, env={"NCCL_P2P_DISABLE": "1"}))
     assert find_one(ask("nccl-variables", tmp_path, env={"NCCL_SOCKET_IFNAME": "ens"})).verdict == "warn"
     assert (
-        find_one(
-            ask("nccl-variables", tmp_path, env={"NCCL_NET": "IB"}, job=JobShape(backend="nccl"))
-        ).verdict
+        find_one(ask("nccl-variables", tmp_path, env={"NCCL_NET": "IB"}, job=JobShape(backend="nccl"))).verdict
         == "fail"
     )
 

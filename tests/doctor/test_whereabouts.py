@@ -76,10 +76,7 @@ def test_a_pod_that_kubeflow_has_set_up_needs_no_flag() -> None:
 
 def test_a_batch_script_is_alone() -> None:
     """It runs on the first node of its job only: the others are reached by srun."""
-    assert (
-        find_plan(Requested(), {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4", "SLURM_JOB_NODELIST": "n[0-3]"})
-        is None
-    )
+    assert find_plan(Requested(), {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4", "SLURM_JOB_NODELIST": "n[0-3]"}) is None
 
 
 @pytest.mark.parametrize(

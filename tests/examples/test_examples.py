@@ -110,9 +110,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(("form", "kill_at"), [("train.py", 7), ("train_trainer.py", 10)])
-def test_gpt_killed_and_resumed_is_undisturbed(
-    form: str, kill_at: int, whole: dict[str, Path], tmp_path: Path
-) -> None:
+def test_gpt_killed_and_resumed_is_undisturbed(form: str, kill_at: int, whole: dict[str, Path], tmp_path: Path) -> None:
     """Killed with -9 on two ranks and started again on three, the GPT goes the way of one process, step by step."""
     args = (f"gpt/{form}", *TINY, "--folder", str(tmp_path / "run"), "--kill-at", str(kill_at))
     killed = try_ranks(run_example, 2, *args)

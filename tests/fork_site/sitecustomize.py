@@ -47,9 +47,7 @@ def _serve(settings: dict[str, Any]) -> None:
     for module in settings["modules"]:
         importlib.import_module(module)
     if settings["helpers_fd"] is not None:
-        _load("forked_helper", _HERE).replace_popen(
-            sys.modules["rankwise.launcher.helper"], settings["helpers_fd"]
-        )
+        _load("forked_helper", _HERE).replace_popen(sys.modules["rankwise.launcher.helper"], settings["helpers_fd"])
     freezing.freeze(freezing.list_libraries())
     gc.enable()
     set_by_imports = {key: value for key, value in os.environ.items() if begin_env.get(key) != value}

@@ -50,9 +50,7 @@ def test_the_doctor_counts_the_gpus_that_torch_counts(readings: list[dict[str, A
     facts = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=120, check=True)  # fmt: skip
     seen = [one for one in readings if one["probe"] == "gpus-seen" and one["verdict"] == "ok"]
     assert len(seen) == 1, [one["what"] for one in readings]
-    assert {f"GPU-{one.removeprefix('GPU-')}" for one in json.loads(facts.stdout)} <= {
-        *seen[0]["facts"]["uuids"]
-    }
+    assert {f"GPU-{one.removeprefix('GPU-')}" for one in json.loads(facts.stdout)} <= {*seen[0]["facts"]["uuids"]}
 
 
 @pytest.mark.gpus(1)

@@ -57,9 +57,7 @@ def test_movements_bring_what_was_sent(scene: Scene) -> None:
 
 def test_gradients_flow_through_collectives(scene: Scene) -> None:
     """The gradient of a sum or of gathered rows is the sum over the ranks' losses: 1 + 2."""
-    assert (
-        scene.facts("gradients_through_collectives") == [{"reduced": [3.0] * 2, "gathered": [[3.0] * 2]}] * 2
-    )
+    assert scene.facts("gradients_through_collectives") == [{"reduced": [3.0] * 2, "gathered": [[3.0] * 2]}] * 2
 
 
 def test_a_group_of_some_ranks_can_be_made(scene: Scene) -> None:

@@ -44,11 +44,7 @@ def check_refused(code: int, err: str, folder: Path, *words: str) -> None:
     lines = err.rstrip("\n").splitlines()
     assert lines[0].startswith("rankwise: ")
     # A hint of its own, or what was expected in the same line.
-    assert (
-        ": expected " in lines[0]
-        if len(lines) == 1
-        else lines[1].strip().startswith("->") and len(lines) == 2
-    )
+    assert ": expected " in lines[0] if len(lines) == 1 else lines[1].strip().startswith("->") and len(lines) == 2
     for word in words:
         assert word in err, err
 

@@ -35,15 +35,12 @@ _PRCTL, _MEMFD_CREATE, _SUBREAPER = 157, 319, 36
 def _can_unshare() -> bool:
     unshare = shutil.which("unshare")
     return (
-        unshare is not None
-        and not subprocess.run([unshare, "-m", "true"], capture_output=True, check=False).returncode
+        unshare is not None and not subprocess.run([unshare, "-m", "true"], capture_output=True, check=False).returncode
     )
 
 
 needs_mounts = pytest.mark.skipif(not _can_unshare(), reason="needs the right to unshare mounts")
-needs_amd64 = pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="system calls have other numbers here"
-)
+needs_amd64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls have other numbers here")
 
 
 def _in_namespace(setup: str, cwd: Path, *args: str) -> Running:
@@ -118,10 +115,7 @@ def test_a_sandbox_that_refuses_system_calls_costs_the_warm_start_only(tmp_path:
         [*RANKWISE, "--nproc-per-node", "2", "train.py"], tmp_path, preexec_fn=_refuse_system_calls
     ).finish()
     assert (result.code, result.out.split()) == (0, ["2", "2"]), result.err
-    assert (
-        without_patience(result.err)
-        == "rankwise: cold start: this system does not let us adopt forked ranks\n"
-    )
+    assert without_patience(result.err) == "rankwise: cold start: this system does not let us adopt forked ranks\n"
 
 
 def test_a_low_limit_of_open_files_is_enough(tmp_path: Path) -> None:
@@ -133,6 +127,4 @@ def test_a_low_limit_of_open_files_is_enough(tmp_path: Path) -> None:
     )
     assert result.code == 0, result.err
     assert sorted(map(int, result.out.split())) == list(range(16))
-    assert (
-        result.err == "rankwise: the limit of open files (ulimit -n) is too low to record what 16 ranks do\n"
-    )
+    assert result.err == "rankwise: the limit of open files (ulimit -n) is too low to record what 16 ranks do\n"

@@ -182,9 +182,7 @@ if rank == 0:
 """
 
 
-def _look_at(
-    folder: Path, text: str, *, env: dict[str, str] | None = None
-) -> tuple[dict[str, JobFinding], Path]:
+def _look_at(folder: Path, text: str, *, env: dict[str, str] | None = None) -> tuple[dict[str, JobFinding], Path]:
     """Run a script on two ranks, and return what is seen of it when both are over, by the user's line."""
     script = write_script(folder, _HEAD + text)
     with recorded_ranks(script, 2, env=env or {}, modules=TRAINING) as ranks:
@@ -292,6 +290,4 @@ assert DDP.__init__.__code__.co_filename.endswith("nn/parallel/distributed.py")
 def test_digests_can_be_switched_off(tmp_path: Path) -> None:
     """With RANKWISE_DIGESTS=0 nothing of the model is read, and torch's classes are as they were."""
     text = "assert not hasattr(DDP._ddp_init_helper, '__wrapped__')\nfrom torch.optim.optimizer import _global_optimizer_pre_hooks as hooks\nassert not hooks\n"
-    assert not _look_at(tmp_path, text + _DRIFTS.partition("evaluated =")[0], env={"RANKWISE_DIGESTS": "0"})[
-        0
-    ]
+    assert not _look_at(tmp_path, text + _DRIFTS.partition("evaluated =")[0], env={"RANKWISE_DIGESTS": "0"})[0]

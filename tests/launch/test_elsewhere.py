@@ -93,9 +93,7 @@ def launcher_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-def test_the_launcher_lives_beside_the_projects_environment(
-    tmp_path: Path, launcher_environment: Path
-) -> None:
+def test_the_launcher_lives_beside_the_projects_environment(tmp_path: Path, launcher_environment: Path) -> None:
     """A launcher in an environment without torch runs the ranks in the active one, recorder and store included."""
     write_script(
         tmp_path,
@@ -135,9 +133,7 @@ def test_a_program_without_torch_runs(tmp_path: Path, launcher_environment: Path
     script.chmod(0o755)
     launcher = (str(launcher_environment), "-m", "rankwise.run")
     env = {"VIRTUAL_ENV": None, "CONDA_PREFIX": None, "PATH": "/bin:/nowhere"}
-    result = run_rankwise(
-        ["--nproc-per-node", "2", "--no-python", "./train.sh"], tmp_path, launcher=launcher, env=env
-    )
+    result = run_rankwise(["--nproc-per-node", "2", "--no-python", "./train.sh"], tmp_path, launcher=launcher, env=env)
     assert sorted(result.out.split("\n")) == ["", "0 False", "1 False"], result.err
 
 
@@ -189,9 +185,7 @@ def test_a_run_from_a_folder_that_is_gone(tmp_path: Path) -> None:
     gone.mkdir()
     script = f'cd {gone}; rmdir {gone}; exec "$@"'
     command = ["/bin/sh", "-c", script, "sh", sys.executable, "-m", "rankwise.run", "train.py"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=30, check=False, env=dict(os.environ)
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=dict(os.environ))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr, done.stderr
 

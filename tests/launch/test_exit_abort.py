@@ -80,9 +80,7 @@ def test_four_ranks_without_destroy_succeed(script: str, tmp_path: Path) -> None
         pytest.param('import rankwise; ctx = rankwise.init("gloo")', "ctx.close()", id="rankwise"),
     ],
 )
-def test_a_model_that_outlives_its_group_does_not_hang(
-    flags: list[str], begin: str, end: str, tmp_path: Path
-) -> None:
+def test_a_model_that_outlives_its_group_does_not_hang(flags: list[str], begin: str, end: str, tmp_path: Path) -> None:
     """A DDP model that goes after destroy_process_group ends, though torch's thread has not dropped its last work by then."""
     write_script(tmp_path, DEADLOCK.replace("INIT", begin).replace("DESTROY", end))
     result = run_rankwise([*flags, "--nproc-per-node", "2", "train.py"], tmp_path, timeout_s=30)

@@ -210,9 +210,7 @@ def test_variables_are_the_callers_and_no_outer_launchers(monkeypatch: pytest.Mo
         pytest.param(lambda: rankwise.launch(a_generator, nprocs=1), r"list\(a_generator", id="generator"),
     ],
 )  # fmt: skip
-def test_a_wrong_call_is_told_before_anything_starts(
-    call: Any, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_call_is_told_before_anything_starts(call: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments that don't fit, a count that is none, what can't be pickled: the caller is told what and how to mend it."""
     monkeypatch.setattr(function, "_run", lambda *_args, **_options: pytest.fail("something was started"))
     with pytest.raises(UsageError, match=told):
@@ -403,9 +401,7 @@ def test_time_out_tells_who_was_still_running_and_where() -> None:
         if rank:
             threading.Event().wait(60)
 
-    with pytest.raises(
-        RankFailedError, match=r"rank 1 of 2 had not returned from .*wait after 1 s"
-    ) as caught:
+    with pytest.raises(RankFailedError, match=r"rank 1 of 2 had not returned from .*wait after 1 s") as caught:
         rankwise.launch(wait, nprocs=2, pass_rank=True, timeout_s=1)
     assert "test_function.py:" in str(caught.value)
     assert rankwise.launch(lambda: 5, nprocs=2) == [5, 5]
@@ -456,9 +452,7 @@ def test_an_error_is_not_printed_as_well(capfd: pytest.CaptureFixture[str]) -> N
 def test_a_notebooks_functions_travel() -> None:
     """Functions that stand in a __main__ without a file, and call each other, run in the ranks."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(
-        "import os\ndef half(x): return x / 2\ndef train(x): return half(x) + int(os.environ['RANK'])", names
-    )
+    exec("import os\ndef half(x): return x / 2\ndef train(x): return half(x) + int(os.environ['RANK'])", names)
     main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
     try:
         assert rankwise.launch(names["train"], 4, nprocs=2) == [2.0, 3.0]
@@ -718,9 +712,7 @@ def test_a_cold_call_works(tmp_path: Path) -> None:
     """Each rank is a fresh Python when asked for, and finds the same."""
     env = make_env({"RANKWISE_COLD": "1"})
     code = "import rankwise, sys; print(rankwise.launch(lambda: 'torch' in sys.modules, nprocs=2))"
-    done = subprocess.run(
-        [*PYTHON, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*PYTHON, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("[False, False]\n", "")
 
 
@@ -770,9 +762,7 @@ def test_closed_streams_do_not_matter(tmp_path: Path) -> None:
 
 def test_a_module_that_launches_at_its_import_is_told(tmp_path: Path) -> None:
     """A rank that would launch again while it looks for its function does not: the module and the remedy are named."""
-    write_script(
-        tmp_path, "import rankwise\ndef f(): return 1\nprint(rankwise.launch(f, nprocs=1))\n", "nested.py"
-    )
+    write_script(tmp_path, "import rankwise\ndef f(): return 1\nprint(rankwise.launch(f, nprocs=1))\n", "nested.py")
     result = run_script(
         "import rankwise\ntry:\n  import nested\nexcept rankwise.RankFailedError as error:\n  print(error)\n",
         tmp_path,

@@ -46,9 +46,7 @@ def _judge_again(folder: str, capsys: pytest.CaptureFixture[str]) -> dict[str, A
     return verdict
 
 
-def test_a_rank_that_sleeps_is_named_at_the_users_bound(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_sleeps_is_named_at_the_users_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rank 1 sleeps, rank 0 waits in all_reduce: a hang by rank 1 at its line, and again from the evidence folder alone."""
     script = write_script(tmp_path, HEAD + SLEEPS)
     result, report = run_reported([*TWO, "--hang-timeout", "4", "--log-dir", "logs", "train.py"], tmp_path)
@@ -165,9 +163,7 @@ dist.destroy_process_group()
 
 def test_without_a_watch_there_is_no_word(tmp_path: Path) -> None:
     """--no-watch: nobody tells of a rank that keeps the other waiting, and nothing is recorded."""
-    write_script(
-        tmp_path, HEAD + "if rank == 1: time.sleep(5)\ndist.all_reduce(one)\ndist.destroy_process_group()\n"
-    )
+    write_script(tmp_path, HEAD + "if rank == 1: time.sleep(5)\ndist.all_reduce(one)\ndist.destroy_process_group()\n")
     result = run_rankwise([*TWO, "--no-watch", "--hang-timeout", "1", "train.py"], tmp_path)
     assert (result.code, result.err) == (0, "")
 
@@ -208,9 +204,7 @@ thread.join()
     _, report = run_reported([*TWO, "--hang-timeout", "4", "train.py"], tmp_path)
     assert (report["kind"], report["culprits"]) == ("hang", [1])
     assert report["where"] == line_of(script, "time.sleep")
-    assert [(one["rank"], one["where"]) for one in report["waiting"]] == [
-        (0, line_of(script, "# in a thread"))
-    ]
+    assert [(one["rank"], one["where"]) for one in report["waiting"]] == [(0, line_of(script, "# in a thread"))]
 
 
 def test_a_barrier_that_met_the_last_one_by_chance_is_told(tmp_path: Path) -> None:
@@ -318,9 +312,7 @@ if rank == 1:
 
 
 @pytest.mark.parametrize(("flags", "code"), [([], 0), (["--strict"], 1)])
-def test_wrong_pairs_are_told_although_the_script_ends_well(
-    tmp_path: Path, flags: list[str], code: int
-) -> None:
+def test_wrong_pairs_are_told_although_the_script_ends_well(tmp_path: Path, flags: list[str], code: int) -> None:
     """float32 summed with int32, and nobody complains: a mismatch in the report; --strict makes it count."""
     write_script(
         tmp_path,

@@ -21,18 +21,14 @@ _FULL = "mount -t tmpfs -o size=2g tmpfs /dev/shm && fallocate -l 2000M /dev/shm
 
 def _can_mount() -> bool:
     tools = all(shutil.which(tool) for tool in ("unshare", "fallocate"))
-    return (
-        tools and not subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode
-    )
+    return tools and not subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode
 
 
 needs_mounts = pytest.mark.skipif(not _can_mount(), reason="needs the right to unshare mounts")
 
 
 def _with_full_memory(cwd: Path, *args: str, env: dict[str, str | None] | None = None) -> Running:
-    return Running(
-        ["unshare", "-m", "sh", "-ec", f'{_FULL} && exec "$@"', "sh", *RANKWISE, *args], cwd, env=env
-    )
+    return Running(["unshare", "-m", "sh", "-ec", f'{_FULL} && exec "$@"', "sh", *RANKWISE, *args], cwd, env=env)
 
 
 @needs_mounts

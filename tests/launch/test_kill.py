@@ -68,11 +68,7 @@ def find_victims(victim: str, launcher: int) -> list[int]:
         return supervisors
     below = [pid for supervisor in supervisors for pid in children_of(supervisor)]
     store = [pid for pid in below if "store_process.py" in command_of(pid)]
-    return (
-        store
-        if victim == "store"
-        else [pid for pid in below if command_of(pid).rstrip().endswith("-u train.py")]
-    )
+    return store if victim == "store" else [pid for pid in below if command_of(pid).rstrip().endswith("-u train.py")]
 
 
 def kill_once(victim: str, name: str, delay_s: float, folder: Path, choice: random.Random) -> list[str]:
@@ -144,12 +140,6 @@ def test_kills_at_random_moments(victim: str, name: str, tmp_path: Path) -> None
     delays = [choice.uniform(0, 0.9 if victim == "parent" else 0.5) for _ in range(count)]
     print(f"seed {SEED}, delays {[round(delay, 3) for delay in delays]}")
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        wrong = pool.map(
-            lambda job: kill_once(victim, name, job[1], tmp_path / str(job[0]), choice), enumerate(delays)
-        )
-        found = [
-            f"after {delay:.3f} s: {what}"
-            for delay, whats in zip(delays, wrong, strict=True)
-            for what in whats
-        ]
+        wrong = pool.map(lambda job: kill_once(victim, name, job[1], tmp_path / str(job[0]), choice), enumerate(delays))
+        found = [f"after {delay:.3f} s: {what}" for delay, whats in zip(delays, wrong, strict=True) for what in whats]
     assert not found, f"seed {SEED}\n" + "\n".join(found)

@@ -40,8 +40,7 @@ def test_the_watch_can_be_switched_off(tmp_path: Path) -> None:
     """With RANKWISE_WATCH=0 nobody judges: rank 1's own timeout ends the wait."""
     write_script(
         tmp_path,
-        LEAVES
-        + "from datetime import timedelta\ndist.init_process_group('gloo', timeout=timedelta(seconds=5))\n",
+        LEAVES + "from datetime import timedelta\ndist.init_process_group('gloo', timeout=timedelta(seconds=5))\n",
     )
     _, report = run_reported(ARGS, tmp_path, env={"RANKWISE_WATCH": "0"})
     assert report["exits"] == {"0": 0, "1": 1}

@@ -69,9 +69,7 @@ TRAIN = """
 
 def start(folder: Path, listens: str = "true") -> Running:
     write_script(folder, TRAIN)
-    return Running(
-        [*RANKWISE, "--role-counts", "ps=2,worker=2", "--max-restarts", "2", "train.py", listens], folder
-    )
+    return Running([*RANKWISE, "--role-counts", "ps=2,worker=2", "--max-restarts", "2", "train.py", listens], folder)
 
 
 def wait_for_steps(folder: Path, num_steps: int) -> None:

@@ -75,9 +75,7 @@ dist.destroy_process_group()
 
 def _run(tmp_path: Path, changes: str, *args: str, num_ranks: int = 2) -> tuple[Any, dict[str, Any], Path]:
     script = write_script(tmp_path, HEAD + changes + LOOP)
-    result, report = run_reported(
-        ["--nproc-per-node", str(num_ranks), "--no-check", *args, "train.py"], tmp_path
-    )
+    result, report = run_reported(["--nproc-per-node", str(num_ranks), "--no-check", *args, "train.py"], tmp_path)
     return result, report, script
 
 
@@ -108,10 +106,7 @@ def load(step):
     assert (report["class"], report["where"]) == (None, line_of(script, "# sleeps"))
     place = line_of(script, "# last").rpartition("/")[2]
     assert "stage 0 (ranks 0, 1) is sleeping at train.py:" in report["message"]
-    assert (
-        f"stage 1 (ranks 2, 3) waits for activations of micro-batch 0 from stage 0 at {place}"
-        in report["message"]
-    )
+    assert f"stage 1 (ranks 2, 3) waits for activations of micro-batch 0 from stage 0 at {place}" in report["message"]
     assert {one["op"] for one in report["waiting"]} == {"irecv of activations of micro-batch 0 from stage 0"}
 
 

@@ -241,9 +241,7 @@ def test_one_that_the_kernel_kills_meanwhile_is_a_failure(tmp_path: Path) -> Non
         ("SIGINT", "[][1]", [0, 1]),
     ],
 )
-def test_a_failure_while_saving_is_a_failure(
-    name: str, save: str, culprits: list[int], tmp_path: Path
-) -> None:
+def test_a_failure_while_saving_is_a_failure(name: str, save: str, culprits: list[int], tmp_path: Path) -> None:
     """Rank 1 (or all) can't save: its error is the first cause, and its exit code the launcher's, not 75 or 128 and the signal."""
     write_train(tmp_path, save=save)
     args = ["--report", "report.json", "--nproc-per-node", "2", "train.py"]

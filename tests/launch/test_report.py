@@ -48,10 +48,7 @@ def fail_on_one(body: str, folder: Path, *, setup: str = "import os, sys, time, 
     script = write_script(folder, "\n".join(lines) + "\n")
     result, report = run_reported(args or TWO, folder, env=env)
     assert report.keys() >= RESULT_KEYS
-    assert (
-        "Traceback (most recent call last)"
-        not in result.err.split("rankwise: the job")[1].split("| Traceback")[0]
-    )
+    assert "Traceback (most recent call last)" not in result.err.split("rankwise: the job")[1].split("| Traceback")[0]
     return result, report, script
 
 
@@ -294,9 +291,7 @@ def test_a_syntax_error(tmp_path: Path) -> None:
 
 def test_an_exception_in_the_users_module(tmp_path: Path) -> None:
     """An error inside a module of the user's is placed there, not at its import or call."""
-    module = write_script(
-        tmp_path, "import json\ndef load(text):\n    return json.loads(text)\n", "mine/data.py"
-    )
+    module = write_script(tmp_path, "import json\ndef load(text):\n    return json.loads(text)\n", "mine/data.py")
     _, report, _ = fail_on_one("import mine.data; mine.data.load('{')", tmp_path)
     assert report["where"] == line_of(module, "json.loads")
     assert "JSONDecodeError" in report["message"]
@@ -396,9 +391,7 @@ def test_the_stores_process_killed(tmp_path: Path) -> None:
 
 def test_the_supervisor_killed(tmp_path: Path) -> None:
     """The supervisor killed with -9 takes all ranks with it, and the launcher says what happened."""
-    write_script(
-        tmp_path, "import pathlib, os, time; pathlib.Path(os.environ['RANK']).touch(); time.sleep(60)"
-    )
+    write_script(tmp_path, "import pathlib, os, time; pathlib.Path(os.environ['RANK']).touch(); time.sleep(60)")
     with start_rankwise(["--report", "report.json", *TWO], tmp_path) as job:
         wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
         os.kill(find_supervisor(job.process.pid), signal.SIGKILL)
@@ -421,9 +414,7 @@ def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_traceback_that_the_script_prints_itself(tmp_path: Path) -> None:
     """A script that logs its exception and leaves by sys.exit(1): the place is that of the logged traceback."""
-    body = (
-        "import logging\ntry:\n    {}['key']\nexcept KeyError:\n    logging.exception('no key'); sys.exit(1)"
-    )
+    body = "import logging\ntry:\n    {}['key']\nexcept KeyError:\n    logging.exception('no key'); sys.exit(1)"
     _, report, script = fail_on_one(body, tmp_path)
     assert (report["culprits"], report["where"]) == ([1], line_of(script, "{}['key']"))
 

@@ -77,9 +77,7 @@ def test_used_up_restarts_say_so(tmp_path: Path) -> None:
 
 def test_a_crash_loop_stops_early(tmp_path: Path) -> None:
     """The same error at the same line three times, none getting further: no more restarts, and the reason is told."""
-    write_script(
-        tmp_path, "import os\nprint('try', flush=True)\nraise ValueError(f'bad value {os.getpid()}')"
-    )
+    write_script(tmp_path, "import os\nprint('try', flush=True)\nraise ValueError(f'bad value {os.getpid()}')")
     result, report = run_reported(["--max-restarts", "50", "train.py"], tmp_path)
     assert result.code == 1
     assert result.out.count("try") == 3
@@ -131,9 +129,7 @@ def test_a_failed_attempts_family_may_save_and_is_gone_before_the_next(tmp_path:
     """Grandchildren of a failed attempt (own session, daemon, stopped) get SIGTERM, may save, and are gone then."""
     write_script(tmp_path, FAMILY)
     write_script(tmp_path, MEMBER, "member.py")
-    result = run_rankwise(
-        ["--max-restarts", "1", "train.py"], tmp_path, env={"NAMES": "session daemon stopped"}
-    )
+    result = run_rankwise(["--max-restarts", "1", "train.py"], tmp_path, env={"NAMES": "session daemon stopped"})
     assert (result.code, result.out) == (0, "left []\n"), result.err
     assert {path.name for path in tmp_path.glob("*.saved")} == {
         "session.saved",

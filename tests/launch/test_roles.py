@@ -276,9 +276,7 @@ END = """
 def test_what_fails_when_the_servers_have_ended_fails_the_job(tmp_path: Path) -> None:
     """A worker that exits with a code behind its training is not taken for one that has nothing left to do."""
     write_script(tmp_path, END)
-    result, report = run_reported(
-        ["--role-counts", "ps=1,worker=1", "--max-restarts", "1", "train.py"], tmp_path
-    )
+    result, report = run_reported(["--role-counts", "ps=1,worker=1", "--max-restarts", "1", "train.py"], tmp_path)
     assert result.code == 1
     assert "had ended, and then its process failed with exit code 3" in report["message"]
 
@@ -329,9 +327,7 @@ COORDINATE = """
 def test_a_killed_coordinator_has_all_ranks_start_again(tmp_path: Path) -> None:
     """What it has scheduled is in its memory: all ranks start again, and the script goes on from its last checkpoint, which has every update once."""
     write_script(tmp_path, COORDINATE)
-    result = run_rankwise(
-        ["--role-counts", "ps=1,chief=1,worker=2", "--max-restarts", "2", "train.py"], tmp_path
-    )
+    result = run_rankwise(["--role-counts", "ps=1,chief=1,worker=2", "--max-restarts", "2", "train.py"], tmp_path)
     assert result.code == 0, result.err
     assert "chief 0 (rank 1): killed by SIGKILL" in result.err
     assert "restarted alone" not in result.err

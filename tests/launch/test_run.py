@@ -61,9 +61,7 @@ RECORDER_MODULES = {"atexit", "faulthandler", "importlib.util", "importlib._abc"
                     "json.scanner", "contextlib", "collections", "sitecustomize"}  # fmt: skip
 
 
-def dump(
-    launcher: tuple[str, ...], args: list[str], folder: Path, env: dict[str, str | None]
-) -> list[dict[str, Any]]:
+def dump(launcher: tuple[str, ...], args: list[str], folder: Path, env: dict[str, str | None]) -> list[dict[str, Any]]:
     """Run a command that dumps what its ranks see, and return that by rank."""
     to = folder / f"dump_{len(list(folder.glob('dump_*')))}"
     to.mkdir()
@@ -104,11 +102,7 @@ def test_a_rank_sees_what_it_sees_under_torchrun(how: list[str], tmp_path: Path)
     args = ["a b", "--lr=${local_rank}", "--x", "${unknown}", "$local_rank", "--", "-m", ""]
     words = [word.format(folder=tmp_path) for word in how]
     # torchrun runs a path inside a process of multiprocessing: what is that one's own is not compared.
-    only = (
-        {"argv", "cwd", "file", "name", "isatty", "signals", "mask", "threads"}
-        if "--run-path" in how
-        else None
-    )
+    only = {"argv", "cwd", "file", "name", "isatty", "signals", "mask", "threads"} if "--run-path" in how else None
     ours = compare(["--nproc-per-node", "2", *words, *args], tmp_path, only=only)
     assert "--lr=1" in ours[1]["argv"]
 
@@ -146,9 +140,7 @@ def test_the_users_sitecustomize_runs_once_and_first(tmp_path: Path) -> None:
 
     One that looks at the environment must not run in the warm server, which is no rank: a line says so.
     """
-    write_script(
-        tmp_path, "import os\nif 'RANK' in os.environ: print('custom site')\nX = 7", "site/sitecustomize.py"
-    )
+    write_script(tmp_path, "import os\nif 'RANK' in os.environ: print('custom site')\nX = 7", "site/sitecustomize.py")
     write_script(tmp_path, "import sitecustomize; print(sitecustomize.X, sitecustomize.__file__)")
     result = run_rankwise(["train.py"], tmp_path, env={"PYTHONPATH": str(tmp_path / "site")})
     assert result.out.splitlines() == ["custom site", f"7 {tmp_path / 'site' / 'sitecustomize.py'}"]
@@ -225,9 +217,7 @@ def test_forked_children_and_their_exit_say_nothing_in_the_ranks_name(tmp_path: 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_threads_are_the_cores_divided_by_the_ranks(ranks: int, tmp_path: Path) -> None:
     """OMP_NUM_THREADS = cores allowed to the job / ranks, at least 1, and unset for one rank: affinity counts, and an own value is kept."""
-    write_script(
-        tmp_path, "import os; os.write(1, os.environ.get('OMP_NUM_THREADS', 'None').encode() + b' ')"
-    )
+    write_script(tmp_path, "import os; os.write(1, os.environ.get('OMP_NUM_THREADS', 'None').encode() + b' ')")
     args = ["--nproc-per-node", str(ranks), "train.py"]
     from rankwise.base.host import share_cores
 
@@ -303,16 +293,12 @@ def test_ranks_meet_and_reduce(tmp_path: Path) -> None:
 def test_role_id_and_pet_variables(tmp_path: Path) -> None:
     """--role and --rdzv-id reach the ranks; PET_* variables stand in for absent flags, and a flag beats them."""
     names = ["ROLE_NAME", "TORCHELASTIC_RUN_ID", "WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS", "MASTER_ADDR"]
-    write_script(
-        tmp_path, f"import os, sys; sys.stdout.write(' '.join(os.environ[n] for n in {names}) + chr(10))"
-    )
+    write_script(tmp_path, f"import os, sys; sys.stdout.write(' '.join(os.environ[n] for n in {names}) + chr(10))")
     pet: dict[str, str | None] = {"PET_NPROC_PER_NODE": "2", "PET_ROLE": "actor", "PET_MAX_RESTARTS": "4", "PET_RDZV_ID": "job7",
                                   "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0"}  # fmt: skip
     flags = ["--role", "critic", "--rdzv_id=9", "--nproc-per-node=1", "train.py"]
     for args, expected in ((["train.py"], ["actor", "job7", "2", "4"]), (flags, ["critic", "9", "1", "4"])):
-        ours, theirs = (
-            run_rankwise(args, tmp_path, env=pet, launcher=which) for which in (RANKWISE, TORCHRUN)
-        )
+        ours, theirs = (run_rankwise(args, tmp_path, env=pet, launcher=which) for which in (RANKWISE, TORCHRUN))
         assert ours.out.split()[:4] == expected, ours.err
         assert ours.out.split() == theirs.out.split()
 
@@ -374,9 +360,6 @@ def test_on_a_terminal_the_dump_is_torchruns_too(tmp_path: Path) -> None:
             assert terminal.finish().code == 0, terminal.text
         facts = json.loads((to / "0.json").read_text())
         seen.append(
-            {
-                name: facts[name]
-                for name in ("isatty", "streams", "signals", "mask", "next_fd", "session_leader")
-            }
+            {name: facts[name] for name in ("isatty", "streams", "signals", "mask", "next_fd", "session_leader")}
         )
     assert seen[0] == seen[1]

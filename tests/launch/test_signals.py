@@ -179,9 +179,7 @@ def test_one_ctrl_c_is_one_signal_to_a_rank(tmp_path: Path) -> None:
 
 def test_ctrl_c_of_a_plain_script(tmp_path: Path) -> None:
     """A script without handlers: Ctrl-C ends it with one short report, not a traceback for each rank in our name."""
-    write_script(
-        tmp_path, "import os, pathlib, time\npathlib.Path('up.' + os.environ['RANK']).touch()\ntime.sleep(60)"
-    )
+    write_script(tmp_path, "import os, pathlib, time\npathlib.Path('up.' + os.environ['RANK']).touch()\ntime.sleep(60)")
     with Terminal([*RANKWISE, *TWO], tmp_path) as terminal:
         wait_up(tmp_path)
         time.sleep(0.1)
@@ -207,9 +205,7 @@ def test_the_shutdown_timeout_is_honoured(tmp_path: Path) -> None:
 def test_time_to_save_is_given(tmp_path: Path) -> None:
     """A rank that takes two seconds to save after SIGTERM is not killed in the middle."""
     script = "import pathlib, signal, sys, time\ndef save(*_):\n    time.sleep(2); pathlib.Path('saved').touch(); sys.exit(0)\n"
-    write_script(
-        tmp_path, script + "signal.signal(signal.SIGTERM, save)\npathlib.Path('up.0').touch()\ntime.sleep(60)"
-    )
+    write_script(tmp_path, script + "signal.signal(signal.SIGTERM, save)\npathlib.Path('up.0').touch()\ntime.sleep(60)")
     with start_rankwise(["train.py"], tmp_path) as job:
         wait_up(tmp_path, 1)
         job.send(signal.SIGTERM)
@@ -236,9 +232,7 @@ def test_a_stopped_rank_is_ended(end: str, tmp_path: Path) -> None:
             job.send(signal.SIGTERM)
         else:
             (tmp_path / "go").touch()
-        assert job.finish(10).code == (
-            143 if end == "signal" else 1
-        )  # of the 30 s that ranks have by default
+        assert job.finish(10).code == (143 if end == "signal" else 1)  # of the 30 s that ranks have by default
 
 
 def test_a_lost_terminal_ends_the_job(tmp_path: Path) -> None:

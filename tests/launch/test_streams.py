@@ -215,9 +215,7 @@ def test_the_prefix_template(tmp_path: Path) -> None:
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name}/${rank}/${local_rank}/${other}> "
     }
     args = ["-t", "1", "--role", "actor", "train.py"]
-    ours, theirs = (
-        run_rankwise(args, tmp_path, env=env, launcher=which).out for which in (RANKWISE, TORCHRUN)
-    )
+    ours, theirs = (run_rankwise(args, tmp_path, env=env, launcher=which).out for which in (RANKWISE, TORCHRUN))
     assert ours == theirs == "<actor/0/0/${other}> x\n"
 
 
@@ -308,13 +306,9 @@ def test_standard_error_without_a_reader_does_not_break_the_job(tmp_path: Path) 
 
 def test_standard_input_reaches_the_ranks(tmp_path: Path) -> None:
     """What is piped into the launcher can be read by rank 0, as under torchrun."""
-    write_script(
-        tmp_path, "import os, sys\nif os.environ['RANK'] == '0': print(sys.stdin.read().upper(), end='')"
-    )
+    write_script(tmp_path, "import os, sys\nif os.environ['RANK'] == '0': print(sys.stdin.read().upper(), end='')")
     args = ["--nproc-per-node", "2", "train.py"]
-    ours, theirs = (
-        run_rankwise(args, tmp_path, stdin="one\ntwo\n", launcher=which) for which in (RANKWISE, TORCHRUN)
-    )
+    ours, theirs = (run_rankwise(args, tmp_path, stdin="one\ntwo\n", launcher=which) for which in (RANKWISE, TORCHRUN))
     assert ours.out == theirs.out == "ONE\nTWO\n"
 
 

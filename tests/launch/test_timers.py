@@ -33,9 +33,6 @@ def test_a_timer_that_expires_is_the_cause(tmp_path: Path) -> None:
     result, report = run_reported(["--nproc-per-node", "2", str(script)], tmp_path, env=env)
     assert result.code == 137
     assert report["culprits"] == [1]
-    assert (
-        "rank 1: killed by SIGKILL by torch's watchdog, as its timer 'validation' expired"
-        in report["message"]
-    )
+    assert "rank 1: killed by SIGKILL by torch's watchdog, as its timer 'validation' expired" in report["message"]
     assert "allow more time" in report["fix"]
     assert not pipe.exists()

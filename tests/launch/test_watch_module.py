@@ -132,8 +132,7 @@ def test_other_collectives_are_a_proof(tmp_path: Path) -> None:
     """all_reduce on one rank, broadcast on the other: both lines are named, while it hangs and when it was ended."""
     script = write_script(
         tmp_path,
-        HEAD
-        + "if rank == 1:\n    dist.broadcast(one, 1)  # odd\n    dist.barrier()\ndist.all_reduce(torch.ones(9))\n",
+        HEAD + "if rank == 1:\n    dist.broadcast(one, 1)  # odd\n    dist.barrier()\ndist.all_reduce(torch.ones(9))\n",
     )
     with torchrun(tmp_path, (*WATCH, "train.py")) as job:
         job.wait_met()
@@ -180,9 +179,7 @@ def test_a_killed_rank_that_no_other_has_seen(tmp_path: Path) -> None:
 @pytest.mark.own_server
 def test_an_exception_is_told_with_its_traceback(tmp_path: Path) -> None:
     """The rank that raises is named with its line; that torchrun ends the others is no fault of theirs."""
-    script = write_script(
-        tmp_path, HEAD + "if rank == 1: raise ValueError('boom')  # here\ntime.sleep(1000)\n"
-    )
+    script = write_script(tmp_path, HEAD + "if rank == 1: raise ValueError('boom')  # here\ntime.sleep(1000)\n")
     with torchrun(tmp_path, (*WATCH, "train.py")) as job:
         result = job.running.finish(60)
         assert result.code == 1
@@ -195,9 +192,7 @@ def test_an_exception_is_told_with_its_traceback(tmp_path: Path) -> None:
 
 def test_who_ended_early_is_named(tmp_path: Path) -> None:
     """A rank that ends with exit code 0 while another needs it is the first cause."""
-    write_script(
-        tmp_path, HEAD + "if rank == 1: sys.exit()\nfor step in range(9):\n    dist.all_reduce(one)\n"
-    )
+    write_script(tmp_path, HEAD + "if rank == 1: sys.exit()\nfor step in range(9):\n    dist.all_reduce(one)\n")
     with torchrun(tmp_path, (*WATCH, "train.py")) as job:
         assert job.running.finish(60).code == 1
         told = report(tmp_path / "evidence")
@@ -283,18 +278,14 @@ def test_hosts_with_folders_of_their_own_are_judged_together(tmp_path: Path) -> 
         hosts = [tmp_path / f"host{rank}" for rank in range(2)]
 
         def stalled(host: Path) -> bool:
-            return any(
-                b'"why": "stall"' in path.read_bytes() for path in host.glob("*/attempt_0/rank*.evidence")
-            )
+            return any(b'"why": "stall"' in path.read_bytes() for path in host.glob("*/attempt_0/rank*.evidence"))
 
         wait_until(lambda: all((tmp_path / f"met{rank}").exists() for rank in range(2)), 60)
         wait_until(lambda: all(map(stalled, hosts)), 30)
         # On a busy machine a rank has stood still before, on its way there: what it leaves then is replaced.
         wait_until(lambda: report(*hosts)["kind"] != "ok", 30)
         told = report(*hosts)
-        assert (told["kind"], told["culprits"], told["where"]) == ("hang", [1], line_of(script, "# away")), (
-            told
-        )
+        assert (told["kind"], told["culprits"], told["where"]) == ("hang", [1], line_of(script, "# away")), told
         alone = report(hosts[0])
         assert not alone["culprits"], alone
         assert any("rank 1 has left no evidence" in note for note in alone["notes"])
@@ -319,9 +310,7 @@ def test_init_leaves_evidence_where_a_folder_is_named(tmp_path: Path) -> None:
         job.wait_met()
         job.wait_stalled(0, 1)
         told = wait_report(tmp_path / "evidence", "hang")
-        assert (told["kind"], told["culprits"], told["where"]) == ("hang", [1], line_of(script, "# away")), (
-            told
-        )
+        assert (told["kind"], told["culprits"], told["where"]) == ("hang", [1], line_of(script, "# away")), told
     (tmp_path / "met0").unlink()
     with torchrun(tmp_path, ("train.py",), 1) as job:
         job.wait_met()

@@ -85,9 +85,7 @@ def torchrun(num_ranks: int = 2) -> list[str]:
     return [*TORCHRUN, "--standalone", f"--nproc-per-node={num_ranks}", "train.py"]
 
 
-def ask(
-    pid: int, capsys: pytest.CaptureFixture[str], *, until: int | None = None
-) -> tuple[int, dict[str, Any]]:
+def ask(pid: int, capsys: pytest.CaptureFixture[str], *, until: int | None = None) -> tuple[int, dict[str, Any]]:
     """Ask why; until a rank stands where it stays, it may still be on its way."""
 
     def once() -> tuple[int, dict[str, Any]]:
@@ -189,9 +187,7 @@ def test_ranks_started_by_hand_find_each_other(tmp_path: Path, capsys: pytest.Ca
 
 
 @needs_pyspy
-def test_ranks_of_ours_are_told_with_their_records(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_of_ours_are_told_with_their_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Under `rankwise run` the collective has its number, and it is said whose ranks they are."""
     write_script(tmp_path, HEAD + SLEEPS)
     with start_rankwise(["--nproc-per-node", "2", "--hang-timeout", "off", "train.py"], tmp_path) as job:
@@ -321,9 +317,7 @@ time.sleep(1000)
     ],
     ids=["slurm", "mpi", "pod"],
 )
-def test_ranks_are_known_by_what_their_launcher_tells_them(
-    own: dict[str, str], names: dict[str, str]
-) -> None:
+def test_ranks_are_known_by_what_their_launcher_tells_them(own: dict[str, str], names: dict[str, str]) -> None:
     """Slurm's and MPI's numbers count as well, a pod's own does not, and workers are no ranks; by any rank's PID the same are found."""
     with subprocess.Popen([sys.executable, "-c", LAUNCHER, repr(names)], env=make_env({"SLURM_PROCID": None, **own}), stdout=subprocess.PIPE) as launcher:  # fmt: skip
         assert launcher.stdout is not None

@@ -51,10 +51,4 @@ def examples() -> list[Finding]:
 
 def lines_of(path: str, cell: int | None) -> list[str]:
     """Return the lines of the files that `examples` speak of."""
-    return (
-        SOURCE.split("\n")
-        if path == "train.py"
-        else ["import torch", "x = torch.ones(2)"]
-        if cell == 3
-        else []
-    )
+    return SOURCE.split("\n") if path == "train.py" else ["import torch", "x = torch.ones(2)"] if cell == 3 else []

@@ -23,9 +23,7 @@ _FINDING = Finding(
 
 def _check(folder: Path, *, cache: Path | None = None) -> Outcome:
     settings = Settings(select=("RW901",), folder=folder)
-    return check_files(
-        [str(folder)], settings, Plan(jobs=1, cache_folder=cache or folder / ".rankwise_cache")
-    )
+    return check_files([str(folder)], settings, Plan(jobs=1, cache_folder=cache or folder / ".rankwise_cache"))
 
 
 def _write(path: Path, text: str) -> None:

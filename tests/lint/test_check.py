@@ -54,9 +54,7 @@ FRAGILE: Rule[Script] = Rule(
 @pytest.fixture
 def few_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the two rules above are there, so that a test's text has the findings that it means."""
-    monkeypatch.setattr(
-        registry, "all_rules", lambda: (MARK, FRAGILE, check_module.unreadable.text_is_not_python)
-    )
+    monkeypatch.setattr(registry, "all_rules", lambda: (MARK, FRAGILE, check_module.unreadable.text_is_not_python))
 
 
 def _places(findings: Any) -> list[tuple[int, int, int | None]]:
@@ -65,9 +63,7 @@ def _places(findings: Any) -> list[tuple[int, int, int | None]]:
 
 def test_findings_stand_at_their_place_in_the_file() -> None:
     """Spans, other places and edits are those of the page, after the cut indent."""
-    piece = Piece(
-        path="a.md", language="python", code="\nimport torch\nmark()\n", indents={3: 4}, is_fragment=True
-    )
+    piece = Piece(path="a.md", language="python", code="\nimport torch\nmark()\n", indents={3: 4}, is_fragment=True)
     (found,) = check_piece(piece, Project(), (MARK,))
     assert (found.span, found.edits[0].span) == (Span(3, 5, 3, 9), Span(3, 5, 3, 9))
 
@@ -93,9 +89,9 @@ def test_text_without_ranks_has_findings_only_if_broken() -> None:
 def test_a_broken_text_has_one_finding() -> None:
     """Python 2 gives its one finding with the place, which a comment may silence."""
     code = "import torch\nprint 'rank'\nmark()\n"
-    assert [
-        one.rule for one in check_piece(Piece(path="a.py", language="python", code=code), Project(), (MARK,))
-    ] == ["RW901"]
+    assert [one.rule for one in check_piece(Piece(path="a.py", language="python", code=code), Project(), (MARK,))] == [
+        "RW901"
+    ]
     silenced = code.replace("'rank'", "'rank'  # noqa: RW901")
     assert check_piece(Piece(path="a.py", language="python", code=silenced), Project(), (MARK,)) == []
 
@@ -153,9 +149,7 @@ def test_many_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "line", "word"), [("x = 1".encode("utf-16"), 1, "UTF-16"), (b"x\n\0y", 2, "NUL byte")]
 )
-def test_a_named_script_that_is_no_text_is_a_finding(
-    data: bytes, line: int, word: str, tmp_path: Path
-) -> None:
+def test_a_named_script_that_is_no_text_is_a_finding(data: bytes, line: int, word: str, tmp_path: Path) -> None:
     """Python can't start it: who names it is told with exit code 1, also from the cache; a folder's search goes by."""
     path = tmp_path / "a.py"
     path.write_bytes(data)
@@ -185,9 +179,7 @@ def test_kept_results_are_those_of_these_rules(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.usefixtures("few_rules")
 def test_a_text_from_standard_input() -> None:
     """The name decides what the text is read as."""
-    assert _places(check_text("x.md", b"```python\nimport torch\nmark()\n```\n", Settings()).findings) == [
-        (3, 1, None)
-    ]
+    assert _places(check_text("x.md", b"```python\nimport torch\nmark()\n```\n", Settings()).findings) == [(3, 1, None)]
 
 
 @pytest.mark.usefixtures("few_rules")

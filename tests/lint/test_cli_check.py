@@ -86,9 +86,7 @@ def test_json_can_be_read_and_goes_to_a_file(folder: Path, capsys: pytest.Captur
     assert _check("--output-file", "no/such/folder.txt") == 2
 
 
-def test_standard_input(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_input(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """An editor's text is checked under its file's name, with the source line shown."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(_BROKEN.encode())))
     assert _check("-", "--stdin-filename", "src/x.py") == 1
@@ -97,9 +95,7 @@ def test_standard_input(
     assert "print 'a'" in told
 
 
-def test_standard_input_without_a_name(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_input_without_a_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A shebang tells that it is shell; what is read as Python and is none says how to name it."""
     pytest.importorskip("tree_sitter_bash")
     for first, place in (("#!/bin/bash\n", "stdin.sh:2:10: error RW701"), ("", "--stdin-filename x.sh")):
@@ -145,9 +141,7 @@ def test_a_command_and_its_script(folder: Path, capsys: pytest.CaptureFixture[st
     """Behind -- stands a command: it is checked, and the script or module that it starts."""
     pytest.importorskip("tree_sitter_bash")
     (folder / "train.py").write_text(_BROKEN)
-    assert (
-        _check("--select", "RW901", "--", "torchrun", "--nproc-per-node", "2", "train.py", "--lr", "0.1") == 1
-    )
+    assert _check("--select", "RW901", "--", "torchrun", "--nproc-per-node", "2", "train.py", "--lr", "0.1") == 1
     assert "train.py:2:1" in capsys.readouterr().out
     assert _check("--select", "RW901", "--", "torchrun", "-m", "train") == 1
     assert _check("--select", "RW901", "--", "torchrun", "gone.py") == 2
@@ -173,9 +167,7 @@ def test_a_launcher_below_a_launcher(folder: Path, capsys: pytest.CaptureFixture
         (["ls", "-l"], 0, ""),
     ],
 )
-def test_commands(
-    words: list[str], code: int, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands(words: list[str], code: int, told: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A quoted line is a line, a launcher alone has no script, and what starts nothing is not called clean."""
     pytest.importorskip("tree_sitter_bash")
     (folder / "ok.py").write_text("import torch\n")

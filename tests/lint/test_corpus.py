@@ -31,11 +31,7 @@ def entries(name: str) -> dict[str, dict[str, Any]]:
 def files_of(path: Path) -> list[Path]:
     if path.name in {"train.py", "main.py"}:
         path = path.parent
-    return (
-        sorted(one for one in path.rglob("*") if one.is_file() and one.suffix != ".pyc")
-        if path.is_dir()
-        else [path]
-    )
+    return sorted(one for one in path.rglob("*") if one.is_file() and one.suffix != ".pyc") if path.is_dir() else [path]
 
 
 @cache
@@ -82,12 +78,7 @@ def test_findings_stand_at_the_mistake(name: str) -> None:
     """Where the place of a mistake is known, a finding of its class stands there, in nine of ten scripts."""
     elsewhere, num_found = [], 0
     for path, entry in entries(name).items():
-        if (
-            not entry["expect"]
-            or not entry.get("lines")
-            or "cells" in entry
-            or not (CORPUS / name / path).is_file()
-        ):
+        if not entry["expect"] or not entry.get("lines") or "cells" in entry or not (CORPUS / name / path).is_file():
             continue
         right = [one for one in findings_of(CORPUS / name / path) if one.failure_class in entry["expect"]]
         if right:

@@ -75,9 +75,7 @@ def test_all_edits_of_a_finding_or_none() -> None:
 def test_two_findings_may_want_the_same() -> None:
     """An import that two findings add stands there once, and both are mended."""
     insert = edit(1, 1, 1, "import os\n")
-    done = [
-        [finding(message=name, edits=(insert, edit(line, 1, 2, name))) for line, name in ((1, "A"), (2, "B"))]
-    ]
+    done = [[finding(message=name, edits=(insert, edit(line, 1, 2, name))) for line, name in ((1, "A"), (2, "B"))]]
     after, num = fixing.fix_text("a\nb\n", lambda _text: done.pop() if done else [])
     assert (after, num) == ("import os\nA\nB\n", 2)
 
@@ -181,9 +179,7 @@ def test_files_keep_their_form(tmp_path: Path, data: bytes) -> None:
     assert mended
     if data.startswith(b"\xef"):
         # In latin-1 the mark is three letters, which the check above counts: the place is another one.
-        mended = fixing.mend(
-            str(path), data, lambda _name, raw: replacing("1,", "1")(raw.decode("utf-8-sig"))
-        )
+        mended = fixing.mend(str(path), data, lambda _name, raw: replacing("1,", "1")(raw.decode("utf-8-sig")))
         assert mended
     fixing.write(mended)
     assert path.read_bytes() == data.replace(b"1,", b"1")

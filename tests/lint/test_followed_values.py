@@ -181,9 +181,6 @@ def test_the_repeated_tensor_is_shown_as_it_was_made() -> None:
 
 def test_a_part_of_a_hidden_model_belongs_to_its_wrapper() -> None:
     """Of two wrapped models, the one that gets the layer is named."""
-    code = (
-        _JOB
-        + "from zoo import build\none = DDP(net)\ntwo = DDP(build())\ntwo.module.head = nn.Linear(4, 4)\n"
-    )
+    code = _JOB + "from zoo import build\none = DDP(net)\ntwo = DDP(build())\ntwo.module.head = nn.Linear(4, 4)\n"
     (one,) = found("RW404", code)
     assert "after `two` was wrapped" in one.message

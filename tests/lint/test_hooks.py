@@ -22,9 +22,7 @@ BIN = Path(sys.executable).parent
 
 def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1", **variables}
-    return subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
 def hook() -> dict[str, Any]:

@@ -141,9 +141,7 @@ def test_only_names_that_are_used_are_looked_up_in_imported_modules(tmp_path: Pa
     )
     script = studied("from helper import sync\nsync()\n", str(tmp_path / "train.py"))
     assert by_rank(script)[0] == ["barrier"]
-    assert tmp_path / "helper.py" in {
-        module.path for module in [script.entries[0].histories[0].calls[-1].module]
-    }
+    assert tmp_path / "helper.py" in {module.path for module in [script.entries[0].histories[0].calls[-1].module]}
 
 
 def test_endless_recursion_and_size_are_bounded() -> None:
@@ -152,9 +150,7 @@ def test_endless_recursion_and_size_are_bounded() -> None:
     assert by_rank(studied(code))[0]
     doubling = "".join(f"def f{n + 1}():\n    f{n}()\n    f{n}()\n" for n in range(20))
     script = studied(
-        "def f0():\n    dist.barrier()\n"
-        + doubling
-        + "if dist.get_rank() == 0:\n    f14()\n    dist.barrier()\n"
+        "def f0():\n    dist.barrier()\n" + doubling + "if dist.get_rank() == 0:\n    f14()\n    dist.barrier()\n"
     )
     assert script.entries[0].histories[0].is_cut
     assert not list(divergences(script.entries[0].histories))

@@ -61,10 +61,7 @@ def test_an_unbound_name_is_told(code: str, names: list[str]) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
 def test_type_parameters_are_names() -> None:
     """Type parameters and aliases bind."""
-    assert (
-        _undefined("def f[T](x): return T\nclass A[U]:\n  def g(self): return U\ntype L[V] = list[V]\nL")
-        == []
-    )
+    assert _undefined("def f[T](x): return T\nclass A[U]:\n  def g(self): return U\ntype L[V] = list[V]\nL") == []
 
 
 DOTTED = {

@@ -17,8 +17,7 @@ BAD = {
         "RW812",
         "in try",
     ): "import torch\ndef f(i): pass\ntry:\n    torch.multiprocessing.spawn(f)\nfinally:\n    pass",
-    ("RW812", "Process with spawn"): MP
-    + "mp.set_start_method('spawn')\ndef f(): pass\nmp.Process(target=f).start()",
+    ("RW812", "Process with spawn"): MP + "mp.set_start_method('spawn')\ndef f(): pass\nmp.Process(target=f).start()",
     ("RW812", "Process by default"): MP + "def f(): pass\np = mp.Process(target=f)\np.start()",
     ("RW220", "reads its local rank"): MP
     + "import os, torch.distributed as dist\ndef f(i): dist.init_process_group('gloo')\n"
@@ -27,8 +26,7 @@ BAD = {
     ("RW813", "lambda"): MP + GUARD + "mp.spawn(lambda i: None, nprocs=2)",
     ("RW813", "named lambda"): MP + "f = lambda i: None\n" + GUARD + "mp.spawn(f, nprocs=2)",
     ("RW813", "local"): MP + "def main():\n    def f(i): pass\n    mp.spawn(f, nprocs=2)",
-    ("RW813", "local to a method"): MP
-    + "class A:\n    def go(self):\n        def f(i): pass\n        mp.spawn(fn=f)",
+    ("RW813", "local to a method"): MP + "class A:\n    def go(self):\n        def f(i): pass\n        mp.spawn(fn=f)",
     (
         "RW813",
         "of a context",
@@ -44,26 +42,20 @@ BAD = {
     ("RW814", "Process"): MP + "def f(r, n): pass\n" + GUARD + "mp.Process(target=f, args=(1,)).start()",
 }
 LEGAL = {
-    ("RW220", "one process"): MP
-    + "import os\ndef f(i): pass\nr = os.environ['LOCAL_RANK']\nmp.spawn(f, nprocs=1)",
+    ("RW220", "one process"): MP + "import os\ndef f(i): pass\nr = os.environ['LOCAL_RANK']\nmp.spawn(f, nprocs=1)",
     ("RW220", "under a test"): MP
     + "import os\ndef f(i): pass\nr = os.environ['LOCAL_RANK']\nif args.spawn:\n    mp.spawn(f, nprocs=4)",
-    ("RW220", "the ranks read it"): MP
-    + "import os\ndef f(i): return os.environ['LOCAL_RANK']\nmp.spawn(f, nprocs=4)",
+    ("RW220", "the ranks read it"): MP + "import os\ndef f(i): return os.environ['LOCAL_RANK']\nmp.spawn(f, nprocs=4)",
     ("RW812", "guarded"): MP + "def f(i): pass\n" + GUARD + "mp.spawn(f, nprocs=2)",
     ("RW812", "guarded main"): MP + "def f(i): pass\ndef main():\n    mp.spawn(f)\n" + GUARD + "main()",
     ("RW812", "nobody calls it"): MP + "def launch(f):\n    mp.spawn(f)",
-    ("RW812", "early return"): MP
-    + "def f(i): pass\nif __name__ != '__main__':\n    pass\nelse:\n    mp.spawn(f)",
+    ("RW812", "early return"): MP + "def f(i): pass\nif __name__ != '__main__':\n    pass\nelse:\n    mp.spawn(f)",
     ("RW812", "fork"): MP + "def f(i): pass\nmp.start_processes(f, start_method='fork')",
     ("RW813", "function"): MP + "def f(i): pass\n" + GUARD + "mp.spawn(f)",
     ("RW813", "fork"): MP + "mp.start_processes(lambda i: None, start_method='fork')",
     ("RW813", "Process forks"): MP + "def main():\n    def f(): pass\n    mp.Process(target=f).start()",
     ("RW813", "made by a call"): MP + "def make(n): return n\n" + GUARD + "mp.spawn(make(1))",
-    ("RW813", "partial"): MP
-    + "from functools import partial\ndef f(i): pass\n"
-    + GUARD
-    + "mp.spawn(partial(f))",
+    ("RW813", "partial"): MP + "from functools import partial\ndef f(i): pass\n" + GUARD + "mp.spawn(partial(f))",
     ("RW814", "right"): MP + "def f(rank, world, n=3): pass\n" + GUARD + "mp.spawn(f, args=(2,), nprocs=2)",
     ("RW814", "star"): MP + "def f(rank, *rest): pass\n" + GUARD + "mp.spawn(f, args=(2, 3, 4))",
     ("RW814", "args from a name"): MP + "def f(rank, a, b): pass\ndef go(args):\n    mp.spawn(f, args=args)",

@@ -100,9 +100,7 @@ def test_a_notebooks_cells_are_one_program() -> None:
 
 def test_magics_become_nothing_and_keep_lines() -> None:
     """IPython's lines turn into `pass` in place, also under an `if`, and assignments keep their names."""
-    source = (
-        "%matplotlib inline\nif True:\n    !pip install \\\n      torch\nfiles = !ls\nprint?\nx = 5 \\\n% 3"
-    )
+    source = "%matplotlib inline\nif True:\n    !pip install \\\n      torch\nfiles = !ls\nprint?\nx = 5 \\\n% 3"
     pieces, _ = read_notebook("a.ipynb", _notebook(source))
     python = pieces[0]
     assert python.lines[:7] == ["pass", "if True:", "    pass", "", "files = None", "pass", "x = 5 \\"]
@@ -125,9 +123,7 @@ def test_shell_in_a_notebook_is_shell() -> None:
 
 def test_a_file_that_a_cell_writes_is_checked_by_itself() -> None:
     """%%writefile train.py is a whole script, and no part of the notebook's program."""
-    pieces, _ = read_notebook(
-        "a.ipynb", _notebook("a = 1", "%%writefile train.py\nimport torch\n", "%%html\n<p>")
-    )
+    pieces, _ = read_notebook("a.ipynb", _notebook("a = 1", "%%writefile train.py\nimport torch\n", "%%html\n<p>"))
     assert [(piece.is_fragment, piece.code.strip()) for piece in pieces] == [
         (True, "a = 1"),
         (False, "import torch"),
@@ -211,10 +207,7 @@ def test_two_programs_on_a_page_stay_apart() -> None:
 
 def test_fences_that_are_no_program_are_dropped() -> None:
     """Output, diffs and gaps are no Python and no mistake; a slip in what is clearly Python is one."""
-    assert (
-        read_markdown("a.md", "```python\n>>> x\n3\n```\n```python\ndef f(<args>):\n```\n")[0].code.strip()
-        == "x"
-    )
+    assert read_markdown("a.md", "```python\n>>> x\n3\n```\n```python\ndef f(<args>):\n```\n")[0].code.strip() == "x"
     assert read_markdown("a.md", "```python\nTraceback (most recent call last):\n```\n") == ()
     (piece,) = read_markdown("a.md", "```python\nimport torch\nprint \u201crank\u201d\n```\n")
     unparsed = find_unparsed(piece.code)
@@ -291,9 +284,7 @@ def test_a_folder_gives_its_own_sources(tmp_path: Path) -> None:
     (tmp_path / "env/pyvenv.cfg").write_text("")
     (tmp_path / "env/lib.py").write_text("")
     (tmp_path / "pkg/loop").symlink_to(tmp_path)
-    found, missing = find_files(
-        [str(tmp_path), str(tmp_path / "b.txt"), "nowhere"], lambda path: path.name == "a.py"
-    )
+    found, missing = find_files([str(tmp_path), str(tmp_path / "b.txt"), "nowhere"], lambda path: path.name == "a.py")
     assert [str(Path(path).relative_to(tmp_path)) for path in found] == ["job.sbatch", "pkg/z.py", "b.txt"]
     assert missing == ["nowhere"]
     assert find_files([str(tmp_path / "build")], lambda _: False)[0] == [str(tmp_path / "build/y.py")]

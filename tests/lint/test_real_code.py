@@ -142,9 +142,7 @@ def test_deepspeed_alone_is_enough_to_be_read() -> None:
 @pytest.mark.parametrize("call", ["_init_api('pkg.graph')", "register(__name__)"])
 def test_a_module_that_names_itself_may_get_names(call: str) -> None:
     """Bindings to C put functions into a module that names itself to them; another text that looks like a name is none."""
-    code = (
-        "import torch\nfrom pkg._ffi import _init_api, register\ndef clear(graph):\n    _CAPI_Clear(graph)\n"
-    )
+    code = "import torch\nfrom pkg._ffi import _init_api, register\ndef clear(graph):\n    _CAPI_Clear(graph)\n"
     assert _severities("RW804", code, "pkg/graph.py") == {"error"}
     assert _severities("RW804", f"{code}{call}\n", "pkg/graph.py") == set()
     assert _severities("RW804", f"{code}torch.save(1, 'model.pt')\n", "pkg/graph.py") == {"error"}

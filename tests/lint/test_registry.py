@@ -81,9 +81,7 @@ def test_shell_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fence", ["", "```perl\na\n```\n", "```python\na\n```\n\n```bash\na\n```\n"])
-def test_pages_without_examples_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fence: str
-) -> None:
+def test_pages_without_examples_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fence: str) -> None:
     """No bad example, another language or two of them: an error that names the rule."""
     rule = page_of(monkeypatch, tmp_path, f"X.\n\nBad:\n\n{fence}")
     with pytest.raises(ValueError, match="RW101"):

@@ -128,20 +128,13 @@ def test_pages_in_docs_are_those_of_the_code() -> None:
 NOT_SHOWN = {"RW706"}
 
 
-@pytest.mark.parametrize(
-    "rule", [rule for rule in RULES if rule.fixable and rule.id not in NOT_SHOWN], ids=by_id
-)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.fixable and rule.id not in NOT_SHOWN], ids=by_id)
 def test_fixable_rules_bring_edits(rule: Rule[Any]) -> None:
     """A rule that says `--fix` mends it does so in at least one of its bad examples, and then no longer finds it there."""
     from rankwise.lint.running.fixing import fix_text
 
     bad, _, language = registry.examples(rule)
-    fixed = [
-        (after, num)
-        for code in bad
-        for after, num in [fix_text(code, lambda text: find(text, language))]
-        if num
-    ]
+    fixed = [(after, num) for code in bad for after, num in [fix_text(code, lambda text: find(text, language))] if num]
     assert fixed, "no bad example has edits"
     for after, _ in fixed:
         assert not [one for one in find(after, language) if one.rule == rule.id and one.edits], after

@@ -276,16 +276,11 @@ def test_data_of_another_module_is_followed(tmp_path: Path) -> None:
         "def build():\n    ds = torchvision.datasets.ImageFolder('d')\n    return DataLoader(ds, 8, sampler=DistributedSampler(ds))\n"
     )
     code = (
-        HEAD
-        + "from feeding import build\ndl = build()\nfor e in range(5):\n    for x in dl:\n        "
-        + STEP
-        + "\n"
+        HEAD + "from feeding import build\ndl = build()\nfor e in range(5):\n    for x in dl:\n        " + STEP + "\n"
     )
     piece = Piece(path=str(tmp_path / "train.py"), language="python", code=code)
     findings = check_piece(piece, Project(roots=(tmp_path,)), RULES)
-    assert [(one.rule, one.span.line) for one in findings] == [
-        ("RW501", code.split("\n").index("dl = build()") + 1)
-    ]
+    assert [(one.rule, one.span.line) for one in findings] == [("RW501", code.split("\n").index("dl = build()") + 1)]
 
 
 @pytest.mark.parametrize(

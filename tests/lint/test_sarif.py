@@ -89,9 +89,7 @@ def test_results_say_where_and_which() -> None:
 def test_fixes_are_replacements() -> None:
     """An edit becomes a replacement in its file; an insertion deletes an empty stretch; a notebook's edits are left out."""
     edits = (edit(9, 6, 7, ""), edit(1, 1, 1, "import os\n"))
-    one, notebook = results(
-        [finding(edits=edits), finding(path="a.ipynb", cell=1, edits=edits, span=Span(1, 1, 1, 2))]
-    )
+    one, notebook = results([finding(edits=edits), finding(path="a.ipynb", cell=1, edits=edits, span=Span(1, 1, 1, 2))])
     first, second = one["fixes"][0]["artifactChanges"][0]["replacements"]
     assert first == {
         "deletedRegion": {"startLine": 9, "startColumn": 6, "endLine": 9, "endColumn": 7},
@@ -125,9 +123,5 @@ def test_paths_are_uris(tmp_path: Path) -> None:
         "uri": "in.py",
         "uriBaseId": "%SRCROOT%",
     }
-    assert outside["locations"][0]["physicalLocation"]["artifactLocation"] == {
-        "uri": "file:///elsewhere/x.py"
-    }
-    assert command["locations"] == [
-        {"logicalLocations": [{"name": "command", "fullyQualifiedName": "<command>"}]}
-    ]
+    assert outside["locations"][0]["physicalLocation"]["artifactLocation"] == {"uri": "file:///elsewhere/x.py"}
+    assert command["locations"] == [{"logicalLocations": [{"name": "command", "fullyQualifiedName": "<command>"}]}]

@@ -131,9 +131,7 @@ def test_wrong_settings_are_told(text: str, words: str, tmp_path: Path) -> None:
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("word", "meant"), [("RW1001", "RW101"), ("one-nme", "one-name"), ("zzz", "rankwise rules")]
-)
+@pytest.mark.parametrize(("word", "meant"), [("RW1001", "RW101"), ("one-nme", "one-name"), ("zzz", "rankwise rules")])
 def test_wrong_selectors_are_told(word: str, meant: str) -> None:
     """A selector that means no rule is an error, not silence."""
     with pytest.raises(UsageError) as caught:
@@ -145,8 +143,6 @@ def test_wrong_selectors_are_told(word: str, meant: str) -> None:
 def test_a_rule_that_is_gone_may_still_be_ignored() -> None:
     """A project that ignores a rule of an earlier version is checked as before."""
     check_selectors(
-        Settings(
-            ignore=("RW520", "RW513", "others-wait-for-preprocessing"), per_file_ignores={"a.py": ("rw520",)}
-        ),
+        Settings(ignore=("RW520", "RW513", "others-wait-for-preprocessing"), per_file_ignores={"a.py": ("rw520",)}),
         RULES,
     )

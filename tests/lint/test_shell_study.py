@@ -187,9 +187,7 @@ def test_flags_script_and_arguments_are_told_apart() -> None:
     assert (launch.num_nodes, launch.num_per_node) == (2, 4)
 
 
-@pytest.mark.parametrize(
-    "code", ["torchrun $ARGS t.py", "torchrun --nnodes=$N t.py", "torchrun --odd=1 t.py"]
-)
+@pytest.mark.parametrize("code", ["torchrun $ARGS t.py", "torchrun --nnodes=$N t.py", "torchrun --odd=1 t.py"])
 def test_what_is_not_told_is_not_guessed(code: str) -> None:
     """Where a flag may be hidden in a variable, misspelt or unknown, the number of nodes is unknown."""
     assert only(code).num_nodes is None
@@ -209,9 +207,7 @@ def test_the_flags_of_rankwise_are_all_there() -> None:
     """Every flag of `rankwise run` is in the table, and takes a value or none as there."""
     from rankwise.launcher.parser import build_parser
 
-    theirs = {
-        flag: action.nargs == 0 for action in build_parser({})._actions for flag in action.option_strings
-    }
+    theirs = {flag: action.nargs == 0 for action in build_parser({})._actions for flag in action.option_strings}
     table = TABLES["rankwise"]
     ours = {flag: name in table.switches for flag, name in table.spellings.items()}
     assert {flag: ours.get(flag) for flag in theirs} == theirs
@@ -221,18 +217,12 @@ def test_accelerates_flags_are_known() -> None:
     """The flags of accelerate that the table names exist there, and take a value or none as there."""
     launch = pytest.importorskip("accelerate.commands.launch")
     theirs = {
-        flag: action.nargs == 0
-        for action in launch.launch_command_parser()._actions
-        for flag in action.option_strings
+        flag: action.nargs == 0 for action in launch.launch_command_parser()._actions for flag in action.option_strings
     }
     table = TABLES["accelerate"]
     ours = {flag: name in table.switches for flag, name in table.spellings.items()}
-    assert {
-        flag: is_switch for flag, is_switch in ours.items() if theirs.get(flag, is_switch) != is_switch
-    } == {}
-    assert {"--num_processes", "--num-machines", "--machine_rank", "--main_process_port"} <= set(ours) & set(
-        theirs
-    )
+    assert {flag: is_switch for flag, is_switch in ours.items() if theirs.get(flag, is_switch) != is_switch} == {}
+    assert {"--num_processes", "--num-machines", "--machine_rank", "--main_process_port"} <= set(ours) & set(theirs)
 
 
 def test_scripts_that_are_launched_are_named() -> None:

@@ -9,9 +9,7 @@ from rankwise.lint.piece import Piece
 from rankwise.lint.running.suppress import find_suppressions
 
 
-def _hides(
-    code: str, line: int, rule: str = "RW101", *, end: int | None = None, language: str = "python"
-) -> bool:
+def _hides(code: str, line: int, rule: str = "RW101", *, end: int | None = None, language: str = "python") -> bool:
     piece = Piece(path="a", language="shell" if language == "shell" else "python", code=code)
     return find_suppressions(piece).hides(rule, Span(line, 1, end or line, 2))
 

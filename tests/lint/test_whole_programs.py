@@ -233,9 +233,5 @@ def test_each_command_is_a_program() -> None:
     """The program is run once for each function that a command line chooses from, and only where such a choice matters."""
     names = [entry.name for entry in script_of(_HEAD + _COMMANDS.format(wrap="DDP")).entries]
     assert names == ["the program"] * 2
-    plain = (
-        _HEAD
-        + _GROUP
-        + "f = torch.abs if rank else torch.neg\nf(torch.ones(1))\ndist.all_reduce(torch.ones(1))"
-    )
+    plain = _HEAD + _GROUP + "f = torch.abs if rank else torch.neg\nf(torch.ones(1))\ndist.all_reduce(torch.ones(1))"
     assert [entry.name for entry in script_of(plain).entries] == ["the program"]

@@ -149,9 +149,7 @@ def serve_resident(hosts: Sequence[Host], folder: Path) -> Iterator[None]:
 def make_hosts_file(count: int, changes: Mapping[str, str] | None = None) -> str:
     """Return an /etc/hosts that knows all hosts; ``changes`` gives other addresses to some names, or none (an empty text)."""
     known = {f"host{number}": f"{NETWORK}.{number + 1}" for number in range(count)} | dict(changes or {})
-    return "127.0.0.1 localhost\n" + "".join(
-        f"{address} {name}\n" for name, address in known.items() if address
-    )
+    return "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in known.items() if address)
 
 
 def _open_switch(hosts: Sequence[Host], losses: Path | None, lifetime_s: int) -> subprocess.Popen[bytes]:

@@ -52,9 +52,7 @@ class Meeting:
             process = hosts[number].start([sys.executable, MEMBER, json.dumps(told)], (env or {}).get(number))
             self.processes[number] = process
             self.lines[number] = []
-            self._readers.append(
-                threading.Thread(target=self._read, args=(process, self.lines[number]), daemon=True)
-            )
+            self._readers.append(threading.Thread(target=self._read, args=(process, self.lines[number]), daemon=True))
             self._readers[-1].start()
 
     @staticmethod
@@ -65,9 +63,7 @@ class Meeting:
 
     def wait_line(self, number: int, words: str) -> None:
         """Wait until a member has said something."""
-        wait_until(
-            lambda: any(words in line for line in self.lines[number]), what=f"{words!r} of host {number}"
-        )
+        wait_until(lambda: any(words in line for line in self.lines[number]), what=f"{words!r} of host {number}")
 
     def finish(self, number: int) -> dict[str, Any]:
         """Return what a member has found."""
@@ -241,10 +237,7 @@ def test_a_wrong_hosts_file_is_named_with_the_line_to_change(tmp_path: Path) -> 
     with open_hosts(files, tmp_path) as hosts:
         told = only(examine(hosts))
     assert (told["verdict"], told["hosts"], told["probe"]) == ("fail", ["host1"], "names")
-    assert (
-        "in host1's /etc/hosts host2 is 10.77.0.4, and that is host3's address; host2 is 10.77.0.3"
-        in told["what"]
-    )
+    assert "in host1's /etc/hosts host2 is 10.77.0.4, and that is host3's address; host2 is 10.77.0.3" in told["what"]
     assert told["fix"].splitlines()[0] == "# on host1:"
     assert told["fix"].splitlines()[-1] == "echo '10.77.0.3 host2' | sudo tee -a /etc/hosts"
 

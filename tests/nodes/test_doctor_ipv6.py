@@ -38,9 +38,7 @@ def test_hosts_of_ipv6_alone(tmp_path: Path) -> None:
         found = examine(hosts, measure=True, seconds_per_link=0.1)
         assert bad(found) == []
         assert {one["address"] for one in found["links"] if one["plane"] == "gloo"} == set(IPV6)
-        drop(
-            hosts[2], "ip6", "saddr", "fd77::/64", "tcp", "dport", "1024-65535", "ct", "state", "new", "drop"
-        )
+        drop(hosts[2], "ip6", "saddr", "fd77::/64", "tcp", "dport", "1024-65535", "ct", "state", "new", "drop")
         told = only(examine(hosts, probes=["firewall"]))
         assert (told["probe"], told["hosts"], told["class"]) == ("links", ["host2"], "I8")
         for command in told["fix"].splitlines():
@@ -64,9 +62,7 @@ def test_a_host_that_lacks_ipv6_is_no_firewalls_fault(tmp_path: Path, lack: str)
         assert "firewall" not in told["fix"]
         env = {
             int(where.removeprefix("host")): dict([setting.split("=")])
-            for setting, where in (
-                line.removeprefix("export ").split("  # on ") for line in told["fix"].splitlines()
-            )
+            for setting, where in (line.removeprefix("export ").split("  # on ") for line in told["fix"].splitlines())
         }
         assert env == {number: {"GLOO_SOCKET_IFNAME": "cable"} for number in (0, 2)}
         assert bad(examine(hosts, env=env)) == []

@@ -24,15 +24,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.linux]
 
 NAMES = ("host0", "host1", "host2")
-HOSTS = "127.0.0.1 localhost\n" + "".join(
-    f"10.77.0.{number + 1} {name}\n" for number, name in enumerate(NAMES)
-)
+HOSTS = "127.0.0.1 localhost\n" + "".join(f"10.77.0.{number + 1} {name}\n" for number, name in enumerate(NAMES))
 FLAGS = ("--only", "shared-memory,hostname", "--no-all-reduce", "--format", "json")
 
 
-def doctor(
-    host: Host, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 90
-) -> tuple[int, str, str]:
+def doctor(host: Host, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 90) -> tuple[int, str, str]:
     """Run the doctor on a host; give exit code, standard output and standard error."""
     command = [
         "nsenter",
@@ -47,9 +43,7 @@ def doctor(
         "doctor",
         *args,
     ]
-    done = subprocess.run(
-        command, env=make_env(env), capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    done = subprocess.run(command, env=make_env(env), capture_output=True, text=True, timeout=timeout_s, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -70,15 +64,10 @@ def test_one_command_looks_at_all_hosts(tmp_path: Path) -> None:
 def test_a_host_that_is_none_of_them_can_ask(tmp_path: Path) -> None:
     """From a login host, whose name is not in the list, the first host's answer is shown; a host without a daemon is named, by ssh's own words."""
     with open_hosts([HOSTS] * 3, tmp_path) as hosts, serve(hosts[:1], tmp_path) as ssh:
-        code, out, err = doctor(
-            hosts[2], "--hosts", "host0,host1", "--ssh", ssh, "--arrival-timeout", "4", *FLAGS
-        )
+        code, out, err = doctor(hosts[2], "--hosts", "host0,host1", "--ssh", ssh, "--arrival-timeout", "4", *FLAGS)
         told = json.loads(out)
         assert (code, told["missing"]) == (1, ["host1"]), err
-        assert (
-            "rankwise: ssh does not reach host1: ssh: connect to host host1 port 22: Connection refused"
-            in err
-        )
+        assert "rankwise: ssh does not reach host1: ssh: connect to host host1 port 22: Connection refused" in err
         assert any(one["probe"] == "meeting" and one["hosts"] == ["host1"] for one in told["readings"])
 
 
@@ -110,9 +99,7 @@ def test_a_host_that_finds_nobody_is_looked_at_all_the_same(tmp_path: Path) -> N
         code, out, _ = doctor(hosts[1], *place, "--only", "shared-memory", "--format", "json")
         told = json.loads(out)
         assert code == 1
-        assert [(one["probe"], one["verdict"], one["class"]) for one in told["readings"]] == [
-            ("meeting", "fail", "I2")
-        ]
+        assert [(one["probe"], one["verdict"], one["class"]) for one in told["readings"]] == [("meeting", "fail", "I2")]
         assert [one["probe"] for one in told["hosts"][0]["readings"]] == ["shared-memory"]
 
 

@@ -85,9 +85,7 @@ def test_who_tells_nonsense_is_lost_and_nobody_else(tmp_path: Path, answers: dic
     assert "error" not in found[0], found[0]
     assert [bool(one["lost"]) for one in found[0]["hosts"]] == [False, False, True]
     assert "its answer makes no sense" in found[0]["hosts"][2]["lost"]
-    assert {one["outcome"] for one in found[0]["links"] if "evil" not in one["source"] + one["target"]} == {
-        "ok"
-    }
+    assert {one["outcome"] for one in found[0]["links"] if "evil" not in one["source"] + one["target"]} == {"ok"}
 
 
 def test_what_a_terminal_would_obey_does_not_arrive(tmp_path: Path) -> None:

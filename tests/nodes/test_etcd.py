@@ -65,9 +65,7 @@ def test_nodes_that_met_at_etcd_go_on_when_one_of_them_is_lost(endpoint: str, tm
     ends: list[Result] = []
 
     def start(node: int) -> None:
-        jobs.append(
-            Running([*RANKWISE, *args], tmp_path, env={"NODE": str(node), "GLOO_SOCKET_IFNAME": "lo"})
-        )
+        jobs.append(Running([*RANKWISE, *args], tmp_path, env={"NODE": str(node), "GLOO_SOCKET_IFNAME": "lo"}))
 
     def read(node: int) -> str:
         return ends[node].err if node < len(ends) else jobs[node].err

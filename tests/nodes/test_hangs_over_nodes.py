@@ -101,9 +101,7 @@ def run_nodes(
             agent.wait()
     reports = [folder / f"report.{node}.json" for node in range(len(ranks))]
     bodies = [json.loads(path.read_text()) if path.exists() else {} for path in reports]
-    return [
-        (agent.returncode, output, body) for agent, output, body in zip(agents, outputs, bodies, strict=True)
-    ]
+    return [(agent.returncode, output, body) for agent, output, body in zip(agents, outputs, bodies, strict=True)]
 
 
 def assert_same_verdict(told: list[Answer]) -> dict[str, Any]:
@@ -156,9 +154,7 @@ def test_a_rank_that_left_its_loop_is_named_by_all_nodes(odd: int, pair: list[Ho
     assert (verdict["kind"], verdict["culprits"], verdict["class"]) == ("failure", [odd], "R6")
     assert verdict["where"] == f"{tmp_path / 'train.py'}:6", "the last collective of the rank that left"
     host, local_rank = ("host0", 0) if odd == 0 else ("host1", 1)
-    assert (
-        f"rank {odd} (host {host}, local rank {local_rank}) has ended with exit code 0" in verdict["message"]
-    )
+    assert f"rank {odd} (host {host}, local rank {local_rank}) has ended with exit code 0" in verdict["message"]
 
 
 def test_a_stopped_rank_of_another_node_is_named(pair: list[Host], tmp_path: Path) -> None:
@@ -168,9 +164,7 @@ def test_a_stopped_rank_of_another_node_is_named(pair: list[Host], tmp_path: Pat
     verdict = assert_same_verdict(told)
     assert (verdict["kind"], verdict["culprits"]) == ("hang", [1])
     assert "rank 1 (host host1, local rank 0) is stopped by a signal" in verdict["message"]
-    assert (
-        "rank 1 (host host1, local rank 0) is stopped by a signal" in told[0][1].partition("the job hung")[0]
-    )
+    assert "rank 1 (host host1, local rank 0) is stopped by a signal" in told[0][1].partition("the job hung")[0]
 
 
 def test_one_rank_that_works_for_long_ends_nothing(pair: list[Host], tmp_path: Path) -> None:
@@ -186,9 +180,7 @@ def test_one_rank_that_works_for_long_ends_nothing(pair: list[Host], tmp_path: P
 
 def test_the_users_bound_ends_all_nodes_alike(pair: list[Host], tmp_path: Path) -> None:
     """Rank 2 sleeps for ever: at the bound both nodes end, with the line where it sleeps."""
-    told = run_nodes(
-        pair, tmp_path, HEAD + SLOW.format(slow=2, long_s=600), "--hang-timeout", "5", ranks=(2, 1)
-    )
+    told = run_nodes(pair, tmp_path, HEAD + SLOW.format(slow=2, long_s=600), "--hang-timeout", "5", ranks=(2, 1))
     verdict = assert_same_verdict(told)
     assert [code for code, _, _ in told] == [1, 1], told
     assert (verdict["kind"], verdict["culprits"]) == ("hang", [2])
@@ -197,9 +189,7 @@ def test_the_users_bound_ends_all_nodes_alike(pair: list[Host], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("ours", [0, 1])
-def test_a_node_of_torchrun_is_neither_accused_nor_waited_for(
-    ours: int, pair: list[Host], tmp_path: Path
-) -> None:
+def test_a_node_of_torchrun_is_neither_accused_nor_waited_for(ours: int, pair: list[Host], tmp_path: Path) -> None:
     """One node is torchrun's, and its rank keeps ours waiting for 8 s: nothing is said of what can't be seen, and the job ends well."""
     launchers = (RANKWISE, TORCHRUN) if ours == 0 else (TORCHRUN, RANKWISE)
     told = run_nodes(pair, tmp_path, HEAD + SLOW.format(slow=1 - ours, long_s=8), launchers=launchers)

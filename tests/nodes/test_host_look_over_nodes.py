@@ -37,8 +37,7 @@ def test_the_first_node_says_that_the_others_shared_memory_is_full(tmp_path: Pat
     with open_hosts([HOSTS, HOSTS], tmp_path) as hosts:
         hosts[1].call(*FULL)
         agents = [
-            host.start([*RANKWISE, *meet, "--node-rank", str(number), str(script)])
-            for number, host in enumerate(hosts)
+            host.start([*RANKWISE, *meet, "--node-rank", str(number), str(script)]) for number, host in enumerate(hosts)
         ]
         told = [agent.communicate(timeout=60)[0] for agent in agents]
     assert all(agent.returncode for agent in agents)

@@ -28,10 +28,7 @@ GOOD = "127.0.0.1 localhost\n10.77.0.1 host0\n10.77.0.2 host1\n"
 def run_on(hosts: list[Host], script: Path, **more: str) -> list[tuple[int, str]]:
     """Run one rank on each host, by hand, and return exit codes and outputs."""
     env = {"WORLD_SIZE": "2", "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", **more}
-    ranks = [
-        host.start([sys.executable, str(script)], {**env, "RANK": str(rank)})
-        for rank, host in enumerate(hosts)
-    ]
+    ranks = [host.start([sys.executable, str(script)], {**env, "RANK": str(rank)}) for rank, host in enumerate(hosts)]
     outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
     return [(rank.returncode, output) for rank, output in zip(ranks, outputs, strict=True)]
 

@@ -32,9 +32,7 @@ def test_a_job_loses_its_nodes_one_after_the_other_and_goes_on_with_the_last(job
     for number in (1, 2):
         assert "node 0 (host host0, rank 0) is lost: its launcher has ended" in job.read(number)
         assert "all ranks restart on the 2 remaining nodes" in job.read(number)
-        assert "the node that served the rendezvous is lost: node 1 serves it from now on, at " in job.read(
-            number
-        )
+        assert "the node that served the rendezvous is lost: node 1 serves it from now on, at " in job.read(number)
     job.kill(1)
     job.wait_world(1, [2])
     assert "all ranks restart on the remaining node" in job.read(2)
@@ -89,9 +87,7 @@ def test_a_node_that_stands_by_replaces_one_that_is_lost_and_the_rest_end_with_t
         job.wait_world(2, [0, 1])
         for number in (2, 3):
             job.start(number)
-            wait_until(
-                lambda number=number: "this node stands by" in job.read(number), 30, "a node that stands by"
-            )
+            wait_until(lambda number=number: "this node stands by" in job.read(number), 30, "a node that stands by")
         wait_until(lambda: job.list_processes(2)[1:], 10, "the warm server of a node that stands by")
         job.kill(1)
         job.wait_world(2, [0, 2])

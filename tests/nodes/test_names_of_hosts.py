@@ -39,9 +39,7 @@ def test_hosts_whose_own_names_have_no_address_meet_by_their_addresses(tmp_path:
         "job",
     ]
     with open_hosts([NAMELESS, NAMELESS], tmp_path) as hosts:
-        agents = [
-            host.start([*RANKWISE, *meet, str(script)], {"GLOO_SOCKET_IFNAME": "cable"}) for host in hosts
-        ]
+        agents = [host.start([*RANKWISE, *meet, str(script)], {"GLOO_SOCKET_IFNAME": "cable"}) for host in hosts]
         outputs = [agent.communicate(timeout=90)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], outputs
     for number, output in enumerate(outputs):

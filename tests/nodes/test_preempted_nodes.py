@@ -36,9 +36,7 @@ TRAIN = """
         ("c10d", None, "SIGTERM"),
     ],
 )  # fmt: skip
-def test_a_notice_to_one_node_stops_all(
-    meeting: str, preempted: int | None, name: str, tmp_path: Path
-) -> None:
+def test_a_notice_to_one_node_stops_all(meeting: str, preempted: int | None, name: str, tmp_path: Path) -> None:
     """SIGTERM, or a SIGINT that ranks listen to, for one agent of two: both exit with 75, without a restart, after one step for all three ranks.
 
     So do they if every process of both nodes gets it, as from Slurm: none of those that the ranks still need ends by it.
@@ -62,9 +60,7 @@ def test_a_notice_to_one_node_stops_all(
     try:
         wait_until(lambda: len(list(tmp_path.glob("up.*"))) == 3, 40, "ranks")
         pids = (
-            [int(line.split()[0]) for line in list_marked()]
-            if preempted is None
-            else [agents[preempted].process.pid]
+            [int(line.split()[0]) for line in list_marked()] if preempted is None else [agents[preempted].process.pid]
         )
         for pid in pids:
             os.kill(pid, getattr(signal, name))

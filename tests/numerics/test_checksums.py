@@ -19,9 +19,7 @@ def _read(*tensors: torch.Tensor, turn: int = 0) -> checksums.Pending:
     return pending
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
 def test_one_bit_makes_the_difference(dtype: torch.dtype) -> None:
     """A copy has the same numbers; the next larger value in one place has another sum, and no other tensor's changes."""
     one, two = torch.randn(33).to(dtype), torch.randn(5).to(dtype)

@@ -45,9 +45,7 @@ def split(number: int, parts: int) -> list[int]:
     return [number // parts + (part < number % parts) for part in range(parts)]
 
 
-def train(
-    world_size: int, rank: int, micro_sizes: list[list[int]], model: nn.Module, ctx: Any
-) -> dict[str, Any]:
+def train(world_size: int, rank: int, micro_sizes: list[list[int]], model: nn.Module, ctx: Any) -> dict[str, Any]:
     """Train; without a context in one process, on all samples of each micro-batch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     losses = []
@@ -92,9 +90,7 @@ def on_ranks(
 
 
 def assert_same(ours: dict[str, Any], expected: dict[str, Any]) -> None:
-    torch.testing.assert_close(
-        torch.tensor(ours["losses"]), torch.tensor(expected["losses"]), rtol=0, atol=TOLERANCE
-    )
+    torch.testing.assert_close(torch.tensor(ours["losses"]), torch.tensor(expected["losses"]), rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(ours["evaluated"], expected["evaluated"], rtol=0, atol=TOLERANCE)
     assert ours["state"].keys() == expected["state"].keys()
     for name, value in expected["state"].items():
@@ -110,9 +106,7 @@ UNEVEN = {1: [10], 3: [10, 5, 2]}
 @pytest.mark.parametrize("gradient_as_bucket_view", [True, False])
 @pytest.mark.parametrize("num_micro", [1, 3])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_ranks_train_as_one_process_does(
-    world_size: int, num_micro: int, gradient_as_bucket_view: bool
-) -> None:
+def test_ranks_train_as_one_process_does(world_size: int, num_micro: int, gradient_as_bucket_view: bool) -> None:
     """With synced BatchNorm, accumulation and an uneven last step, W ranks end with the weights of one process."""
     micro_sizes = [split(number, world_size) for number in UNEVEN[num_micro]]
     expected = train(world_size, 0, micro_sizes, build_model(0), None)

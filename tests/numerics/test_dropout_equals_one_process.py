@@ -161,9 +161,7 @@ def test_a_resume_with_other_ranks_changes_no_mask(first: int, second: int, micr
 @pytest.mark.parametrize(
     ("world_size", "num_workers", "micro_batch"), [(2, 2, None), (3, 0, 2), (4, 0, None), (8, 0, None)]
 )
-def test_augmentation_is_that_of_one_process(
-    world_size: int, num_workers: int, micro_batch: int | None
-) -> None:
+def test_augmentation_is_that_of_one_process(world_size: int, num_workers: int, micro_batch: int | None) -> None:
     """Noise drawn by the data set, with and without workers, and dropout together: the losses of one rank."""
     expected, _ = on_ranks(1, Noisy(), None)
     assert_same(on_ranks(world_size, Noisy(), micro_batch, num_workers)[0], expected)

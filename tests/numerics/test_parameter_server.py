@@ -88,9 +88,7 @@ def train(kind: str, optimizer_kind: str, options: dict[str, Any]) -> Any:
         ("transformer", "sgd", 4, {"servers": 2, "clip_norm": 0.3, "split_bytes": None}),
     ],
 )
-def test_synchronous_equals_one_process(
-    kind: str, optimizer: str, num_ranks: int, options: dict[str, Any]
-) -> None:
+def test_synchronous_equals_one_process(kind: str, optimizer: str, num_ranks: int, options: dict[str, Any]) -> None:
     """Any number of servers and workers, ranges of tensors, uneven shares, clipping, a schedule: the parameters of one process in float64."""
     expected = train_alone(kind, optimizer, options.get("clip_norm"))
     num_servers = options.get("servers", 1)
@@ -115,9 +113,7 @@ def find_loss(parameters: dict[str, torch.Tensor]) -> float:
     model = build_model("mlp")
     model.load_state_dict(parameters)
     return float(
-        nn.functional.cross_entropy(
-            model(build_data("mlp").tensors[0]), build_data("mlp").tensors[1]
-        ).detach()
+        nn.functional.cross_entropy(model(build_data("mlp").tensors[0]), build_data("mlp").tensors[1]).detach()
     )
 
 

@@ -130,9 +130,7 @@ def cut(model: nn.Module, mesh: dict[str, int], **options: Any) -> nn.Module:
     return pipe
 
 
-def fit_cut(
-    cases: list[tuple[str, str, dict[str, int], dict[str, Any]]], options: dict[str, Any]
-) -> list[Any]:
+def fit_cut(cases: list[tuple[str, str, dict[str, int], dict[str, Any]]], options: dict[str, Any]) -> list[Any]:
     return [fit(kind, optimizer, spread=functools.partial(cut, mesh=mesh, **how), **options) for kind, optimizer, mesh, how in cases]  # fmt: skip
 
 
@@ -178,9 +176,7 @@ def build_gpt() -> nn.Module:
 
 
 def language_loss(model: nn.Module, tokens: Tensor) -> Any:
-    losses = cross_entropy(
-        model(tokens)[:, :-1].transpose(1, 2), tokens[:, 1:], ignore_index=0, reduction="sum"
-    )
+    losses = cross_entropy(model(tokens)[:, :-1].transpose(1, 2), tokens[:, 1:], ignore_index=0, reduction="sum")
     return losses, (tokens[:, 1:] != 0).sum()
 
 

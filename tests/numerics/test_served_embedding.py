@@ -40,9 +40,7 @@ def find_batch(step: int) -> torch.Tensor:
 
 
 def make_plain(sharding: str, seed: int) -> nn.Module:
-    facts = TableFacts(
-        num_rows=NUM_ROWS, size=SIZE, dtype=torch.float64, sharding=sharding, seed=seed, std=1.0
-    )
+    facts = TableFacts(num_rows=NUM_ROWS, size=SIZE, dtype=torch.float64, sharding=sharding, seed=seed, std=1.0)
     return nn.Embedding.from_pretrained(facts.draw(0, 1), freeze=False, sparse=True)
 
 

@@ -34,9 +34,7 @@ def shard(model: torch.nn.Module, mesh: dict[str, int], **options: Any) -> torch
     return rankwise.apply_fsdp(model, sync_batchnorm=True, **options)
 
 
-def fit_sharded(
-    cases: list[tuple[str, str, dict[str, int], dict[str, Any]]], options: dict[str, Any]
-) -> list[Any]:
+def fit_sharded(cases: list[tuple[str, str, dict[str, int], dict[str, Any]]], options: dict[str, Any]) -> list[Any]:
     return [
         fit(kind, optimizer, spread=functools.partial(shard, mesh=mesh, **how), **options)
         for kind, optimizer, mesh, how in cases
@@ -188,9 +186,7 @@ def freeze(kind: str) -> torch.nn.Module:
     return model
 
 
-def train_frozen(
-    kind: str = "alone", mesh: dict[str, int] | None = None
-) -> tuple[list[float], list[torch.Tensor]]:
+def train_frozen(kind: str = "alone", mesh: dict[str, int] | None = None) -> tuple[list[float], list[torch.Tensor]]:
     """A plain loop: two micro-batches a step, clipped, an optimizer of the trained parameters that asks for ``foreach``."""
     torch.set_num_threads(1)
     size, place, norms = 1, 0, []
@@ -207,14 +203,10 @@ def train_frozen(
             halves = batch.chunk(2)
             for tokens in halves if ctx is None else rankwise.accumulate(model, halves):
                 logits = model(tokens[:, :-1])
-                loss = torch.nn.functional.cross_entropy(
-                    logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
-                )
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
                 (loss * size / 64).backward()
-            if ctx is None:
-                norm = torch.nn.utils.clip_grad_norm_(trained, 0.3)
-            else:
-                norm = rankwise.clip_grad_norm_(model, 0.3)
+            plain = ctx is None
+            norm = torch.nn.utils.clip_grad_norm_(trained, 0.3) if plain else rankwise.clip_grad_norm_(model, 0.3)
             optimizer.step()
             optimizer.zero_grad()
             norms.append(float(norm))

@@ -69,9 +69,7 @@ def build_transformers(kind: str) -> nn.Module:
         model = transformers.Qwen3ForCausalLM(config)
     elif kind == "gpt2":
         none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        config = transformers.GPT2Config(
-            vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=16, **none
-        )
+        config = transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=16, **none)
         model = transformers.GPT2LMHeadModel(config)
     elif kind == "bert":
         model = transformers.BertForMaskedLM(transformers.BertConfig(**words, **off))
@@ -148,9 +146,7 @@ def train_split(
     return found
 
 
-def assert_same(
-    cases: list[tuple[str, str, dict[str, Any] | None, dict[str, bool]]], world_size: int
-) -> None:
+def assert_same(cases: list[tuple[str, str, dict[str, Any] | None, dict[str, bool]]], world_size: int) -> None:
     for rank, found in enumerate(run_ranks(train_split, world_size, cases)):
         for (kind, optimizer, _, options), (losses, weights, split) in zip(cases, found, strict=True):
             what = f"rank {rank} of {world_size}, {kind}, {optimizer}, {options}"
@@ -218,6 +214,4 @@ def test_transformers_models_have_ready_plans(world_size: int) -> None:
 def test_transformers_models_with_sequence_parallel() -> None:
     """Llama, Qwen and GPT-2 (norms first) and BERT (norms last) with activations split along the sequence."""
     pytest.importorskip("transformers")
-    assert_same(
-        [(kind, "sgd", None, {"sequence_parallel": True}) for kind in ("llama", "qwen", "gpt2", "bert")], 2
-    )
+    assert_same([(kind, "sgd", None, {"sequence_parallel": True}) for kind in ("llama", "qwen", "gpt2", "bert")], 2)

@@ -35,9 +35,7 @@ def test_curves_are_those_of_one_process(world_size: int) -> None:
     for rank, found in enumerate(run_ranks(fit_all, world_size, cases)):
         for (kind, optimizer, _), ours in zip(cases, found, strict=True):
             expected = train_by_hand(kind, optimizer)
-            assert_same(
-                ours, expected, TOLERANCE[optimizer], f"rank {rank} of {world_size}, {kind}, {optimizer}"
-            )
+            assert_same(ours, expected, TOLERANCE[optimizer], f"rank {rank} of {world_size}, {kind}, {optimizer}")
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -54,9 +52,7 @@ def test_accumulation_and_clipping_change_nothing(world_size: int) -> None:
     # 195 samples: the last step of an epoch has 3, so that ranks have 2 and 1, or a micro-batch of none.
     options = {"num_micro": 2, "clip_norm": 0.3, "num_samples": 195}
     cases = [(kind, optimizer, options) for kind in ("mlp", "transformer") for optimizer in OPTIMIZERS]
-    expected = [
-        train_by_hand(kind, optimizer, clip_norm=0.3, num_samples=195) for kind, optimizer, _ in cases
-    ]
+    expected = [train_by_hand(kind, optimizer, clip_norm=0.3, num_samples=195) for kind, optimizer, _ in cases]
     for found in run_ranks(fit_all, world_size, cases):
         for (kind, optimizer, _), ours, by_hand in zip(cases, found, expected, strict=True):
             assert_same(ours, by_hand, TOLERANCE[optimizer], f"{world_size} ranks, {kind}, {optimizer}")
@@ -71,9 +67,7 @@ def test_accumulation_with_batchnorm_is_that_of_one_process(world_size: int) -> 
         assert_same(ours[0], expected, TOLERANCE["sgd"], f"{world_size} ranks")
 
 
-def go_on(
-    kind: str, optimizer: str, folder: Path, stop_after: int | None
-) -> tuple[list[float], dict[str, Tensor]]:
+def go_on(kind: str, optimizer: str, folder: Path, stop_after: int | None) -> tuple[list[float], dict[str, Tensor]]:
     return fit(kind, optimizer, folder=folder, stop_after=stop_after)
 
 

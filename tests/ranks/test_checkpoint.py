@@ -253,9 +253,7 @@ def test_it_works_with_torchs_own_groups_and_with_none(tmp_path: Path) -> None:
         checkpoint.save(tmp_path / "alone", {"t": torch.ones(3)}, step=5)
         return checkpoint.load(tmp_path, state), state["t"].tolist()
 
-    no_rank: dict[str, str | None] = dict.fromkeys(
-        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    )
+    no_rank: dict[str, str | None] = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
     assert run_ranks(alone, 1, env=no_rank) == [(4, [1.0] * 3)]
 
 

@@ -214,9 +214,7 @@ def test_several_sets_of_weights_must_be_chosen_from(tmp_path: Path) -> None:
     torch.save({"model": first, "ema": second}, tmp_path / "a.pt")
     torch.save({"nets": {"generator": first, "discriminator": second}}, tmp_path / "b.pt")
     model = build_model()
-    with pytest.raises(
-        CheckpointError, match=r"several sets of weights: model \(9 tensors\), ema \(9 tensors\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"several sets of weights: model \(9 tensors\), ema \(9 tensors\)"):
         checkpoint.import_weights(tmp_path / "a.pt", model)
     checkpoint.import_weights(tmp_path / "a.pt", model, key="ema")
     assert_same(model.state_dict(), second)

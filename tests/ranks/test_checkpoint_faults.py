@@ -29,9 +29,7 @@ def make_state(step: int, rank: int = 0) -> dict[str, Any]:
 
 
 def read_step(state: dict[str, Any]) -> int:
-    found = {int(value) for tensor in state["weights"].values() for value in tensor.flatten()} | {
-        state["step"]
-    }
+    found = {int(value) for tensor in state["weights"].values() for value in tensor.flatten()} | {state["step"]}
     assert len(found) == 1, found
     return int(found.pop())
 
@@ -54,9 +52,7 @@ def names(folder: Path) -> list[str]:
 def read_same_error(outcomes: list[RankOutcome], kind: type[BaseException] = CheckpointError) -> str:
     """Return the error's text, after a look whether all ranks have it."""
     texts = {str(outcome.error).replace("[rank 0] ", "").replace("[rank 1] ", "") for outcome in outcomes}
-    assert all(isinstance(outcome.error, kind) for outcome in outcomes), [
-        outcome.error for outcome in outcomes
-    ]
+    assert all(isinstance(outcome.error, kind) for outcome in outcomes), [outcome.error for outcome in outcomes]
     assert len(texts) == 1, texts
     return texts.pop()
 
@@ -172,9 +168,7 @@ def test_a_state_that_one_rank_cant_give(tmp_path: Path) -> None:
     ],
     ids=["step", "folder", "parts", "own", "metrics", "shape"],
 )  # fmt: skip
-def test_ranks_that_dont_mean_the_same(
-    tmp_path: Path, give: Callable[[int], dict[str, Any]], told: str
-) -> None:
+def test_ranks_that_dont_mean_the_same(tmp_path: Path, give: Callable[[int], dict[str, Any]], told: str) -> None:
     """Step, folder, parts or tensors that differ by rank are an error with both values, and nothing is written."""
 
     def body() -> None:
@@ -190,9 +184,7 @@ def test_ranks_that_dont_mean_the_same(
 
     outcomes = try_ranks(body, 2)
     assert all(isinstance(outcome.error, (UsageError, CheckpointError)) for outcome in outcomes), outcomes
-    assert all(told in str(outcome.error) for outcome in outcomes), [
-        str(outcome.error) for outcome in outcomes
-    ]
+    assert all(told in str(outcome.error) for outcome in outcomes), [str(outcome.error) for outcome in outcomes]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -225,9 +217,7 @@ def test_a_rank_that_dies_in_the_middle_is_named(tmp_path: Path) -> None:
     survivor, victim = try_ranks(body, 2)
     assert victim.exit_code == -9
     assert isinstance(survivor.error, CheckpointError), survivor.traceback
-    assert "step 2 was not saved: for 2 s rank 1 did nothing, and had not reported a result" in str(
-        survivor.error
-    )
+    assert "step 2 was not saved: for 2 s rank 1 did nothing, and had not reported a result" in str(survivor.error)
     assert names(tmp_path) == ["step-1"]
     assert checkpoint.verify(tmp_path) == []
 
@@ -254,9 +244,7 @@ def test_a_part_that_is_not_seen_on_rank_0(tmp_path: Path) -> None:
         with rankwise.init(device="cpu") as ctx:
             if ctx.rank == 1:
                 write = writing.write_file
-                writing.write_file = lambda disk, path, pieces: write(
-                    disk, path.with_name("elsewhere"), pieces
-                )
+                writing.write_file = lambda disk, path, pieces: write(disk, path.with_name("elsewhere"), pieces)
             save(tmp_path, 1, ctx.rank)
 
     told = read_same_error(try_ranks(body, 2))

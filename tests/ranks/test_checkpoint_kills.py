@@ -101,9 +101,7 @@ def test_one_rank_killed_at_every_operation(folder: Path, background: bool, step
         def save(target: Path, disk: FaultyDisk) -> None:
             saving.DISK = disk
             state = make_state(2)
-            checkpoint.save(
-                target, state, step=step, keep=checkpoint.Keep(last=1), background=background
-            ).wait()
+            checkpoint.save(target, state, step=step, keep=checkpoint.Keep(last=1), background=background).wait()
 
         def count() -> None:
             disk = FaultyDisk(0)
@@ -122,9 +120,7 @@ def test_one_rank_killed_at_every_operation(folder: Path, background: bool, step
         return outcomes
 
     outcomes = run_ranks(sweep, 1)[0]
-    assert {"write halfway", "sync before", "rename before", "remove halfway"} <= {
-        what for what, _ in outcomes
-    }
+    assert {"write halfway", "sync before", "rename before", "remove halfway"} <= {what for what, _ in outcomes}
     assert {found for _, found in outcomes} == {1, 2}
 
 

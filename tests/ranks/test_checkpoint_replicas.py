@@ -81,9 +81,7 @@ def test_copies_that_differ_come_from_one_rank(tmp_path: Path) -> None:
     found = checkpoint.read(tmp_path)
     assert found["bare"]["0.weight"].sum() == found["bare"]["1.running_mean"].sum() == 0
     # A module's own buffers: under DDP rank 0's count.
-    assert (
-        found["as dict"]["nested"]["running_mean"].sum() == found["as dict"]["nested"]["codebook"].sum() == 0
-    )
+    assert found["as dict"]["nested"]["running_mean"].sum() == found["as dict"]["nested"]["codebook"].sum() == 0
 
 
 def test_a_part_that_differs_is_told_once(tmp_path: Path) -> None:
@@ -118,9 +116,7 @@ def test_tensors_and_arrays_that_differ_are_kept_by_rank(tmp_path: Path) -> None
             checkpoint.load(tmp_path, state)
             np.random.set_state(state["np"])
             again = np.random.rand()
-            told = [
-                line.split("'")[1] for line in said.getvalue().splitlines() if "differs between ranks" in line
-            ]
+            told = [line.split("'")[1] for line in said.getvalue().splitlines() if "differs between ranks" in line]
             return told, [drawn, again, float(state["buffer"]["seen"][0])]
 
     (told, first), (_, second) = run_ranks(body, 2)
@@ -285,9 +281,7 @@ def test_numbers_are_not_cut_off(tmp_path: Path) -> None:
     model = nn.BatchNorm1d(2)
     state = {**model.state_dict(), "num_batches_tracked": torch.tensor(1.7)}
     checkpoint.save(tmp_path, {"model": state}, step=1)
-    with pytest.raises(
-        CheckpointError, match="num_batches_tracked is int64 here and float32 in the checkpoint"
-    ):
+    with pytest.raises(CheckpointError, match="num_batches_tracked is int64 here and float32 in the checkpoint"):
         checkpoint.load(tmp_path, {"model": model})
 
 

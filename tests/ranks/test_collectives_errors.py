@@ -61,9 +61,7 @@ def test_dtypes_that_differ_are_named() -> None:
 
 def test_a_number_and_a_tensor_are_told_apart() -> None:
     """C7: a float on one rank where the others have a tensor."""
-    expect(
-        lambda rank: collectives.all_reduce(torch.ones(()) if rank else 1.0), "rank 0: float", "float32 ()"
-    )
+    expect(lambda rank: collectives.all_reduce(torch.ones(()) if rank else 1.0), "rank 0: float", "float32 ()")
 
 
 def call_other_things(rank: int) -> None:
@@ -195,9 +193,7 @@ def test_groups_that_cannot_be_are_refused(ranks: list[int], word: str) -> None:
 def test_a_temporary_is_refused_in_place() -> None:
     """C15: a tensor that nobody holds would lose its result; so inside containers that nobody holds."""
     kept = torch.ones(2)
-    expect(
-        lambda _: collectives.all_reduce_(torch.ones(2)), "temporary", "keep it in a variable", world_size=2
-    )
+    expect(lambda _: collectives.all_reduce_(torch.ones(2)), "temporary", "keep it in a variable", world_size=2)
     expect(
         lambda _: collectives.all_reduce_({"a": kept, "b": [kept + 1]}),
         "['b'][0] is a temporary",
@@ -330,9 +326,7 @@ def test_object_lists_of_different_lengths_do_not_abort() -> None:
 
 def test_what_cannot_be_pickled_is_told_to_all() -> None:
     """C20: a lambda on the root is everybody's error, not a wait."""
-    expect(
-        lambda rank: collectives.broadcast((lambda: 1) if rank == 0 else None), "rank 0", "can't be pickled"
-    )
+    expect(lambda rank: collectives.broadcast((lambda: 1) if rank == 0 else None), "rank 0", "can't be pickled")
 
 
 def skip_a_call(call: str) -> str:

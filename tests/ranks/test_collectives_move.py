@@ -42,9 +42,7 @@ def same(left: Any, right: Any) -> bool:
         return (
             left.dtype == right.dtype
             and left.shape == right.shape
-            and bool(
-                (left.double() == right.double()).all() if not left.is_complex() else (left == right).all()
-            )
+            and bool((left.double() == right.double()).all() if not left.is_complex() else (left == right).all())
         )
     if isinstance(left, dict):
         return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
@@ -90,10 +88,7 @@ def gather_even() -> tuple[Any, Any, Any]:
 
 def test_gathers_of_equal_shapes() -> None:
     """The short way for equal trees of tensors gives the same as the long one."""
-    rows = [
-        {"t": torch.full((2, 3), rank, dtype=torch.int16), "flag": torch.tensor(rank == 0)}
-        for rank in range(3)
-    ]
+    rows = [{"t": torch.full((2, 3), rank, dtype=torch.int16), "flag": torch.tensor(rank == 0)} for rank in range(3)]
     joined = {"t": torch.cat([row["t"] for row in rows]), "flag": torch.tensor([True, False, False])}
     for rank, (everywhere, at_root, concatenated) in enumerate(run_ranks(gather_even, 3)):
         assert same(everywhere, rows)
@@ -132,9 +127,7 @@ def test_lists_of_objects_may_differ_in_length() -> None:
 def scatter_trees() -> tuple[bool, bool]:
     ctx = join()
     root, size = ctx.world_size - 1, ctx.world_size
-    got = collectives.scatter(
-        [make_tree(rank) for rank in range(size)] if ctx.rank == root else None, root=root
-    )
+    got = collectives.scatter([make_tree(rank) for rank in range(size)] if ctx.rank == root else None, root=root)
     rows = collectives.scatter(torch.arange(3 * size) if ctx.rank == 0 else None)
     return same(got, make_tree(ctx.rank)), rows.tolist() == [3 * ctx.rank, 3 * ctx.rank + 1, 3 * ctx.rank + 2]
 
@@ -193,9 +186,7 @@ def gather_into_storage(uneven: bool) -> Any:
     large = torch.arange(200_000 * (rows + 1)) + ctx.rank
     room = torch.empty(200_000 * (total + ctx.world_size), dtype=torch.int64)
     collectives.all_gather_into(room, large)
-    wanted = torch.cat(
-        [torch.arange(200_000 * ((rank if uneven else 2) + 1)) + rank for rank in range(ctx.world_size)]
-    )
+    wanted = torch.cat([torch.arange(200_000 * ((rank if uneven else 2) + 1)) + rank for rank in range(ctx.world_size)])
     return out, bool(torch.equal(room, wanted))
 
 
@@ -206,9 +197,7 @@ def test_gathers_into_storage_fill_it_in_the_order_of_ranks(world_size: int, une
     counts = [rank if uneven else 2 for rank in range(world_size)]
     for out, large_fits in run_ranks(gather_into_storage, world_size, uneven):
         assert out["flags"].tolist() == [rank for rank in range(world_size) for _ in range(counts[rank])]
-        assert out["x"][:, 2].tolist() == [
-            rank + 0.5 for rank in range(world_size) for _ in range(counts[rank])
-        ]
+        assert out["x"][:, 2].tolist() == [rank + 0.5 for rank in range(world_size) for _ in range(counts[rank])]
         assert large_fits
 
 

@@ -119,9 +119,7 @@ def reduce_numbers() -> dict[str, Any]:
     return {
         "int": collectives.all_reduce(2**62 + rank),
         "product": collectives.all_reduce(2**40 + rank, "product"),
-        "mean": collectives.all_reduce(
-            {"int": rank, "bool": rank == 0, "tensor": torch.tensor([rank])}, "mean"
-        ),
+        "mean": collectives.all_reduce({"int": rank, "bool": rank == 0, "tensor": torch.tensor([rank])}, "mean"),
         "bool": collectives.all_reduce([rank == 0, torch.tensor([True, rank == 0])]),
         "any": collectives.all_reduce([rank == 0, torch.tensor([False, rank == 0])], "any"),
         "all": collectives.all_reduce([rank == 0, torch.tensor([True, rank == 0])], "all"),
@@ -238,9 +236,7 @@ def scatter_sums() -> list[Any]:
     size = ctx.world_size
     return [
         collectives.reduce_scatter(torch.arange(2.0 * size) * (ctx.rank + 1)),
-        collectives.reduce_scatter(
-            [{"t": torch.full((slot + 1,), 1.0), "n": slot + ctx.rank} for slot in range(size)]
-        ),
+        collectives.reduce_scatter([{"t": torch.full((slot + 1,), 1.0), "n": slot + ctx.rank} for slot in range(size)]),
         collectives.reduce_scatter([torch.tensor([True])] * size, "all"),
     ]
 
@@ -271,13 +267,9 @@ def test_groups_reduce_among_themselves_with_the_jobs_timeout() -> None:
 def reduce_many() -> bool:
     ctx = join()
     sizes = [1, 100, 70_000, 300_000] * 10
-    result = collectives.all_reduce(
-        [torch.full((size,), float(ctx.rank + index)) for index, size in enumerate(sizes)]
-    )
+    result = collectives.all_reduce([torch.full((size,), float(ctx.rank + index)) for index, size in enumerate(sizes)])
     own = len({leaf.untyped_storage().data_ptr() for leaf in result}) == len(sizes)
-    return own and all(
-        torch.equal(leaf, torch.full_like(leaf, 1.0 + 2 * index)) for index, leaf in enumerate(result)
-    )
+    return own and all(torch.equal(leaf, torch.full_like(leaf, 1.0 + 2 * index)) for index, leaf in enumerate(result))
 
 
 def test_results_that_travelled_together_own_their_memory() -> None:

@@ -395,9 +395,7 @@ def test_collectives_in_a_compiled_function_give_what_they_give_outside() -> Non
                 collectives.all_reduce_(total)
                 collectives.broadcast_(total)
                 collectives.barrier()
-                return (mean * total[0] + 1).sum() + sum(
-                    part.sum() for part in collectives.all_gather_with_grad(y)
-                )
+                return (mean * total[0] + 1).sum() + sum(part.sum() for part in collectives.all_gather_with_grad(y))
 
             seen = []
             for run in (step, torch.compile(step, backend=count)):

@@ -179,9 +179,8 @@ def test_agreement_names_who_holds_what() -> None:
 
     for outcome in try_ranks(program, 3, timeout_s=20):
         assert isinstance(outcome.error, CollectiveError)
-        assert (
-            "ranks [0, 1]: checkpoint to resume from='step-500'; ranks [2]: checkpoint to resume from=None"
-            in str(outcome.error)
+        assert "ranks [0, 1]: checkpoint to resume from='step-500'; ranks [2]: checkpoint to resume from=None" in str(
+            outcome.error
         )
 
 
@@ -200,9 +199,7 @@ def test_a_rank_that_does_not_come_to_agree_is_named() -> None:
     for rank in (0, 2):
         assert isinstance(outcomes[rank].error, CollectiveTimeoutError)
         told = str(outcomes[rank].error)
-        assert re.search(
-            r"agree on length at test_context\.py:\d+.*: after 1.5 s not entered by rank 1", told
-        ), told
+        assert re.search(r"agree on length at test_context\.py:\d+.*: after 1.5 s not entered by rank 1", told), told
 
 
 def test_new_groups_of_the_context_have_its_timeout() -> None:

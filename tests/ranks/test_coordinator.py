@@ -112,9 +112,7 @@ def test_what_a_killed_worker_had_begun_is_done_by_another(tmp_path: Any) -> Non
 
 def test_what_a_frozen_worker_had_begun_is_done_by_another(tmp_path: Any) -> None:
     """After timeout_s; and what the frozen one may say later is not taken."""
-    outcomes = try_ranks(
-        play, 4, square_all(str(tmp_path / "frozen")), {"square": stop_once}, 2.0, grace_s=60
-    )
+    outcomes = try_ranks(play, 4, square_all(str(tmp_path / "frozen")), {"square": stop_once}, 2.0, grace_s=60)
     values, runs = outcomes[1].value
     assert values == [number * number for number in range(30)]
     assert runs[7] == 2

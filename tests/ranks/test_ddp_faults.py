@@ -46,10 +46,7 @@ def read_same_error(outcomes: list[RankOutcome], kind: type[BaseException] = Mod
 def test_a_parameter_that_one_rank_lacks_is_named() -> None:
     """D12, number of parameters: all ranks read which parameter rank 1 lacks, and who has it."""
     text = read_same_error(wrap(lambda rank: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3, bias=rank != 1))))
-    assert (
-        "rank 1 has no parameter '1.bias' (shape (3,), float32, requires_grad=True); ranks 0, 2 have it"
-        in text
-    )
+    assert "rank 1 has no parameter '1.bias' (shape (3,), float32, requires_grad=True); ranks 0, 2 have it" in text
     assert "1 of 4" in text
 
 
@@ -68,9 +65,7 @@ def test_what_differs_is_told_with_both_values(build: Callable[[int], nn.Module]
     """D12, all else that DDP or torch needs to be equal: the error has the name, both values and the ranks."""
     text = read_same_error(wrap(build))
     # A model that is frozen on one rank only is that rank's complaint, and all hear of it.
-    assert told in text or (
-        "requires_grad=False" in told and "rank 1: all 2 parameters are frozen" in text
-    ), text
+    assert told in text or ("requires_grad=False" in told and "rank 1: all 2 parameters are frozen" in text), text
 
 
 def test_another_order_is_told() -> None:
@@ -86,9 +81,7 @@ def test_another_order_is_told() -> None:
 
 def test_different_options_are_told() -> None:
     """find_unused_parameters on one rank adds a collective there, which the others would never join."""
-    text = read_same_error(
-        wrap(lambda _rank: nn.Linear(2, 2), lambda rank: {"find_unused_parameters": rank == 2})
-    )
+    text = read_same_error(wrap(lambda _rank: nn.Linear(2, 2), lambda rank: {"find_unused_parameters": rank == 2}))
     assert "find_unused_parameters is False on ranks 0, 1; True on rank 2" in text
 
 
@@ -215,9 +208,7 @@ def test_unused_parameters_are_named() -> None:
     for rank, outcome in enumerate(try_ranks(take_steps, 2, lambda _rank, _step: False)):
         assert isinstance(outcome.error, ModelError)
         text = str(outcome.error)
-        assert text.startswith(
-            f"[rank {rank}] 'aside.weight', 'aside.bias' were not used in the last loss"
-        ), text
+        assert text.startswith(f"[rank {rank}] 'aside.weight', 'aside.bias' were not used in the last loss"), text
         assert "find_unused_parameters=True" in text
 
 
@@ -233,9 +224,7 @@ def test_a_static_graph_that_changes_is_told() -> None:
     """With static_graph=True the remedy is another one."""
     for outcome in try_ranks(take_steps, 2, lambda _rank, step: step == 0, {"static_graph": True}):
         assert isinstance(outcome.error, ModelError)
-        assert "'aside.weight', 'aside.bias' were not used in this loss but in the first one" in str(
-            outcome.error
-        )
+        assert "'aside.weight', 'aside.bias' were not used in this loss but in the first one" in str(outcome.error)
 
 
 def test_find_unused_parameters_is_the_remedy() -> None:

@@ -27,9 +27,7 @@ pytestmark = pytest.mark.linux
 
 def make(size: int) -> tuple[nn.Module, TensorDataset]:
     generator = torch.Generator().manual_seed(1)
-    data = TensorDataset(
-        torch.randn(size, 4, generator=generator), torch.randint(3, (size,), generator=generator)
-    )
+    data = TensorDataset(torch.randn(size, 4, generator=generator), torch.randint(3, (size,), generator=generator))
     torch.manual_seed(2)
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)), data
 
@@ -61,9 +59,7 @@ def run(size: int, batch_size: int, num_workers: int, as_stream: bool) -> dict[s
         model, data = make(size)
         ddp = rankwise.apply_ddp(model)
         more = {"num_workers": num_workers}
-        return rankwise.evaluate(
-            ddp, Lines(data) if as_stream else data, METRICS, batch_size=batch_size, **more
-        )
+        return rankwise.evaluate(ddp, Lines(data) if as_stream else data, METRICS, batch_size=batch_size, **more)
 
 
 def direct(size: int) -> dict[str, float]:
@@ -168,12 +164,8 @@ def test_predict_and_errors_of_shape() -> None:
             with pytest.raises(UsageError, match="a batch is a dict, not a pair"):
                 rankwise.evaluate(model, data, METRICS, batch_size=2)
             with pytest.raises(UsageError, match="predict returned a Tensor, not a pair"):
-                rankwise.evaluate(
-                    model, data, METRICS, batch_size=2, predict=lambda model, batch: model(batch["x"])
-                )
-            with pytest.raises(
-                UsageError, match=r"shape \(1, 3\) and float32 and targets .*shape \(1, 4\)"
-            ) as told:
+                rankwise.evaluate(model, data, METRICS, batch_size=2, predict=lambda model, batch: model(batch["x"]))
+            with pytest.raises(UsageError, match=r"shape \(1, 3\) and float32 and targets .*shape \(1, 4\)") as told:
                 rankwise.evaluate(
                     model,
                     data,
@@ -207,9 +199,7 @@ def test_metrics_of_torchmetrics() -> None:
         metrics = {
             "sums": torchmetrics.Accuracy(**options, average="micro"),
             "lists": torchmetrics.AUROC(**options),
-            "many": torchmetrics.MetricCollection(
-                [torchmetrics.F1Score(**options), torchmetrics.Recall(**options)]
-            ),
+            "many": torchmetrics.MetricCollection([torchmetrics.F1Score(**options), torchmetrics.Recall(**options)]),
             "vector": torchmetrics.Recall(**options, average=None),
             "ours": Accuracy(),
         }
@@ -243,9 +233,7 @@ def test_a_sharded_model_is_evaluated() -> None:
             for layer in model:  # the outermost would keep its parameters after its first forward
                 fully_shard(layer, mesh=mesh)
             fully_shard(model, mesh=mesh)
-            return rankwise.evaluate(
-                model, data, {"accuracy": Accuracy(), "loss": Mean(losses)}, batch_size=1
-            )
+            return rankwise.evaluate(model, data, {"accuracy": Accuracy(), "loss": Mean(losses)}, batch_size=1)
 
     told = run_ranks(body, 2)
     wanted = direct(5)
@@ -273,9 +261,7 @@ def forecast(size: int, batch_size: int, as_stream: bool, shape: str) -> Any:
             "rows": lambda model, batch: model(batch[0]).mean(),
         }
         ddp = rankwise.apply_ddp(model, ctx=ctx)
-        return rankwise.predict(
-            ddp, Lines(data) if as_stream else data, batch_size=batch_size, forward=forwards[shape]
-        )
+        return rankwise.predict(ddp, Lines(data) if as_stream else data, batch_size=batch_size, forward=forwards[shape])
 
 
 @pytest.mark.parametrize(
@@ -298,9 +284,7 @@ def test_predictions_are_those_of_one_process_in_order(
 def test_outputs_that_are_not_one_for_each_sample_are_refused() -> None:
     """The mean over a batch has no row for each sample: the shape and the way out are told, on the rank that saw it first."""
     outcomes = try_ranks(forecast, 2, 7, 3, False, "rows")
-    assert any(
-        isinstance(one.error, UsageError) and "a tensor of shape ()" in str(one.error) for one in outcomes
-    )
+    assert any(isinstance(one.error, UsageError) and "a tensor of shape ()" in str(one.error) for one in outcomes)
 
 
 def test_without_ranks_predict_is_a_plain_loop() -> None:

@@ -233,9 +233,7 @@ def misuse(case: str) -> tuple[str, str]:
     elif case == "lost buffer":
         with torch.device("meta"):
             model = nn.Sequential(nn.Linear(3, 3), Rotary())
-        options["init_weights"] = lambda module: [
-            nn.init.normal_(one) for one in module.parameters(recurse=False)
-        ]
+        options["init_weights"] = lambda module: [nn.init.normal_(one) for one in module.parameters(recurse=False)]
     elif case == "lazy":
         model = nn.Sequential(nn.LazyLinear(3))
     before = options.pop("before", None)
@@ -353,6 +351,4 @@ def test_gradients_are_the_mean_over_the_ranks_in_each_precision(precision: str)
     (sum(model(torch.full((3, 4), 1.0 + rank)).sum() for rank in range(2)) / 2).backward()
     for found in run_ranks(take_gradients, 2, precision, timeout_s=60):
         for name, one in model.named_parameters():
-            torch.testing.assert_close(
-                found[name], one.grad, rtol=2e-2 if precision == "bf16" else 1e-5, atol=2e-2
-            )
+            torch.testing.assert_close(found[name], one.grad, rtol=2e-2 if precision == "bf16" else 1e-5, atol=2e-2)

@@ -47,10 +47,7 @@ def join_as(change: Callable[[int, dict[str, str]], None], **arguments: Any) -> 
 
 def errors(outcomes: list[RankOutcome]) -> list[str]:
     """Return what each rank raised, as text; "" for none."""
-    return [
-        "" if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
-        for outcome in outcomes
-    ]
+    return ["" if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}" for outcome in outcomes]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -298,9 +295,7 @@ def test_nobody_at_the_stores_address() -> None:
 
 def test_a_host_without_an_address() -> None:
     """I3: a name that can't be looked up is told at once, as a name."""
-    outcomes = try_ranks(
-        join, 1, env={"MASTER_ADDR": "no-such-host.invalid", "WORLD_SIZE": "2"}, timeout_s=30
-    )
+    outcomes = try_ranks(join, 1, env={"MASTER_ADDR": "no-such-host.invalid", "WORLD_SIZE": "2"}, timeout_s=30)
     assert isinstance(outcomes[0].error, RendezvousError)
     assert "'no-such-host.invalid' of the store has no address here" in str(outcomes[0].error)
 
@@ -319,9 +314,7 @@ def test_a_taken_port_names_who_has_it() -> None:
 
 def start(code: str, *args: str) -> subprocess.Popen[str]:
     """Start a Python program beside us."""
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *args], stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *args], stdout=subprocess.PIPE, text=True)
 
 
 def test_a_file_of_another_run_is_refused_by_name(tmp_path: Path) -> None:
@@ -535,9 +528,7 @@ def meet_a_double(heard_at_s: float, *, serves: bool) -> float:
     double.enter()
     clock = MovedClock(heard_at_s, lambda: double.count_readers(1))
     with pytest.raises(HandshakeError, match="2 processes claim rank 0"):
-        shake_hands(
-            store, describe_process(**who), timeout_s=9, strict=True, serves=serves, clock=clock, notice=print
-        )
+        shake_hands(store, describe_process(**who), timeout_s=9, strict=True, serves=serves, clock=clock, notice=print)
     return clock.now_s
 
 

@@ -47,9 +47,7 @@ def read(loader: Any) -> list[Any]:
     epoch, seen = loader.epoch, []
     for step in loader.steps():
         samples = [
-            (int(i), *x.tolist(), float(p), float(n))
-            for batch in step
-            for i, x, p, n in zip(*batch, strict=True)
+            (int(i), *x.tolist(), float(p), float(n)) for batch in step for i, x, p, n in zip(*batch, strict=True)
         ]
         assert len(samples) == step.num_samples
         seen.append((epoch, step.index, step.global_samples, samples))
@@ -332,9 +330,7 @@ def test_weights_draw_the_same_at_any_number_of_ranks_and_each_draw_is_augmented
     def body(num_workers: int) -> list[Any]:
         with rankwise.init(device="cpu", timeout_s=30):
             weights = torch.tensor([5.0, *[0.1] * (N - 1)])
-            return read(
-                rankwise.DataLoader(Numbers(), global_batch=4, weights=weights, **workers(num_workers))
-            )
+            return read(rankwise.DataLoader(Numbers(), global_batch=4, weights=weights, **workers(num_workers)))
 
     one = merge(run_ranks(body, 1, 0))
     assert merge(run_ranks(body, 3, 0)) == merge(run_ranks(body, 2, 2)) == one
@@ -376,9 +372,7 @@ def _hear_uneven(global_batch: int, is_training: bool) -> str:
 @pytest.mark.parametrize(
     ("global_batch", "is_training", "is_told"), [(8, True, True), (9, True, False), (8, False, False)]
 )
-def test_unequal_shares_in_a_plain_loop_are_told_once(
-    global_batch: int, *, is_training: bool, is_told: bool
-) -> None:
+def test_unequal_shares_in_a_plain_loop_are_told_once(global_batch: int, *, is_training: bool, is_told: bool) -> None:
     """A mean over each rank's batch is not the mean of all: rank 0 says so, once, where somebody trains; steps() is exact."""
     first, *others = run_ranks(_hear_uneven, 3, global_batch, is_training)
     assert first.count("has 8 samples, of which rank 0 holds 3") == is_told

@@ -167,9 +167,7 @@ def test_workers_outlive_signals_from_their_start_on(how: str, tmp_path: Path) -
     """Sent before a worker has run anything, though it has threads by then, and to its fork server too: all samples come."""
     script = tmp_path / "script.py"
     script.write_text(_MODULE)
-    done = subprocess.run(
-        [sys.executable, str(script), how], timeout=200, check=False, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, str(script), how], timeout=200, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["40", str(-signal.SIGTERM)]
 
@@ -255,7 +253,5 @@ subprocess.Popen(["sh", "-c", "sleep 1; kill -CONT " + " ".join(map(str, pids))]
 
 def test_a_script_ends_though_its_workers_have_a_schedulers_signal_pending() -> None:
     """The kernel makes one SIGTERM of the scheduler's and the parent's, with the scheduler as its sender: the exit does not hang."""
-    done = subprocess.run(
-        [sys.executable, "-c", _LEAVES], timeout=60, check=False, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", _LEAVES], timeout=60, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -76,11 +76,7 @@ def workers(number: int) -> dict[str, Any]:
 def read(loader: Any, stop_after: int | None = None) -> list[Any]:
     seen = []
     for step in loader.steps():
-        samples = [
-            (int(i), *x.tolist(), *map(int, more))
-            for batch in step
-            for i, x, *more in zip(*batch, strict=True)
-        ]
+        samples = [(int(i), *x.tolist(), *map(int, more)) for batch in step for i, x, *more in zip(*batch, strict=True)]
         assert len(samples) == step.num_samples
         seen.append((step.index, step.global_samples, samples))
         if len(seen) == stop_after:
@@ -104,9 +100,7 @@ def test_a_stream_gives_the_same_steps_at_any_number_of_ranks_and_workers() -> N
     def body(num_workers: int, micro_batch: int | None) -> list[Any]:
         with rankwise.init(device="cpu", timeout_s=30) as ctx:
             ctx.seed(7)
-            loader = rankwise.DataLoader(
-                Stream(), global_batch=5, micro_batch=micro_batch, **workers(num_workers)
-            )
+            loader = rankwise.DataLoader(Stream(), global_batch=5, micro_batch=micro_batch, **workers(num_workers))
             return [one for _ in loader.epochs(2) for one in read(loader)]
 
     wanted = merge(run_ranks(body, 1, 0, None))
@@ -205,9 +199,7 @@ def test_ranks_that_read_different_streams_are_told() -> None:
 
     for outcome in try_ranks(body, 2):
         assert isinstance(outcome.error, DataError)
-        assert "rank 0 has 1 samples at element 9, and its stream has ended; rank 1 has 2" in str(
-            outcome.error
-        )
+        assert "rank 0 has 1 samples at element 9, and its stream has ended; rank 1 has 2" in str(outcome.error)
 
 
 class SplitsItself(IterableDataset):

@@ -94,9 +94,7 @@ def save_sharded(root: str, hosts: list[int], step: int, *, memory: bool) -> Non
     """Save a sharded model whose weights are known."""
     with rankwise.init(device="cpu") as ctx:
         enter_host(Path(root), hosts[ctx.rank])
-        checkpoint.save(
-            Path(root) / "disk", {"model": build_sharded(ctx, float(step))}, step=step, memory=memory
-        )
+        checkpoint.save(Path(root) / "disk", {"model": build_sharded(ctx, float(step))}, step=step, memory=memory)
 
 
 def load_sharded(root: str, hosts: list[int]) -> tuple[int | None, bool]:
@@ -120,9 +118,7 @@ def build_sharded(ctx: rankwise.RankContext, plus: float) -> nn.Linear:
     return model
 
 
-@pytest.mark.parametrize(
-    ("hosts", "later"), [([0, 0, 1], [0, 0, 1]), ([0, 0, 1], [1, 0, 0]), ([0, 1, 2], [2, 0, 1])]
-)
+@pytest.mark.parametrize(("hosts", "later"), [([0, 0, 1], [0, 0, 1]), ([0, 0, 1], [1, 0, 0]), ([0, 1, 2], [2, 0, 1])])
 def test_shards_find_their_ranks_again(tmp_path: Path, hosts: list[int], later: list[int]) -> None:
     """Each host's memory has its ranks' shards only; wherever the ranks come to be, as long as all memories are there, they load."""
     root = str(tmp_path)
@@ -174,9 +170,7 @@ def test_without_a_hosts_generators_all_are_seeded_anew(tmp_path: Path, lost: in
         with rankwise.init(device="cpu") as ctx:
             enter_host(tmp_path, ctx.rank)
             for step, memory in ((1, False), (2, True)):
-                checkpoint.save(
-                    tmp_path / "disk", {"x": torch.full((5,), float(step))}, step=step, memory=memory
-                )
+                checkpoint.save(tmp_path / "disk", {"x": torch.full((5,), float(step))}, step=step, memory=memory)
 
     def load() -> tuple[int | None, float, float]:
         with rankwise.init(device="cpu") as ctx:
@@ -203,9 +197,7 @@ def test_after_a_lost_host_the_disk_counts_on(tmp_path: Path) -> None:
             state = {"x": torch.zeros(5)}
             began = checkpoint.load(tmp_path / "disk", state) if resume else None
             for step, memory in steps:
-                checkpoint.save(
-                    tmp_path / "disk", {"x": torch.full((5,), float(step))}, step=step, memory=memory
-                )
+                checkpoint.save(tmp_path / "disk", {"x": torch.full((5,), float(step))}, step=step, memory=memory)
             return began
 
     run_ranks(lambda: save([(10, False), (15, True), (16, True), (17, True)], resume=False), 2)

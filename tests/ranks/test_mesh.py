@@ -118,9 +118,7 @@ def test_torchs_own_mesh_is_taken() -> None:
 def differ(rank_of: int) -> str:
     rank = int(__import__("os").environ["RANK"])
     with pytest.raises(rankwise.CollectiveError) as caught:
-        rankwise.init(
-            device="cpu", mesh={"shard": 2, "replicate": 1} if rank == rank_of else {"replicate": 2}
-        )
+        rankwise.init(device="cpu", mesh={"shard": 2, "replicate": 1} if rank == rank_of else {"replicate": 2})
     with rankwise.init(device="cpu"):  # the job was left in order: it can be joined again
         return str(caught.value)
 

@@ -88,9 +88,7 @@ def make_server(store: dist.Store, mode: str = "async", workers: Iterable[int] =
 
 def join(store: dist.Store, worker: int) -> Link:
     link = connect(store, "0", peer="server 0", rank=worker, timeout_s=BOUND_S)
-    link.send(
-        Message(Kind.HELLO, note={"worker": worker, "incarnation": 1, "digest": "same"}), timeout_s=BOUND_S
-    )
+    link.send(Message(Kind.HELLO, note={"worker": worker, "incarnation": 1, "digest": "same"}), timeout_s=BOUND_S)
     assert link.receive(timeout_s=BOUND_S).kind == Kind.HELLO
     return link
 
@@ -121,9 +119,7 @@ def test_a_copy_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: py
     assert [one.name for one in tmp_path.iterdir()] == ["shard-0.pt"]
 
 
-def test_a_copy_that_is_larger_than_what_is_free_is_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_is_larger_than_what_is_free_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system in the host's memory is not filled up to find out."""
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 4}))
     with pytest.raises(rankwise.CheckpointError, match=r"needs .* MB, and .* has .* MB free"):

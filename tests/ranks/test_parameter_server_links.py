@@ -114,9 +114,7 @@ def test_a_server_that_dies_while_a_gradient_is_sent_again() -> None:
         assert message.kind == Kind.PUSH
         came.append(message.number)
         assert link.receive(timeout_s=BOUND_S).kind == Kind.PULL
-        link.send(
-            Message(Kind.ANSWER, body=torch.zeros(layout.size_bytes, dtype=torch.uint8)), timeout_s=BOUND_S
-        )
+        link.send(Message(Kind.ANSWER, body=torch.zeros(layout.size_bytes, dtype=torch.uint8)), timeout_s=BOUND_S)
         link.close()
 
     model = nn.Linear(2, 1)
@@ -178,9 +176,7 @@ def test_both_sides_prove_that_they_know_the_jobs_secret(host: str, monkeypatch:
         worker = connect(store, "0", peer="server 0", rank=1, timeout_s=BOUND_S)
         connection, _ = listener._socket.accept()
         connection.sendall(bytes(32) + b"what would be unpickled")
-        with pytest.raises(
-            rankwise.CollectiveError, match="the process that answers as server 0 does not know"
-        ):
+        with pytest.raises(rankwise.CollectiveError, match="the process that answers as server 0 does not know"):
             worker.receive(timeout_s=BOUND_S)
         connection.close()
 

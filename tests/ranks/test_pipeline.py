@@ -23,9 +23,7 @@ VOCABULARY, SEQUENCE = 7, 5
 
 def language_loss(model: nn.Module, tokens: Tensor) -> Any:
     outputs = model(tokens)
-    return cross_entropy(outputs[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"), tokens[
-        :, 1:
-    ].numel()
+    return cross_entropy(outputs[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"), tokens[:, 1:].numel()
 
 
 def mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -185,9 +183,7 @@ def step_beside_copies() -> bool:
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=0.1, weight_decay=0.1)
         pipe.step(torch.ones(8, 3))
         optimizer.step()
-        return all(
-            torch.equal(one, before[name]) == ("spare" in name) for name, one in pipe.named_parameters()
-        )
+        return all(torch.equal(one, before[name]) == ("spare" in name) for name, one in pipe.named_parameters())
 
 
 def test_what_no_copy_uses_is_not_trained() -> None:
@@ -223,9 +219,7 @@ class Net(nn.Module):
 
 
 def step_net() -> None:
-    rankwise.apply_pipeline(Net(), microbatches=2, loss=mean_loss).step(
-        (torch.randn(4, 3), torch.randn(4, 3))
-    )
+    rankwise.apply_pipeline(Net(), microbatches=2, loss=mean_loss).step((torch.randn(4, 3), torch.randn(4, 3)))
 
 
 def step_with(batch: Any, **options: Any) -> None:
@@ -253,11 +247,7 @@ def accumulate_by_hand() -> None:
 
 X, Y = torch.zeros(4, 3), torch.zeros(4, 2)
 #: torch 2.8 does not have that schedule.
-NO_DUAL = (
-    "3 for 4"
-    if hasattr(torch.distributed.pipelining, "ScheduleDualPipeV")
-    else "which this torch does not have"
-)
+NO_DUAL = "3 for 4" if hasattr(torch.distributed.pipelining, "ScheduleDualPipeV") else "which this torch does not have"
 MISTAKES: dict[str, tuple[Any, str]] = {
     "unknown": (lambda: cut_chain(schedule="2f2b"), "schedule='2f2b'"),
     "1f1b": (lambda: cut_chain(schedule="1f1b", microbatches=1), "1f1b needs at least as many micro-batches as stages: 1 for 2"),

@@ -78,9 +78,7 @@ def test_a_placed_model_trains_as_in_one_place(where: dict[str, Any]) -> None:
 
     def run() -> Any:
         model = rankwise.place(build(), where)
-        devices = {
-            name: str(one.weight.device) for name, one in model.named_modules() if hasattr(one, "weight")
-        }
+        devices = {name: str(one.weight.device) for name, one in model.named_modules() if hasattr(one, "weight")}
         return train(model), to_cpu(model), devices
 
     losses, state, devices = on_two_devices(run)
@@ -285,9 +283,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_moved() -> None:
         with pytest.raises(rankwise.ModelError) as caught:
             rankwise.place(model, HALVES, memory={0: "100KB", "cpu": "1GB"})
         with pytest.raises(rankwise.ModelError, match="no cut of 6 units fits"):
-            rankwise.place(
-                model, "auto", example=TOKENS, devices=["cpu", 0], memory={0: "40KB", "cpu": "40KB"}
-            )
+            rankwise.place(model, "auto", example=TOKENS, devices=["cpu", 0], memory={0: "40KB", "cpu": "40KB"})
         unmoved = {one.device.type for one in model.parameters()}
         rankwise.place(model, HALVES, memory={0: "100KB"}, optimizer="sgd")
         return str(caught.value), unmoved
@@ -306,9 +302,7 @@ def test_the_automatic_cut_keeps_to_memory_and_order() -> None:
     """With room for a part only, "auto" puts as much there as fits and the rest behind it; the report agrees with what lies there."""
 
     def run() -> Any:
-        model = rankwise.place(
-            build(), "auto", example=TOKENS, devices=["cpu", 0], memory={"cpu": "300KB", 0: "300KB"}
-        )
+        model = rankwise.place(build(), "auto", example=TOKENS, devices=["cpu", 0], memory={"cpu": "300KB", 0: "300KB"})
         placement = rankwise.placement_of(model)
         sums: dict[str, int] = {}
         for one in model.parameters():
@@ -379,9 +373,7 @@ def test_a_trainer_trains_it_and_checkpoints_go_into_any_placement(tmp_path: Pat
                 optimizer = build_optimizer("adamw", model)
                 loader = rankwise.DataLoader(TensorDataset(TOKENS.repeat(4, 1)), global_batch=4)
                 config = rankwise.TrainerConfig(steps=steps, progress=False, clip_norm=1.0, log_every=1)
-                trainer = rankwise.Trainer(
-                    model, optimizer, loader, compute_loss, folder=folder, config=config
-                )
+                trainer = rankwise.Trainer(model, optimizer, loader, compute_loss, folder=folder, config=config)
                 trainer.fit()
                 return to_cpu(model), trainer.step
 

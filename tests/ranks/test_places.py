@@ -76,10 +76,7 @@ def read(loader: Any, num_epochs: int = 2, stop_after: int | None = None) -> Any
             for batch in step:
                 place = current_place()
                 assert place is current_place()
-                seen += [
-                    (place.epoch, step.index, *pair)
-                    for pair in zip(place.positions, batch.tolist(), strict=True)
-                ]
+                seen += [(place.epoch, step.index, *pair) for pair in zip(place.positions, batch.tolist(), strict=True)]
             stop_after = None if stop_after is None else stop_after - 1
             if stop_after == 0:
                 return seen, loader.state_dict()
@@ -204,6 +201,4 @@ def test_micro_batches_that_were_taken_ahead_are_refused() -> None:
         break
     for step in load(Numbers()).steps():
         list(step)
-        assert list(current_place().positions) == list(
-            range(step.index * BATCH, min(N, step.index * BATCH + BATCH))
-        )
+        assert list(current_place().positions) == list(range(step.index * BATCH, min(N, step.index * BATCH + BATCH)))

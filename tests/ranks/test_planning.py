@@ -111,9 +111,7 @@ def list_local(tensors: Iterable[Any]) -> Iterator[Tensor]:
 
 def count_storages(tensors: Iterable[Any]) -> int:
     """Add up distinct storages: what is allocated, however it is looked at."""
-    storages = {
-        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in list_local(tensors)
-    }
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in list_local(tensors)}
     return sum(storages.values())
 
 
@@ -136,17 +134,13 @@ def count_step(kind: str, way: str, optimizer_name: str) -> dict[str, int]:
         options: dict[str, Any] = {"lr": 1e-3} | ({"momentum": 0.9} if optimizer_name == "momentum" else {})
         wrapped: nn.Module = model
         if way == "FSDP":
-            for one in (
-                model.blocks if kind == "gpt" else [part for part in model if isinstance(part, nn.Linear)]
-            ):
+            for one in model.blocks if kind == "gpt" else [part for part in model if isinstance(part, nn.Linear)]:
                 fully_shard(one)
             fully_shard(model)
         else:
             wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
         optimizer: Any = (
-            shard_states(model, factory, options)
-            if way == "ZeRO-1"
-            else factory(model.parameters(), **options)
+            shard_states(model, factory, options) if way == "ZeRO-1" else factory(model.parameters(), **options)
         )
         compute_loss(wrapped, batch).backward()
         optimizer.step()
@@ -327,9 +321,7 @@ def measure_stage(schedule: str, microbatches: int) -> dict[str, int]:
     batch = (tokens.repeat(microbatches, 1), targets.repeat(microbatches, 1))
     with rankwise.init(device="cpu") as ctx:
         ctx.mesh(pipeline=-1)
-        pipe = rankwise.apply_pipeline(
-            Chain(), schedule=schedule, microbatches=microbatches, loss=compute_loss
-        )
+        pipe = rankwise.apply_pipeline(Chain(), schedule=schedule, microbatches=microbatches, loss=compute_loss)
         optimizer = torch.optim.AdamW(pipe.parameters(), fused=True)
         for _ in range(2):
             states = [one for state in optimizer.state.values() for one in state.values()]
@@ -339,9 +331,7 @@ def measure_stage(schedule: str, microbatches: int) -> dict[str, int]:
             held = {
                 "parameters": count_storages(pipe.parameters()),
                 "gradients": count_numbers(one.grad for one in pipe.parameters()),
-                "optimizer": count_storages(
-                    one for state in optimizer.state.values() for one in state.values()
-                ),
+                "optimizer": count_storages(one for state in optimizer.state.values() for one in state.values()),
                 "peak": peak.most,
             }
             optimizer.zero_grad()
@@ -413,9 +403,7 @@ def test_a_pipeline_is_proposed_with_what_it_lets_ranks_wait() -> None:
     assert pipeline.memory.total < min(
         one.memory.total for one in everything.compositions if one.pipeline == one.devices == 1
     )
-    told = rankwise.plan(
-        model, num_ranks=4, memory=pipeline.memory.total, reserve=0, precision="fp32", optimizer="sgd"
-    )
+    told = rankwise.plan(model, num_ranks=4, memory=pipeline.memory.total, reserve=0, precision="fp32", optimizer="sgd")
     assert told.proposal is not None
     assert told.proposal.pipeline == 4
     assert "each rank waits 27% of a step" in told.why
@@ -524,9 +512,7 @@ def test_the_cheapest_that_fits_is_proposed() -> None:
     assert everything.proposal is None
     assert [totals[name] for name in shown] == sorted((totals[name] for name in shown), reverse=True)
     for name in shown:
-        told = rankwise.plan(
-            model, num_ranks=4, memory=totals[name], reserve=0, precision="fp32", batch=batch
-        )
+        told = rankwise.plan(model, num_ranks=4, memory=totals[name], reserve=0, precision="fp32", batch=batch)
         assert str(told.proposal) == name
         before = told.compositions[: [str(one) for one in told.compositions].index(name)]
         assert all(one.memory.total > totals[name] and not one.fits for one in before)
@@ -586,9 +572,7 @@ def test_weights_in_bf16_are_the_last_resort() -> None:
     assert told.proposal is not None
     assert told.proposal.precision == "bf16-params"
     assert "small updates" in told.why
-    assert {one.precision for one in rankwise.plan(model.bfloat16(), num_ranks=1).compositions} == {
-        "bf16-params"
-    }
+    assert {one.precision for one in rankwise.plan(model.bfloat16(), num_ranks=1).compositions} == {"bf16-params"}
 
 
 # ------------------------------------------------------------------ errors

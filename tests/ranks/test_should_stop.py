@@ -150,9 +150,7 @@ LATE = """
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 @pytest.mark.parametrize("end", ["ctx.leave_for_requeue()", "sys.exit(rankwise.REQUEUE)"])
-def test_a_notice_while_the_interpreter_goes_down_changes_nothing(
-    name: str, end: str, tmp_path: Path
-) -> None:
+def test_a_notice_while_the_interpreter_goes_down_changes_nothing(name: str, end: str, tmp_path: Path) -> None:
     """Python gives back its handlers at its end: a signal that comes later still does not kill the rank."""
     text = textwrap.dedent(LATE).replace("NUMBER", name).replace("END", end)
     (tmp_path / "train.py").write_text(text)
@@ -635,10 +633,7 @@ def test_what_the_shield_takes_hold_of_is_there() -> None:
     kind: Any = popen_fork.Popen
     assert list(inspect.signature(kind._send_signal).parameters)[1:] in (["sig"], ["number"])
     assert len(inspect.signature(kind._launch).parameters) == 2
-    assert (
-        list(inspect.signature(kind.wait).parameters) == ["self", "timeout"]
-        or kind.wait.__name__ == "wait_or_kill"
-    )
+    assert list(inspect.signature(kind.wait).parameters) == ["self", "timeout"] or kind.wait.__name__ == "wait_or_kill"
     assert callable(signal_handling._set_worker_signal_handlers)
     assert worker.signal_handling is signal_handling
     assert "_set_worker_signal_handlers" in worker._worker_loop.__code__.co_names

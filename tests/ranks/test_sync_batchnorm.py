@@ -40,9 +40,7 @@ def build_layer(kind: str) -> nn.Module:
 
 def build_input(kind: str, number: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     generator = torch.Generator().manual_seed(number)
-    return (torch.randn(number, 3, *SHAPES[kind], generator=generator, dtype=torch.float64) * 2 + 100).to(
-        dtype
-    )
+    return (torch.randn(number, 3, *SHAPES[kind], generator=generator, dtype=torch.float64) * 2 + 100).to(dtype)
 
 
 def run_twice(layer: nn.Module, x: torch.Tensor, all_x: torch.Tensor) -> dict[str, Any]:
@@ -94,9 +92,7 @@ def test_it_equals_batchnorm_on_the_whole_batch(kind: str, counts: list[int]) ->
             for name, value in expected[part].items():
                 torch.testing.assert_close(ours[part][name], value, rtol=TOLERANCE, atol=TOLERANCE)
         if kind != "without statistics":
-            torch.testing.assert_close(
-                ours["evaluated"], expected["evaluated"], rtol=TOLERANCE, atol=TOLERANCE
-            )
+            torch.testing.assert_close(ours["evaluated"], expected["evaluated"], rtol=TOLERANCE, atol=TOLERANCE)
         start += count
 
 

@@ -128,9 +128,7 @@ def test_what_cannot_be_split_is_refused() -> None:
     cases = [case[:3] for case in REFUSALS.values()]
     first, second = run_ranks(apply_all, 2, cases)
     assert first == second
-    for (what, (_, _, _, words)), (kind, message, hint, unchanged) in zip(
-        REFUSALS.items(), first, strict=True
-    ):
+    for (what, (_, _, _, words)), (kind, message, hint, unchanged) in zip(REFUSALS.items(), first, strict=True):
         assert kind == "UsageError", f"{what}: {message}"
         assert unchanged, what
         for word in words:
@@ -269,10 +267,7 @@ def test_all_start_from_the_first_rank_of_their_axis() -> None:
                 for parameter in model.parameters():
                     parameter.fill_(ctx.rank)
             rankwise.apply_tensor_parallel(model, MLP)
-            values = {
-                float(p.full_tensor().mean() if isinstance(p, DTensor) else p.mean())
-                for p in model.parameters()
-            }
+            values = {float(p.full_tensor().mean() if isinstance(p, DTensor) else p.mean()) for p in model.parameters()}
             return (
                 values.pop() if len(values) == 1 else -1.0,
                 list(model.fc1.weight.to_local().shape),
@@ -295,9 +290,7 @@ def test_what_is_frozen_stays_frozen_and_what_is_tied_tied() -> None:
             model = nn.Sequential(Model(mlp=mlp(), norm=nn.LayerNorm(WIDTH)))
             model[0].norm.weight.requires_grad_(False)
             model[0].mlp.fc1.weight.requires_grad_(False)
-            rankwise.apply_tensor_parallel(
-                model, {"**.fc1": "colwise", "**.fc2": "rowwise"}, sequence_parallel=True
-            )
+            rankwise.apply_tensor_parallel(model, {"**.fc1": "colwise", "**.fc2": "rowwise"}, sequence_parallel=True)
             frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
             shared = tied()
             rankwise.apply_tensor_parallel(shared)

@@ -117,9 +117,7 @@ SGD = {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.01}
 def test_replicas_train_as_one_process(world_size: int) -> None:
     """Losses of three epochs with an uneven last batch equal a plain loop's, as do values loaded after the scope; parameters that nobody used stay untouched."""
     wanted = train_alone(torch.optim.SGD, SGD)
-    for losses, states, num_batches in run_ranks(
-        train_replicas, world_size, "MirroredStrategy", torch.optim.SGD, SGD
-    ):
+    for losses, states, num_batches in run_ranks(train_replicas, world_size, "MirroredStrategy", torch.optim.SGD, SGD):
         assert losses == pytest.approx(wanted, rel=0, abs=1e-12)
         assert states == 4  # not those of `never`
         assert num_batches == 3
@@ -163,9 +161,7 @@ def deal() -> dict[str, Any]:
 
     def from_function(one: tf.InputContext) -> Any:
         context.append((one.num_input_pipelines, one.input_pipeline_id, one.get_per_replica_batch_size(6)))
-        return DataLoader(
-            Subset(numbers, range(one.input_pipeline_id, 7, one.num_input_pipelines)), batch_size=2
-        )
+        return DataLoader(Subset(numbers, range(one.input_pipeline_id, 7, one.num_input_pipelines)), batch_size=2)
 
     def stream(one: tf.InputContext) -> Any:
         return (torch.full((2,), one.input_pipeline_id) for _ in range(1 + one.input_pipeline_id))
@@ -195,9 +191,7 @@ def test_data_is_dealt_out_as_by_tensorflow(world_size: int) -> None:
     results = run_ranks(deal, world_size)
     for key, wanted in TF_SIZES[world_size].items():
         assert list(zip(*(one["sizes"][key] for one in results), strict=True)) == wanted
-    assert [one["context"] for one in results] == [
-        [(world_size, rank, 6 // world_size)] for rank in range(world_size)
-    ]
+    assert [one["context"] for one in results] == [[(world_size, rank, 6 // world_size)] for rank in range(world_size)]
     for one in range(3):
         parts = [result["shuffled"][one] for result in results]
         assert sorted(row for part in parts for batch in part for row in batch) == list(range(12))
@@ -242,9 +236,7 @@ def join_values() -> dict[str, Any]:
             assert tf.in_cross_replica_context()
             return distribution.reduce(SUM, value)
 
-        (
-            (ctx.all_reduce("MEAN", scale * rank) ** 2) + ctx.all_gather((scale * rows).T, axis=1).sum()
-        ).backward()
+        ((ctx.all_reduce("MEAN", scale * rank) ** 2) + ctx.all_gather((scale * rows).T, axis=1).sum()).backward()
         own = made[tf.VariableAggregation.SUM].read_value().item()
         return ctx.merge_call(merge, args=(torch.tensor(rank + 1),)), places, own
 
@@ -284,11 +276,7 @@ def misuse(kind: str) -> Any:
         model = nn.Linear(3, 1)
     with nullcontext() if kind == "no scope" else strategy.scope():
         if kind not in {"outside", "no scope"}:
-            model = (
-                nn.LazyLinear(1)
-                if kind == "lazy"
-                else nn.Linear(3 + (kind == "other") * strategy.replica_id, 1)
-            )
+            model = nn.LazyLinear(1) if kind == "lazy" else nn.Linear(3 + (kind == "other") * strategy.replica_id, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     criterion, x = nn.MSELoss(), torch.ones(4, 3)
 
@@ -549,9 +537,7 @@ def test_clipping_same_batches_and_a_trainer() -> None:
     assert (len(told), quiet) == (1, [])
     assert "rankwise run --nproc-per-node 1" in errors[0]
     assert "a job of 2 ranks" in errors[1]
-    assert (
-        "this job has 2 ranks, and needs 3 or more: 1 server, 1 coordinator, at least 1 worker" in errors[2]
-    )
+    assert "this job has 2 ranks, and needs 3 or more: 1 server, 1 coordinator, at least 1 worker" in errors[2]
     assert steps == 2
 
 

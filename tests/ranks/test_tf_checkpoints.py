@@ -102,11 +102,5 @@ def keep_without_manager(folder: str) -> list[Any]:
 
 def test_a_loop_of_tfs_guide_goes_on_where_it_was(tmp_path: Path) -> None:
     """`checkpoint.restore(manager.latest_checkpoint)`: nothing at first, then the last one, from whose number the next are counted; the same without a manager."""
-    assert (
-        run_ranks(restore, 2, str(tmp_path))
-        == [["step-1", "step-2", 2, ["once", "step-1", "step-2", 2, 1]]] * 2
-    )
-    assert (
-        run_ranks(restore, 2, str(tmp_path))
-        == [["step-3", "step-4", 2, ["once", "step-3", "step-4", 4, 2]]] * 2
-    )
+    assert run_ranks(restore, 2, str(tmp_path)) == [["step-1", "step-2", 2, ["once", "step-1", "step-2", 2, 1]]] * 2
+    assert run_ranks(restore, 2, str(tmp_path)) == [["step-3", "step-4", 2, ["once", "step-3", "step-4", 4, 2]]] * 2

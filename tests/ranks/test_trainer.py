@@ -81,9 +81,7 @@ def build(
     Curves._draw = lambda _: None  # the picture of a run takes matplotlib longer than all else here
     model = model or nn.Linear(4, 1)
     optimizer = (optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.05)))(model.parameters())
-    evaluation = (
-        Evaluation(build_data(), {"loss": metrics.MeanSquaredError()}, batch_size=8) if evaluates else None
-    )
+    evaluation = Evaluation(build_data(), {"loss": metrics.MeanSquaredError()}, batch_size=8) if evaluates else None
     return rankwise.Trainer(
         model, optimizer, rankwise.DataLoader(data or build_data(), global_batch=GLOBAL_BATCH, micro_batch=micro_batch), loss,
         folder=folder, callbacks=callbacks, loggers=loggers, evaluation=evaluation,
@@ -132,9 +130,7 @@ def spoil(at_step: int, rank: int = 1) -> Any:
 
 def meet_nan(folder: Any, non_finite: str) -> Any:
     with rankwise.init(device="cpu"):
-        trainer = build(
-            loss=spoil(7), folder=folder, epochs=3, non_finite=non_finite, save_every=2, log_every=10
-        )
+        trainer = build(loss=spoil(7), folder=folder, epochs=3, non_finite=non_finite, save_every=2, log_every=10)
         try:
             trainer.fit()
         except rankwise.NumericsError as error:
@@ -146,9 +142,9 @@ def meet_nan(folder: Any, non_finite: str) -> Any:
 def test_nan_on_one_rank_stops_all_and_names_step_and_rank(tmp_path: Path) -> None:
     """Both ranks raise the same error, which tells the step and the guilty rank; the newest checkpoint is from before."""
     for rank, told in enumerate(run_ranks(meet_nan, 2, tmp_path, "stop")):
-        assert told.startswith(
-            f"[rank {rank}] the loss of step 7 is nan (on rank 1); the step before it had 3.72"
-        ), told
+        assert told.startswith(f"[rank {rank}] the loss of step 7 is nan (on rank 1); the step before it had 3.72"), (
+            told
+        )
     assert checkpoint.latest(tmp_path).name == "step-6"
 
 
@@ -162,9 +158,7 @@ def test_a_skipped_step_is_skipped_on_all_ranks() -> None:
 
 def skip_for_ever() -> str:
     with rankwise.init(device="cpu"):
-        trainer = build(
-            loss=lambda model, batch: mean_loss(model, batch) * math.nan, epochs=9, non_finite="skip"
-        )
+        trainer = build(loss=lambda model, batch: mean_loss(model, batch) * math.nan, epochs=9, non_finite="skip")
         with pytest.raises(rankwise.NumericsError) as caught:
             trainer.fit()
         return str(caught.value)
@@ -188,9 +182,7 @@ def stop_early(folder: Any) -> Any:
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.2), evaluate_every=1, save_every=1,
         )  # fmt: skip
         ended = trainer.fit()
-        again = build(
-            folder=folder, epochs=50, evaluates=True, monitor="loss", patience=2, callbacks=[Diary()]
-        )
+        again = build(folder=folder, epochs=50, evaluates=True, monitor="loss", patience=2, callbacks=[Diary()])
         return ended.reason, ended.step, trainer.best.step, again.fit().step
 
 
@@ -480,9 +472,7 @@ def attempt(what: str) -> None:
     loader = rankwise.DataLoader(build_data(), global_batch=8)
     config = rankwise.TrainerConfig(epochs=1, progress=False)
     if what == "torch loader":
-        rankwise.Trainer(
-            model, optimizer, TorchDataLoader(build_data(), batch_size=4), mean_loss, config=config
-        )
+        rankwise.Trainer(model, optimizer, TorchDataLoader(build_data(), batch_size=4), mean_loss, config=config)
     elif what == "foreign optimizer":
         other = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)
         rankwise.Trainer(model, other, loader, mean_loss, config=config)
@@ -493,9 +483,7 @@ def attempt(what: str) -> None:
     elif what == "plateau":
         build(epochs=1, scheduler=ReduceLROnPlateau)
     elif what == "plateau's mode":
-        build(
-            epochs=1, evaluates=True, monitor="loss", scheduler=lambda one: ReduceLROnPlateau(one, mode="max")
-        )
+        build(epochs=1, evaluates=True, monitor="loss", scheduler=lambda one: ReduceLROnPlateau(one, mode="max"))
     elif what == "another's schedule":
         build(epochs=1, scheduler=lambda _: MultiStepLR(optimizer, [1]))
     elif what == "criterion":
@@ -885,9 +873,7 @@ class Interrupt(Callback):
 
 def fit_again(folder: Any) -> Any:
     with rankwise.init(device="cpu"):
-        trainer = build(
-            folder=folder, epochs=2, callbacks=[Interrupt()], save_every=2, micro_batch=2, log_every=50
-        )
+        trainer = build(folder=folder, epochs=2, callbacks=[Interrupt()], save_every=2, micro_batch=2, log_every=50)
         with pytest.raises(KeyboardInterrupt):
             trainer.fit()
         return trainer.fit().step

@@ -63,9 +63,7 @@ def test_each_rank_keeps_its_share(world_size: int, tmp_path: Path) -> None:
 def train_by_adagrad() -> list[torch.Tensor]:
     with rankwise.init(device="cpu"):
         model = rankwise.apply_ddp(build())
-        optimizer = rankwise.apply_zero1(
-            torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
-        )
+        optimizer = rankwise.apply_zero1(torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5))
         for _ in range(3):
             step(model, optimizer)
         return [one.detach() for one in model.parameters()]

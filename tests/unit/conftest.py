@@ -28,9 +28,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         path = _FOLDER / f"{name}.txt"
         if request.config.getoption("--update-golden", default=False):
             path.write_text(text + "\n", encoding="utf-8")
-        assert path.exists(), (
-            f"no {path.name}: run `pytest tests/unit --update-golden` and read what it wrote"
-        )
+        assert path.exists(), f"no {path.name}: run `pytest tests/unit --update-golden` and read what it wrote"
         assert text + "\n" == path.read_text(encoding="utf-8")
 
     return compare

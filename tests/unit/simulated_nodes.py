@@ -192,15 +192,11 @@ class Network:
 
     def connect(self, child: Node, parent: Node) -> None:
         """Make a connection, and have each side admit the other."""
-        if not (
-            child.is_alive and parent.is_alive and self.reaches(child, parent) and self.reaches(parent, child)
-        ):
+        if not (child.is_alive and parent.is_alive and self.reaches(child, parent) and self.reaches(parent, child)):
             return
         up, down = _Link(parent), _Link(child)
         up.peer = child.detector.admit(up, parent.number, _about(parent), is_parent=True, now_s=self.now_s)
-        down.peer = parent.detector.admit(
-            down, child.number, _about(child), is_parent=False, now_s=self.now_s
-        )
+        down.peer = parent.detector.admit(down, child.number, _about(child), is_parent=False, now_s=self.now_s)
         up.back, down.back = down.peer, up.peer
         self._links += [(child, up), (parent, down)]
 

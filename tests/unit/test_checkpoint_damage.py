@@ -131,9 +131,7 @@ def make_a_folder_of_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [MANIFEST, INDEX, SHARD])
-@pytest.mark.parametrize(
-    "harm", [cut, empty, extend, Path.unlink, make_a_folder_of_it, take_from_the_other_step]
-)
+@pytest.mark.parametrize("harm", [cut, empty, extend, Path.unlink, make_a_folder_of_it, take_from_the_other_step])
 def test_a_file_that_is_not_the_right_one(
     folder: Path, capfd: pytest.CaptureFixture[str], name: str, harm: Callable[[Path], None]
 ) -> None:
@@ -204,9 +202,7 @@ def test_a_later_format_is_told(folder: Path) -> None:
     assert not [path for path in folder.iterdir() if "step-3" in path.name]
 
 
-def test_a_checkpoint_that_vanishes_while_it_is_looked_at(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_vanishes_while_it_is_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another job's retention may delete a checkpoint between our looks: the one that is left is loaded."""
     look = folders.open_checkpoint
 

@@ -187,9 +187,7 @@ def test_a_rename_whose_answer_was_lost_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
-def test_folders_that_cant_be_synced_are_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_folders_that_cant_be_synced_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Some file systems don't know fsync of a folder; each file is still synced, and so is asked for each folder."""
     sync, synced = os.fsync, set[str]()
 

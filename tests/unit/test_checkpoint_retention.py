@@ -59,16 +59,12 @@ def test_going_back_makes_the_last_saved_the_newest() -> None:
 
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=12),
-    st.builds(
-        Keep, last=st.none() | st.integers(1, 5), every=st.none() | st.integers(1, 7), best=st.integers(0, 3)
-    ),
+    st.builds(Keep, last=st.none() | st.integers(1, 5), every=st.none() | st.integers(1, 7), best=st.integers(0, 3)),
     st.randoms(),
 )
 def test_the_newest_always_stays(steps: list[int], keep: Keep, chance: Any) -> None:
     """Whatever the rules and the order of looking, the newest stays, and so do as many as ``last`` says."""
-    manifests = make(
-        *steps, losses={step: chance.choice([math.nan, math.inf, 1.0, chance.random()]) for step in steps}
-    )
+    manifests = make(*steps, losses={step: chance.choice([math.nan, math.inf, 1.0, chance.random()]) for step in steps})
     shuffled = chance.sample(manifests, len(manifests))
     gone = plan_removal(shuffled, keep)
     assert gone == plan_removal(manifests, keep)

@@ -101,9 +101,7 @@ def test_a_resumed_run_is_bit_identical(tmp_path: Path, make: Callable[[Any], to
         lambda opt: Scheduler.CyclicLR(opt, 0.1, 0.2, cycle_momentum=False),
         lambda opt: Scheduler.CosineAnnealingWarmRestarts(opt, 3),
         lambda opt: Scheduler.SequentialLR(opt, [Scheduler.ConstantLR(opt), Scheduler.LinearLR(opt)], [3]),
-        lambda opt: Scheduler.ChainedScheduler(
-            [Scheduler.ConstantLR(opt), Scheduler.ExponentialLR(opt, 0.9)]
-        ),
+        lambda opt: Scheduler.ChainedScheduler([Scheduler.ConstantLR(opt), Scheduler.ExponentialLR(opt, 0.9)]),
     ],
     ids=["multistep", "lambda", "onecycle", "cyclic", "restarts", "sequential", "chained"],
 )
@@ -145,9 +143,7 @@ def test_scaler_and_own_objects_come_back(tmp_path: Path) -> None:
             self.held = state["held"]
 
     scaler = torch.amp.GradScaler("cpu", init_scale=77.0)
-    checkpoint.save(
-        tmp_path, {"scaler": scaler, "cursor": Cursor(3, torch.arange(3), {1: (None, b"x")})}, step=1
-    )
+    checkpoint.save(tmp_path, {"scaler": scaler, "cursor": Cursor(3, torch.arange(3), {1: (None, b"x")})}, step=1)
     scaler, cursor = torch.amp.GradScaler("cpu"), Cursor()
     checkpoint.load(tmp_path, {"scaler": scaler, "cursor": cursor})
     assert scaler.get_scale() == 77.0
@@ -257,9 +253,7 @@ def test_a_module_sees_its_own_version(tmp_path: Path) -> None:
     class Versioned(nn.Linear):
         _version = 2
 
-        def _load_from_state_dict(
-            self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any
-        ) -> None:
+        def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
             if local_metadata.get("version") != 2:
                 state_dict[prefix + "weight"] = state_dict[prefix + "weight"] * 100
             super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)

@@ -25,9 +25,7 @@ from rankwise.checkpoint.manifest import Index
 from rankwise.checkpoint.tree import Encoder, decode
 
 numbers = st.one_of(st.integers(), st.floats(), st.booleans(), st.complex_numbers())
-leaves = st.one_of(
-    st.none(), numbers, st.text(), st.binary(), st.sampled_from([torch.float32, torch.device("cpu")])
-)
+leaves = st.one_of(st.none(), numbers, st.text(), st.binary(), st.sampled_from([torch.float32, torch.device("cpu")]))
 keys = st.one_of(st.text(), st.integers(), st.booleans(), st.none(), st.tuples(st.integers(), st.text()))
 trees = st.recursive(
     leaves,
@@ -80,9 +78,7 @@ def test_what_is_plain_comes_back_as_it_was(value: Any) -> None:
     assert describe(round_trip(value)) == describe(value)
 
 
-@given(
-    st.recursive(st.integers(), lambda held: st.lists(held) | st.dictionaries(st.text(), held), max_leaves=10)
-)
+@given(st.recursive(st.integers(), lambda held: st.lists(held) | st.dictionaries(st.text(), held), max_leaves=10))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_tensors_come_back_wherever_they_stand(shape: Any) -> None:
     """Each tensor of a nested state comes back at its own place, though names of places may collide."""
@@ -90,9 +86,7 @@ def test_tensors_come_back_wherever_they_stand(shape: Any) -> None:
     def fill(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: fill(one) for key, one in value.items()}
-        return (
-            [fill(one) for one in value] if isinstance(value, list) else torch.tensor([float(value % 2**20)])
-        )
+        return [fill(one) for one in value] if isinstance(value, list) else torch.tensor([float(value % 2**20)])
 
     state = fill(shape)
     assert describe(round_trip(state)) == describe(state)

@@ -229,11 +229,7 @@ def test_script_arguments_are_no_choice_of_a_meeting_place() -> None:
 
 def test_a_node_rank_beyond_the_nodes() -> None:
     """I11: nodes count from 0."""
-    found = [
-        finding
-        for finding in _check("--nnodes 2 --node-rank 2 --master-addr h train.py")
-        if finding.id == "I11"
-    ]
+    found = [finding for finding in _check("--nnodes 2 --node-rank 2 --master-addr h train.py") if finding.id == "I11"]
     assert found[0].severity == "error"
 
 

@@ -157,9 +157,7 @@ def test_logs() -> None:
     assert _parse("--log-dir /dev/null t.py").logs.is_off
 
 
-@pytest.mark.parametrize(
-    "value", ["4", "-1", "x", "0:4", "0:-1", "0", "0:1,", "0:1:2", ":1", "-1:3", "", "0:1,0"]
-)
+@pytest.mark.parametrize("value", ["4", "-1", "x", "0:4", "0:-1", "0", "0:1,", "0:1:2", ":1", "-1:3", "", "0:1,0"])
 def test_streams_that_mean_nothing_are_refused(value: str) -> None:
     """Only 0 to 3, or pairs of a local rank and such a number, are streams; torchrun refuses all else too."""
     if value == "0":
@@ -292,9 +290,7 @@ def test_any_value_ends_in_a_spec_or_in_our_error(flag: str, value: str) -> None
 
 
 @pytest.mark.parametrize("command", ["check", "checkpoint ls", "env"])
-def test_each_command_guesses_what_a_flag_was_meant_to_be(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_command_guesses_what_a_flag_was_meant_to_be(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Also the flags of a command's commands, whose errors the outer parser raises."""
     assert main([*command.split(), "--fromat", "json", "x"]) == 2
     assert "did you mean --format?" in capsys.readouterr().err

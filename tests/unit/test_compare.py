@@ -105,9 +105,7 @@ def test_a_jump_over_steps_that_nobody_told_is_not_called_sudden(tmp_path: Path)
 def test_nan_in_one_run_only_is_the_parting(tmp_path: Path) -> None:
     """A loss that is NaN, or infinite, in one run and a number in the other differs by more than any tolerance."""
     for value in (math.nan, math.inf, -math.inf):
-        found = compare_runs(
-            tmp_path / str(value), LOSSES, [*LOSSES[:40], value, *LOSSES[41:]], tolerance=1e9
-        )
+        found = compare_runs(tmp_path / str(value), LOSSES, [*LOSSES[:40], value, *LOSSES[41:]], tolerance=1e9)
         assert found.losses.parting is not None
         assert (found.losses.parting.step, found.losses.parting.difference, found.manner) == (41, math.inf, "suddenly")  # fmt: skip
 

@@ -129,11 +129,7 @@ def test_what_is_no_journal_is_said_with_its_reason(tmp_path: Path) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    parts=st.lists(
-        st.tuples(st.integers(0, 30), st.integers(1, 25), st.integers(1, 7)), min_size=1, max_size=5
-    )
-)
+@given(parts=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 25), st.integers(1, 7)), min_size=1, max_size=5))
 def test_each_step_has_the_loss_of_the_last_start_that_made_it(
     parts: list[tuple[int, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -158,9 +158,7 @@ def test_a_loss_that_is_no_number_is_said(tmp_path: Path) -> None:
 
 def test_other_settings_are_listed_but_not_those_without_effect(tmp_path: Path) -> None:
     """Where no better reason covers it, a differing setting is named; how often a run logs is not."""
-    of_a, of_b = (
-        {"settings": {"clip_norm": clip, "log_every": every}} for clip, every in ((None, 1), (1.0, 5))
-    )
+    of_a, of_b = ({"settings": {"clip_norm": clip, "log_every": every}} for clip, every in ((None, 1), (1.0, 5)))
     said = explain_runs(tmp_path, [*LOSSES[:40], *OTHERS[40:]], of_a=of_a, of_b=of_b)
     assert "these settings differ as well: clip norm None and 1.0" in said[-1]
     assert not any("log" in one for one in said)

@@ -140,10 +140,7 @@ def test_several_modules_keep_their_names_apart(tmp_path: Path) -> None:
         checkpoint.save(tmp_path / name, parts, step=1)
         checkpoint.save(tmp_path / "single" / name, {"one": parts["one"]}, step=1)
     names = [
-        [
-            one.name
-            for one in compare_checkpoints(1, folder / "a" / "step-1", folder / "b" / "step-1").differing
-        ]
+        [one.name for one in compare_checkpoints(1, folder / "a" / "step-1", folder / "b" / "step-1").differing]
         for folder in (tmp_path, tmp_path / "single")
     ]
     assert names == [["one.w", "two.w"], ["w"]]

@@ -125,9 +125,7 @@ def test_the_cut_is_within_five_percent_of_the_best_of_all_cuts() -> None:
     widths = [32, 256, 48, 16, 192, 192, 24, 320, 8]
     model = nn.Sequential(*(nn.Linear(one, two) for one, two in pairwise(widths)))
     batch = torch.randn(4, widths[0])
-    costs = measure_costs(
-        nn.Sequential(*(nn.Linear(one, two, device="meta") for one, two in pairwise(widths))), batch
-    )
+    costs = measure_costs(nn.Sequential(*(nn.Linear(one, two, device="meta") for one, two in pairwise(widths))), batch)
 
     def work(begin: int, end: int) -> int:
         x = torch.randn(4, widths[begin], requires_grad=begin > 0)

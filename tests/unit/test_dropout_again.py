@@ -201,9 +201,7 @@ def test_compiled_it_refuses_what_it_refuses_elsewhere() -> None:
 def test_all_dropout_layers_of_a_model_are_replaced() -> None:
     """Nested, shared and switched off by eval(): each keeps its place, its p and its mode, and a shared one stays one."""
     shared = nn.Dropout(0.3)
-    model = nn.Sequential(
-        nn.Dropout(0.1), nn.Sequential(nn.Dropout2d(0.2), shared), shared, nn.Linear(2, 2)
-    ).eval()
+    model = nn.Sequential(nn.Dropout(0.1), nn.Sequential(nn.Dropout2d(0.2), shared), shared, nn.Linear(2, 2)).eval()
     assert replace_dropout(model) is model
     assert [type(layer) for layer in model] == [GlobalDropout, nn.Sequential, GlobalDropout, nn.Linear]
     assert model[1][1] is model[2]

@@ -30,9 +30,7 @@ def test_who_ended_well_before_a_collective_that_others_had_entered_is_named() -
     )
     assert finding.where == "/job/train.py:7"  # its own last collective, not that of those who wait
     assert [one.rank for one in finding.waiting] == [0, 1]
-    assert finding.message.startswith(
-        "rank 2 has ended with exit code 0; ranks 0, 1 still needed it in all_reduce #3"
-    )
+    assert finding.message.startswith("rank 2 has ended with exit code 0; ranks 0, 1 still needed it in all_reduce #3")
 
 
 def test_who_had_no_part_in_it_is_not_named() -> None:
@@ -139,9 +137,7 @@ def test_the_only_exit_call_that_fits_is_the_place(text: str, line: int | None) 
 def test_the_noted_exit_call_is_no_guess(left_at: str, line: int | None) -> None:
     """Where the rank called os._exit is known; a call that every rank comes to at its end is still no cause."""
     text = "if a:\n    os._exit(0)\nos._exit(0)\nif b:\n    sys.exit(0)\n"
-    finding = find_early_exits(
-        scene(*LOST, replace(LEFT, left_at=left_at), sources={"/job/train.py": text}), ()
-    )
+    finding = find_early_exits(scene(*LOST, replace(LEFT, left_at=left_at), sources={"/job/train.py": text}), ())
     assert finding is not None
     assert ("rank 2 left by the exit call at" in finding.fix) == (line is not None)
     assert finding.where == (left_at if line else "/job/train.py:7")

@@ -53,9 +53,7 @@ def test_the_ranks_that_a_timeout_names(text: str, missing: tuple[int, ...]) -> 
 
 def test_every_known_fault_has_a_fix() -> None:
     """Whoever reads what went wrong reads what to do; only a lost peer has nothing to do, and our own errors say it (None)."""
-    assert [
-        meaning.pattern.pattern for meaning in MEANINGS if meaning.fix == "" and meaning.blame != "peer"
-    ] == []
+    assert [meaning.pattern.pattern for meaning in MEANINGS if meaning.fix == "" and meaning.blame != "peer"] == []
 
 
 def test_no_meaning_in_plain_words() -> None:

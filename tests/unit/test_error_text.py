@@ -74,9 +74,7 @@ def test_an_error_of_ours_is_known_without_its_type() -> None:
 
 def test_what_only_pages_quote_is_known() -> None:
     """Each text under "Other texts" leads to the classes that quote it, with other numbers too, save those of signals."""
-    rows = re.findall(
-        r"^\| `(.+?)` \| \[(\w+):", (DOCS / "reference" / "errors.md").read_text("utf-8"), re.MULTILINE
-    )
+    rows = re.findall(r"^\| `(.+?)` \| \[(\w+):", (DOCS / "reference" / "errors.md").read_text("utf-8"), re.MULTILINE)
     assert len(rows) > 40
     for text, class_id in rows:
         (known,) = find_known(text.replace("...", "1 2 3"))

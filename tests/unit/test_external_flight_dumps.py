@@ -182,18 +182,12 @@ def test_messages_are_counted_with_each_peer(tmp_path: Path) -> None:
     for rank in range(2):
         sent = {**base, "profiling_name": f"nccl:send {rank}->{1 - rank}", "record_id": 0, "p2p_seq_id": 1}
         bodies[rank] = {**pattern, "entries": [sent]}
-    evidence = [
-        one.evidence for one in external_dumps.read([write_dumps(tmp_path / "dumps", bodies)]).scene.ranks
-    ]
+    evidence = [one.evidence for one in external_dumps.read([write_dumps(tmp_path / "dumps", bodies)]).scene.ranks]
     assert [(op.name, op.seq, op.peer) for one in evidence if one for op in one.ops] == [("send", 1, 1), ("send", 1, 0)]  # fmt: skip
     for body in bodies.values():
         body["entries"][0]["record_id"] = 2000
-    evidence = [
-        one.evidence for one in external_dumps.read([write_dumps(tmp_path / "dumps", bodies)]).scene.ranks
-    ]
-    assert [one.ops for one in evidence if one] == [(), ()], (
-        "what was before is lost: no number can be trusted"
-    )
+    evidence = [one.evidence for one in external_dumps.read([write_dumps(tmp_path / "dumps", bodies)]).scene.ranks]
+    assert [one.ops for one in evidence if one] == [(), ()], "what was before is lost: no number can be trusted"
 
 
 def test_a_folder_without_dumps_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

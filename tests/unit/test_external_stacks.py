@@ -122,9 +122,7 @@ def test_of_a_process_with_children_the_process_itself_counts() -> None:
     assert (found.stack.where, found.stack.frames[0].function) == ("pipeline/download.py:17", "read")
 
 
-@pytest.mark.parametrize(
-    "text", ["Process 3: python x.py\nPython v3.11\n", '[{"thread_id": 1}]', '[{"thread_id": 1']
-)
+@pytest.mark.parametrize("text", ["Process 3: python x.py\nPython v3.11\n", '[{"thread_id": 1}]', '[{"thread_id": 1'])
 def test_a_dump_without_threads_is_one_error(text: str, tmp_path: Path) -> None:
     """It is named, and so is what was expected."""
     (tmp_path / "rank0.txt").write_text(text)

@@ -30,9 +30,7 @@ os.environ["TORCHELASTIC_ERROR_FILE"] = folder + "/parent.json"
 ErrorHandler().dump_error_file(folder + "/ours.json", 7)
 print(json.dumps({"message": failure.message, "timestamp": failure.timestamp}))
 """
-_OURS = FaultRecord(
-    message="KeyError: 'x'", callstack="Traceback\n  caf\u00e9\n", timestamp_s=1_700_000_000.9
-)
+_OURS = FaultRecord(message="KeyError: 'x'", callstack="Traceback\n  caf\u00e9\n", timestamp_s=1_700_000_000.9)
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +87,7 @@ def test_other_texts_are_no_fault(text: str) -> None:
     assert parse_fault(text) is None
 
 
-@pytest.mark.parametrize(
-    "extra", [None, 5, [], {}, {"timestamp": None}, {"timestamp": "x"}, {"py_callstack": None}]
-)
+@pytest.mark.parametrize("extra", [None, 5, [], {}, {"timestamp": None}, {"timestamp": "x"}, {"py_callstack": None}])
 def test_a_strange_extra_loses_no_message(extra: object) -> None:
     """The message is read whatever stands beside it."""
     fault = parse_fault(json.dumps({"message": {"message": "boom", "extraInfo": extra}}))

@@ -86,9 +86,7 @@ def test_what_nanobind_counts_is_taken_apart(module: str, owner: str, tmp_path: 
     )
     assert (done.returncode, done.stderr) == (0, "")
     said = set(done.stdout.splitlines())
-    counted = (
-        {"class Builder is taken apart", "class Derived is taken apart"} if module == "nanobind" else set()
-    )
+    counted = {"class Builder is taken apart", "class Derived is taken apart"} if module == "nanobind" else set()
     unknown = {"plain is taken apart"} if owner == "jaxlib._jax" else set()
     assert said == {"end", "the script's is taken apart", *counted, *unknown}
 

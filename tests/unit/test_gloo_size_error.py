@@ -10,9 +10,7 @@ from rankwise.verdict.case import Case, RankEnd, Verdict
 from rankwise.verdict.judge import judge
 from scenes import op, rank, scene
 
-_SIZES = (
-    "terminate called\n  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. {} vs {}. "
-)
+_SIZES = "terminate called\n  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. {} vs {}. "
 _LOST = FaultRecord(
     message="RuntimeError: [pair.cc:537] Read error [127.0.0.1]:3: Connection reset by peer.",
     callstack='Traceback (most recent call last):\n  File "/job/train.py", line 16, in <module>\n    loss.backward()\nRuntimeError: x\n',

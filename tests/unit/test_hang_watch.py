@@ -44,9 +44,7 @@ ASIDE = replace(
     ops=(Op(group="default", seq=1, name="all_reduce", is_over=False),),
     stacks={"MainThread": SLEEPS, "Thread-1": WAITS},
 )
-NCCL = Evidence(
-    groups={"default": Group(name="default", ranks=(0, 1), backend="cpu:gloo,cuda:nccl")}, has_joined=True
-)
+NCCL = Evidence(groups={"default": Group(name="default", ranks=(0, 1), backend="cpu:gloo,cuda:nccl")}, has_joined=True)
 SUSPICION = JobFinding(
     kind="hang", certainty="suspicion", rule="r", culprits=(1,), message="rank 1 sleeps", key="k",
     waiting=(Waiting(rank=0, where="train.py:7", op="all_reduce"),),
@@ -115,18 +113,14 @@ class Stage:
 
     def _look(self, scene: Scene) -> tuple[JobFinding, ...]:
         self.num_judged += 1
-        has_stacks = (
-            bool(self.sampler.asked) and self.clock.now >= self.sampler.asked[0][0] + self.sampler.answer_s
-        )
+        has_stacks = bool(self.sampler.asked) and self.clock.now >= self.sampler.asked[0][0] + self.sampler.answer_s
         return tuple(finding for finding in self.findings if has_stacks or finding.kind == "mismatch")
 
     def run(self, seconds: float, **options: Any) -> Stage:
         end = self.clock.now + seconds
         while self.clock.now < end and not self.watch.has_decided:
             self.clock.sleep(max(0.01, self.watch.next_in_s))
-            self.told += [
-                (self.clock.now - 1000.0, event.finding.key) for event in self.watch.poll(**options)
-            ]
+            self.told += [(self.clock.now - 1000.0, event.finding.key) for event in self.watch.poll(**options)]
         return self
 
     @property
@@ -277,9 +271,7 @@ def test_dear_looks_become_rare_while_ranks_work() -> None:
         (replace(PROOF, doing="debugged"), GLOO, "restart", False),
     ],
 )
-def test_what_a_proof_may_end(
-    finding: JobFinding, evidence: Evidence | None, on_hang: Any, expected: bool
-) -> None:
+def test_what_a_proof_may_end(finding: JobFinding, evidence: Evidence | None, on_hang: Any, expected: bool) -> None:
     """On Gloo by default; elsewhere if the user says so; never what somebody else has stopped, nor what went through."""
     scene = Scene(ranks=(RankFacts(rank=0, evidence=evidence), RankFacts(rank=1)), world_size=2, now_s=0.0)
     assert may_stop(finding, scene, on_hang) is expected
@@ -329,9 +321,7 @@ HUNG_CASES: dict[str, tuple[list[RankFacts], float | None, bool]] = {
 
 
 @pytest.mark.parametrize(("ranks", "timeout_s", "expected"), HUNG_CASES.values(), ids=HUNG_CASES)
-def test_what_counts_as_hung_after_long(
-    ranks: list[RankFacts], timeout_s: float | None, expected: bool
-) -> None:
+def test_what_counts_as_hung_after_long(ranks: list[RankFacts], timeout_s: float | None, expected: bool) -> None:
     """After more than half an hour without a record: what is idle; with a bound of the user's own also what is busy."""
     scene = Scene(ranks=tuple(ranks), world_size=2, now_s=9000.0)
     assert is_hung(scene, {0: 4000.0, 1: 4000.0}, timeout_s=timeout_s) is expected

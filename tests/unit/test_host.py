@@ -145,9 +145,7 @@ def test_all_gpus(gpus: Path) -> None:
         ("0,7,1", 1),
     ],
 )
-def test_gpus_by_cuda_visible_devices(
-    gpus: Path, monkeypatch: pytest.MonkeyPatch, visible: str, count: int
-) -> None:
+def test_gpus_by_cuda_visible_devices(gpus: Path, monkeypatch: pytest.MonkeyPatch, visible: str, count: int) -> None:
     """Numbers, UUIDs and MIG names are counted up to the first entry that names no device, as CUDA does."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert count_gpus() == count
@@ -169,17 +167,13 @@ def test_a_container_without_gpus_on_a_host_with_some(gpus: Path) -> None:
     assert count_gpus() == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["localhost", "LOCALHOST", "127.0.0.1", "127.0.1.1", "::1", "[::1]", "ip6-localhost"]
-)
+@pytest.mark.parametrize("name", ["localhost", "LOCALHOST", "127.0.0.1", "127.0.1.1", "::1", "[::1]", "ip6-localhost"])
 def test_names_of_this_host_only(name: str) -> None:
     """These mean another host on every host."""
     assert is_loopback(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["", "node1", "10.0.0.1", "localhost.example.org", "0.0.0.0", "::", "1270.example"]
-)
+@pytest.mark.parametrize("name", ["", "node1", "10.0.0.1", "localhost.example.org", "0.0.0.0", "::", "1270.example"])
 def test_names_that_may_be_another_host(name: str) -> None:
     """These are not known to be loopback, and no name server is asked."""
     assert not is_loopback(name)

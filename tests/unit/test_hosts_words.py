@@ -23,15 +23,11 @@ NODES = [("a", range(2)), ("b", range(2, 4)), ("b", range(4, 12))]
 )
 def test_hosts_stand_behind_the_ranks(culprits: tuple[int, ...], message: str, told: str) -> None:
     """At the first place that names them all; else at the end, each with its own."""
-    finding = JobFinding(
-        kind="hang", certainty="proof", rule="r", culprits=culprits, message=message, key="k"
-    )
+    finding = JobFinding(kind="hang", certainty="proof", rule="r", culprits=culprits, message=message, key="k")
     assert with_hosts(finding, NODES).message == told
 
 
 def test_a_job_of_one_host_is_told_as_before() -> None:
     """There is nothing to tell apart."""
-    finding = JobFinding(
-        kind="hang", certainty="proof", rule="r", culprits=(0,), message="rank 0 sleeps", key="k"
-    )
+    finding = JobFinding(kind="hang", certainty="proof", rule="r", culprits=(0,), message="rank 0 sleeps", key="k")
     assert with_hosts(finding, NODES[:1]) == finding

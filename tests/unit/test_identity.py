@@ -53,10 +53,7 @@ def test_a_slurm_step() -> None:
 
 def test_a_slurm_batch_script_is_no_rank() -> None:
     """The batch script itself has SLURM_PROCID=0 and SLURM_NTASKS=8, and is one process all the same."""
-    assert (
-        read_identity({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
-        is None
-    )
+    assert read_identity({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}) is None
 
 
 def test_torchrun_inside_a_slurm_step() -> None:

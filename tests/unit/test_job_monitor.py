@@ -82,9 +82,7 @@ def test_what_another_node_has_decided_ends_the_attempt_here_too(tmp_path: Path)
     tower = _open(tmp_path, link, clock, [])
     tower.poll()
     assert not tower.has_hung
-    finding = JobFinding(
-        kind="hang", certainty="proof", rule="r", culprits=(0,), message="rank 0 sleeps", key="k"
-    )
+    finding = JobFinding(kind="hang", certainty="proof", rule="r", culprits=(0,), message="rank 0 sleeps", key="k")
     link.decision = write_findings([finding])
     with pytest.raises(HungElsewhere):
         tower.watch_on()

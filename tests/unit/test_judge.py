@@ -26,9 +26,7 @@ def _end(rank: int, code: int | None = 0, at: float = 1.0, **facts: Any) -> Rank
     return RankEnd(rank=rank, local_rank=rank, code=code, ended_s=at, **facts)
 
 
-def _raised(
-    rank: int, message: str, at: float = 1.0, where: str | None = "train.py:7", **facts: Any
-) -> RankEnd:
+def _raised(rank: int, message: str, at: float = 1.0, where: str | None = "train.py:7", **facts: Any) -> RankEnd:
     fault = FaultRecord(message=message, callstack=f"Traceback\n{message}\n", monotonic_s=at, where=where)
     return _end(rank, **{"code": 1, "at": at + 0.2, "fault": fault, **facts})
 
@@ -97,9 +95,7 @@ def test_a_culprit_that_closes_its_connections_before_it_raises_is_found() -> No
     times=st.lists(st.floats(0, 100), min_size=8, max_size=8),
     stopped=st.sets(st.integers(0, 7)),
 )
-def test_one_own_error_among_peers_is_always_the_cause(
-    own: int, times: list[float], stopped: set[int]
-) -> None:
+def test_one_own_error_among_peers_is_always_the_cause(own: int, times: list[float], stopped: set[int]) -> None:
     """Whatever the order of their ends, and whomever we stopped, the one rank with an error of its own is to blame."""
     ranks = []
     for rank, at in enumerate(times):
@@ -144,9 +140,7 @@ def test_ranks_that_fail_alike_are_named_together() -> None:
 
 def test_a_later_other_error_is_a_casualty() -> None:
     """An own error of another kind, later, failed later."""
-    verdict = _judge(
-        _raised(0, "ValueError: a", at=1.0), _raised(1, "KeyError: b", at=1.5, where="train.py:9")
-    )
+    verdict = _judge(_raised(0, "ValueError: a", at=1.0), _raised(1, "KeyError: b", at=1.5, where="train.py:9"))
     assert (verdict.culprits, _fates(verdict)) == ((0,), {1: "failed later"})
 
 
@@ -178,9 +172,7 @@ def test_ranks_left_behind_are_a_hang() -> None:
 
 def test_a_timeout_that_names_a_rank_blames_it() -> None:
     """A rank that never came to init is the cause, and its place is the one to look at."""
-    verdict = _judge(
-        _raised(0, _STORE_WAIT.format(1), at=4.0), _stopped(1, at=4.1, stack=_in("recv", line=3))
-    )
+    verdict = _judge(_raised(0, _STORE_WAIT.format(1), at=4.0), _stopped(1, at=4.1, stack=_in("recv", line=3)))
     assert (verdict.kind, verdict.culprits, verdict.where) == ("hang", (1,), "train.py:3")
     assert _fates(verdict) == {0: "timed out"}
 
@@ -285,10 +277,7 @@ def test_a_kill_for_memory_is_told() -> None:
     assert (verdict.culprits, verdict.class_id, verdict.exit_code) == ((0,), "R3", 137)
     assert "ran out of memory" in verdict.reason
     # A script may have killed itself: nobody can know who sent it.
-    assert (
-        "no OOM kill was counted for this job: SIGKILL (-9) probably"
-        in _judge(_end(0, -9), _stopped(1)).reason
-    )
+    assert "no OOM kill was counted for this job: SIGKILL (-9) probably" in _judge(_end(0, -9), _stopped(1)).reason
 
 
 @pytest.mark.parametrize(
@@ -361,9 +350,7 @@ def test_an_early_exit_is_not_assumed_on_several_nodes_when_all_of_ours_lost_a_p
 
 def test_a_timeout_for_a_rank_of_another_node_blames_none_of_ours() -> None:
     """Rank 3 lives elsewhere: our ranks that waited for it are not the cause."""
-    verdict = _judge(
-        _raised(0, _STORE_WAIT.format(3), at=4.0), _stopped(1, at=4.1), num_nodes=2, world_size=4
-    )
+    verdict = _judge(_raised(0, _STORE_WAIT.format(3), at=4.0), _stopped(1, at=4.1), num_nodes=2, world_size=4)
     assert verdict.kind == "hang"
     assert 1 not in verdict.culprits
 
@@ -387,11 +374,7 @@ def _ends(draw: st.DrawFn) -> tuple[RankEnd, ...]:
     ends = []
     for rank in range(draw(st.integers(1, 4))):
         message = draw(_TEXTS)
-        fault = (
-            FaultRecord(message=message, monotonic_s=draw(st.none() | _MOMENTS))
-            if draw(st.booleans())
-            else None
-        )
+        fault = FaultRecord(message=message, monotonic_s=draw(st.none() | _MOMENTS)) if draw(st.booleans()) else None
         ends.append(
             RankEnd(
                 rank=rank, local_rank=rank, code=draw(st.sampled_from([0, 1, 2, -6, -9, -11, -15, 255, None])),
@@ -463,12 +446,13 @@ def test_an_error_of_torch_in_a_loaders_worker_is_at_the_loop_that_asked_for_the
         '  File "/env/site-packages/torch/utils/data/_utils/collate.py", line 243, in collate\n    raise RuntimeError(text)\n'
         "RuntimeError: stack expects each tensor to be equal size\ngot [3] at entry 0\n"
     )
-    head = 'Traceback (most recent call last):\n  File "/job/train.py", line 32, in <module>\n    for batch in loader:\n'
+    head = (
+        'Traceback (most recent call last):\n  File "/job/train.py", line 32, in <module>\n    for batch in loader:\n'
+    )
     fault = FaultRecord(message=text, callstack=f"{head}{text}", monotonic_s=1.0, where="/job/train.py:32")
     verdict = _judge(_end(1, 1, at=1.1, fault=fault), _stopped(0))
     assert (
-        verdict.message
-        == "rank 1: RuntimeError: stack expects each tensor to be equal size (in DataLoader worker 1)"
+        verdict.message == "rank 1: RuntimeError: stack expects each tensor to be equal size (in DataLoader worker 1)"
     )
     assert verdict.where == "/job/train.py:32"
 
@@ -495,9 +479,7 @@ def test_a_wrapped_peer_error_is_still_one() -> None:
 
 def test_a_barrier_in_finally_does_not_excuse_its_rank() -> None:
     """ValueError, then a timeout in `finally: barrier()`: the first of the two is the cause."""
-    late = _chained(
-        1, "ValueError: boom", "RuntimeError: Timed out waiting 4000ms for recv operation", _DURING, at=5.0
-    )
+    late = _chained(1, "ValueError: boom", "RuntimeError: Timed out waiting 4000ms for recv operation", _DURING, at=5.0)
     verdict = _judge(_raised(0, "RuntimeError: Timed out waiting 4000ms for recv operation", at=4.9), late)
     assert verdict.culprits == (1,)
 
@@ -555,9 +537,7 @@ def test_who_had_made_fewer_collectives_left_early() -> None:
 def test_who_had_destroyed_its_group_is_who_was_missed() -> None:
     """A rank that goes on after destroy_process_group has left the others all the same, whether it came to its end or was stopped; on several nodes that is no proof."""
     lost = (_raised(0, _PEER, at=1.0),)
-    seen = scene(
-        ended(0, op(), op(is_over=False), code=1), ended(1, op(), op(at=9), has_left=True, ended_s=30.0)
-    )
+    seen = scene(ended(0, op(), op(is_over=False), code=1), ended(1, op(), op(at=9), has_left=True, ended_s=30.0))
     through = _judge(*lost, _end(1, 0, at=30.0, finished_s=29.0), scene=seen)
     assert (through.culprits, through.message.split(":")[0]) == (
         (1,),
@@ -597,9 +577,7 @@ def test_a_wait_for_a_tensor_is_named_by_the_collective_that_fills_it() -> None:
     )  # fmt: skip
     seen = scene(rank_facts(0, op(at=9), op(at=9, is_over=False), at=in_call()), ended(1, op(), code=-9))
     verdict = _judge(_stopped(0, stack=Stack(frames=frames)), _end(1, -9, at=1.0), scene=seen)
-    assert [(one.rank, one.where, one.op) for one in verdict.waiting] == [
-        (0, "/job/train.py:12", "all_reduce")
-    ]
+    assert [(one.rank, one.where, one.op) for one in verdict.waiting] == [(0, "/job/train.py:12", "all_reduce")]
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,7 @@ def _sizes() -> Scene:
 
 def test_a_hang_that_we_ended_is_judged_by_what_was_seen() -> None:
     """The rank that did not come is named, and the job fails."""
-    seen = scene(
-        rank(0, gradient(), gradient(**_OPEN), at=in_backward()), rank(1, gradient(), at=elsewhere(12))
-    )
+    seen = scene(rank(0, gradient(), gradient(**_OPEN), at=in_backward()), rank(1, gradient(), at=elsewhere(12)))
     verdict = _judge(_end(0), _end(1), hung=True, scene=seen)
     assert (verdict.kind, verdict.culprits, verdict.class_id, verdict.exit_code) == ("hang", (1,), "D14", 1)
     assert verdict.where == "/job/train.py:12"
@@ -134,9 +132,7 @@ def test_a_job_that_went_through_with_wrong_pairs_says_so(strict: bool) -> None:
 def test_coming_through_by_luck_is_no_success() -> None:
     """C10: groups of different members that met all the same, by chance, fail the job although all exited with 0."""
     low, high = Group(name="1", ranks=(0, 1), backend="gloo"), Group(name="1", ranks=(1, 2), backend="gloo")
-    seen = scene(
-        ended(0, groups=(low,), world=3), ended(1, groups=(low,), world=3), ended(2, groups=(high,), world=3)
-    )
+    seen = scene(ended(0, groups=(low,), world=3), ended(1, groups=(low,), world=3), ended(2, groups=(high,), world=3))
     verdict = _judge(*(_end(number, 0) for number in range(3)), scene=seen)
     assert (verdict.kind, verdict.class_id, verdict.exit_code) == ("mismatch", "C10", 1)
 
@@ -152,9 +148,7 @@ def test_a_job_that_went_through_is_ok_whatever_was_suspected() -> None:
 def _hang_of(world: int) -> Scene:
     odd = world - 1
     ranks = [
-        rank(
-            number, gradient(57), gradient(57, shape=(25_600_000,), **_OPEN), at=in_backward(57), world=world
-        )
+        rank(number, gradient(57), gradient(57, shape=(25_600_000,), **_OPEN), at=in_backward(57), world=world)
         for number in range(odd)
     ]
     return scene(*ranks, rank(odd, gradient(57), at=elsewhere(41), world=world))
@@ -184,9 +178,7 @@ def test_a_mismatch_reads_as_agreed(world: int, golden: Callable[[str, str], Non
 
 def test_a_line_on_the_terminal_tells_for_how_long() -> None:
     """One line, with the seconds, and that it may be right; after a minute also what to do if it is not."""
-    waiting = [
-        rank(number, op(), op(entered_s=NOW_S - 12, **_OPEN), at=in_call(), world=4) for number in range(3)
-    ]
+    waiting = [rank(number, op(), op(entered_s=NOW_S - 12, **_OPEN), at=in_call(), world=4) for number in range(3)]
     finding = look(scene(*waiting, rank(3, op(), at=elsewhere(88), world=4, is_asleep=False)))[0]
     assert render_finding(finding, now_s=NOW_S) == (
         "rank 3 is busy (98 % CPU) at train.py:88; ranks 0-2 wait in all_reduce #2 ([4] float32) from train.py:7 "
@@ -218,9 +210,7 @@ def test_a_wait_that_has_just_begun_is_nothing_that_was_wrong_before_ctrl_c() ->
 
 def test_a_stopped_rank_is_told_beside_a_failure() -> None:
     """Two causes: rank 1 is stopped, and rank 3 ended without rank 2."""
-    pairs = [
-        Group(name=str(1 + number), ranks=(2 * number, 2 * number + 1), backend="gloo") for number in (0, 1)
-    ]
+    pairs = [Group(name=str(1 + number), ranks=(2 * number, 2 * number + 1), backend="gloo") for number in (0, 1)]
     own: list[dict[str, Any]] = [{"groups": (pairs[number // 2],), "world": 4} for number in range(4)]
     seen = scene(
         rank(0, op(group="1", **_OPEN), at=in_call(), **own[0]),

@@ -62,6 +62,5 @@ def test_nothing_known_is_said() -> None:
     found = scene(seen(0, None), seen(1, None))
     assert not can_tell(found)
     assert (
-        say(judge_scene(found)).splitlines()[0]
-        == "rankwise: without stacks it is not known which rank waits for which"
+        say(judge_scene(found)).splitlines()[0] == "rankwise: without stacks it is not known which rank waits for which"
     )

@@ -82,9 +82,7 @@ def test_a_file_written_since_the_process_began_counts_as_changed(tmp_path: Path
     assert any("libc" in path for path in loaded._list_mapped())
 
 
-def test_what_the_process_has_written_itself_is_no_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_process_has_written_itself_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module made from a template, in a temporary folder that was made for it, as torch 2.8 does: the first rank that exits removes it. One in a folder that was known before is the user's."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path / "known")])
@@ -119,9 +117,7 @@ def test_what_a_fork_can_not_be_given_is_read() -> None:
         "done = libc.syscall({'x86_64': 238, 'aarch64': 237}[__import__('os').uname().machine], 3, ctypes.byref(node), 64)\n"
         "print(read_tracer(), done or read('self').get('memory', 'interleave:0'))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     tracer, policy = done.stdout.split()
     assert tracer == str(os.getpid()), done.stderr
     assert policy in {"interleave:0", "-1"}  # a sandbox may forbid that

@@ -52,9 +52,7 @@ def read(dataset: Any, *, always_seeded: bool) -> list[Any]:
 def test_the_first_draw_is_noticed_and_seeded(source: str, first: int) -> None:
     """Whichever generator a data set uses, from its first sample on or later: what it draws is what seeds would have given."""
     draw = SOURCES[source]
-    assert read(Sometimes(draw, first), always_seeded=False) == read(
-        Sometimes(draw, first), always_seeded=True
-    )
+    assert read(Sometimes(draw, first), always_seeded=False) == read(Sometimes(draw, first), always_seeded=True)
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -118,9 +118,7 @@ def test_an_indexed_data_set_gives_each_sample_its_own_numbers(
             reader = MapReader(Draws(size), Packing(), seed=7)
             for work_item in draw_map(sampler, epoch, consumed, draws_twice=is_weighted):
                 batch_of_worker = reader.__getitems__(work_item)
-                assert (
-                    batch_of_worker.counts == [len(work_item.indices)] == [len(batch_of_worker.batches[0][0])]
-                )
+                assert batch_of_worker.counts == [len(work_item.indices)] == [len(batch_of_worker.batches[0][0])]
                 seen += list(zip(*(part.tolist() for part in batch_of_worker.batches[0]), strict=True))
         return sorted(seen)
 

@@ -121,9 +121,7 @@ def test_frames_tell_what_is_waited_for(frames: list[tuple[str, str]], told: str
 def test_the_users_own_line_tells_what_has_no_frame(line: str, told: str | None) -> None:
     """Functions of C have no frame: what the line calls is what it waits for."""
     text = (
-        f"A, B = threading.Lock(), threading.Lock()\n{line}\n    pass\n"
-        if line.startswith("with")
-        else f"\n{line}\n"
+        f"A, B = threading.Lock(), threading.Lock()\n{line}\n    pass\n" if line.startswith("with") else f"\n{line}\n"
     )
     local_wait = find_local_wait(rank(0, at=elsewhere(2)), {"/job/train.py": text})
     assert (local_wait and local_wait.doing) == told
@@ -137,9 +135,7 @@ def _told(**facts: object) -> JobFinding:
 def test_the_kernels_word_stands_in_the_sentence() -> None:
     """Instead of "asleep": what it waits for, where, and what to do about it."""
     finding = _told(awaits="waiting for process 4711 (ffmpeg)")
-    assert finding.message.startswith(
-        "rank 1 is waiting for process 4711 (ffmpeg) at train.py:5; rank 0 waits"
-    )
+    assert finding.message.startswith("rank 1 is waiting for process 4711 (ffmpeg) at train.py:5; rank 0 waits")
     assert "look at what that process does" in finding.fix
     assert "train.py:7" in finding.fix
 
@@ -147,9 +143,7 @@ def test_the_kernels_word_stands_in_the_sentence() -> None:
 def test_of_a_nameless_stream_the_frames_tell_more() -> None:
     """The kernel knows only that it is a socket; that a server is asked stands in the frames."""
     at = stack((f"{_LIB}/http/client.py", 9, "begin"), at=5)
-    assert (
-        "waiting for a server to answer at" in _told(at=at, awaits="waiting for data from a socket").message
-    )
+    assert "waiting for a server to answer at" in _told(at=at, awaits="waiting for data from a socket").message
 
 
 def test_who_sleeps_or_works_is_told_as_such() -> None:

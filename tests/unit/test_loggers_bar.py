@@ -50,9 +50,7 @@ def test_the_bar_fits_any_terminal(width: int, num_steps: int | None, facts: lis
 
 def test_the_least_important_goes_first() -> None:
     """In a narrow terminal the epoch goes first, then the drawn bar, then the learning rate; the count of steps stays."""
-    moment = Moment(
-        step=5, num_steps=10, facts=((6, "epoch 1/2"), (0, "5/10"), (1, "loss 0.5"), (4, "lr 0.1"))
-    )
+    moment = Moment(step=5, num_steps=10, facts=((6, "epoch 1/2"), (0, "5/10"), (1, "loss 0.5"), (4, "lr 0.1")))
     seen = [fit(moment, width) for width in (80, 42, 30, 20, 6, 3)]
     assert seen == [
         (["epoch 1/2", "5/10", "loss 0.5", "lr 0.1"], 40),
@@ -69,9 +67,7 @@ def test_eighty_columns_hold_the_learning_rate(terminal: Terminal) -> None:
     logger = Progress(terminal, clock=FakeClock())
     facts = {"metrics": {"accuracy": 0.5}, "eta_s": 45296.0, "tokens_per_s": 123456.0}
     event = Started(step=0, num_steps=200_000, epoch=0, num_epochs=1000, world_size=8, global_batch=512)
-    play(
-        logger, event, report(123_456, 0.4312, lrs=(1.234e-05,), **facts), evaluated(123_456), ended(123_456)
-    )
+    play(logger, event, report(123_456, 0.4312, lrs=(1.234e-05,), **facts), evaluated(123_456), ended(123_456))
     for part in ("123456/200000  loss 0.4312  lr 1.234e-05  123k tokens/s  12:34:56 left",):
         assert part in terminal.getvalue(), part
 

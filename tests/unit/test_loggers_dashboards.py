@@ -102,16 +102,12 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert read_scalars(tmp_path)["train/loss"] == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.125}
 
 
-def test_a_folder_that_tensorboard_cannot_use_ends_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_tensorboard_cannot_use_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One warning, and the training goes on."""
     pytest.importorskip("tensorboard")
     (tmp_path / "file").write_text("")
     play(TensorBoard(tmp_path / "file" / "tb"), started(), report(1, 0.5), evaluated(1, a=1.0), ended(1))
-    assert (
-        capsys.readouterr().err.count("rankwise: warning: [rank 0] nothing is written for TensorBoard") == 1
-    )
+    assert capsys.readouterr().err.count("rankwise: warning: [rank 0] nothing is written for TensorBoard") == 1
 
 
 # ------------------------------------------------------------------------------------- W&B
@@ -192,9 +188,7 @@ def test_a_training_that_goes_on_goes_on_in_its_run(service: SimpleNamespace, tm
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", "{"])
-def test_an_id_that_cannot_be_read_begins_a_new_run(
-    service: SimpleNamespace, tmp_path: Path, text: str | None
-) -> None:
+def test_an_id_that_cannot_be_read_begins_a_new_run(service: SimpleNamespace, tmp_path: Path, text: str | None) -> None:
     """A damaged or missing file costs the connection to the old run, not the training."""
     if text is not None:
         (tmp_path / "wandb.json").write_text(text)

@@ -65,12 +65,8 @@ def test_foreign_values_become_plain(tmp_path: Path) -> None:
     import numpy
 
     path = tmp_path / "journal.jsonl"
-    settings = MappingProxyType(
-        {"count": numpy.int64(3), "path": tmp_path, "inner": MappingProxyType({"a": 1})}
-    )
-    event = Started(
-        step=0, num_steps=None, epoch=0, num_epochs=None, world_size=1, global_batch=1, settings=settings
-    )
+    settings = MappingProxyType({"count": numpy.int64(3), "path": tmp_path, "inner": MappingProxyType({"a": 1})})
+    event = Started(step=0, num_steps=None, epoch=0, num_epochs=None, world_size=1, global_batch=1, settings=settings)
     play(JsonLines(path), event)
     assert read_lines(path)[0]["settings"] == {"count": 3, "path": str(tmp_path), "inner": {"a": 1}}
     assert json.loads(to_json({"a": {(1, 2): math.nan, "b": numpy.float32(math.inf)}})) == {
@@ -271,9 +267,7 @@ def test_a_foreign_table_is_put_aside(step: int, tmp_path: Path, capsys: pytest.
     """A file with other columns is neither cut nor lost, whether a training begins or goes on; nor is the one put aside before."""
     path = tmp_path / "steps.csv"
     texts = ["a,b\n1,2\n", "c\n3\n", "a\rb\n", "x" * 200_000]
-    for text, kept in zip(
-        texts, ["steps.csv.old", *(f"steps.csv.old-{number}" for number in (2, 3, 4))], strict=True
-    ):
+    for text, kept in zip(texts, ["steps.csv.old", *(f"steps.csv.old-{number}" for number in (2, 3, 4))], strict=True):
         path.write_bytes(text.encode())
         play(CsvLines(path), started(step=step), report(step + 1, 0.1))
         assert [row[0] for row in read_rows(path)] == [str(step + 1)]
@@ -297,9 +291,7 @@ def test_a_full_disk_leaves_no_half_row(
     assert capsys.readouterr().err.count("rankwise: warning: [rank 0] rows are missing") == 1
 
 
-def test_a_folder_that_cannot_be_made_ends_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_cannot_be_made_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A path below a file: one warning each, and the training goes on."""
     (tmp_path / "file").write_text("")
     for logger in (JsonLines(tmp_path / "file" / "a"), CsvLines(tmp_path / "file" / "b")):

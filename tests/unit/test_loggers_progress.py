@@ -136,10 +136,7 @@ def test_the_last_line_needs_nothing_before_it() -> None:
     """A training that fails at once, before its start was told, still says why."""
     out = io.StringIO()
     play(Progress(out), ended(0, "ValueError: no data"))
-    assert (
-        out.getvalue()
-        == "rankwise: stopped (ValueError: no data) after step 0; no step was done; not finished\n"
-    )
+    assert out.getvalue() == "rankwise: stopped (ValueError: no data) after step 0; no step was done; not finished\n"
 
 
 @pytest.mark.parametrize(
@@ -210,9 +207,7 @@ from told_training import ended, play, report, started
 sys.stdin.readline()
 play(Progress(), started(), *[report(step, 0.5) for step in range(1, 9)], ended(8))
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=TESTS, stdin=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=TESTS, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stderr is not None
     process.stderr.close()
     process.stderr = None

@@ -78,9 +78,7 @@ def test_what_comes_after_the_backward_pass_skips_nothing() -> None:
 
 
 _SKIPS = "for b in loader:\n    if torch.isnan(loss):\n        continue\n    loss.backward()\nsleep()\ndist.barrier()\n"
-_STOPS = (
-    "for b in loader:\n    loss.backward()\n    if bad > patience:\n        break\nsleep()\ndist.barrier()\n"
-)
+_STOPS = "for b in loader:\n    loss.backward()\n    if bad > patience:\n        break\nsleep()\ndist.barrier()\n"
 _BOTH = "for b in loader:\n    if torch.isnan(loss): continue\n    if bad > patience: break\n    loss.backward()\nsleep()\ndist.barrier()\n"
 _OWN = "for step, b in enumerate(loader):\n    if b.sum() > 5: continue\n    loss.backward()\nsleep()\ndist.barrier()\n"
 _FILTERS = "for b in DataLoader(d, collate_fn=keep):\n    if not b:\n        continue\n    loss.backward()\nsleep()\ndist.barrier()\n"
@@ -189,16 +187,14 @@ def test_an_except_around_the_whole_script_throws_no_step_away() -> None:
     assert (finding.rule, finding.class_id) == ("gradients_met", "D14")
 
 
-_REDUCES = "for x in xs:\n    try:\n        dist.all_reduce(load(x))\n    except OSError:\n        continue\ndist.barrier()\n"
+_REDUCES = (
+    "for x in xs:\n    try:\n        dist.all_reduce(load(x))\n    except OSError:\n        continue\ndist.barrier()\n"
+)
 _COUNTS = "for x in xs:\n    if len(x) < 3: break\n    dist.all_reduce(one)\ndist.barrier()\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "class_id", "line"), [(_REDUCES, "D15", 4), (_COUNTS, "D16", 2), ("", "C8", None)]
-)
-def test_who_has_left_the_loop_of_another_collective_is_named(
-    text: str, class_id: str, line: int | None
-) -> None:
+@pytest.mark.parametrize(("text", "class_id", "line"), [(_REDUCES, "D15", 4), (_COUNTS, "D16", 2), ("", "C8", None)])
+def test_who_has_left_the_loop_of_another_collective_is_named(text: str, class_id: str, line: int | None) -> None:
     """Rank 0 is in the loop's all_reduce, rank 1 at the barrier behind it: the way out that the script shows is its own."""
     inside = rank(0, op(at=3), op(at=3, is_over=False), at=in_call("all_reduce", 3))
     gone = rank(1, op(at=3), op("barrier", at=6, is_over=False), at=in_call("barrier", 6))

@@ -206,9 +206,7 @@ def test_who_took_part_does_not_go_on_with_newcomers_alone() -> None:
     meeting.members, meeting.exchange, meeting.num_joined = before, None, 0
     meeting.orders = {"conf": {}}
     meeting._load = lambda _: SimpleNamespace(Entry=lambda *_: None)
-    assert "too few of the nodes that took part" in str(
-        meeting.join(1, "", num_roles=0, store_port=1)["again"]
-    )
+    assert "too few of the nodes that took part" in str(meeting.join(1, "", num_roles=0, store_port=1)["again"])
     assert meeting.members is before
 
 
@@ -243,9 +241,7 @@ def test_a_store_that_goes_once_the_nodes_have_met_is_missed_at_once() -> None:
     meeting.static, meeting.exchange, meeting.members, meeting.num_joined = False, None, None, 0
     meeting.handler = SimpleNamespace()
     info = SimpleNamespace(rank=1, world_size=2, store=store, bootstrap_store_info=place)
-    meeting._load = lambda _: SimpleNamespace(
-        Entry=lambda *_: SimpleNamespace(meet=lambda _: info), Call=Call
-    )
+    meeting._load = lambda _: SimpleNamespace(Entry=lambda *_: SimpleNamespace(meet=lambda _: info), Call=Call)
     why = str(meeting.join(0, "host", num_roles=0, store_port=1)["again"])
     end.set()
     assert why == "a node that had met the others was lost before all ranks were numbered (ConnectionError)"

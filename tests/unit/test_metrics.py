@@ -111,9 +111,7 @@ def test_sums_are_float64() -> None:
         (MeanSquaredError(), SCORES[:, :1], SCORES[:, 0], r"shape \(2, 1\) .* shape \(2,\)"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_shapes(
-    metric: Any, outputs: Any, targets: Any, told: str
-) -> None:
+def test_what_does_not_fit_is_told_with_its_shapes(metric: Any, outputs: Any, targets: Any, told: str) -> None:
     """The message has the shape that came and the form that is needed."""
     with pytest.raises(UsageError, match="(?s)" + told):
         measure(metric, outputs, targets)

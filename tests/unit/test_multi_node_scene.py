@@ -84,11 +84,7 @@ def test_a_letter_is_bounded() -> None:
     ops = [op(at=seq % 50, entered_s=seq * 0.0371) for seq in range(1, 1025)]
     groups = {"default": Group(name="default", ranks=tuple(range(8192)), backend="gloo")}
     full = [rank(number, *ops) for number in range(8)]
-    ranks = [
-        replace(one, evidence=replace(one.evidence, groups=groups))
-        for one in full
-        if one.evidence is not None
-    ]
+    ranks = [replace(one, evidence=replace(one.evidence, groups=groups)) for one in full if one.evidence is not None]
     text = pack(make_scene(*ranks))
     assert len(text) <= multi_node_scene.MOST_BYTES
     back = read_message(open_message(text), later_s=0.0).scene.ranks[7].evidence

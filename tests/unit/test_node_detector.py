@@ -115,9 +115,7 @@ def settled() -> Iterator[None]:
 def test_all_that_live_hear_of_each_loss_beside_them(number: int, loss: float, seed: int, data: st.DataObject) -> None:  # fmt: skip
     """Launchers that are killed, hosts that are switched off and launchers that are frozen at the same time: the others hear of those that border on their part of the tree, within two seconds, of no other, and are not expelled."""
     faults = data.draw(
-        st.dictionaries(
-            st.integers(0, number - 1), st.sampled_from(["kill", "lose", "freeze"]), min_size=1, max_size=5
-        )
+        st.dictionaries(st.integers(0, number - 1), st.sampled_from(["kill", "lose", "freeze"]), min_size=1, max_size=5)
     )
     network, near = Network(number, loss=loss, seed=seed), _list_near(number)
     network.run(1.0)

@@ -154,9 +154,7 @@ def test_who_is_silent_is_lost_if_the_others_are_enough(monkeypatch: pytest.Monk
     asked.answers = {2: "silent", 3: "silent"}
     assert asked.ask() == []
     now_s[0] += 3.5
-    assert [node for node, *_ in asked.ask()] == [2], (
-        "without 3, too, half of those that are left would be missing"
-    )
+    assert [node for node, *_ in asked.ask()] == [2], "without 3, too, half of those that are left would be missing"
     behind = _Asked(_reached={})
     behind.lose(1)
     for _ in range(3):
@@ -173,9 +171,7 @@ def test_who_is_not_reached_when_the_store_moves_has_been_silent_since_then(
     now_s = [100.0]
     monkeypatch.setattr(node_members.time, "monotonic", lambda: now_s[0])
     for answer, lost in (("silent", [1]), ("open", [])):
-        asked = _Asked(
-            _node=2, _serving=0, _reserves={1: [["host"], 7], 2: [["own"], 8]}, _changed=[], _reserve=None
-        )
+        asked = _Asked(_node=2, _serving=0, _reserves={1: [["host"], 7], 2: [["own"], 8]}, _changed=[], _reserve=None)
         reach = {"host": None, "own": SimpleNamespace()}
         asked.members._rendezvous = SimpleNamespace(
             reach=lambda _, host, __, reach=reach: reach[host],
@@ -205,10 +201,7 @@ def test_who_is_left_with_too_few_says_so_where_the_store_has_gone_as_well(*, is
     for node in (0, 1, 2):
         asked.lose(node, is_ended=is_ended)
     asked.members._move(None, [3])
-    assert (
-        any("can't reach 3 of the 4 nodes, which may continue without it" in text for text in messages)
-        is is_told
-    )
+    assert any("can't reach 3 of the 4 nodes, which may continue without it" in text for text in messages) is is_told
     assert asked.members.was_cut_off is is_told
 
 
@@ -242,9 +235,7 @@ def test_the_sides_of_a_network_that_is_whole_again_gather_at_one_store() -> Non
     for (one, at), (other, there) in itertools.permutations(places.items(), 2):
         assert goes(at, one, other, str(there)) is not goes(there, other, one, str(at)), (one, other)
     members = _stand_at(3, ("reserve", 3))
-    members.may_gather = (
-        False  # others may have numbered their ranks with this node's, and go on as half of fewer
-    )
+    members.may_gather = False  # others may have numbered their ranks with this node's, and go on as half of fewer
     met = SimpleNamespace(round=5, participants=[members._descriptions[0]])
     assert not members.is_better_store(("met", 0), SimpleNamespace(_state_holder=SimpleNamespace(state=met)))
     assert not goes(3, ("reserve", 3), ("met", 0), "3"), "nobody else is there"

@@ -75,9 +75,7 @@ class Stage:
     def __init__(self, **sampler: Any) -> None:
         self.clock, self.link = FakeClock(), FakeLink()
         self.sampler = FakeCamera(self.clock, **sampler)
-        self.answers = NodeResponder(
-            cast("Any", self.sampler), cast("Any", self.link), cast("Any", self.clock)
-        )
+        self.answers = NodeResponder(cast("Any", self.sampler), cast("Any", self.link), cast("Any", self.clock))
 
     def run(self, seconds: float) -> Stage:
         end = self.clock.now + seconds

@@ -90,11 +90,7 @@ def test_a_frozen_store_of_the_past_holds_up_one_thread_in_however_many_rounds(m
     for number in range(4):
         forwarder.tell([("frozen", 1), ("localhost", server.port)], ("new", number))
         told = f'["new", {number}]'.encode()
-        wait_until(
-            lambda told=told: (
-                server.check(["rankwise/job/moved"]) and server.get("rankwise/job/moved") == told
-            )
-        )
+        wait_until(lambda told=told: server.check(["rankwise/job/moved"]) and server.get("rankwise/job/moved") == told)
     assert tried == ["frozen"]
     forwarder.tell([], None)
     thaws.set()

@@ -184,9 +184,7 @@ def test_notes_are_read() -> None:
 def test_a_note_cut_short_is_no_note(length: int) -> None:
     """The rank died while it wrote: the line is dropped, the lines before it stand."""
     line = json.dumps(_NOTE)
-    fault, finished_s = _read_end(
-        '{"note": "finished", "monotonic_s": 2}\n' + line[: min(length, len(line) - 1)]
-    )
+    fault, finished_s = _read_end('{"note": "finished", "monotonic_s": 2}\n' + line[: min(length, len(line) - 1)])
     assert (fault, finished_s) == (None, 2.0)
 
 

@@ -196,9 +196,7 @@ def test_an_empty_folder_is_told(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_all_ranks_of_a_run_find_one_name(env: dict[str, str], name: str) -> None:
     """The name comes from what all ranks of a run are told alike, by whichever launcher, and differs between runs where it can."""
-    identity = Identity(
-        rank=1, world_size=2, local_world_size=2, master_addr="10.0.0.1", master_port=29500, source=""
-    )
+    identity = Identity(rank=1, world_size=2, local_world_size=2, master_addr="10.0.0.1", master_port=29500, source="")
     assert offline_setup.find_run(env, identity) == name
 
 
@@ -238,9 +236,7 @@ def test_records_that_grow_without_a_bound_are_refused(tmp_path: Path) -> None:
     path = write_rank(tmp_path, 0, step_s=90.0)
     head = path.read_bytes().partition(b"\n")[0]
     path.write_bytes(head + b"\n" + zlib.compress(bytes(ring.SIZE_BYTES + 1)))
-    with pytest.raises(
-        UsageError, match=rf"rank0.evidence can't be read: it holds more than {ring.SIZE_BYTES} bytes"
-    ):
+    with pytest.raises(UsageError, match=rf"rank0.evidence can't be read: it holds more than {ring.SIZE_BYTES} bytes"):
         read(tmp_path)
     path.write_bytes(head + b"\n" + zlib.compress(bytes(99))[:-3])
     with pytest.raises(UsageError, match="it is cut short"):

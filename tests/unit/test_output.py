@@ -231,9 +231,7 @@ _PARTS_OF_MARK = st.sampled_from(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=20) | _PARTS_OF_MARK), max_size=20))
-def test_nothing_is_lost_or_reordered(
-    tmp_path_factory: pytest.TempPathFactory, said: list[tuple[int, bytes]]
-) -> None:
+def test_nothing_is_lost_or_reordered(tmp_path_factory: pytest.TempPathFactory, said: list[tuple[int, bytes]]) -> None:
     """Whatever ranks write, the log and the tail of each hold it in order, and the console gets every byte but the end marks."""
     ranks = Ranks(tmp_path_factory.mktemp("pump"), 3)
     with mock.patch.object(output, "_HALF_LINE_S", 60):
@@ -381,9 +379,7 @@ def test_a_hidden_ranks_output_goes_nowhere(tmp_path: Path, opened: list[RankStr
         (b"", ""),
     ],
 )
-def test_last_words_read_as_on_a_terminal(
-    tmp_path: Path, opened: list[RankStreams], raw: bytes, shown: str
-) -> None:
+def test_last_words_read_as_on_a_terminal(tmp_path: Path, opened: list[RankStreams], raw: bytes, shown: str) -> None:
     """Redrawn lines show what stands there in the end; from a pipe and from a file alike."""
     ranks = Ranks(tmp_path, 1)
     ranks.pump.start()
@@ -427,9 +423,7 @@ def test_words_behind_the_end_are_left_out(
 
 
 @pytest.mark.parametrize(("begun", "expected"), [(b"", b""), (b"whole\n", b""), (b"loss 0.", b"\n")])
-def test_a_report_begins_a_line_in_a_file_that_ranks_write_too(
-    begun: bytes, expected: bytes, tmp_path: Path
-) -> None:
+def test_a_report_begins_a_line_in_a_file_that_ranks_write_too(begun: bytes, expected: bytes, tmp_path: Path) -> None:
     """`> log 2>&1`: behind half a line of standard output comes a newline first, and else nothing."""
     with (tmp_path / "log").open("wb", buffering=0) as file:
         file.write(begun)
@@ -487,9 +481,7 @@ def test_what_ranks_have_just_printed_is_known() -> None:
     console._write = lambda _fd, data, patience: Console._write(console, sink, data, patience)  # type: ignore[method-assign]
     text = "Traceback (most recent call last):\n  File 'train.py', line 4\nValueError: boom\n"
     assert not console.has_shown(text)
-    console.write(
-        2, b"".join(b"[rank1]: \x1b[35m" + line.encode() + b"\x1b[0m\r\n" for line in text.splitlines())
-    )
+    console.write(2, b"".join(b"[rank1]: \x1b[35m" + line.encode() + b"\x1b[0m\r\n" for line in text.splitlines()))
     assert console.has_shown(text)
     assert not console.has_shown(text + "KeyError: 1\n")
     assert not console.has_shown("boom"), "that is a part of another line"
@@ -529,9 +521,7 @@ _INTERRUPTED = b'Traceback (most recent call last):\n  File "train.py", line 4, 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("prefix", [b"", b"[rank3]: "])
-def test_a_traceback_that_the_user_has_asked_for_is_only_in_the_log(
-    size: int, prefix: bytes, tmp_path: Path
-) -> None:
+def test_a_traceback_that_the_user_has_asked_for_is_only_in_the_log(size: int, prefix: bytes, tmp_path: Path) -> None:
     """After Ctrl-C, in whatever pieces it comes; what else a rank says is shown, and another exception, too, whose handling was interrupted."""
     told = b"".join(prefix + line for line in _INTERRUPTED.splitlines(keepends=True))
     other = told.replace(b"KeyboardInterrupt", b"ValueError: no")
@@ -546,8 +536,5 @@ def test_a_traceback_that_the_user_has_asked_for_is_only_in_the_log(
     for at in range(0, len(whole), size):
         ranks.say(0, whole[at : at + size])
         wait_until(lambda seen=at + size: _size_of(tmp_path / "0" / "stderr.log") >= min(seen, len(whole)))
-    assert (
-        ranks.finish()
-        == b"saving\n" + other + prefix + b"\nsaved\n" + other + other + chain + other + b"\r 10%"
-    )
+    assert ranks.finish() == b"saving\n" + other + prefix + b"\nsaved\n" + other + other + chain + other + b"\r 10%"
     assert (tmp_path / "0" / "stderr.log").read_bytes() == whole

@@ -74,9 +74,7 @@ def test_the_least_total_is_that_of_all_cuts(data: st.DataObject) -> None:
     num_units, parts = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
     rows = [data.draw(st.lists(NUMBERS, min_size=num_units, max_size=num_units)) for _ in range(parts)]
     cut = balance(rows, parts, may_be_empty=True, total=True)
-    assert sum(price(cut, rows)) == min(
-        sum(price(one, rows)) for one in list_cuts(num_units, parts, may_be_empty=True)
-    )
+    assert sum(price(cut, rows)) == min(sum(price(one, rows)) for one in list_cuts(num_units, parts, may_be_empty=True))
 
 
 def test_what_fits_nowhere_is_told_with_every_part() -> None:

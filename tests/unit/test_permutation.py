@@ -59,9 +59,7 @@ def test_every_number_comes_once(size: int) -> None:
 def test_the_network_is_a_permutation_for_any_keys(num_bits: int, round_keys: list[int]) -> None:
     """Whatever the keys and however uneven the halves, no two numbers become the same."""
     numbers = torch.arange(1 << num_bits)
-    assert torch.equal(
-        encipher(numbers, num_bits, torch.tensor(round_keys, dtype=torch.int64)).sort().values, numbers
-    )
+    assert torch.equal(encipher(numbers, num_bits, torch.tensor(round_keys, dtype=torch.int64)).sort().values, numbers)
 
 
 @given(st.integers(TABLE_SIZE + 1, MAX_SIZE), st.integers(0, MASK), st.data())
@@ -207,9 +205,7 @@ def count_distances(shuffle: Shuffle, size: int) -> float:
     worst, start = -math.inf, torch.arange(min(size // 2, 20_000))
     keys = range(20_000 // len(start))
     for power in range(0, (size // 2).bit_length() - 1, 2):
-        near, far = (
-            torch.cat([shuffle(start + shift, size, key) for key in keys]) for shift in (0, 1 << power)
-        )
+        near, far = (torch.cat([shuffle(start + shift, size, key) for key in keys]) for shift in (0, 1 << power))
         worst = max(worst, _excess(torch.bincount((near - far) % size * 50 // size, minlength=50)))
     return worst
 
@@ -276,9 +272,7 @@ def _few_rounds(positions: Tensor, size: int, key: int, num_rounds: int) -> Tens
         (_three_rounds, 1000, [count_distances]),
     ],
 )
-def test_bad_shuffles_are_seen(
-    shuffle: Shuffle, size: int, seen_by: list[Callable[[Shuffle, int], float]]
-) -> None:
+def test_bad_shuffles_are_seen(shuffle: Shuffle, size: int, seen_by: list[Callable[[Shuffle, int], float]]) -> None:
     """The statistics can fail: identity, rotation, affine maps and networks of few rounds are found out."""
     for statistic in seen_by:
         assert statistic(shuffle, size) > 10, statistic.__name__

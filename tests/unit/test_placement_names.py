@@ -29,9 +29,7 @@ class WithTensors(nn.Module):
 
 def test_ranges_and_patterns_name_what_they_say() -> None:
     """``blocks.0-11`` are twelve blocks and not the thirteenth; parameters and buffers outside of modules have names, too."""
-    found = read_names(
-        WithTensors(), {"blocks.0-11": "cpu", "blocks.12": "meta", "token": "cpu", "sc*": "meta"}
-    )
+    found = read_names(WithTensors(), {"blocks.0-11": "cpu", "blocks.12": "meta", "token": "cpu", "sc*": "meta"})
     assert found == {
         **{f"blocks.{one}": CPU for one in range(12)},
         "blocks.12": META,

@@ -136,9 +136,7 @@ def test_json_has_all_that_was_counted(capfd: pytest.CaptureFixture[str]) -> Non
     told = call_json(capfd, "train.py", "--gpus", 16, "--batch", "make_batch", "--loss", "compute_loss")
     assert told["num_parameters"] == 16_797_696
     assert {one["precision"] for one in told["compositions"]} == {"bf16", "bf16-params"}
-    assert {"DDP", "ZeRO-1", "HSDP 2 x 8", "FSDP", "TP 8 x FSDP 2"} <= {
-        one["name"] for one in told["compositions"]
-    }
+    assert {"DDP", "ZeRO-1", "HSDP 2 x 8", "FSDP", "TP 8 x FSDP 2"} <= {one["name"] for one in told["compositions"]}
     assert told["compositions"][told["proposal"]]["name"] == "DDP"
     for one in told["compositions"]:
         assert one["memory"]["total"] == sum(size for name, size in one["memory"].items() if name != "total")
@@ -155,9 +153,7 @@ def test_inputs_by_shape_are_a_batch(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_where_nothing_fits_the_exit_code_is_1(capfd: pytest.CaptureFixture[str]) -> None:
     """Scripts can ask: 1 means that nothing fits, and the reason says what would."""
-    code, out, _ = call(
-        capfd, "train.py", "--gpus", 1, "--memory", "40MB", "--reserve", "1MB", "--optimizer", "sgd"
-    )
+    code, out, _ = call(capfd, "train.py", "--gpus", 1, "--memory", "40MB", "--reserve", "1MB", "--optimizer", "sgd")
     assert code == 1
     assert "->" not in out
     assert "nothing fits into the 39.0 MiB that are free on the GPU" in out
@@ -187,10 +183,7 @@ def test_a_builder_that_looks_at_values_can_allocate(capfd: pytest.CaptureFixtur
     assert code == 2
     assert "build_by_values() raised" in err
     assert "--allocate" in err
-    assert (
-        call_json(capfd, "train.py", "--gpus", 1, "--call", "build_by_values", "--allocate")["num_parameters"]
-        == 20
-    )
+    assert call_json(capfd, "train.py", "--gpus", 1, "--call", "build_by_values", "--allocate")["num_parameters"] == 20
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,7 @@ time.sleep(60)
     assert process.stdout is not None
     dies, lives = map(int, process.stdout.readline().split())
     os.kill(dies, signal.SIGKILL)
-    wait_until(
-        lambda: [one.state for one in read_children([process.pid])[process.pid] if one.pid == dies] == ["Z"]
-    )
+    wait_until(lambda: [one.state for one in read_children([process.pid])[process.pid] if one.pid == dies] == ["Z"])
     found = {one.pid: one for one in read_children([process.pid, os.getpid()])[process.pid]}
     assert sorted(found) == sorted([dies, lives])
     assert found[lives].state in "SR"
@@ -107,9 +105,7 @@ time.sleep(60)
     process.stdout.close()
 
 
-@pytest.mark.skipif(
-    os.uname().machine not in {"x86_64", "aarch64"}, reason="system calls have other numbers here"
-)
+@pytest.mark.skipif(os.uname().machine not in {"x86_64", "aarch64"}, reason="system calls have other numbers here")
 @pytest.mark.parametrize("code", ["input()", "breakpoint()", "import readline; input()"])
 def test_a_process_that_waits_for_somebody_to_type_is_told(
     start: Callable[..., subprocess.Popen[bytes]], code: str

@@ -41,9 +41,7 @@ print(json.dumps({"told": told, "left": list_descendants(os.getpid()), "s": time
 def _below(code: str) -> dict[str, Any]:
     """Run code in a process that adopts orphans; return what it found."""
     text = textwrap.dedent(_HEAD) + textwrap.dedent(code) + _TAIL
-    done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result

@@ -77,17 +77,13 @@ def test_job_ids_are_evidence_and_no_cause() -> None:
 
 def test_two_files_are_a_job_too() -> None:
     """rank0.py and rank1.py, started by hand, are no mistake."""
-    assert (
-        judge([make(rank, script=f"/job/rank{rank}.py", script_hash=str(rank)) for rank in range(4)], None)
-        == []
-    )
+    assert judge([make(rank, script=f"/job/rank{rank}.py", script_hash=str(rank)) for rank in range(4)], None) == []
 
 
 def test_two_ranks_on_one_gpu() -> None:
     """With NCCL, a GPU that two ranks of a host use is named; the same number on another host is another GPU."""
     cuda = [
-        make(rank, backend="cpu:gloo,cuda:nccl", device=f"GPU-{rank % 2}", boot=f"b{rank // 2}")
-        for rank in range(4)
+        make(rank, backend="cpu:gloo,cuda:nccl", device=f"GPU-{rank % 2}", boot=f"b{rank // 2}") for rank in range(4)
     ]
     assert judge(cuda, None) == []
     cuda[1] = {**cuda[1], "device": "GPU-0"}

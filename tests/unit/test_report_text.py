@@ -78,9 +78,7 @@ _VERDICTS = {
     ),
     "report_long_traceback": replace(
         _FAILURE,
-        traceback="Traceback:\n"
-        + "\n".join(f"  frame {number}" for number in range(100))
-        + "\nRecursionError: deep",
+        traceback="Traceback:\n" + "\n".join(f"  frame {number}" for number in range(100)) + "\nRecursionError: deep",
         last_words="",
         casualties=(),
         waiting=(),
@@ -112,9 +110,7 @@ def test_colours_add_nothing_but_colours() -> None:
 
 def test_no_escape_of_a_rank_reaches_the_plain_report() -> None:
     """What a rank painted red on its terminal is plain text in the report, wherever it stands."""
-    text = render(
-        replace(_FAILURE, message="rank 2: \x1b[31mboom\x1b[0m", last_words="\x1b[2K\x1b[1mx\x1b[0m")
-    )
+    text = render(replace(_FAILURE, message="rank 2: \x1b[31mboom\x1b[0m", last_words="\x1b[2K\x1b[1mx\x1b[0m"))
     assert "\x1b" not in text
 
 
@@ -128,9 +124,7 @@ def test_the_tail_does_not_repeat_the_traceback() -> None:
 def test_a_report_stays_short() -> None:
     """A hundred casualties and a megabyte of last words fit on a screen or two."""
     many = tuple(Casualty(rank=rank, fate="lost its peer") for rank in range(1000))
-    text = render(
-        replace(_FAILURE, casualties=many, last_words="y\n" * 500_000, traceback="z\n" * 10_000, waiting=())
-    )
+    text = render(replace(_FAILURE, casualties=many, last_words="y\n" * 500_000, traceback="z\n" * 10_000, waiting=()))
     assert len(text.splitlines()) < 80
     assert "ranks 0-999 lost their peer" in text
 

@@ -48,9 +48,7 @@ def test_a_barrier_under_a_condition_of_its_own_is_no_uneven_data(test: str, cla
 _SIZES = "def compute():\n    dist.all_reduce(t)\nfor step in range(20):\n    dist.all_reduce(g)\n    {}\n        log(compute())\n"
 
 
-@pytest.mark.parametrize(
-    ("test", "class_id"), [("if step % 5 == 4 and rank == 0:", "C1"), ("if step % 5 == 4:", "C8")]
-)
+@pytest.mark.parametrize(("test", "class_id"), [("if step % 5 == 4 and rank == 0:", "C1"), ("if step % 5 == 4:", "C8")])
 def test_two_lines_of_unlike_sizes_are_two_collectives(test: str, class_id: str) -> None:
     """Equal shapes would not help there. Who is aborted by Gloo has no stack: then all calls of the function tell."""
     finding = _look(
@@ -113,9 +111,7 @@ def _lines(*lines: int) -> list[Op]:
         ((1, 1, 1, 3, 1, 1, 1, 3), (1, 1, 3, 1, 1, 3, 1, 1), False),
     ],
 )
-def test_one_collective_more_is_no_opposite_order(
-    one: tuple[int, ...], other: tuple[int, ...], is_swap: bool
-) -> None:
+def test_one_collective_more_is_no_opposite_order(one: tuple[int, ...], other: tuple[int, ...], is_swap: bool) -> None:
     """Ranks that swapped two are in step again behind them; who repeated one is a number behind from there on."""
     seen = _look(ended(0, *_lines(*one)), ended(1, *_lines(*other)), text="a()\nb()\nc()\n")
     assert [finding.rule for finding in seen] == ["swapped_order"] * is_swap

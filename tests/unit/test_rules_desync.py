@@ -90,19 +90,14 @@ _ARMS = "if a:\n    dist.barrier()\n\nelse:\n\n    dist.barrier()\ndist.all_redu
 def test_lines_that_belong_together_are_no_parting(text: str, other: int) -> None:
     """A barrier for "rank 0 first" stands on two lines, as do the arms of an if: what comes after it is the cause."""
     odd = rank(0, op("barrier", at=6), op("broadcast", at=9, **_OPEN), at=in_call("broadcast", 9), world=3)
-    others = [
-        rank(number, op("barrier", at=other), op(at=7, **_OPEN), at=in_call(at=7), world=3)
-        for number in (1, 2)
-    ]
+    others = [rank(number, op("barrier", at=other), op(at=7, **_OPEN), at=in_call(at=7), world=3) for number in (1, 2)]
     finding = _first(odd, *others, sources={"/job/train.py": text})
     assert (finding.rule, finding.culprits, finding.where) == ("other_op", (0,), "/job/train.py:9")
 
 
 def test_lines_of_its_own_in_every_step_are_no_parting() -> None:
     """Rank 0 goes through a function of its own in every step: that was right until now."""
-    odd = rank(
-        0, *(op(at=30) for _ in range(5)), op("barrier", at=9, **_OPEN), at=in_call("barrier", 9), world=3
-    )
+    odd = rank(0, *(op(at=30) for _ in range(5)), op("barrier", at=9, **_OPEN), at=in_call("barrier", 9), world=3)
     others = [
         rank(number, *(op(at=31) for _ in range(5)), op(at=31, **_OPEN), at=in_call(at=31), world=3)
         for number in (1, 2)
@@ -115,8 +110,7 @@ def test_who_left_the_loop_is_told_where_it_left() -> None:
     """Rank 2 breaks, and its last barrier meets that of the loop: it shows only in what follows."""
     loop = [op(at=9), op("barrier", at=10), op(at=9)]
     others = [
-        rank(number, *loop, op("barrier", at=10), op(at=9, **_OPEN), at=in_call(at=9), world=3)
-        for number in (0, 1)
+        rank(number, *loop, op("barrier", at=10), op(at=9, **_OPEN), at=in_call(at=9), world=3) for number in (0, 1)
     ]
     odd = rank(
         2,
@@ -132,9 +126,7 @@ def test_who_left_the_loop_is_told_where_it_left() -> None:
 
 def _ended_job(*odd: Op, name: str = "all_reduce", **facts: Any) -> tuple[JobFinding, ...]:
     """Return what is seen of a job that ended well although the last collective of ranks 0 and 1 failed."""
-    most = [
-        ended(number, op(name), op(name), op(name, at=9, **_RAISED), world=3, **facts) for number in range(2)
-    ]
+    most = [ended(number, op(name), op(name), op(name, at=9, **_RAISED), world=3, **facts) for number in range(2)]
     return look(scene(*most, ended(2, *odd, world=3)))
 
 

@@ -39,9 +39,7 @@ def pack_names(names: tuple[str, ...]) -> str:
 
 def _digest(step: int, seq: int, values: tuple[float, ...], **facts: Any) -> Digest:
     sums = pack(struct.pack(f"<{len(values)}I", *(hash(value) & 0xFFFF for value in values)))
-    return Digest(
-        step=step, seq=seq, samples=pack(struct.pack(f"<{len(values)}f", *values)), sums=sums, **facts
-    )
+    return Digest(step=step, seq=seq, samples=pack(struct.pack(f"<{len(values)}f", *values)), sums=sums, **facts)
 
 
 def replica(
@@ -91,9 +89,7 @@ def see(
     ranks = [
         hold(
             make(number, *ops, world=world),
-            replica(
-                {step: _EQUAL.get(step, _LATE) for step in odd} if number < world - 1 else odd, **members
-            ),
+            replica({step: _EQUAL.get(step, _LATE) for step in odd} if number < world - 1 else odd, **members),
         )
         for number in range(world)
     ]

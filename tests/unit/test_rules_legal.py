@@ -185,9 +185,7 @@ def _healthy(draw: st.DrawFn) -> list[RankFacts]:
             shape = (size + number,) if name == "all_to_all_single" else (size,)
             # Ranks may come to the same collective by different branches, never in another order.
             site = 10 * index + (number % 2 if draw(st.booleans()) else 0)
-            ops.append(
-                op(name, seq=seq, at=site, shape=shape, group=group.name, root=root, is_over=is_over, **facts)
-            )
+            ops.append(op(name, seq=seq, at=site, shape=shape, group=group.name, root=root, is_over=is_over, **facts))
         is_through = ends and reached == len(program)
         is_fresh = draw(st.booleans())
         if not is_fresh:
@@ -198,9 +196,7 @@ def _healthy(draw: st.DrawFn) -> list[RankFacts]:
         own = tuple(group for group in groups[1:] if number in group.ranks)
         told: dict[str, Any] = {"groups": own, "world": world, "dumped_s": NOW_S if is_fresh else NOW_S - 60}
         if is_through:
-            ranks.append(
-                ended(number, *ops, ended_s=NOW_S - 1, **{**told, "dumped_s": NOW_S if is_fresh else None})
-            )
+            ranks.append(ended(number, *ops, ended_s=NOW_S - 1, **{**told, "dumped_s": NOW_S if is_fresh else None}))
             continue
         waits = bool(ops) and ops[-1].is_over is False
         at = (
@@ -240,9 +236,7 @@ def test_a_scene_with_a_dead_rank_is_always_judged(ranks: list[RankFacts], which
 
 def test_buffers_of_all_ranks_are_no_evaluation() -> None:
     """DDP broadcasts buffers before each forward pass of each rank."""
-    assert not look(
-        scene(*(rank(number, buffers(), gradient(), buffers(), at=elsewhere()) for number in range(3)))
-    )
+    assert not look(scene(*(rank(number, buffers(), gradient(), buffers(), at=elsewhere()) for number in range(3))))
 
 
 def test_a_group_that_was_used_long_ago_is_not_called_unused() -> None:

@@ -129,10 +129,7 @@ def test_others_in_a_collective_of_torchs_are_a_proof(file: str, name: str) -> N
     other = _train(1, op("barrier", at=40, **_OPEN), at=in_call("barrier", 40))
     findings = look(scene(_alone(file, name), other))
     assert [(one.rule, one.certainty, one.is_stuck) for one in findings] == [("other_op", "proof", True)]
-    assert (
-        f"rank 0 is in rankwise.{_CALLS[file][1]} at train.py:31; rank 1 is in barrier at"
-        in findings[0].message
-    )
+    assert f"rank 0 is in rankwise.{_CALLS[file][1]} at train.py:31; rank 1 is in barrier at" in findings[0].message
 
 
 @pytest.mark.parametrize(("file", "name"), _WAITS)
@@ -159,9 +156,7 @@ def test_a_first_rank_on_each_node_is_no_circle() -> None:
     """Two ranks are outside of main_first: for which of them the others wait is not known, and nothing is proved."""
     at = _alone("turns.py", "_wait").stack
     waiting = [rank(number, gradient(27), at=at, world=4) for number in (0, 1)]
-    there = [
-        rank(number, gradient(27), gradient(27, **_OPEN), at=in_backward(27), world=4) for number in (2, 3)
-    ]
+    there = [rank(number, gradient(27), gradient(27, **_OPEN), at=in_backward(27), world=4) for number in (2, 3)]
     assert not [one for one in look(scene(*waiting, *there)) if one.is_proof]
 
 
@@ -203,9 +198,7 @@ def test_a_folder_of_that_name_hides_nothing(function: str) -> None:
 )
 def test_a_stack_names_the_call(room: str, function: str, said: str) -> None:
     """As near to the name that users know as files and functions allow."""
-    at = stack(
-        _RECORDER, (f"{_INSTALLED}/runtime/control.py", 240, "_wait"), (f"{_INSTALLED}/{room}", 9, function)
-    )
+    at = stack(_RECORDER, (f"{_INSTALLED}/runtime/control.py", 240, "_wait"), (f"{_INSTALLED}/{room}", 9, function))
     assert at.op == said
 
 
@@ -226,9 +219,7 @@ def _find_blocking() -> set[tuple[str, str]]:
             for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(function, ast.FunctionDef):
                     names = {
-                        node.func.attr
-                        if isinstance(node.func, ast.Attribute)
-                        else getattr(node.func, "id", "")
+                        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                         for node in ast.walk(function)
                         if isinstance(node, ast.Call)
                     }

@@ -57,9 +57,7 @@ def _first(*ranks: RankFacts, **facts: Any) -> Any:
         ((op(shape=(2, 3)), op(shape=(3, 2))), "other_shape", "C6", False),
     ],
 )
-def test_each_way_to_differ_has_its_rule(
-    ops: tuple[Op, Op], rule: str, class_id: str | None, is_stuck: bool
-) -> None:
+def test_each_way_to_differ_has_its_rule(ops: tuple[Op, Op], rule: str, class_id: str | None, is_stuck: bool) -> None:
     """Two ranks that differ under one number are named together, and what went through is no hang."""
     finding = _first(rank(0, op(), ops[0]), rank(1, op(), ops[1]))
     assert (finding.kind, finding.rule, finding.class_id, finding.is_stuck) == (
@@ -76,17 +74,11 @@ def test_each_way_to_differ_has_its_rule(
 
 def test_of_many_ranks_the_few_are_named() -> None:
     """Seven ranks that agree are innocent, and the eighth stands first in the sentence."""
-    ranks = [
-        rank(number, op(), op(at=20, **_OPEN), at=in_call(at=20), world=8)
-        for number in range(8)
-        if number != 5
-    ]
+    ranks = [rank(number, op(), op(at=20, **_OPEN), at=in_call(at=20), world=8) for number in range(8) if number != 5]
     odd = rank(5, op(), op("barrier", at=31, **_OPEN), at=in_call("barrier", 31), world=8)
     finding = _first(*ranks[:5], odd, *ranks[5:])
     assert (finding.culprits, finding.where) == ((5,), "/job/train.py:31")
-    assert finding.message.index("rank 5 is in barrier") < finding.message.index(
-        "ranks 0-4, 6, 7 are in all_reduce"
-    )
+    assert finding.message.index("rank 5 is in barrier") < finding.message.index("ranks 0-4, 6, 7 are in all_reduce")
     assert [one.rank for one in finding.waiting] == [0, 1, 2, 3, 4, 6, 7]
 
 
@@ -157,13 +149,9 @@ def test_gradients_of_a_line_that_the_others_never_saw_get_no_class() -> None:
     ],
     ids=["rank 0 evaluates", "uneven evaluation", "uneven training", "the past is lost"],
 )  # fmt: skip
-def test_a_forward_pass_on_some_ranks_is_named(
-    mine: list[Op], theirs: list[Op], class_id: str | None
-) -> None:
+def test_a_forward_pass_on_some_ranks_is_named(mine: list[Op], theirs: list[Op], class_id: str | None) -> None:
     """D17, D19: what the ranks did before tells which of them it is."""
-    finding = _first(
-        rank(0, *mine, at=in_forward(mine[-1].seq or 11)), rank(1, *theirs, at=in_call("barrier", 13))
-    )
+    finding = _first(rank(0, *mine, at=in_forward(mine[-1].seq or 11)), rank(1, *theirs, at=in_call("barrier", 13)))
     assert (finding.rule, finding.class_id, finding.is_stuck) == ("forward_on_some", class_id, True)
 
 
@@ -199,9 +187,7 @@ def test_two_sizes_in_opposite_order_are_an_order_not_a_size() -> None:
 def test_lists_of_objects_of_different_length_are_named() -> None:
     """C20: broadcast_object_list sends the sizes first."""
     told = {"inside": ("broadcast_object_list",), "dtypes": ("int64",), "root": 0}
-    finding = _first(
-        rank(0, op("broadcast", shape=(1,), **told)), rank(1, op("broadcast", shape=(0,), **told))
-    )
+    finding = _first(rank(0, op("broadcast", shape=(1,), **told)), rank(1, op("broadcast", shape=(0,), **told)))
     assert finding.class_id == "C20"
 
 
@@ -286,9 +272,7 @@ def test_a_clean_up_in_functions_is_named_by_their_callers(world: int, body: int
         rank(number, op(at=3), op(at=3, **_OPEN), at=_called("all_reduce", 3, body), world=world)
         for number in range(world - 1)
     ]
-    odd = rank(
-        world - 1, op(at=3), op("barrier", at=5, **_OPEN), at=_called("barrier", 5, clean), world=world
-    )
+    odd = rank(world - 1, op(at=3), op("barrier", at=5, **_OPEN), at=_called("barrier", 5, clean), world=world)
     finding = _first(*ranks, odd, sources=_DEEP_SOURCES)
     assert (finding.rule, finding.class_id, finding.culprits) == ("cleanup_collective", "C25", (world - 1,))
     assert _first(*ranks, odd).rule == "other_op"
@@ -325,12 +309,8 @@ _CHECKING = op("all_gather", at=12, shape=(1,), dtypes=("int64",), **_WRAPPING)
 def test_a_models_comparison_is_no_other_gather(line: int) -> None:
     """Both are all_gather of one int64. D13, or, where the other one stands under a rank test, one collective too many."""
     told = op("all_gather", at=line, shape=(1,), dtypes=("int64",))
-    finding = _first(
-        rank(0, _CHECKING), rank(1, told, at=_called("all_gather", 7, 11)), sources=_DEEP_SOURCES
-    )
-    assert (finding.rule, finding.class_id) == (
-        ("other_op", "C1") if line == 7 else ("wrapped_on_some", "D13")
-    )
+    finding = _first(rank(0, _CHECKING), rank(1, told, at=_called("all_gather", 7, 11)), sources=_DEEP_SOURCES)
+    assert (finding.rule, finding.class_id) == (("other_op", "C1") if line == 7 else ("wrapped_on_some", "D13"))
     assert finding.culprits == ((1,) if line == 7 else (0, 1))
 
 
@@ -359,9 +339,7 @@ def test_a_state_dict_met_by_a_barrier_is_named(is_recorded: bool) -> None:
     gathering = op("all_gather", at=10, inside=inside, **_OPEN)
     api = "/env/lib/python3.11/site-packages/torch/distributed/tensor/_api.py"
     at = None if is_recorded else stack((api, 731, "redistribute"), (api, 774, "full_tensor"), at=10)
-    finding = _first(
-        rank(0, gathering, at=at), rank(1, op("barrier", at=12, **_OPEN), at=in_call("barrier", 12))
-    )
+    finding = _first(rank(0, gathering, at=at), rank(1, op("barrier", at=12, **_OPEN), at=in_call("barrier", 12)))
     assert (finding.rule, finding.class_id) == ("state_on_some", "D28")
 
 
@@ -376,9 +354,7 @@ def test_uneven_training_is_not_told_as_an_evaluation() -> None:
 
 def test_steps_tell_of_training_where_c_plus_plus_left_no_records() -> None:
     """D14: the rank that aborted had no time to tell of its gradients, but of its steps."""
-    finding = _first(
-        rank(0, gradient(8), op(seq=1, group="x")), rank(1, op(at=9, shape=(1,), **_OPEN), steps=9)
-    )
+    finding = _first(rank(0, gradient(8), op(seq=1, group="x")), rank(1, op(at=9, shape=(1,), **_OPEN), steps=9))
     assert (finding.rule, finding.class_id) == ("gradients_met", "D14")
 
 

@@ -140,9 +140,7 @@ def test_a_backward_of_fsdp_that_a_rank_does_not_come_to_is_a_step_less() -> Non
     """D14: a rank that sleeps while the others reduce the gradients of a module, as with DDP's buckets."""
     step = [gather("layers.0"), reduce("layers.0")]
     finding = _first(
-        rank(
-            0, *step, gather("layers.0"), reduce("layers.0", **_OPEN), at=in_call("reduce_scatter_single", 8)
-        ),
+        rank(0, *step, gather("layers.0"), reduce("layers.0", **_OPEN), at=in_call("reduce_scatter_single", 8)),
         rank(1, *step, gather("layers.0"), at=elsewhere(7), steps=1),
     )
     assert (finding.rule, finding.class_id, finding.culprits) == ("fewer_steps", "D14", (1,))

@@ -74,18 +74,14 @@ def test_what_is_not_known_of_a_rank_proves_nothing() -> None:
 
 
 _COUNTS = st.integers(1, 5).flatmap(
-    lambda size: st.lists(
-        st.lists(st.integers(0, 9), min_size=size, max_size=size), min_size=size, max_size=size
-    )
+    lambda size: st.lists(st.lists(st.integers(0, 9), min_size=size, max_size=size), min_size=size, max_size=size)
 )
 
 
 @given(_COUNTS)
 def test_exchanges_that_fit_are_no_misfits(counts: list[list[int]]) -> None:
     """However uneven: what each gives is what the other expects."""
-    ops = {
-        rank: _exchange(tuple(row), tuple(other[rank] for other in counts)) for rank, row in enumerate(counts)
-    }
+    ops = {rank: _exchange(tuple(row), tuple(other[rank] for other in counts)) for rank, row in enumerate(counts)}
     assert find_split_mismatches(tuple(ops), ops) == ()
 
 

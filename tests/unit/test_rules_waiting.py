@@ -262,8 +262,7 @@ def test_a_message_whose_handle_is_kept_is_only_slow(legal: Scene) -> None:
 def test_a_ring_of_sends_is_a_circle_of_all() -> None:
     """Each rank sends to the next one before it receives."""
     ranks = [
-        rank(number, op("send", peer=(number + 1) % 5, **_OPEN), at=in_call("send"), world=5)
-        for number in range(5)
+        rank(number, op("send", peer=(number + 1) % 5, **_OPEN), at=in_call("send"), world=5) for number in range(5)
     ]
     assert _first(*ranks).culprits == (0, 1, 2, 3, 4)
 
@@ -364,8 +363,7 @@ def test_a_group_that_members_alone_make_is_named() -> None:
 def test_a_monitored_barrier_is_waited_in_too() -> None:
     """It is made of messages, and its number is not comparable: the stacks tell."""
     ranks = [
-        rank(number, op("monitored_barrier", **_OPEN), at=in_call("monitored_barrier"), world=4)
-        for number in (0, 1, 3)
+        rank(number, op("monitored_barrier", **_OPEN), at=in_call("monitored_barrier"), world=4) for number in (0, 1, 3)
     ]
     finding = _first(*ranks[:2], rank(2, at=elsewhere(), world=4), ranks[2])
     assert (finding.culprits, finding.certainty) == ((2,), "suspicion")
@@ -434,10 +432,7 @@ def test_groups_with_equal_ends_are_not_mixed_up() -> None:
     """Ranks 0-5 and ranks 0, 1, 3, 4, 5 are two groups: who is missed in one of them is not looked for in the other."""
     five = (Group(name="1", ranks=(0, 1, 3, 4, 5), backend="gloo"),)
     late = rank(2, at=elsewhere(30), world=6)
-    ranks = [
-        rank(number, op(group="1"), op(**_OPEN), at=in_call(), groups=five, world=6)
-        for number in (0, 1, 3, 4)
-    ]
+    ranks = [rank(number, op(group="1"), op(**_OPEN), at=in_call(), groups=five, world=6) for number in (0, 1, 3, 4)]
     other = rank(5, op(group="1", **_OPEN), at=in_call(), groups=five, world=6)
     findings = look(scene(*ranks[:2], late, *ranks[2:], other))
     assert [finding.culprits for finding in findings] == [(2,)]
@@ -470,9 +465,7 @@ def test_a_server_that_waits_for_its_clients_waits_in_no_collective() -> None:
 def test_on_a_gpu_the_wait_is_at_the_next_line_that_needs_a_result(file: str) -> None:
     """NCCL's collectives return at once: a rank that stands in torch.cuda.synchronize waits for the one that is open."""
     at = stack((f"{_TORCH}/{file}", 1083, "synchronize"), at=9)
-    seen = _first(
-        rank(0, op(), op(**_OPEN), at=at, backend="nccl"), rank(1, op(), at=elsewhere(12), backend="nccl")
-    )
+    seen = _first(rank(0, op(), op(**_OPEN), at=at, backend="nccl"), rank(1, op(), at=elsewhere(12), backend="nccl"))
     assert seen.culprits == (1,)
     assert "train.py:12" in seen.message
 
@@ -507,10 +500,7 @@ def test_waiting_for_a_work_is_a_wait() -> None:
         rank(1, op("barrier", at=9, **_OPEN), at=in_call("barrier", 9)),
     )
     assert (finding.rule, finding.certainty, finding.culprits) == ("circle", "proof", (0, 1))
-    assert (
-        "rank 0 sends to rank 1 at train.py:7, and rank 1 waits in barrier #1 at train.py:9"
-        in finding.message
-    )
+    assert "rank 0 sends to rank 1 at train.py:7, and rank 1 waits in barrier #1 at train.py:9" in finding.message
     assert finding.fix.startswith("let rank 1 make the recv that answers train.py:7")
 
 
@@ -563,9 +553,7 @@ def _joins(*children: Child, **facts: Any) -> RankFacts:
 @pytest.mark.parametrize(
     ("still_s", "name", "is_told"), [(9.0, "python", True), (0.2, "python", False), (9.0, "ssh", False)]
 )
-def test_a_wait_for_own_processes_is_a_hang_only_if_these_do_nothing(
-    still_s: float, name: str, is_told: bool
-) -> None:
+def test_a_wait_for_own_processes_is_a_hang_only_if_these_do_nothing(still_s: float, name: str, is_told: bool) -> None:
     """A child that uses the CPU may be what its rank waits for, and what a program waits for that is no Python nobody knows."""
     child = Child(pid=77, name=name, state="S", still_s=still_s)
     findings = look(scene(_joins(child)))

@@ -33,9 +33,7 @@ def take_steps(samplers: list[GlobalBatchSampler], num_steps: int | None = None)
     consumed, found = samplers[0].consumed, list[list[int]]()
     for step in range(samplers[0].count_steps(consumed) if num_steps is None else num_steps):
         plans = [sampler.plan(step, consumed=consumed) for sampler in samplers]
-        assert (
-            len({(plan.index, plan.start, plan.global_samples, len(plan.micro_sizes)) for plan in plans}) == 1
-        )
+        assert len({(plan.index, plan.start, plan.global_samples, len(plan.micro_sizes)) for plan in plans}) == 1
         parts = []
         for plan, sampler_pass, sampler in zip(plans, passes, samplers, strict=True):
             lists = list(islice(sampler_pass, len(plan.micro_sizes)))
@@ -59,9 +57,7 @@ def take_steps(samplers: list[GlobalBatchSampler], num_steps: int | None = None)
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 60), st.integers(1, 20), _WORLDS, _MICRO, st.booleans(), st.booleans(), st.integers(0, 3)
-)
+@given(st.integers(1, 60), st.integers(1, 20), _WORLDS, _MICRO, st.booleans(), st.booleans(), st.integers(0, 3))
 def test_steps_are_the_same_at_any_number_of_ranks(
     size: int, global_batch: int, world: int, micro: int | None, shuffle: bool, drop_last: bool, epoch: int
 ) -> None:
@@ -158,9 +154,7 @@ def test_golden_values() -> None:
 def test_default_device_is_left_alone() -> None:
     """With another default device set, indices are still computed on the CPU."""
     with torch.device("meta"):
-        assert sorted(index for indices in make(70_000, global_batch=7) for index in indices) == list(
-            range(70_000)
-        )
+        assert sorted(index for indices in make(70_000, global_batch=7) for index in indices) == list(range(70_000))
 
 
 # ------------------------------------------------------------------------------------------- passes and state

@@ -45,8 +45,7 @@ def test_unshuffled_it_is_torchs(size: int, world: int, drop_last: bool) -> None
     """Without shuffling, every index, length and padding is torch's, also where there are fewer samples than ranks."""
     options = {"shuffle": False, "drop_last": drop_last}
     ours, theirs = (
-        make_all(kind, size, world, **options)
-        for kind in (DistributedSampler, distributed.DistributedSampler)
+        make_all(kind, size, world, **options) for kind in (DistributedSampler, distributed.DistributedSampler)
     )
     for mine, other in zip(ours, theirs, strict=True):
         assert list(mine) == list(other)

@@ -90,9 +90,7 @@ def test_scaling_is_exact(bits: int, total: int) -> None:
 @given(st.floats(2**-54, 1 - 2**-53))
 def test_logarithm_is_right(number: float) -> None:
     """The logarithm by + - * / has 15 right digits, near 1 as well."""
-    assert _log(torch.tensor([number], dtype=torch.float64)).item() == pytest.approx(
-        math.log(number), rel=4e-15
-    )
+    assert _log(torch.tensor([number], dtype=torch.float64)).item() == pytest.approx(math.log(number), rel=4e-15)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +145,7 @@ def test_ranks_get_like_lengths() -> None:
     """Within a step, no rank has the long ones: the ranks' sums differ by less than one length for each sample."""
     lengths = [(number * 7919) % 500 + 1 for number in range(20_000)]
     ranks = [
-        GlobalBatchSampler(20_000, global_batch=40, lengths=lengths, num_replicas=4, rank=rank)
-        for rank in range(4)
+        GlobalBatchSampler(20_000, global_batch=40, lengths=lengths, num_replicas=4, rank=rank) for rank in range(4)
     ]
     for parts in zip(*(sampler.draw(0) for sampler in ranks), strict=True):
         sums = [sum(lengths[index] for index in part) for part in parts]
@@ -182,8 +179,7 @@ def test_any_order_is_the_same_at_any_number_of_ranks(options: dict[str, Any]) -
 
     def step_sets(world: int, consumed: int = 0) -> list[list[int]]:
         ranks = [
-            GlobalBatchSampler(101, global_batch=8, num_replicas=world, rank=rank, **options)
-            for rank in range(world)
+            GlobalBatchSampler(101, global_batch=8, num_replicas=world, rank=rank, **options) for rank in range(world)
         ]
         return [
             sorted(chain.from_iterable(parts))

@@ -68,9 +68,7 @@ def test_a_short_job_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.at_s == 1030
 
 
-def test_a_deadline_that_is_past_is_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_deadline_that_is_past_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A time in the past would stop the job at each start: it is left out, with a warning."""
     monkeypatch.setenv("RANKWISE_DEADLINE", "1799999990")
     assert find() is None

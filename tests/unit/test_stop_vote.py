@@ -157,7 +157,5 @@ def _step(rank: Rank, ranks: list[Rank], *, is_main: bool, lockstep: bool) -> bo
 def _run_to_the_end(ranks: list[Rank], *, lockstep: bool) -> None:
     """Let everybody have turns until all are through; fail if all are stuck before."""
     while not all(rank.is_through for rank in ranks):
-        moved = [
-            _step(rank, ranks, is_main=main, lockstep=lockstep) for main in (True, False) for rank in ranks
-        ]
+        moved = [_step(rank, ranks, is_main=main, lockstep=lockstep) for main in (True, False) for rank in ranks]
         assert any(moved), "everybody waits"

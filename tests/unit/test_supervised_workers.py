@@ -34,8 +34,6 @@ print(json.dumps([sorted(ended), adopts, adopts_orphans()]))
 
 def test_more_orders_than_the_socket_holds_are_all_carried_out() -> None:
     """With orders and answers that fill both directions of the socket, every process starts and its end is heard; afterwards orphans are left to init as before."""
-    done = subprocess.run(
-        [sys.executable, "-c", _STARTS_MANY], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", _STARTS_MANY], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [sorted(f"{number}.0" for number in range(40)), True, False]

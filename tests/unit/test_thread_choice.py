@@ -13,15 +13,11 @@ _BEGIN = (
     Frame(file="/usr/lib/python3.11/threading.py", line=1, function="run"),
     Frame(file="/usr/lib/python3.11/threading.py", line=2, function="_bootstrap"),
 )
-_COLLECTIVE = Frame(
-    file="/x/site-packages/torch/distributed/distributed_c10d.py", line=1, function="all_reduce"
-)
+_COLLECTIVE = Frame(file="/x/site-packages/torch/distributed/distributed_c10d.py", line=1, function="all_reduce")
 
 
 def _main(*inside: tuple[str, str]) -> Stack:
-    frames = [
-        Frame(file=f"/usr/lib/python3.11/{file}", line=1, function=function) for file, function in inside
-    ]
+    frames = [Frame(file=f"/usr/lib/python3.11/{file}", line=1, function=function) for file, function in inside]
     return Stack(frames=(*frames, Frame(file="/x/train.py", line=20, function="<module>")))
 
 
@@ -57,9 +53,7 @@ def _told(main: Stack, *others: Stack, op: Op = OPEN) -> Evidence:
         pytest.param(Evidence(), None, id="was not asked"),
     ],
 )
-def test_a_main_thread_that_waits_for_another_one_tells_nothing(
-    evidence: Evidence, expected: Stack | None
-) -> None:
+def test_a_main_thread_that_waits_for_another_one_tells_nothing(evidence: Evidence, expected: Stack | None) -> None:
     """Only then another thread's stack stands for the rank; one that may go on by itself stands for itself."""
     assert choose_stack(evidence) == expected
 

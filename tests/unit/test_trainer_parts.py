@@ -51,9 +51,7 @@ def test_a_configuration_that_cannot_be_meant_is_refused(options: dict[str, Any]
 
 def test_settings_are_plain_values() -> None:
     """What goes into the journal can be written as JSON."""
-    settings = TrainerConfig(
-        epochs=3, keep=rankwise.checkpoint.Keep(last=3), compile={"mode": "default"}
-    ).settings()
+    settings = TrainerConfig(epochs=3, keep=rankwise.checkpoint.Keep(last=3), compile={"mode": "default"}).settings()
     assert settings["epochs"] == 3
     assert all(isinstance(value, (str, int, float, bool, type(None))) for value in settings.values())
 

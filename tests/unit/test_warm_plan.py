@@ -16,9 +16,7 @@ DYNAMO = ("torch", "torch._dynamo")
 NOTHING_HEAVY = "the script imports nothing heavy"
 
 
-def plan(
-    folder: Path, files: dict[str, str] | str, program: str = "train.py", *, is_module: bool = False
-) -> Plan:
+def plan(folder: Path, files: dict[str, str] | str, program: str = "train.py", *, is_module: bool = False) -> Plan:
     """Write files and plan the start of one of them."""
     for name, text in ({"train.py": files} if isinstance(files, str) else files).items():
         path = folder / name

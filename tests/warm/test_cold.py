@@ -100,9 +100,7 @@ def test_who_asks_for_a_cold_start_gets_it_in_silence(
 
 def test_a_script_that_needs_no_torch_does_not_wait_for_it(tmp_path: Path) -> None:
     """Nothing heavy imported, also not by the modules beside the script: no server, and no line."""
-    write_script(
-        tmp_path, "import helper, gc, sys; print(gc.get_freeze_count() > 1000, 'torch' in sys.modules)"
-    )
+    write_script(tmp_path, "import helper, gc, sys; print(gc.get_freeze_count() > 1000, 'torch' in sys.modules)")
     write_script(tmp_path, "import json", "helper.py")
     result, events = run_logged(["train.py"], tmp_path)
     assert (result.code, result.out, result.err) == (0, "False False\n", "")
@@ -118,9 +116,7 @@ def test_arguments_that_differ_from_rank_to_rank_are_a_reason(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("flags", ["-I", "-E"])
-def test_a_python_that_may_not_see_our_hook_never_runs_the_script_in_the_server(
-    flags: str, tmp_path: Path
-) -> None:
+def test_a_python_that_may_not_see_our_hook_never_runs_the_script_in_the_server(flags: str, tmp_path: Path) -> None:
     """A PYTHON_EXEC that ignores PYTHONPATH starts each rank once, cold; the script runs nowhere else."""
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {flags} "$@"\n')
@@ -293,9 +289,7 @@ def test_a_folder_for_temporary_files_set_before_torch_holds(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("there", [None, "0"])
-def test_a_variable_that_this_torch_reads_is_latched_by_whatever_name(
-    there: str | None, tmp_path: Path
-) -> None:
+def test_a_variable_that_this_torch_reads_is_latched_by_whatever_name(there: str | None, tmp_path: Path) -> None:
     """What torch asks for in its import is found out there: no list knows the variables of each version.
 
     torch imports dill where there is one; this one asks for variables of names that no prefix of ours has, and copies all.
@@ -305,9 +299,7 @@ def test_a_variable_that_this_torch_reads_is_latched_by_whatever_name(
         "import os, tempfile\nos.environ.get('A_SWITCH')\ntempfile.gettempdir()\ndict(os.environ)\ndef extend(use_dill): pass\n",
         "path/dill.py",
     )
-    text = (
-        'import os\nname = os.environ["RANK"] == "0" and "A_" + "SWITCH" or "TEMP"\nos.environ[name] = "."\n'
-    )
+    text = 'import os\nname = os.environ["RANK"] == "0" and "A_" + "SWITCH" or "TEMP"\nos.environ[name] = "."\n'
     write_script(tmp_path, text + IMPORT_IF_FORKED + "print(name, gc.get_freeze_count() > 1000, flush=True)")
     env = {"PYTHONPATH": str(tmp_path / "path"), "TEMP": there, "A_SWITCH": there}
     result = run_rankwise(["--nproc-per-node", "2", "train.py"], tmp_path, env=env)
@@ -410,9 +402,7 @@ def test_lightning_can_be_preloaded(tmp_path: Path) -> None:
     [("TQDM_DISABLE", "tqdm"), ("MY_SETTING", "mine")],
     ids=["torch's own import", "a preload"],
 )
-def test_a_setting_made_before_the_import_of_its_package_counts(
-    name: str, package: str, tmp_path: Path
-) -> None:
+def test_a_setting_made_before_the_import_of_its_package_counts(name: str, package: str, tmp_path: Path) -> None:
     """What a package read in the server, for a preload or for torch, is read again in a rank that sets it first."""
     write_script(tmp_path, "import os\nSET = os.environ.get('MY_SETTING')", "mine.py")
     shown = "tqdm.tqdm([]).disable" if package == "tqdm" else "mine.SET == '1'"
@@ -486,9 +476,7 @@ def test_a_late_restart_has_the_scripts_own_modules_and_ends_as_fast(tmp_path: P
     assert (result.code, result.out) == (0, "True True "), result.err
     assert f"{LINE}{tmp_path / 'secrets.py'} has the name of a module that is already loaded" in result.err
     (tmp_path / "secrets.py").unlink()
-    script = script.replace(", secrets", ", atexit").replace(
-        "hasattr(secrets, 'MINE')", "gc.get_freeze_count() > 1000"
-    )
+    script = script.replace(", secrets", ", atexit").replace("hasattr(secrets, 'MINE')", "gc.get_freeze_count() > 1000")
     last = 'atexit.register(lambda: os.write(1, b"frozen " if gc.get_freeze_count() > 1000 else b"not "))'
     write_script(tmp_path, script.replace("if os.environ", f"if 1: {last}\n        if os.environ"))
     result = run_rankwise(["--max-restarts", "1", "train.py"], tmp_path)
@@ -525,9 +513,7 @@ def start_gated(folder: Path, args: Sequence[str] = ()) -> Iterator[tuple[Runnin
     """Start a job of two ranks whose server stops amid its imports; gives the launcher and the server's pid."""
     write_script(folder, GATE, "gate.py")
     if not (folder / "train.py").exists():
-        write_script(
-            folder, "import pathlib, os\npathlib.Path('ran.' + os.environ['RANK']).touch()" + TELL_FROZEN
-        )
+        write_script(folder, "import pathlib, os\npathlib.Path('ran.' + os.environ['RANK']).touch()" + TELL_FROZEN)
     command = ["--preload", "gate", "--nproc-per-node", "2", *args, "train.py"]
     with start_rankwise(command, folder, env={"OMP_NUM_THREADS": "1"}) as job:
         file = wait_until(lambda: next(folder.glob("importing.[0-9]*"), None), 60, "the server")

@@ -228,9 +228,7 @@ def test_a_rank_sees_the_same_however_it_is_started(name: str, tmp_path: Path) -
         assert len(set(drawn)) == len(drawn), f"{key}: {drawn}"
 
 
-@pytest.mark.parametrize(
-    ("script", "ranks", "against"), [("children.py", 2, "torchrun"), ("loaders.py", 1, "cold")]
-)
+@pytest.mark.parametrize(("script", "ranks", "against"), [("children.py", 2, "torchrun"), ("loaders.py", 1, "cold")])
 def test_a_ranks_own_processes_are_the_same(script: str, ranks: int, against: str, tmp_path: Path) -> None:
     """Pools, executors, managers, shared memory and data loaders do the same in a forked rank, by fork, spawn and forkserver.
 
@@ -284,9 +282,7 @@ def test_a_script_ends_as_under_plain_python(tmp_path: Path) -> None:
         assert (ours[1][0], theirs[1][0]) == ("frozen", "fresh"), attempt
         if [ours[0], ours[1][1:], ours[2]] != [theirs[0], theirs[1][1:], theirs[2]]:
             found[attempt] = (ours, theirs)
-    assert not found, "\n".join(
-        f"{attempt}:\n  {ours}\n  {theirs}" for attempt, (ours, theirs) in found.items()
-    )
+    assert not found, "\n".join(f"{attempt}:\n  {ours}\n  {theirs}" for attempt, (ours, theirs) in found.items())
 
 
 def _mask(out: bytes, err: bytes) -> tuple[list[str], list[str]]:

@@ -82,9 +82,7 @@ def _is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def test_the_next_run_forks_from_the_server_that_the_first_one_left(
-    residence: Residence, tmp_path: Path
-) -> None:
+def test_the_next_run_forks_from_the_server_that_the_first_one_left(residence: Residence, tmp_path: Path) -> None:
     """Another script, other arguments and folder, a module: one server for each way to run; all of it is listed, and ended.
 
     The first run stands in the root folder, where an absolute path has one slash more than elsewhere.
@@ -97,9 +95,7 @@ def test_the_next_run_forks_from_the_server_that_the_first_one_left(
     assert (first.code, first.err, second.code, second.err) == (0, "", 0, "")
     word = first.out.split()[-1]
     assert first.out == f"[] / {word}\n"
-    assert (
-        second.out == f"['--lr', 'a b'] {tmp_path / 'sub'} {word}\n"
-    )  # one string hash seed: that of the server
+    assert second.out == f"['--lr', 'a b'] {tmp_path / 'sub'} {word}\n"  # one string hash seed: that of the server
     write_script(tmp_path, "import torch; print('edited')")
     assert residence.run(tmp_path).out == "edited\n"
     assert residence.pids() == [server]
@@ -201,9 +197,7 @@ def test_another_namespace_another_server(residence: Residence, tmp_path: Path) 
     """Below `unshare --uts` nothing is forked from outside: a fork would see the host's name."""
     if subprocess.run(["unshare", "--uts", "true"], check=False, capture_output=True).returncode:
         pytest.skip("this user may not make namespaces")
-    write_script(
-        tmp_path, "import os, socket, torch; print(socket.gethostname(), os.readlink('/proc/self/ns/uts'))"
-    )
+    write_script(tmp_path, "import os, socket, torch; print(socket.gethostname(), os.readlink('/proc/self/ns/uts'))")
     outside = residence.run(tmp_path)
     launcher = ("unshare", "--uts", "sh", "-c", 'hostname inside; exec "$@"', "sh", *RANKWISE)
     inside = run_rankwise(["--resident", "train.py"], tmp_path, env=residence.env, launcher=launcher)
@@ -233,9 +227,7 @@ def test_a_folder_that_others_can_enter_is_refused(residence: Residence, tmp_pat
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_another_user_is_sent_away(
-    residence: Residence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_user_is_sent_away(residence: Residence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where the folder is opened to all: the kernel says who asks. A wrong word of our own user ends nothing, either."""
     write_script(tmp_path, "import torch")
     residence.run(tmp_path)
@@ -250,9 +242,9 @@ def test_another_user_is_sent_away(
         check=False,
         timeout=30,
     )
-    assert (
-        other.stdout == "b''\n" or "ConnectionResetError" in other.stderr or "BrokenPipe" in other.stderr
-    ), other.stderr
+    assert other.stdout == "b''\n" or "ConnectionResetError" in other.stderr or "BrokenPipe" in other.stderr, (
+        other.stderr
+    )
     residence.folder.chmod(0o700)
     for word in (b"no json", b"[]", b'{"run": 1}', b'{"run": {}}', b"{}"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -282,9 +274,7 @@ def _start_held(residence: Residence, folder: Path) -> Iterator[tuple[Running, l
     write_script(folder, _HOLD)
     args = ["--resident", "--nproc-per-node", "2", "train.py"]
     with start_rankwise(args, folder, env=residence.env) as job:
-        wait_until(
-            lambda: len([path for path in folder.glob("up.*") if len(path.read_text().split()) == 2]) == 2, 60
-        )
+        wait_until(lambda: len([path for path in folder.glob("up.*") if len(path.read_text().split()) == 2]) == 2, 60)
         yield job, [int(word) for path in folder.glob("up.*") for word in path.read_text().split()]
 
 
@@ -322,9 +312,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing(residence: Residence, tmp_pa
     """What its ranks had started falls to the server, which ends it; the job says what happened."""
     with _start_held(residence, tmp_path) as (job, below):
         (supervisor,) = (
-            int(line.split()[0])
-            for line in list_marked()
-            if f"rankwise-supervisor {job.process.pid} " in line
+            int(line.split()[0]) for line in list_marked() if f"rankwise-supervisor {job.process.pid} " in line
         )
         os.kill(supervisor, signal.SIGKILL)
         result = job.finish()
@@ -336,9 +324,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing(residence: Residence, tmp_pa
 
 def test_what_a_job_leaves_behind_on_purpose_stays(residence: Residence, tmp_path: Path) -> None:
     """An uploader that outlives a job that went well lives on, below the server and after it."""
-    script = (
-        "import subprocess, torch\nprint(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid)"
-    )
+    script = "import subprocess, torch\nprint(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid)"
     write_script(tmp_path, script)
     uploader = int(residence.run(tmp_path).out)
     assert _is_alive(uploader)
@@ -350,9 +336,7 @@ def test_what_a_job_leaves_behind_on_purpose_stays(residence: Residence, tmp_pat
     os.kill(uploader, signal.SIGKILL)
 
 
-def test_a_server_ends_that_nobody_uses(
-    residence: Residence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_ends_that_nobody_uses(residence: Residence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the time that RANKWISE_RESIDENT_IDLE names; a run that lasts longer does not count as idle.
 
     Whoever has connected before that time is answered after it.
@@ -415,9 +399,7 @@ def test_a_server_that_hangs_in_an_import_ends_with_its_launcher(
     wait_until(lambda: not any(_is_alive(int(pid)) for pid in seen.read_text().split()[:2]))
 
 
-def test_where_nobody_edits_and_runs_the_variable_does_not_count(
-    residence: Residence, tmp_path: Path
-) -> None:
+def test_where_nobody_edits_and_runs_the_variable_does_not_count(residence: Residence, tmp_path: Path) -> None:
     """In a job of Slurm RANKWISE_RESIDENT=1 gives a line and no server; `always`, or the flag, asks for one."""
     write_script(tmp_path, "import torch")
     slurm = {**residence.env, "SLURM_JOB_ID": "7"}

@@ -87,5 +87,18 @@ class NumericsError(RankwiseError):
 
 
 # Shown as users import them: rankwise.HandshakeError.
-for _error in (RankwiseError, UsageError, LaunchError, RankFailedError, RendezvousError, HandshakeError, CollectiveError, CollectiveTimeoutError, ModelError, DataError, CheckpointError, NumericsError):  # fmt: skip
+for _error in (
+    RankwiseError,
+    UsageError,
+    LaunchError,
+    RankFailedError,
+    RendezvousError,
+    HandshakeError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    ModelError,
+    DataError,
+    CheckpointError,
+    NumericsError,
+):
     _error.__module__ = "rankwise"

@@ -11,7 +11,8 @@ from pathlib import Path
 def fill_standard_streams() -> None:
     """Open /dev/null where standard input, output or error is closed (``<&-``).
 
-    Else the next file that is opened, whatever it is, takes that number, and ranks would print into it. To be called before ctypes is
+    Else the next file that is opened, whatever it is, takes that number, and ranks would print into it. To be called
+    before ctypes is
     imported: libffi keeps a file of its own open.
     """
     for fd in range(3):
@@ -62,9 +63,7 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
     Raises:
         OSError: It can't be opened, is no regular file, or is larger.
     """
-    flags = (
-        os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-    )
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - these flags
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

@@ -86,9 +86,7 @@ class Parser(argparse.ArgumentParser):
         epilog: str | None = None,
         allow_abbrev: bool = True,
     ) -> None:
-        super().__init__(
-            prog, usage, description, epilog, formatter_class=HelpFormatter, allow_abbrev=allow_abbrev
-        )
+        super().__init__(prog, usage, description, epilog, formatter_class=HelpFormatter, allow_abbrev=allow_abbrev)
         self._aliases, self._unabbreviated, self._missing = aliases or {}, unabbreviated, missing or {}
 
     def _get_option_tuples(self, option_string: str) -> list[tuple[argparse.Action, str, str | None]]:
@@ -97,11 +95,7 @@ class Parser(argparse.ArgumentParser):
         argparse tries abbreviations on every word, also on those behind a script: the script's ``--re`` must
         not become ambiguous because we have a ``--report``.
         """
-        return [
-            found
-            for found in super()._get_option_tuples(option_string)
-            if found[1] not in self._unabbreviated
-        ]
+        return [found for found in super()._get_option_tuples(option_string) if found[1] not in self._unabbreviated]
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError."""

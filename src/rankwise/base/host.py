@@ -37,7 +37,8 @@ def own_cgroups(root: Path | None = None) -> dict[str, str]:
 def list_cgroups(controller: str, root: Path | None = None) -> list[Path]:
     """List the folders of our group of a controller (``cpu``, ``memory``, ``pids``) and of those around it, ours first: any may set a limit.
 
-    ``root`` is where the host's files are. In a container the path may be that of the host outside: what is seen of it is the root.
+    ``root`` is where the host's files are. In a container the path may be that of the host outside: what is seen of it
+    is the root.
     """
     groups, top, found = own_cgroups(root), (root or _ROOT) / "sys/fs/cgroup", list[Path]()
     for base, path in ((top / controller, groups.get(controller, "/")), (top, groups.get("", "/"))):
@@ -47,7 +48,10 @@ def list_cgroups(controller: str, root: Path | None = None) -> list[Path]:
 
 
 def find_cpu_quota(root: Path | None = None) -> float:
-    """Return the CPUs' worth of time that the cgroups allow us; infinity without a limit. ``root`` is where the host's files are."""
+    """Return the CPUs' worth of time that the cgroups allow us; infinity without a limit.
+
+    ``root`` is where the host's files are.
+    """
     quotas = [math.inf]
     for folder in list_cgroups("cpu", root):
         first = f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"

@@ -30,9 +30,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
             found += [
                 host
                 for middle in middles
-                for host in (
-                    expand_hosts(f"{head}{middle}{tail}") if "[" in tail else (f"{head}{middle}{tail}",)
-                )
+                for host in (expand_hosts(f"{head}{middle}{tail}") if "[" in tail else (f"{head}{middle}{tail}",))
             ]
     return tuple(found)
 

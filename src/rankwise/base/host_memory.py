@@ -17,8 +17,8 @@ _NUMBERS = Path("/proc/self/ns/pid")
 def name_memory_folder(pid: int | None = None) -> str:
     """Return how its name begins.
 
-    Containers may share the memory (``--ipc=host``) and have the same users and process numbers; where the numbers count tells
-    them apart.
+    Containers may share the memory (``--ipc=host``) and have the same users and process numbers; where the numbers
+    count tells them apart.
 
     Args:
         pid: The launcher's; None: of all launchers of this user.

@@ -80,11 +80,7 @@ def _check(it: Identity) -> None:
         raise UsageError(
             f"{rank}={it.rank}: ranks are 0 to {it.world_size - 1}", hint=f"give each process its own {rank}"
         )
-    if (
-        it.local_rank is not None
-        and it.local_world_size is not None
-        and not 0 <= it.local_rank < it.local_world_size
-    ):
+    if it.local_rank is not None and it.local_world_size is not None and not 0 <= it.local_rank < it.local_world_size:
         raise UsageError(
             f"[{it.source}] local rank {it.local_rank} with {it.local_world_size} rank{'s' * (it.local_world_size != 1)} on this host",
             rank=it.rank,

@@ -32,8 +32,10 @@ def read_tf_config(env: Mapping[str, str]) -> Identity | None:
         raise UsageError(f"TF_CONFIG can't be read: {type(error).__name__}: {error}", hint=how) from error
     first = {"ps": 0, "chief": len(servers), "master": len(servers), "worker": len(servers) + len(chiefs)}
     if kind not in first:
-        raise UsageError(f"TF_CONFIG has task type {kind!r}, which is not part of a process group",
-                         hint="only ps, chief and workers train together")  # fmt: skip
+        raise UsageError(
+            f"TF_CONFIG has task type {kind!r}, which is not part of a process group",
+            hint="only ps, chief and workers train together",
+        )
     rank = index + first[kind]
     if not index >= 0 or rank >= len(addresses) or (kind == "ps" and index >= len(servers)):
         raise UsageError(
@@ -48,8 +50,14 @@ def read_tf_config(env: Mapping[str, str]) -> Identity | None:
         f"TF_CONFIG's task {kind} {index}",
         f"{len(addresses)} entries in TF_CONFIG's cluster",
     )
-    it.origins = {"rank": task_value, "world_size": cluster_value, "local_rank": f"{task_value}, among those of its host", "local_world_size": "entries of its host in TF_CONFIG's cluster",
-                  "node_rank": f"{task_value}, by its host", "num_nodes": "hosts in TF_CONFIG's cluster"}  # fmt: skip
+    it.origins = {
+        "rank": task_value,
+        "world_size": cluster_value,
+        "local_rank": f"{task_value}, among those of its host",
+        "local_world_size": "entries of its host in TF_CONFIG's cluster",
+        "node_rank": f"{task_value}, by its host",
+        "num_nodes": "hosts in TF_CONFIG's cluster",
+    }
     found = it.port()
     if found is None:
         job = "ps" if servers else "chief" if chiefs else "worker"
@@ -91,12 +99,20 @@ def read_sagemaker(env: Mapping[str, str]) -> Identity | None:
     # SageMaker documents the list as sorted; some jobs have seen it otherwise, and every host must count alike.
     hosts = sorted(hosts)
     if current not in hosts:
-        raise UsageError(f"SM_CURRENT_HOST={current} is not one of {name}={', '.join(hosts)}",
-                         hint=f"unset SM_CURRENT_HOST and {name} if they are left over from another job")  # fmt: skip
+        raise UsageError(
+            f"SM_CURRENT_HOST={current} is not one of {name}={', '.join(hosts)}",
+            hint=f"unset SM_CURRENT_HOST and {name} if they are left over from another job",
+        )
     it = Traces(env)
     place, count = f"place of SM_CURRENT_HOST={current} in {name}", f"{len(hosts)} hosts in {name}"
-    it.origins = {"rank": place, "world_size": f"{count}, one process each", "local_rank": "one process a host", "local_world_size": "one process a host",
-                  "node_rank": place, "num_nodes": count}  # fmt: skip
+    it.origins = {
+        "rank": place,
+        "world_size": f"{count}, one process each",
+        "local_rank": "one process a host",
+        "local_world_size": "one process a host",
+        "node_rank": place,
+        "num_nodes": count,
+    }
     port = it.port()
     if port is None:
         port = it.derive("master_port", _SAGEMAKER_PORT, "the port of SageMaker's own launchers")
@@ -145,14 +161,27 @@ def read_kubernetes(env: Mapping[str, str]) -> Identity | None:
     if world_size is None:
         if index == 0:
             return None
-        raise UsageError(f"JOB_COMPLETION_INDEX={index} shows that this pod is one of several, but WORLD_SIZE is not set",
-                         rank=index, hint="set WORLD_SIZE to the job's completions in the pod's env")  # fmt: skip
-    return Identity(rank=index, world_size=world_size, master_addr=it.addr(), master_port=it.port(), source="Kubernetes",
-                    names=("JOB_COMPLETION_INDEX", "WORLD_SIZE"), origins=it.origins)  # fmt: skip
+        raise UsageError(
+            f"JOB_COMPLETION_INDEX={index} shows that this pod is one of several, but WORLD_SIZE is not set",
+            rank=index,
+            hint="set WORLD_SIZE to the job's completions in the pod's env",
+        )
+    return Identity(
+        rank=index,
+        world_size=world_size,
+        master_addr=it.addr(),
+        master_port=it.port(),
+        source="Kubernetes",
+        names=("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
+        origins=it.origins,
+    )
 
 
 def read_skypilot(env: Mapping[str, str]) -> Identity | None:
-    """A task of SkyPilot on several nodes: one process a node. Old versions tell the number of nodes by their addresses only."""
+    """A task of SkyPilot on several nodes: one process a node.
+
+    Old versions tell the number of nodes by their addresses only.
+    """
     it = Traces(env)
     rank, num_nodes = it.number("rank", "SKYPILOT_NODE_RANK"), it.number("num_nodes", "SKYPILOT_NUM_NODES")
     addresses = env.get("SKYPILOT_NODE_IPS", "").split()
@@ -160,8 +189,12 @@ def read_skypilot(env: Mapping[str, str]) -> Identity | None:
         num_nodes = it.derive("num_nodes", len(addresses), f"{len(addresses)} addresses in SKYPILOT_NODE_IPS")
     if rank is None or num_nodes is None or num_nodes < 2:
         return None
-    it.origins |= {"world_size": f"{it.origins['num_nodes']}, one process each", "local_rank": "one process a node", "local_world_size": "one process a node",
-                   "node_rank": it.origins["rank"]}  # fmt: skip
+    it.origins |= {
+        "world_size": f"{it.origins['num_nodes']}, one process each",
+        "local_rank": "one process a node",
+        "local_world_size": "one process a node",
+        "node_rank": it.origins["rank"],
+    }
     task = env.get("SKYPILOT_TASK_ID", "")
     return Identity(
         rank=rank, world_size=num_nodes, local_rank=0, local_world_size=1, node_rank=rank, num_nodes=num_nodes,

@@ -88,9 +88,7 @@ class Traces:
     def port(self, seed: str = "", how: str = "") -> int | None:
         """Return MASTER_PORT, else a port that all processes of a job derive alike from ``seed``; None if nothing tells jobs apart."""
         found = self.number("master_port", "MASTER_PORT")
-        return (
-            self.derive("master_port", derive_port(seed), f"derived from {how}") if found is None else found
-        )
+        return self.derive("master_port", derive_port(seed), f"derived from {how}") if found is None else found
 
 
 def read_int(env: Mapping[str, str], name: str) -> int | None:

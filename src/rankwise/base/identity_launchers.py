@@ -94,7 +94,10 @@ def read_open_mpi(env: Mapping[str, str]) -> Identity | None:
 
 
 def read_hydra(env: Mapping[str, str]) -> Identity | None:
-    """`mpiexec` of MPICH and Intel MPI, whose process manager is Hydra. Slurm's own PMI does not set these local names."""
+    """`mpiexec` of MPICH and Intel MPI, whose process manager is Hydra.
+
+    Slurm's own PMI does not set these local names.
+    """
     return _read_pmi(env) if "MPI_LOCALRANKID" in env else None
 
 
@@ -146,9 +149,7 @@ def read_flux(env: Mapping[str, str]) -> Identity | None:
     if rank is None or world_size is None or world_size < 2:
         return None
     nodes = it.number("num_nodes", "FLUX_JOB_NNODES")
-    local_size = it.derive(
-        "local_world_size", world_size if nodes == 1 else None, "FLUX_JOB_SIZE on one node"
-    )
+    local_size = it.derive("local_world_size", world_size if nodes == 1 else None, "FLUX_JOB_SIZE on one node")
     job = env.get("FLUX_JOB_ID", "")
     return Identity(
         rank=rank, world_size=world_size, local_rank=it.number("local_rank", "FLUX_TASK_LOCAL_ID"), local_world_size=local_size, num_nodes=nodes,

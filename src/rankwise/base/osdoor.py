@@ -51,7 +51,8 @@ def die_with_peer(fd: int, group: int) -> None:
     """Have the kernel kill a process group when the other end of a socket is closed, as it is when its process dies.
 
     Args:
-        fd: The group's own end. Anything that comes from the other one kills the group, too, until O_ASYNC is taken off it.
+        fd: The group's own end. Anything that comes from the other one kills the group, too, until O_ASYNC is taken off
+            it.
         group: Whom.
 
     Raises:
@@ -84,7 +85,8 @@ def adopts_orphans() -> bool:
 def close_from(first: int) -> None:
     """Close all descriptors from a number on.
 
-    Where the kernel has no close_range, ``os.closerange`` tries one number after the other, and containers may allow a billion of them.
+    Where the kernel has no close_range, ``os.closerange`` tries one number after the other, and containers may allow a
+    billion of them.
 
     Args:
         first: The lowest.
@@ -179,13 +181,14 @@ def pick_high_descriptors(count: int) -> tuple[int, ...]:
     return tuple(range(first, first + count))
 
 
-#: Where a rank finds the files for its notes and its stacks, the warm server its socket, and the rank again the file for
-#: its evidence and the pipe by which it is asked for more: high, so that the script's own descriptors get the numbers that
-#: they have under torchrun.
+#: Where a rank finds the files for its notes and its stacks, the warm server its socket, and the rank again the file
+#: for its evidence and the pipe by which it is asked for more: high, so that the script's own descriptors get the
+#: numbers that they have under torchrun.
 NOTES_FD, STACKS_FD, SERVER_FD, EVIDENCE_FD, ASK_FD = pick_high_descriptors(5)
 
 
-#: How a supervisor that a resident server has forked is called, with its launcher's number behind it: it is no child of that.
+#: How a supervisor that a resident server has forked is called, with its launcher's number behind it: it is no child of
+#: that.
 SUPERVISOR_NAME = "rankwise-supervisor"
 
 
@@ -271,7 +274,8 @@ def try_lock_file(fd: int) -> bool | None:
     except ImportError:
         return None
     try:
-        # Not lockf: that lock goes as soon as anything in this process opens the file and closes it again, as a backup does.
+        # Not lockf: that lock goes as soon as anything in this process opens the file and closes it again, as a backup
+        # does.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in {errno.EACCES, errno.EAGAIN}:

@@ -13,11 +13,12 @@ from rankwise.base.osdoor import NOTES_FD
 REQUEUE = 75
 
 # Caught by ranks that call should_stop(), and by nobody else: so the launcher, which reads in /proc what a process
-# catches, knows that SIGTERM does not end them, and uses this one where there is nothing to save any more.
-# A rank that leaves after a notice ignores it in the end. Neighbour of the signal that asks for stacks (base/osdoor.py).
+# catches, knows that SIGTERM does not end them, and uses this one where there is nothing to save any more. A rank that
+# leaves after a notice ignores it in the end. Neighbour of the signal that asks for stacks (base/osdoor.py).
 END_SIGNAL: int | None = signal.SIGRTMIN + 12 if hasattr(signal, "SIGRTMIN") else None
 
-#: How the notes of a rank begin (evidence/in_rank/recorder.py), and the lines that say how 75 is meant, and that the rank leaves so.
+#: How the notes of a rank begin (evidence/in_rank/recorder.py), and the lines that say how 75 is meant, and that the
+#: rank leaves so.
 _FIRST, _ASKED, _LEAVES = b'{"note": "armed"', b'{"note": "requeue"}\n', b'{"note": "leaves"}\n'
 #: That SIGINT is a notice to it, and that it is none any more.
 _HEEDS, _HEEDS_NOT = b'{"note": "heeds SIGINT"}\n', b'{"note": "heeds SIGINT no more"}\n'

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 #: How a launcher tells the ranks how many of each role there are.
 COUNTS = "RANKWISE_ROLE_COUNTS"
-#: How it tells a rank that ranks which die are started again alone: the exit code of the process before it, 0 if it is the first.
+#: How it tells a rank that ranks which die are started again alone: the exit code of the process before it, 0 if it is
+#: the first.
 RETURNS = "RANKWISE_RETURNS"
-#: Lines in a rank's notes: it has joined without a group of all ranks, so that its death need not end the others; and: it would.
+#: Lines in a rank's notes: it has joined without a group of all ranks, so that its death need not end the others; and:
+#: it would.
 _APART, _NEEDED = b'{"note": "apart"}\n', b'{"note": "needed"}\n'
 
 
@@ -47,9 +49,7 @@ class Role:
 def read_counts(text: str) -> tuple[tuple[str, int], ...]:
     """Read ``ps=2,worker=6``; empty if it is empty or something else."""
     pairs = [part.partition("=")[::2] for part in text.split(",")]
-    return (
-        tuple((name, int(number)) for name, number in pairs) if all(one[1].isdigit() for one in pairs) else ()
-    )
+    return tuple((name, int(number)) for name, number in pairs) if all(one[1].isdigit() for one in pairs) else ()
 
 
 def list_roles(counts: tuple[tuple[str, int], ...]) -> tuple[Role, ...]:
@@ -79,8 +79,7 @@ def name_roles(text: str, roles: Sequence[Role]) -> str:
         return text
     lines = text.split("\n")
     return "\n".join(
-        line if line.startswith(_QUOTE) else _RANKS.sub(lambda found: _name(found, roles), line)
-        for line in lines
+        line if line.startswith(_QUOTE) else _RANKS.sub(lambda found: _name(found, roles), line) for line in lines
     )
 
 

@@ -10,7 +10,8 @@ from rankwise.base.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: No question that nobody answers, and no wait of minutes for a host that is down; what the user gives stands before these and wins.
+#: No question that nobody answers, and no wait of minutes for a host that is down; what the user gives stands before
+#: these and wins.
 _OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-T")
 #: ssh's own exit code, where it did not reach the host or was not let in.
 SSH_FAILED = 255
@@ -27,7 +28,7 @@ def read_ssh(text: str, flag: str = "--ssh") -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"{flag} {text!r} can't be read: {error}", hint="quote it as a shell does") from error  # fmt: skip
+        raise UsageError(f"{flag} {text!r} can't be read: {error}", hint="quote it as a shell does") from error
     if not words:
         raise UsageError(f"{flag} is empty", hint=f"{flag} 'ssh -p 2222'")
     return words

@@ -8,15 +8,13 @@ import stat
 
 from rankwise.base.environ import get
 
-#: What a terminal obeys, or can't show: control characters but for line breaks and tabs, marks that turn the direction of a text or
-#: hide in it, halves of characters.
+#: What a terminal obeys, or can't show: control characters but for line breaks and tabs, marks that turn the direction
+#: of a text or hide in it, halves of characters.
 _UNSEEMLY = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 #: Colours and movements; titles, links and what else a terminal is told; short orders.
-_ESCAPES = re.compile(
-    "\x1b\\[[0-9;?]*[ -/]*[@-~]|\x1b[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)|\x1b[ -/]*[0-Z\\\\^-~]"
-)
+_ESCAPES = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]|\x1b[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)|\x1b[ -/]*[0-Z\\\\^-~]")
 
 #: A terminal narrower than this breaks the lines itself.
 NARROWEST = 40

@@ -136,9 +136,7 @@ def agree(ranks: Ranks, before: Agreement, request: Request) -> tuple[Flat, list
     # Tensors of other shapes are an error, which the share-out tells.
     kinds = ("parts", "contents") if len({word["boxes"] for word in words}) == 1 else ("parts",)
     differing = [
-        part
-        for part in flat.trees
-        if any(len({word[kind].get(part) for word in words}) > 1 for kind in kinds)
+        part for part in flat.trees if any(len({word[kind].get(part) for word in words}) > 1 for kind in kinds)
     ]
     for part in differing:
         make_own(flat, part, ranks.rank)
@@ -187,7 +185,7 @@ def _check_metrics(metrics: Mapping[str, float]) -> None:
         try:
             float(value)
         except (TypeError, ValueError):
-            raise UsageError(f"checkpoint.save(metrics={{{name!r}: {value!r}}})", hint="a metric is a number") from None  # fmt: skip
+            raise UsageError(f"checkpoint.save(metrics={{{name!r}: {value!r}}})", hint="a metric is a number") from None
 
 
 def _check_judged(metrics: Mapping[str, float] | None, keep: Keep) -> None:
@@ -201,7 +199,11 @@ def _check_judged(metrics: Mapping[str, float] | None, keep: Keep) -> None:
 def _check_words(words: Sequence[Mapping[str, Any]], ranks: Ranks) -> None:
     failed = [rank for rank, word in enumerate(words) if "error" in word]
     if failed:
-        raise CheckpointError(f"the state could not be taken apart: {words[failed[0]]['error']}", rank=failed[0], hint="the error on that rank has the details")  # fmt: skip
+        raise CheckpointError(
+            f"the state could not be taken apart: {words[failed[0]]['error']}",
+            rank=failed[0],
+            hint="the error on that rank has the details",
+        )
     for what, hint in (
         ("step", "count steps in the same way on all ranks"),
         (
@@ -212,11 +214,19 @@ def _check_words(words: Sequence[Mapping[str, Any]], ranks: Ranks) -> None:
     ):
         if len({json.dumps(word[what]) for word in words}) > 1:
             other = next(rank for rank, word in enumerate(words) if word[what] != words[0][what])
-            raise UsageError(f"checkpoint.save: the {what} is {words[0][what]!r} on rank 0 and {words[other][what]!r} on rank {other}", rank=ranks.rank, hint=hint)  # fmt: skip
+            raise UsageError(
+                f"checkpoint.save: the {what} is {words[0][what]!r} on rank 0 and {words[other][what]!r} on rank {other}",
+                rank=ranks.rank,
+                hint=hint,
+            )
     parts = [set(word["parts"]) for word in words]
     for rank, own in enumerate(parts):
         if own != parts[0]:
-            raise UsageError(f"checkpoint.save: rank 0 and rank {rank} don't save the same parts: {sorted(own ^ parts[0])} only on one of them", rank=ranks.rank, hint="pass the same parts on every rank; what only one has can be None on the others")  # fmt: skip
+            raise UsageError(
+                f"checkpoint.save: rank 0 and rank {rank} don't save the same parts: {sorted(own ^ parts[0])} only on one of them",
+                rank=ranks.rank,
+                hint="pass the same parts on every rank; what only one has can be None on the others",
+            )
 
 
 def _digest(value: Any) -> str:
@@ -225,9 +235,7 @@ def _digest(value: Any) -> str:
 
 @cache
 def _warn_of_no_memory() -> None:
-    warn(
-        "no copies in memory: this job was not started by `rankwise run`, or its host has no /dev/shm; saving to disk"
-    )
+    warn("no copies in memory: this job was not started by `rankwise run`, or its host has no /dev/shm; saving to disk")
 
 
 def find_place(folder: Path, ranks: Ranks, *, in_memory: bool) -> tuple[Path, Ranks]:
@@ -256,9 +264,7 @@ def _take_patiently(folder: Path) -> None:
             if lock.is_held_here(folder) or SYSTEM_CLOCK.monotonic() > end_s:
                 raise
             if not is_reported:
-                warn(
-                    f"{error.message}; waiting for {_LEASE_S:.0f} s, as a crashed host's lock is kept for some time"
-                )
+                warn(f"{error.message}; waiting for {_LEASE_S:.0f} s, as a crashed host's lock is kept for some time")
             is_reported = True
             SYSTEM_CLOCK.sleep(1.0)
         else:
@@ -291,7 +297,9 @@ def claim(folder: Path, ranks: Ranks) -> None:
         raise CheckpointError(word["error"], rank=0, hint=word["hint"])
 
 
-def begin(ranks: Ranks, before: Agreement, request: Request, *, size: int, problem: str | None, disk: Disk) -> tuple[Path, int]:  # fmt: skip
+def begin(
+    ranks: Ranks, before: Agreement, request: Request, *, size: int, problem: str | None, disk: Disk
+) -> tuple[Path, int]:
     """Let the first rank of each folder make one to write into; return it, and the checkpoint's serial.
 
     Raises:
@@ -309,7 +317,9 @@ def begin(ranks: Ranks, before: Agreement, request: Request, *, size: int, probl
     if failed is not None:
         if "temporary" in word:
             remove_quietly(disk, request.place / word["temporary"])
-        raise CheckpointError(f"step {request.step} was not saved: {words[failed]['error']}", rank=failed, hint=words[failed]["hint"])  # fmt: skip
+        raise CheckpointError(
+            f"step {request.step} was not saved: {words[failed]['error']}", rank=failed, hint=words[failed]["hint"]
+        )
     before.serial = max(words[rank]["serial"] for rank in ranks.mains)
     return request.place / words[ranks.main]["temporary"], before.serial
 
@@ -331,9 +341,7 @@ def _open(before: Agreement, request: Request, size: int, disk: Disk) -> dict[st
         if is_locked:
             sweep(place, disk)
         else:
-            warn(
-                f"{place} is on a file system without locks: a second job that writes there would not be noticed"
-            )
+            warn(f"{place} is on a file system without locks: a second job that writes there would not be noticed")
         if place is not folder:
             check_space(place, size)
         serials = [before.serial + 1]

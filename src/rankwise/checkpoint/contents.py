@@ -51,7 +51,10 @@ def find_checkpoint(path: str | Path, step: int | None = None) -> Checkpoint:
     found = list_checkpoints(path) if path.is_dir() and not (path / MANIFEST).exists() else []
     if not found:
         if not path.is_dir():
-            raise CheckpointError(f"{path} is not a folder" if path.exists() else f"there is no folder {path}", hint="pass the folder that was passed to save(), or one checkpoint in it")  # fmt: skip
+            raise CheckpointError(
+                f"{path} is not a folder" if path.exists() else f"there is no folder {path}",
+                hint="pass the folder that was passed to save(), or one checkpoint in it",
+            )
         # A name like a checkpoint's, and no manifest: that is what is wrong with it, and not that it is no checkpoint.
         found = [open_checkpoint(path)] if (path / MANIFEST).exists() or path.name.startswith("step-") else []
     wanted = [one for one in found if step is None or one.step == step]
@@ -59,9 +62,7 @@ def find_checkpoint(path: str | Path, step: int | None = None) -> Checkpoint:
     if whole:
         return whole[0]
     if wanted:
-        raise CheckpointError(
-            f"{wanted[0].problem}", hint="`rankwise checkpoint ls` shows which ones are complete"
-        )
+        raise CheckpointError(f"{wanted[0].problem}", hint="`rankwise checkpoint ls` shows which ones are complete")
     steps = ", ".join(str(one.step) for one in found) or "none"
     raise CheckpointError(
         f"{path} holds no checkpoint" + ("" if step is None else f" of step {step}; it has {steps}"),

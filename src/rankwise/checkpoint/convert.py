@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------ out of a checkpoint
 
 
-def export_safetensors(path: str | Path, target: str | Path, *, part: str = "model", step: int | None = None) -> Path:  # fmt: skip
+def export_safetensors(path: str | Path, target: str | Path, *, part: str = "model", step: int | None = None) -> Path:
     """Write the tensors of a part as one safetensors file, whatever number of ranks had saved them.
 
-    Checksums are compared on the way, and the file appears when it is complete; an existing one is replaced. One tensor at
-    a time is in memory. Names are the part's own, as ``load_state_dict`` wants them: without the part's name, and without
-    what wrappers put in. What is not a tensor is left out, with a warning.
+    Checksums are compared on the way, and the file appears when it is complete; an existing one is replaced. One tensor
+    at a time is in memory. Names are the part's own, as ``load_state_dict`` wants them: without the part's name, and
+    without what wrappers put in. What is not a tensor is left out, with a warning.
 
     Args:
         path: A checkpoint, or a folder of them.
@@ -50,8 +50,8 @@ def export_safetensors(path: str | Path, target: str | Path, *, part: str = "mod
         The file.
 
     Raises:
-        CheckpointError: There is no such checkpoint or part, it is damaged, safetensors has no such dtype, or the file can't be
-            written.
+        CheckpointError: There is no such checkpoint or part, it is damaged, safetensors has no such dtype, or the file
+            can't be written.
     """
     one, target = find_checkpoint(path, step), Path(target)
     _, index = read_contents(one)
@@ -59,15 +59,16 @@ def export_safetensors(path: str | Path, target: str | Path, *, part: str = "mod
     if target.is_dir():
         raise CheckpointError(f"can't write {target}: it is a folder", hint="give the file's name too")
     if not target.parent.is_dir():
-        raise CheckpointError(
-            f"can't write {target}: there is no folder {target.parent}", hint="make it first"
-        )
+        raise CheckpointError(f"can't write {target}: there is no folder {target.parent}", hint="make it first")
     named = _name_tensors(contents)
     boxes = []
     for name, found in named.items():
         dtype, shape = index.tensors[found].dtype, index.tensors[found].shape
         if dtype not in DTYPES:
-            raise CheckpointError(f"{name} is {dtype}, which safetensors does not support", hint="convert it before it is saved, or take it from checkpoint.read()")  # fmt: skip
+            raise CheckpointError(
+                f"{name} is {dtype}, which safetensors does not support",
+                hint="convert it before it is saved, or take it from checkpoint.read()",
+            )
         boxes.append(Box(name, dtype, shape, (0,) * len(shape), shape, is_shard=False))
     if contents.others:
         warn(f"left out of {target}, as they are not tensors: {shorten(contents.others)}")
@@ -81,11 +82,19 @@ def _find_part(path: Path, parts: Sequence[PartContents], name: str) -> PartCont
     found = [part for part in parts if part.name == name]
     if not found:
         there = sorted({part.name for part in parts if part.rank is None and part.tensors})
-        raise CheckpointError(f"{path} has no part {name!r}; with tensors it has {', '.join(there) or 'none'}", hint="`rankwise checkpoint inspect` shows what it holds")  # fmt: skip
+        raise CheckpointError(
+            f"{path} has no part {name!r}; with tensors it has {', '.join(there) or 'none'}",
+            hint="`rankwise checkpoint inspect` shows what it holds",
+        )
     if found[0].rank is not None:
-        raise CheckpointError(f"each rank has saved its own {name!r} in {path}, and one file can't hold them all", hint="checkpoint.read() returns them by rank")  # fmt: skip
+        raise CheckpointError(
+            f"each rank has saved its own {name!r} in {path}, and one file can't hold them all",
+            hint="checkpoint.read() returns them by rank",
+        )
     if not found[0].tensors:
-        raise CheckpointError(f"part {name!r} of {path} holds no tensors", hint="`rankwise checkpoint inspect` shows what it holds")  # fmt: skip
+        raise CheckpointError(
+            f"part {name!r} of {path} holds no tensors", hint="`rankwise checkpoint inspect` shows what it holds"
+        )
     return found[0]
 
 
@@ -104,7 +113,7 @@ def _clean_all(names: Sequence[str], *, is_module: bool = False) -> list[str]:
     return cleaned if len(set(cleaned)) == len(names) else list(names)
 
 
-def _stream(path: Path, index: Index, boxes: Sequence[Box], named: Mapping[str, str]) -> Iterator[bytes | memoryview]:  # fmt: skip
+def _stream(path: Path, index: Index, boxes: Sequence[Box], named: Mapping[str, str]) -> Iterator[bytes | memoryview]:
     """Yield the pieces of the file; each tensor is read when its turn comes."""
     yield make_head(boxes)
     for box in boxes:
@@ -129,16 +138,18 @@ def _write(target: Path, pieces: Iterator[bytes | memoryview]) -> None:
 # ------------------------------------------------------------------ into a model
 
 
-def import_weights(file: str | Path, model: torch.nn.Module, *, strict: bool = True, key: str | None = None) -> list[str]:  # fmt: skip
+def import_weights(
+    file: str | Path, model: torch.nn.Module, *, strict: bool = True, key: str | None = None
+) -> list[str]:
     """Load the weights of a trainer's own file, ``.pt``, ``.pth`` or ``.safetensors``, into a model.
 
-    They may be all of the file or one entry of a dict in it (``{"model": ..., "epoch": 3}``), and may carry the names of
-    wrappers (``module.``, ``_orig_mod.``). The model may be wrapped too; of a sharded one each rank takes its shard. Nothing
-    in the file is executed.
+    They may be all of the file or one entry of a dict in it (``{"model": ..., "epoch": 3}``), and may carry the names
+    of wrappers (``module.``, ``_orig_mod.``). The model may be wrapped too; of a sharded one each rank takes its shard.
+    Nothing in the file is executed.
 
     Args:
-        file: The file, which each rank reads; no rank waits for another. Or a folder of transformers: ``model.safetensors``, or several
-            files and ``model.safetensors.index.json``.
+        file: The file, which each rank reads; no rank waits for another. Or a folder of transformers:
+            ``model.safetensors``, or several files and ``model.safetensors.index.json``.
         model: The model, on its device.
         strict: Whether names and shapes that don't fit are an error; else those weights stay as they are.
         key: Where in the file the weights are, ``"ema"`` or ``"nets.generator"``; None: find them.
@@ -147,8 +158,8 @@ def import_weights(file: str | Path, model: torch.nn.Module, *, strict: bool = T
         What did not fit, a line each; empty if all did.
 
     Raises:
-        CheckpointError: The file can't be read without executing code in it, it is not clear which weights are meant, or they don't
-            fit.
+        CheckpointError: The file can't be read without executing code in it, it is not clear which weights are meant,
+            or they don't fit.
     """
     module = unwrap(model)
     weights = read_weights(file, key=key)
@@ -161,17 +172,25 @@ def import_weights(file: str | Path, model: torch.nn.Module, *, strict: bool = T
     }
     problems = _compare_names(module, own, weights, matched) + list(wrong_shapes.values())
     if strict and problems:
-        raise CheckpointError(f"{file} does not fit the model: {shorten(problems, '; ')}", hint="build the model with the sizes that the file was saved with; strict=False loads what fits")  # fmt: skip
+        raise CheckpointError(
+            f"{file} does not fit the model: {shorten(problems, '; ')}",
+            hint="build the model with the sizes that the file was saved with; strict=False loads what fits",
+        )
     fitting = {name: found for name, found in matched.items() if name not in wrong_shapes}
     if not fitting:
-        raise CheckpointError(f"nothing in {file} fits the model: {shorten(problems, '; ')}", hint="is it the file of another model?")  # fmt: skip
-    module.load_state_dict(
-        _place({name: weights[found] for name, found in fitting.items()}, own), strict=False
-    )
+        raise CheckpointError(
+            f"nothing in {file} fits the model: {shorten(problems, '; ')}", hint="is it the file of another model?"
+        )
+    module.load_state_dict(_place({name: weights[found] for name, found in fitting.items()}, own), strict=False)
     return problems
 
 
-def _compare_names(module: torch.nn.Module, own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], matched: Mapping[str, str]) -> list[str]:  # fmt: skip
+def _compare_names(
+    module: torch.nn.Module,
+    own: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+    matched: Mapping[str, str],
+) -> list[str]:
     # Files may hold only one name of a tensor that has two: it is there by the other.
     tied = {name: id(parameter) for name, parameter in module.named_parameters(remove_duplicate=False)}
     loaded = {tied[name] for name in matched if name in tied}
@@ -185,7 +204,10 @@ def _place(values: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) 
     """Return what ``load_state_dict`` is to be given; of a sharded tensor the shard is filled already, and it is given that."""
     for name in values:
         if own[name].device.type == "meta":
-            raise CheckpointError(f"{name} is on the meta device and has no memory to load into", hint="call model.to_empty(device=...) first")  # fmt: skip
+            raise CheckpointError(
+                f"{name} is on the meta device and has no memory to load into",
+                hint="call model.to_empty(device=...) first",
+            )
     # Not by distribute_tensor: it would put each whole tensor onto the device.
     sharded = {name: own[name] for name in values if isinstance(own[name], DTensor)}
     entries = {
@@ -221,7 +243,10 @@ def import_file(file: str | Path, folder: str | Path, *, step: int = 0, key: str
     """
     there = list_checkpoints(folder)
     if there:
-        raise UsageError(f"{folder} has checkpoints already, the latest of step {there[0].step}: a job that resumes there would load the weights of {file} instead", hint="pass a new folder")  # fmt: skip
+        raise UsageError(
+            f"{folder} has checkpoints already, the latest of step {there[0].step}: a job that resumes there would load the weights of {file} instead",
+            hint="pass a new folder",
+        )
     weights = read_weights(file, key=key)
     named = dict(zip(_clean_all(list(weights)), weights.values(), strict=True))
     return save(folder, {"model": named}, step=step, rng=False).wait()

@@ -36,7 +36,8 @@ def _sync_folder(path: Path) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        # Some network and user-space file systems don't know fsync of a folder: their names are safe or not, we can't help it.
+        # Some network and user-space file systems don't know fsync of a folder: their names are safe or not, we can't
+        # help it.
         if error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.EBADF}:
             raise
     finally:

@@ -80,13 +80,18 @@ def list_checkpoints(folder: str | Path) -> list[Checkpoint]:
         CheckpointError: The folder exists, but can't be read.
     """
     found = [open_checkpoint(path) for path in _list_names(Path(folder)) if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda one: (one.manifest is not None, one.manifest.serial if one.manifest else one.step), reverse=True)  # fmt: skip
+    return sorted(
+        found,
+        key=lambda one: (one.manifest is not None, one.manifest.serial if one.manifest else one.step),
+        reverse=True,
+    )
 
 
 def latest(folder: str | Path) -> Path | None:
     """Return the latest complete checkpoint, by its manifest and the sizes of its files; None if there is none.
 
-    Only this process looks. Ranks must not decide by it whether to resume: other hosts may see another. ``load`` makes them agree.
+    Only this process looks. Ranks must not decide by it whether to resume: other hosts may see another. ``load`` makes
+        them agree.
 
     Args:
         folder: The folder that was passed to ``save``; it need not exist.
@@ -167,9 +172,7 @@ def _verify_one(one: Checkpoint) -> list[str]:
     for file in manifest.files:
         problems += _verify_file(one.path / file.name, file, regions[file.name])
     strangers = regions.keys() - {file.name for file in manifest.files}
-    return problems + [
-        f"{one.path / name} belongs to the index, not to the manifest" for name in sorted(strangers)
-    ]
+    return problems + [f"{one.path / name} belongs to the index, not to the manifest" for name in sorted(strangers)]
 
 
 def _verify_file(path: Path, file: File, regions: list[tuple[Chunk, str]]) -> list[str]:
@@ -185,7 +188,9 @@ def _verify_file(path: Path, file: File, regions: list[tuple[Chunk, str]]) -> li
                 source.seek(chunk.start)
                 found = _sum_up(source, chunk.size)
                 if found != chunk.crc32:
-                    problems.append(f"{path}: {name} is damaged (bytes {chunk.start} to {chunk.start + chunk.size}: checksum {found:08x}, not {chunk.crc32:08x})")  # fmt: skip
+                    problems.append(
+                        f"{path}: {name} is damaged (bytes {chunk.start} to {chunk.start + chunk.size}: checksum {found:08x}, not {chunk.crc32:08x})"
+                    )
                 end = chunk.start + chunk.size
     except OSError as error:
         return [tell(error, f"can't read {path}").message]
@@ -286,7 +291,10 @@ def commit(disk: Disk, temporary: Path, step: int) -> Path:
     except OSError as error:
         raise tell(error, f"can't rename {temporary} to a checkpoint of step {step}") from error
     if not (target / MANIFEST).exists():
-        raise CheckpointError(f"{target} is missing after its rename", hint="the file system does not do what it reports: don't keep checkpoints on it")  # fmt: skip
+        raise CheckpointError(
+            f"{target} is missing after its rename",
+            hint="the file system does not do what it reports: don't keep checkpoints on it",
+        )
     # Committed is committed: readers see it, whether or not a loss of power now would take it back.
     with suppress(OSError):
         disk.sync_folder(folder)
@@ -315,8 +323,9 @@ def _is_forgotten(path: Path) -> bool:
 def sweep(folder: Path, disk: Disk = REAL_DISK) -> list[Path]:
     """Delete what dead jobs left half written. Only whoever holds the folder's lock may do it.
 
-    On some file systems (NFS with local_lock, Lustre with localflock, BeeGFS) that lock holds on one host only, and nobody says so. So
-    what another host began is left alone for as long as something was written there within the last hour.
+    On some file systems (NFS with local_lock, Lustre with localflock, BeeGFS) that lock holds on one host only, and
+    nobody says so. So what another host began is left alone for as long as something was written there within the last
+    hour.
 
     Args:
         folder: The folder of checkpoints.

@@ -17,7 +17,20 @@ from rankwise.checkpoint.disk import tell
 from rankwise.checkpoint.shard import DTYPES
 
 #: What trainers written by hand call the model's weights in their files.
-KNOWN_KEYS = ("model", "state_dict", "model_state_dict", "model_state", "net", "network", "module", "weights", "params", "ema", "model_ema", "state_dict_ema")  # fmt: skip
+KNOWN_KEYS = (
+    "model",
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "net",
+    "network",
+    "module",
+    "weights",
+    "params",
+    "ema",
+    "model_ema",
+    "state_dict_ema",
+)
 #: Weights lie on top or one below: deeper dicts of tensors are an optimizer's.
 _DEEPEST = 2
 _INDEX = ".index.json"
@@ -34,7 +47,8 @@ def read_weights(file: str | Path, *, key: str | None = None) -> dict[str, torch
         key: Where in the file they are, ``"ema"`` or ``"nets.generator"``; None: find them.
 
     Raises:
-        CheckpointError: The file can't be read without executing code in it, or it is not clear which weights are meant.
+        CheckpointError: The file can't be read without executing code in it, or it is not clear which weights are
+            meant.
     """
     file = Path(file)
     if file.is_dir():
@@ -55,26 +69,34 @@ def _find_file(folder: Path) -> Path:
     stems = ("model.safetensors", "pytorch_model.bin")
     there = [one for stem in stems for one in (folder / stem, folder / f"{stem}{_INDEX}") if one.exists()]
     if not there:
-        raise CheckpointError(f"{folder} is a folder, and has no {' or '.join(stems)}", hint="pass a .pt, .pth or .safetensors file; checkpoints of rankwise are read by checkpoint.load()")  # fmt: skip
+        raise CheckpointError(
+            f"{folder} is a folder, and has no {' or '.join(stems)}",
+            hint="pass a .pt, .pth or .safetensors file; checkpoints of rankwise are read by checkpoint.load()",
+        )
     return there[0]
 
 
 def _read_several(index: Path) -> dict[str, torch.Tensor]:
     """Read the files that an index of transformers names, and see that each tensor is in its file."""
     try:
-        file_of = {
-            str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()
-        }
+        file_of = {str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is not an index of weights: {error!r}", hint='it must hold {"weight_map": {name: file}}') from error  # fmt: skip
+        raise CheckpointError(
+            f"{index} is not an index of weights: {error!r}", hint='it must hold {"weight_map": {name: file}}'
+        ) from error
     found: dict[str, torch.Tensor] = {}
     for name in sorted(set(file_of.values())):
         if Path(name).name != name:
-            raise CheckpointError(f"{index} names a file {name!r} elsewhere", hint="all files of a model must be beside its index")  # fmt: skip
+            raise CheckpointError(
+                f"{index} names a file {name!r} elsewhere", hint="all files of a model must be beside its index"
+            )
         found |= read_weights(index.with_name(name))
     lacking = [f"{name} (of {file})" for name, file in file_of.items() if name not in found]
     if lacking:
-        raise CheckpointError(f"{index} names tensors that its files lack: {', '.join(lacking[:_MOST_SHOWN])}", hint="a download was cut short: download the folder again")  # fmt: skip
+        raise CheckpointError(
+            f"{index} names tensors that its files lack: {', '.join(lacking[:_MOST_SHOWN])}",
+            hint="a download was cut short: download the folder again",
+        )
     return {name: found[name] for name in file_of}
 
 
@@ -92,7 +114,9 @@ def _read_torch(file: Path) -> Any:
                 f"{file} holds more than tensors and plain values, and loading it would execute code in it: {reason}",
                 hint="where it was made, save the weights alone: torch.save(model.state_dict(), 'weights.pt')",
             ) from error
-        raise CheckpointError(f"{file} can't be read by torch.load: {reason}", hint="it is cut off, damaged, or not a file of torch.save") from error  # fmt: skip
+        raise CheckpointError(
+            f"{file} can't be read by torch.load: {reason}", hint="it is cut off, damaged, or not a file of torch.save"
+        ) from error
 
 
 def _find_reason(error: Exception) -> str:
@@ -111,18 +135,19 @@ def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
     with file.open("rb") as source:
         head_size = int.from_bytes(source.read(8), "little")
         if size < 8 or head_size > min(size - 8, _LONGEST_HEAD):
-            raise CheckpointError(f"{file} is not a safetensors file: it has {size} bytes, and its head {head_size}", hint="it is cut off, or something else with this name")  # fmt: skip
+            raise CheckpointError(
+                f"{file} is not a safetensors file: it has {size} bytes, and its head {head_size}",
+                hint="it is cut off, or something else with this name",
+            )
         head = source.read(head_size)
     data = torch.empty(0, dtype=torch.uint8)
     if size > 8 + head_size:
-        data = data.set_(torch.UntypedStorage.from_file(str(file), shared=False, nbytes=size))[
-            8 + head_size :
-        ]
+        data = data.set_(torch.UntypedStorage.from_file(str(file), shared=False, nbytes=size))[8 + head_size :]
     try:
         entries = {name: entry for name, entry in json.loads(head).items() if name != "__metadata__"}
         return {name: _cut_out(data, entry) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"the head of {file} is damaged: {error!r}", hint="get another copy of it") from error  # fmt: skip
+        raise CheckpointError(f"the head of {file} is damaged: {error!r}", hint="get another copy of it") from error
 
 
 def _cut_out(data: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
@@ -152,7 +177,10 @@ def find_weights(content: Any, file: str, key: str | None = None) -> dict[str, t
     found = dict(_search(content, ()))
     if key is not None:
         if key not in found:
-            raise CheckpointError(f"{file} has no weights under {key!r}; it has {_describe(found, content)}", hint="parts of a key are joined by dots")  # fmt: skip
+            raise CheckpointError(
+                f"{file} has no weights under {key!r}; it has {_describe(found, content)}",
+                hint="parts of a key are joined by dots",
+            )
         return found[key]
     if "" in found:
         return found[""]
@@ -161,8 +189,14 @@ def find_weights(content: Any, file: str, key: str | None = None) -> dict[str, t
     if len(chosen) == 1:
         return found[chosen[0]]
     if not found:
-        raise CheckpointError(f"{file} holds no weights: it is {_describe(found, content)}", hint="expected a file of torch.save(model.state_dict(), ...), or of a dict that contains one")  # fmt: skip
-    raise CheckpointError(f"{file} holds several sets of weights: {_describe(found, content)}", hint=f"pass one: key={chosen[0]!r}, or --key {chosen[0]}")  # fmt: skip
+        raise CheckpointError(
+            f"{file} holds no weights: it is {_describe(found, content)}",
+            hint="expected a file of torch.save(model.state_dict(), ...), or of a dict that contains one",
+        )
+    raise CheckpointError(
+        f"{file} holds several sets of weights: {_describe(found, content)}",
+        hint=f"pass one: key={chosen[0]!r}, or --key {chosen[0]}",
+    )
 
 
 def _search(content: Any, path: tuple[str, ...]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:

@@ -42,21 +42,22 @@ def load(
 ) -> int | None:
     """Load the latest complete checkpoint into a state, at any world size.
 
-    All ranks load the same one; a copy in the hosts' memory counts like one on the disk. Modules, optimizers and what else has ``load_state_dict`` are given their state,
-    tensors and DTensors are filled where they are, and plain values are put into ``state``. A damaged checkpoint is reported
-    and skipped for the one before it, unless a step is asked for. Where some ranks don't see the folder, rank 0
-    reads and sends.
+    All ranks load the same one; a copy in the hosts' memory counts like one on the disk. Modules, optimizers and what
+    else has ``load_state_dict`` are given their state, tensors and DTensors are filled where they are, and plain values
+    are put into ``state``. A damaged checkpoint is reported and skipped for the one before it, unless a step is asked
+    for. Where some ranks don't see the folder, rank 0 reads and sends.
 
     Args:
         folder: Where checkpoints are, or one of them.
         state: The parts to load, by the names they were saved under; other parts stay unread.
         step: The step to load; None: the latest.
-        strict: Whether parts and a module's names that are in one of state and checkpoint only are an error; else those stay as
-            they are, with a warning.
-        rng: Whether the random generators continue where they were; at another world size they are reseeded from there. None: if
-            an optimizer is among the parts, as training continues then.
+        strict: Whether parts and a module's names that are in one of state and checkpoint only are an error; else those
+            stay as they are, with a warning.
+        rng: Whether the random generators continue where they were; at another world size they are reseeded from there.
+            None: if an optimizer is among the parts, as training continues then.
         pickle: Whether pickled objects may be loaded. Whoever wrote them can have any code executed by that.
-        alone: Whether this rank loads without the others: each rank of a job with parameter servers, which have no process group.
+        alone: Whether this rank loads without the others: each rank of a job with parameter servers, which have no
+            process group.
 
     Returns:
         The step, or None if there is no checkpoint yet.
@@ -77,7 +78,11 @@ def load(
         views = ranks.control.exchange(look(folder, step), what="checkpoint.load")
         # A job that saves there meanwhile may have deleted what we were about to read: then there are newer ones.
         if views == before:
-            raise CheckpointError(f"no checkpoint in {folder} can be loaded: {'; '.join(failed)}", rank=ranks.rank, hint="`rankwise checkpoint verify` reads every byte; use a backup. The state may be partly loaded: don't continue with it")  # fmt: skip
+            raise CheckpointError(
+                f"no checkpoint in {folder} can be loaded: {'; '.join(failed)}",
+                rank=ranks.rank,
+                hint="`rankwise checkpoint verify` reads every byte; use a backup. The state may be partly loaded: don't continue with it",
+            )
         before, failed = views, []
         candidates = choose(folder, views, step)
         note_serial(folder, max((one.serial for view in views for one in view.candidates), default=0))
@@ -172,7 +177,11 @@ def _fill(loading: Loading, parts: Sequence[Part]) -> str | None:
         raise problem
     for rank, (word, is_theirs) in enumerate(words):
         if word is not None and not is_theirs:
-            raise CheckpointError(word, rank=rank, hint="the error on that rank has the details; the state is partly loaded: don't continue with it")  # fmt: skip
+            raise CheckpointError(
+                word,
+                rank=rank,
+                hint="the error on that rank has the details; the state is partly loaded: don't continue with it",
+            )
     return next((word for word, _ in words if word), None)
 
 
@@ -193,7 +202,8 @@ def read(folder: str | Path, *, step: int | None = None, pickle: bool = False) -
         pickle: As for ``load``.
 
     Returns:
-        The parts by name: a module's and an optimizer's as their state dicts; of what each rank has its own, a dict by rank.
+        The parts by name: a module's and an optimizer's as their state dicts; of what each rank has its own, a dict by
+            rank.
 
     Raises:
         CheckpointError: There is none, or it is damaged.

@@ -50,7 +50,8 @@ class Manifest:
 
     Attributes:
         step: The training step that it was saved at.
-        serial: Counts the checkpoints of a folder: the latest is the one with the highest. Clocks jump, and steps go back.
+        serial: Counts the checkpoints of a folder: the latest is the one with the highest. Clocks jump, and steps go
+            back.
         world_size: How many ranks saved it.
         files: Its files but this one, the index first.
         mesh: Axis names and sizes of the device mesh that it was sharded over; empty if it was not.
@@ -134,9 +135,7 @@ class Index:
 def dump_manifest(manifest: Manifest) -> bytes:
     """Return the bytes of ``manifest.json``."""
     # JSON has no NaN, and a loss that has become one must not stop the save.
-    metrics = {
-        name: value if math.isfinite(value) else repr(value) for name, value in manifest.metrics.items()
-    }
+    metrics = {name: value if math.isfinite(value) else repr(value) for name, value in manifest.metrics.items()}
     return dump({"format": FORMAT, "version": VERSION, **asdict(manifest), "metrics": metrics})
 
 

@@ -34,7 +34,8 @@ class PerRank:
 
     Attributes:
         value: What could stand there without it: an object with ``state_dict()``, tensors, containers, numbers.
-        at_other_size: At another world size it is not known whose part is whose: ``load`` refuses, or keeps what is there.
+        at_other_size: At another world size it is not known whose part is whose: ``load`` refuses, or keeps what is
+            there.
     """
 
     value: Any
@@ -48,7 +49,8 @@ class Flat:
 
     Attributes:
         tensors: By name; names begin with the part's.
-        shared: Names of those that are the same on all ranks, as DDP sees to it: the ranks share the work of writing them.
+        shared: Names of those that are the same on all ranks, as DDP sees to it: the ranks share the work of writing
+            them.
         trees: For each part all else.
         rank_trees: For each part that this rank has its own of, all else.
         of_modules: Names of those that stood in what a module's ``state_dict()`` returns.
@@ -117,8 +119,10 @@ def make_own(flat: Flat, part: str, rank: int) -> None:
 def digest_contents(flat: Flat) -> dict[str, int]:
     """Return checksums of the arrays and tensors of the parts that are no module or optimizer: ranks that differ are to be told.
 
-    Of tensors on the CPU, none above 1 MiB, and of all parts together no more than 64 MiB and 4096 tensors: some 30 ms at most. What a
-    module's ``state_dict()`` gave is left out, with its copies' statistics of batches: under DDP each rank has its own, and rank 0's count.
+    Of tensors on the CPU, none above 1 MiB, and of all parts together no more than 64 MiB and 4096 tensors: some 30 ms
+        at most. What a
+    module's ``state_dict()`` gave is left out, with its copies' statistics of batches: under DDP each rank has its own,
+    and rank 0's count.
 
     Args:
         flat: The state.
@@ -147,9 +151,7 @@ def _check_name(part: object) -> None:
         )
 
 
-def _take_apart(
-    value: Any, encoder: Encoder, names: Mapping[int, str], state: Mapping[str, Any]
-) -> dict[str, Any]:
+def _take_apart(value: Any, encoder: Encoder, names: Mapping[int, str], state: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(value, torch.nn.Module):
         take = getattr(unwrap(value), "sharded_state_dict", None)  # of a pipeline, whose stages are elsewhere
         encoder.has_stand_ins = take is not None
@@ -260,6 +262,4 @@ def strip_names(names: Sequence[str]) -> list[str]:
 
 def _bare(name: str, all_names: Sequence[str]) -> str:
     name = clean(name)
-    return (
-        name.removeprefix("module.") if all(clean(one).startswith("module.") for one in all_names) else name
-    )
+    return name.removeprefix("module.") if all(clean(one).startswith("module.") for one in all_names) else name

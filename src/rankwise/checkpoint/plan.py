@@ -63,7 +63,9 @@ class Box:
         """The tensor's name, with the place of the box if it is not all of it."""
         if self.shape == self.whole:
             return self.tensor
-        return f"{self.tensor}[{','.join(f'{at}:{at + size}' for at, size in zip(self.offsets, self.shape, strict=True))}]"
+        return (
+            f"{self.tensor}[{','.join(f'{at}:{at + size}' for at, size in zip(self.offsets, self.shape, strict=True))}]"
+        )
 
     @property
     def size(self) -> int:
@@ -84,7 +86,10 @@ def list_boxes(tensors: Mapping[str, torch.Tensor], world_size: int, shared: Set
     """
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
-            raise CheckpointError(f"{name} is a DTensor whose shards are still to be added up: {tensor.placements}", hint="save tensor.full_tensor(), or redistribute it first")  # fmt: skip
+            raise CheckpointError(
+                f"{name} is a DTensor whose shards are still to be added up: {tensor.placements}",
+                hint="save tensor.full_tensor(), or redistribute it first",
+            )
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), is_coordinator=True)
     shared = shared | {name for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
@@ -146,7 +151,10 @@ def share_out(boxes_by_rank: Sequence[Sequence[Box]], *, all_there: bool = True)
     try:
         shared, _ = planner.create_global_plan(plans)
     except ValueError as error:
-        raise CheckpointError(f"the ranks' tensors don't fit together: {error}", hint="a tensor that differs between ranks goes into checkpoint.PerRank(...)") from error  # fmt: skip
+        raise CheckpointError(
+            f"the ranks' tensors don't fit together: {error}",
+            hint="a tensor that differs between ranks goes into checkpoint.PerRank(...)",
+        ) from error
     return [[_box_of(item, set()) for item in plan.items] for plan in shared]
 
 

@@ -100,7 +100,7 @@ def read_tensors(path: Path, index: Index) -> Mapping[str, torch.Tensor]:
     Raises:
         CheckpointError: A byte is damaged or can't be read.
     """
-    found = {name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) for name, entry in index.tensors.items()}  # fmt: skip
+    found = {name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) for name, entry in index.tensors.items()}
     for name, entry in index.tensors.items():
         for chunk in entry.chunks:
             data, target = torch.empty(chunk.size, dtype=torch.uint8), found[name]

@@ -40,7 +40,9 @@ class Keep:
         if self.every is not None and self.every < 1:
             raise UsageError(f"Keep(every={self.every})", hint="a number of steps, 1 or more")
         if self.best < 0 or self.mode not in {"min", "max"}:
-            raise UsageError(f"Keep(best={self.best}, mode={self.mode!r})", hint="best is 0 or more, mode 'min' or 'max'")  # fmt: skip
+            raise UsageError(
+                f"Keep(best={self.best}, mode={self.mode!r})", hint="best is 0 or more, mode 'min' or 'max'"
+            )
 
 
 def plan_removal(manifests: Sequence[Manifest], keep: Keep | None) -> list[Manifest]:
@@ -65,9 +67,7 @@ def plan_removal(manifests: Sequence[Manifest], keep: Keep | None) -> list[Manif
     if keep.best:
         sign = 1 if keep.mode == "min" else -1
         # A NaN compares with nothing, and is never the best.
-        judged = [
-            m for m in left if keep.metric in m.metrics and m.metrics[keep.metric] == m.metrics[keep.metric]
-        ]
+        judged = [m for m in left if keep.metric in m.metrics and m.metrics[keep.metric] == m.metrics[keep.metric]]
         judged.sort(key=lambda manifest: (sign * manifest.metrics[keep.metric], -manifest.serial))
         stays |= {manifest.serial for manifest in judged[: keep.best]}
     return [m for m in ordered if m in gone or m.serial not in stays]

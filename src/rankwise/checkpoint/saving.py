@@ -81,7 +81,9 @@ class Saving:
             CheckpointError: It could not be saved, or is not done in time.
         """
         if not self._done.wait(timeout_s):
-            raise CheckpointError(f"step {self.step} is not saved after {timeout_s:g} s", hint="wait longer, or check the disk")  # fmt: skip
+            raise CheckpointError(
+                f"step {self.step} is not saved after {timeout_s:g} s", hint="wait longer, or check the disk"
+            )
         self._is_reported = True
         if self._error is not None:
             raise self._error
@@ -131,27 +133,30 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
         state: The parts by name.
         step: The step, 0 or more.
         keep: Which older ones are kept; None: all but those of the same step.
-        metrics: Numbers to judge it by, for ``keep``; rank 0's count. An empty dict: it is not judged, and never the best.
-        background: Whether to return once the values are in host memory; there are never two saves at once. What fails then is
-            raised by what you call next (``check``), at last by ``ctx.close()``; a script without ``init()`` that ends before
-            gets a line on standard error.
-        memory: Whether to save into the host's memory, and not to the disk: the first thing that ``load`` looks at when the
-            job is started again, as cheap as a copy, and gone with the job. Needs ``rankwise run``; elsewhere the disk is used.
-            One copy is kept there.
+        metrics: Numbers to judge it by, for ``keep``; rank 0's count. An empty dict: it is not judged, and never the
+            best.
+        background: Whether to return once the values are in host memory; there are never two saves at once. What fails
+            then is raised by what you call next (``check``), at last by ``ctx.close()``; a script without ``init()``
+            that ends before gets a line on standard error.
+        memory: Whether to save into the host's memory, and not to the disk: the first thing that ``load`` looks at when
+            the job is started again, as cheap as a copy, and gone with the job. Needs ``rankwise run``; elsewhere the
+            disk is used. One copy is kept there.
         rng: Whether the states of the random generators are saved too, for each rank.
         pickle: Whether objects that are not plain data may be pickled.
-        alone: Whether this rank saves without the others, as a job of one; what a worker has gathered from parameter servers.
+        alone: Whether this rank saves without the others, as a job of one; what a worker has gathered from parameter
+            servers.
 
     Returns:
         The save; without ``background`` it has ended.
 
     Raises:
         UsageError: The step or the folder differs between ranks, or is invalid.
-        CheckpointError: Something can't be saved, the disk refused, or an earlier save in the background had failed; the same on
-            every rank.
+        CheckpointError: Something can't be saved, the disk refused, or an earlier save in the background had failed;
+            the same on every rank.
         CollectiveTimeoutError: Some rank did not call; names it.
 
-    Collective: every rank, with the same parts; with ``alone`` this one only, which then is the only one that saves into the folder.
+    Collective: every rank, with the same parts; with ``alone`` this one only, which then is the only one that saves
+        into the folder.
     """
     start, ranks = SYSTEM_CLOCK.monotonic(), find_alone() if alone else find_ranks()
     found = str(folder)
@@ -172,12 +177,29 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
     )
     step = operator.index(step)  # of NumPy, perhaps
     saving = Saving(step, _is_alone=ranks.world_size == 1)
-    manifest = Manifest(step=step, serial=serial, world_size=ranks.world_size, files=(), mesh=_find_mesh(flat),
-                        metrics={name: float(value) for name, value in (metrics or {}).items()}, parts=tuple(state))  # fmt: skip
+    manifest = Manifest(
+        step=step,
+        serial=serial,
+        world_size=ranks.world_size,
+        files=(),
+        mesh=_find_mesh(flat),
+        metrics={name: float(value) for name, value in (metrics or {}).items()},
+        parts=tuple(state),
+    )
     number = next(ranks.numbers)
     disk = report_work(DISK, ranks.store, f"{number}/beat/{ranks.rank}")
-    order = Order(ranks=ranks, disk=disk, temporary=temporary, manifest=manifest, boxes=boxes, data=data,
-                  trees=flat.trees, rank_trees=flat.rank_trees, keep=keep if place is folder else Keep(last=1), number=number)  # fmt: skip
+    order = Order(
+        ranks=ranks,
+        disk=disk,
+        temporary=temporary,
+        manifest=manifest,
+        boxes=boxes,
+        data=data,
+        trees=flat.trees,
+        rank_trees=flat.rank_trees,
+        keep=keep if place is folder else Keep(last=1),
+        number=number,
+    )
     if slot.spent is not None:
         forget(slot.spent)  # every rank has agreed to this save, so it has heard how that one ended
     slot.last, slot.spent = saving, order
@@ -243,8 +265,8 @@ def _find_mesh(flat: Flat) -> dict[str, int]:
 def check() -> None:
     """Raise the error of a save in the background: at the same call on every rank.
 
-    Call it once a step; ``ctx.should_stop()`` does so too. It costs a microsecond and sends nothing. Without it the error
-    comes at the next save.
+    Call it once a step; ``ctx.should_stop()`` does so too. It costs a microsecond and sends nothing. Without it the
+    error comes at the next save.
 
     Raises:
         CheckpointError: A save in the background has failed.

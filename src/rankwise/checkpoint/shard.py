@@ -77,7 +77,8 @@ def write_shard(disk: Disk, path: Path, boxes: Sequence[Box], data: memoryview) 
 
     # zlib lets go of the interpreter's lock, so summing up costs no time beside the disk.
     beside = threading.Thread(target=sum_up, name="rankwise-checksum")
-    # An interpreter that goes down starts no more threads (Python 3.12), and a last save in the background is still to be written.
+    # An interpreter that goes down starts no more threads (Python 3.12), and a last save in the background is still to
+    # be written.
     with suppress(RuntimeError):
         beside.start()
     try:
@@ -96,7 +97,8 @@ def read_chunk(path: Path, chunk: Chunk, into: memoryview, name: str) -> None:
     Args:
         path: The file.
         chunk: Where it lies.
-        into: ``chunk.size`` bytes to read into. Not by mapping the file: where it shrinks, a read tells it, and a map kills.
+        into: ``chunk.size`` bytes to read into. Not by mapping the file: where it shrinks, a read tells it, and a map
+            kills.
         name: Of the tensor, for the error.
 
     Raises:

@@ -110,7 +110,11 @@ def look(folder: Path, step: int | None) -> View:
                 continue
             seal = zlib.crc32(dump_manifest(one.manifest))
             is_older = True
-            view.candidates.append(Candidate(serial=one.manifest.serial, step=one.step, name=one.path.name, seal=seal, in_memory=place is memory))  # fmt: skip
+            view.candidates.append(
+                Candidate(
+                    serial=one.manifest.serial, step=one.step, name=one.path.name, seal=seal, in_memory=place is memory
+                )
+            )
     return view
 
 
@@ -118,7 +122,8 @@ def choose(folder: Path, views: Sequence[View], step: int | None) -> list[Candid
     """Return what all ranks will try in turn: the same list on every rank, as nothing but the views decides.
 
     Raises:
-        CheckpointError: There are checkpoints, and none that rank 0 or any host's memory has whole; or not of this step.
+        CheckpointError: There are checkpoints, and none that rank 0 or any host's memory has whole; or not of this
+            step.
     """
     for rank, view in enumerate(views):
         if view.newer:
@@ -129,16 +134,22 @@ def choose(folder: Path, views: Sequence[View], step: int | None) -> list[Candid
     on_disk = [one for one in views[0].candidates if not one.in_memory]
     # Hosts seal their own manifests: it is one save by its serial.
     in_memory = {one.serial: one for view in views for one in view.candidates if one.in_memory}
-    chosen = sorted(
-        [*on_disk, *in_memory.values()], key=lambda one: (one.serial, one.in_memory), reverse=True
-    )
+    chosen = sorted([*on_disk, *in_memory.values()], key=lambda one: (one.serial, one.in_memory), reverse=True)
     if chosen:
         return chosen
     for rank, view in enumerate(views):
         if view.candidates:
-            raise CheckpointError(f"rank 0 sees no checkpoint in {folder}, and rank {rank} sees {view.candidates[0].name}", rank=0, hint="pass a folder that rank 0's host has, or copy the checkpoint there")  # fmt: skip
+            raise CheckpointError(
+                f"rank 0 sees no checkpoint in {folder}, and rank {rank} sees {view.candidates[0].name}",
+                rank=0,
+                hint="pass a folder that rank 0's host has, or copy the checkpoint there",
+            )
     if views[0].problems:
-        raise CheckpointError(f"no checkpoint in {folder} is complete: {'; '.join(views[0].problems[:3])}", rank=0, hint="use a backup, or start again in another folder")  # fmt: skip
+        raise CheckpointError(
+            f"no checkpoint in {folder} is complete: {'; '.join(views[0].problems[:3])}",
+            rank=0,
+            hint="use a backup, or start again in another folder",
+        )
     if step is not None:
         there = sorted({one.step for one in list_checkpoints(folder)}) if folder.is_dir() else []
         raise CheckpointError(f"{folder} has no checkpoint of step {step}; it has {there or 'none'}")
@@ -153,16 +164,16 @@ def open_together(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Can
 
     Collective: every rank.
     """
-    return _open_copies(folder, ranks, views, chosen) if chosen.in_memory else _open_folder(folder, ranks, views, chosen)  # fmt: skip
+    return (
+        _open_copies(folder, ranks, views, chosen) if chosen.in_memory else _open_folder(folder, ranks, views, chosen)
+    )
 
 
 def _open_folder(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Candidate) -> Opened | str:
     path = folder if folder.name == chosen.name else folder / chosen.name
     blind = [rank for rank, view in enumerate(views) if chosen not in view.candidates]
     own = _open(path) if ranks.rank not in blind else None
-    answers = ranks.control.exchange(
-        own if ranks.rank == 0 or isinstance(own, str) else None, what="checkpoint.load"
-    )
+    answers = ranks.control.exchange(own if ranks.rank == 0 or isinstance(own, str) else None, what="checkpoint.load")
     problem = next((one for one in answers if isinstance(one, str)), None)
     if problem is not None:
         return problem
@@ -189,9 +200,7 @@ def locate_chunks(path: Path, index: Index) -> dict[Key, tuple[Path, Chunk]]:
 
 def _open_copies(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Candidate) -> Opened | str:
     """Put together what the hosts have: of a sharded state each has a part, of a copied one each has all."""
-    mine = next(
-        (one for one in views[ranks.rank].candidates if one.in_memory and one.serial == chosen.serial), None
-    )
+    mine = next((one for one in views[ranks.rank].candidates if one.in_memory and one.serial == chosen.serial), None)
     memory = find_memory(folder)
     path = memory / mine.name if memory is not None and mine is not None else None
     own = None if path is None else _open(path)
@@ -204,7 +213,11 @@ def _open_copies(folder: Path, ranks: Ranks, views: Sequence[View], chosen: Cand
     index = _merge([one[1] for one in found], found[0][0].world_size)
     if isinstance(index, str):
         return f"the copies of step {chosen.step} in memory are no longer complete: {index}"
-    number_of = {(name, chunk.offsets): (name, place) for name, entry in index.tensors.items() for place, chunk in enumerate(entry.chunks)}  # fmt: skip
+    number_of = {
+        (name, chunk.offsets): (name, place)
+        for name, entry in index.tensors.items()
+        for place, chunk in enumerate(entry.chunks)
+    }
     mine_here = locate_chunks(path, own[1]) if path is not None and isinstance(own, tuple) else {}
     here = {number_of[key[0], place[1].offsets]: place for key, place in mine_here.items()}
     own_keys = None if len(here) == len(number_of) else sorted(here)

@@ -41,9 +41,7 @@ class Staging:
         sources = [find_box(tensors, box).detach().resolve_conj().resolve_neg() for box in boxes]
         size = sum(box.size for box in boxes)
         devices = {source.device for source in sources if source.device.type != "cpu"}
-        if self._buffer.numel() < size or (
-            devices and torch.cuda.is_available() and not self._buffer.is_pinned()
-        ):
+        if self._buffer.numel() < size or (devices and torch.cuda.is_available() and not self._buffer.is_pinned()):
             # From pinned memory a GPU copies by itself, several times faster, while the next copy is already prepared.
             is_pinned = any(device.type == "cuda" for device in devices)
             self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)
@@ -86,7 +84,8 @@ def _move(moves: list[tuple[int, int, int]]) -> None:
 def lay_out(boxes: Sequence[Box]) -> list[Box]:
     """Return boxes in the order of a file, where they lie one behind the other.
 
-    Whole numbers of cache lines come first, so that all of these begin at one: a copy to elsewhere takes a third longer.
+    Whole numbers of cache lines come first, so that all of these begin at one: a copy to elsewhere takes a third
+        longer.
     Of the others those of large elements come first, so that each begins at a multiple of its own element's size.
     """
     return sorted(
@@ -96,5 +95,8 @@ def lay_out(boxes: Sequence[Box]) -> list[Box]:
 
 
 def view_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return a flat tensor of bytes as memory; the tensor must outlive it. Not by numpy(): torch may be without NumPy."""
+    """Return a flat tensor of bytes as memory; the tensor must outlive it.
+
+    Not by numpy(): torch may be without NumPy.
+    """
     return view_memory(tensor.data_ptr(), tensor.numel())

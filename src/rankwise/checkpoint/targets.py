@@ -148,16 +148,22 @@ def _to_module(loading: Loading, part: str, module: torch.nn.Module, tree: Mappi
             continue
         entry = loading.opened.index.tensors[holder["$tensor"]]
         if tuple(tensor.shape) != entry.shape:
-            problems.append(
-                f"{name} has shape {list(tensor.shape)} here and {list(entry.shape)} in the checkpoint"
-            )
+            problems.append(f"{name} has shape {list(tensor.shape)} here and {list(entry.shape)} in the checkpoint")
         elif tensor.dtype.is_floating_point != getattr(torch, entry.dtype).is_floating_point:
-            problems.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')} here and {entry.dtype} in the checkpoint")  # fmt: skip
+            problems.append(
+                f"{name} is {str(tensor.dtype).removeprefix('torch.')} here and {entry.dtype} in the checkpoint"
+            )
         elif tensor.device.type == "meta":
-            raise CheckpointError(f"{part}.{name} is on the meta device and has no memory to load into", hint="call model.to_empty(device=...) first")  # fmt: skip
+            raise CheckpointError(
+                f"{part}.{name} is on the meta device and has no memory to load into",
+                hint="call model.to_empty(device=...) first",
+            )
         targets[holder["$tensor"]] = tensor
     if problems:
-        raise CheckpointError(f"{part}: {shorten(problems, '; ')}", hint="the model was built with other sizes than the one that was saved")  # fmt: skip
+        raise CheckpointError(
+            f"{part}: {shorten(problems, '; ')}",
+            hint="the model was built with other sizes than the one that was saved",
+        )
 
     def finish() -> None:
         # Values that are no tensors, and whatever hooks the module has: load_state_dict knows. The tensors are its own.
@@ -172,9 +178,7 @@ def _to_module(loading: Loading, part: str, module: torch.nn.Module, tree: Mappi
 def _is_tensor(name: str, own: Any, saved: Any) -> bool:
     """Whether a saved value goes into a tensor that the module has; its extra state may be anything, of any size."""
     is_extra = name.rpartition(".")[2] == "_extra_state"
-    return (
-        isinstance(own, torch.Tensor) and isinstance(saved, Mapping) and "$tensor" in saved and not is_extra
-    )
+    return isinstance(own, torch.Tensor) and isinstance(saved, Mapping) and "$tensor" in saved and not is_extra
 
 
 def _compare_names(
@@ -189,15 +193,15 @@ def _compare_names(
             if loading.ranks.rank == 0:
                 warn(f"{part}: {' and '.join(text)}; these are left as they are")
             return
-        raise CheckpointError(f"{part}: {' and '.join(text)}", hint="the model was built differently from the one that was saved")  # fmt: skip
+        raise CheckpointError(
+            f"{part}: {' and '.join(text)}", hint="the model was built differently from the one that was saved"
+        )
 
 
 # --------------------------------------------------------------- optimizers
 
 
-def _to_optimizer(
-    loading: Loading, part: str, optimizer: torch.optim.Optimizer, tree: Mapping[str, Any]
-) -> Part:
+def _to_optimizer(loading: Loading, part: str, optimizer: torch.optim.Optimizer, tree: Mapping[str, Any]) -> Part:
     saved = tree.get("optimizer", next(iter(tree.values())))
     parameters = list_parameters(optimizer)
     is_part = find_pipeline(loading.state, optimizer)[1] is not None
@@ -208,7 +212,9 @@ def _to_optimizer(
         if number not in number_of and is_part:
             continue  # another stage's
         if number not in number_of:
-            raise CheckpointError(f"{part}: the checkpoint has a state for parameter {number}, and the optimizer has {len(parameters)} parameters")  # fmt: skip
+            raise CheckpointError(
+                f"{part}: the checkpoint has a state for parameter {number}, and the optimizer has {len(parameters)} parameters"
+            )
         if owns is not None and not owns(parameters[number_of[number]]):
             continue
         wanted[number_of[number]] = entry
@@ -226,12 +232,12 @@ def _to_optimizer(
         try:
             optimizer.load_state_dict(state)
         except ValueError as error:
-            raise CheckpointError(f"{part}: {error}", hint="build the optimizer with the same groups of parameters") from error  # fmt: skip
-        # The state has brought how it runs. torch keeps the word of the constructor, by which a GradScaler leaves the unscaling to a
-        # fused optimizer: one that is not fused any more stops at its first step.
-        if hasattr(optimizer, _LEAVES_SCALING) and not all(
-            group.get("fused") for group in optimizer.param_groups
-        ):
+            raise CheckpointError(
+                f"{part}: {error}", hint="build the optimizer with the same groups of parameters"
+            ) from error
+        # The state has brought how it runs. torch keeps the word of the constructor, by which a GradScaler leaves the
+        # unscaling to a fused optimizer: one that is not fused any more stops at its first step.
+        if hasattr(optimizer, _LEAVES_SCALING) and not all(group.get("fused") for group in optimizer.param_groups):
             setattr(optimizer, _LEAVES_SCALING, False)
 
     return Part(targets, finish)
@@ -249,7 +255,10 @@ def _renumber(
     """Say which number each saved parameter has now: by names where both sides know them, as an order may have changed."""
     num_saved = sum(len(group["params"]) for group in state["param_groups"])
     if num_saved != len(parameters) and not is_part:
-        raise CheckpointError(f"{part}: the checkpoint's optimizer has {num_saved} parameters, this one {len(parameters)}", hint="the model or its frozen parameters have changed")  # fmt: skip
+        raise CheckpointError(
+            f"{part}: the checkpoint's optimizer has {num_saved} parameters, this one {len(parameters)}",
+            hint="the model or its frozen parameters have changed",
+        )
     names = name_parameters(loading.state)
     named = [names.get(id(parameter)) for parameter in parameters]
     if is_part and saved:
@@ -264,7 +273,9 @@ def _renumber(
     saved, own = strip_names(saved), strip_names([str(name) for name in named])
     if sorted(saved) != sorted(own):
         strangers = sorted(set(saved) ^ set(own))
-        raise CheckpointError(f"{part}: the checkpoint's optimizer and this one train other parameters: {shorten(strangers)} only in one of them")  # fmt: skip
+        raise CheckpointError(
+            f"{part}: the checkpoint's optimizer and this one train other parameters: {shorten(strangers)} only in one of them"
+        )
     return {number: own.index(name) for number, name in enumerate(saved)}
 
 
@@ -288,8 +299,7 @@ def _regroup(
 ) -> list[dict[str, Any]]:
     """Put saved groups into the optimizer's own order: ``load_state_dict`` goes by place, whatever the numbers say."""
     waiting = [
-        {**group, "params": sorted(number_of[one] for one in group["params"] if one in number_of)}
-        for group in saved
+        {**group, "params": sorted(number_of[one] for one in group["params"] if one in number_of)} for group in saved
     ]
     ordered, first = [], 0
     for place, group in enumerate(optimizer.param_groups):
@@ -297,7 +307,10 @@ def _regroup(
         found = next((one for one in waiting if one["params"] == own), None)
         if found is None or len(saved) != len(optimizer.param_groups):
             sizes = [[len(one["params"]) for one in groups] for groups in (saved, optimizer.param_groups)]
-            raise CheckpointError(f"{part}: the checkpoint's optimizer has groups of {sizes[0]} parameters, this one of {sizes[1]}, and group {place} is not in it", hint="build the optimizer with the same groups of parameters")  # fmt: skip
+            raise CheckpointError(
+                f"{part}: the checkpoint's optimizer has groups of {sizes[0]} parameters, this one of {sizes[1]}, and group {place} is not in it",
+                hint="build the optimizer with the same groups of parameters",
+            )
         waiting.remove(found)
         ordered.append(found)
         first += len(own)
@@ -325,11 +338,11 @@ def _to_value(loading: Loading, name: str, held: Any, tree: Mapping[str, Any]) -
         own = encoder.tensors.get(name + tensor[len(of_rank) :] if tensor.startswith(of_rank) else tensor)
         fits = own is not None and tuple(own.shape) == loading.opened.index.tensors[tensor].shape
         targets[tensor] = own if own is not None and fits else loading.allocate(tensor)
-    if isinstance(value, torch.Tensor) and (
-        not targets or next(iter(targets.values())).data_ptr() != value.data_ptr()
-    ):
+    if isinstance(value, torch.Tensor) and (not targets or next(iter(targets.values())).data_ptr() != value.data_ptr()):
         shapes = [list(loading.opened.index.tensors[tensor].shape) for tensor in targets]
-        raise CheckpointError(f"{name!r} is a tensor of shape {list(value.shape)} here, and {shapes or 'none'} in the checkpoint")  # fmt: skip
+        raise CheckpointError(
+            f"{name!r} is a tensor of shape {list(value.shape)} here, and {shapes or 'none'} in the checkpoint"
+        )
 
     def finish() -> None:
         if isinstance(value, torch.Tensor) or not isinstance(loading.state, MutableMapping):

@@ -72,7 +72,11 @@ class Encoder:
     def _encode_dict(self, value: dict[Any, Any], path: tuple[str, ...]) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {key: self.encode(one, (*path, key)) for key, one in value.items()}
-        return {"$dict": [[self.encode(key, (*path, "key")), self.encode(one, (*path, str(key)))] for key, one in value.items()]}  # fmt: skip
+        return {
+            "$dict": [
+                [self.encode(key, (*path, "key")), self.encode(one, (*path, str(key)))] for key, one in value.items()
+            ]
+        }
 
     def _encode_rare(self, value: Any, path: tuple[str, ...]) -> Any:  # noqa: C901, PLR0911 - one for each type
         tag = _SEQUENCES.get(type(value))
@@ -95,7 +99,9 @@ class Encoder:
         if type(value) is collections.Counter:
             return {"$counter": self._encode_dict(dict(value), path)}
         if type(value) is collections.deque:
-            return {"$deque": [value.maxlen, [self.encode(one, (*path, str(place))) for place, one in enumerate(value)]]}  # fmt: skip
+            return {
+                "$deque": [value.maxlen, [self.encode(one, (*path, str(place))) for place, one in enumerate(value)]]
+            }
         if type(value).__module__ == "numpy":
             return self._encode_numpy(value, path)
         return self._encode_opaque(value, path)
@@ -108,9 +114,7 @@ class Encoder:
         dtype = value.dtype
         # As bytes: torch lacks some of NumPy's types, and the order of bytes must be told.
         raw = torch.frombuffer(bytearray(value.tobytes()) or bytearray(1), dtype=torch.uint8)
-        return {
-            "$numpy": [dtype.str, list(value.shape), type(value).__name__ == "ndarray", self._keep(raw, path)]
-        }
+        return {"$numpy": [dtype.str, list(value.shape), type(value).__name__ == "ndarray", self._keep(raw, path)]}
 
     def _encode_opaque(self, value: Any, path: tuple[str, ...]) -> Any:
         place = ".".join((self.prefix, *path))
@@ -118,7 +122,9 @@ class Encoder:
             try:
                 return {"$pickle": base64.b64encode(pickle.dumps(value)).decode()}
             except Exception as error:
-                raise CheckpointError(f"{place} is a {type(value).__qualname__}, and can't even be pickled: {error}") from error  # fmt: skip
+                raise CheckpointError(
+                    f"{place} is a {type(value).__qualname__}, and can't even be pickled: {error}"
+                ) from error
         raise CheckpointError(
             f"{place} is a {type(value).__module__}.{type(value).__qualname__}, which can't be saved as plain data",
             hint="give it state_dict() and load_state_dict(), or turn it into numbers, strings, lists, dicts and tensors; save(..., pickle=True) pickles it",
@@ -127,7 +133,10 @@ class Encoder:
     def _keep(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
         place = ".".join((self.prefix, *path))
         if type(tensor).__name__ == "ShardedTensor":  # whose every attribute raises something else
-            raise CheckpointError(f"{place} is a ShardedTensor, of FSDP1", hint="use FSDP2 (torch.distributed.fsdp.fully_shard), or StateDictType.FULL_STATE_DICT")  # fmt: skip
+            raise CheckpointError(
+                f"{place} is a ShardedTensor, of FSDP1",
+                hint="use FSDP2 (torch.distributed.fsdp.fully_shard), or StateDictType.FULL_STATE_DICT",
+            )
         is_absent = self.has_stand_ins and tensor.device.type == "meta"
         if not is_absent and (
             tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta"
@@ -170,13 +179,19 @@ def decode(value: Any, find_tensor: Callable[[str], torch.Tensor], *, can_pickle
         return _decode_numpy(held, find_tensor)
     if tag == "$pickle":
         if not can_pickle:
-            raise CheckpointError("it holds a pickled object, and loading one executes the code in it", hint="if you trust whoever wrote it: load(..., pickle=True)")  # fmt: skip
+            raise CheckpointError(
+                "it holds a pickled object, and loading one executes the code in it",
+                hint="if you trust whoever wrote it: load(..., pickle=True)",
+            )
         return pickle.loads(base64.b64decode(held))  # noqa: S301 - asked for by the caller
     if tag in _PLAIN:
         return _PLAIN[tag](held)
     if tag in _NESTED:
         return _NESTED[tag](decode(held, find_tensor, can_pickle=can_pickle))
-    raise CheckpointError(f"it holds a {tag}, which this version does not know", hint="load it with the rankwise that wrote it, or a later one")  # fmt: skip
+    raise CheckpointError(
+        f"it holds a {tag}, which this version does not know",
+        hint="load it with the rankwise that wrote it, or a later one",
+    )
 
 
 def list_tensors(tree: Any) -> Iterator[str]:
@@ -210,9 +225,7 @@ def _decode_numpy(held: Any, find_tensor: Callable[[str], torch.Tensor]) -> Any:
     try:
         import numpy as np  # noqa: PLC0415 - only a state that holds arrays needs it
     except ImportError:
-        raise CheckpointError(
-            "it holds a NumPy array, and NumPy is not installed", hint="pip install numpy"
-        ) from None
+        raise CheckpointError("it holds a NumPy array, and NumPy is not installed", hint="pip install numpy") from None
     dtype, shape, is_array, name = held
     raw = find_tensor(name)
     num_bytes = raw.numel() * raw.element_size()

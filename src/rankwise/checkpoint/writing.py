@@ -120,7 +120,8 @@ def carry_out(order: Order) -> Path:
 def agree_on_call(order: Order, vote: StopVote) -> None:
     """Settle with the other ranks at which call of ``check()`` all raise what went wrong.
 
-    They know it at different moments: one that raised at once would be a step apart from the others, which would wait for it.
+    They know it at different moments: one that raised at once would be a step apart from the others, which would wait
+        for it.
     """
     store, number = order.ranks.store, order.number
     try:
@@ -225,13 +226,15 @@ def _read_part(order: Order, rank: int) -> dict[str, Any]:
                 return part
             problem = f"rank {rank} wrote {size} bytes into {name}, and {found} of them are visible here"
         except FileNotFoundError as error:
-            problem = (
-                f"rank {rank} wrote {error.filename}, but it is not visible on rank {order.ranks.rank}'s host"
-            )
+            problem = f"rank {rank} wrote {error.filename}, but it is not visible on rank {order.ranks.rank}'s host"
         except CheckpointError as error:
             problem = error.message  # a network file system may show a file before all that is in it
         if SYSTEM_CLOCK.monotonic() > end:
-            raise CheckpointError(problem, rank=order.ranks.rank, hint="all hosts must share the folder: pass a path on a network file system")  # fmt: skip
+            raise CheckpointError(
+                problem,
+                rank=order.ranks.rank,
+                hint="all hosts must share the folder: pass a path on a network file system",
+            )
         SYSTEM_CLOCK.sleep(wait_s)
         wait_s = min(1.0, 2 * wait_s)
 
@@ -268,9 +271,7 @@ def _retire(order: Order, outcome: Mapping[str, Any]) -> None:
         return
     folder = order.temporary.parent
     try:
-        found = {
-            one.manifest.serial: one for one in list_checkpoints(folder) if one.manifest and not one.problem
-        }
+        found = {one.manifest.serial: one for one in list_checkpoints(folder) if one.manifest and not one.problem}
         for manifest in plan_removal([one.manifest for one in found.values() if one.manifest], order.keep):
             delete(order.disk, found[manifest.serial].path)
     except (OSError, CheckpointError) as error:

@@ -56,9 +56,7 @@ def _check(args: argparse.Namespace, settings: Settings, given: dict[str, bytes]
     if given:
         ((path, data),) = given.items()
         found = check_text(path, data, settings)
-        return (
-            found if args.stdin_filename else replace(found, findings=tuple(map(_name_flag, found.findings)))
-        )
+        return found if args.stdin_filename else replace(found, findings=tuple(map(_name_flag, found.findings)))
     return check_files(args.paths or ["."], settings, _plan(args, settings))
 
 

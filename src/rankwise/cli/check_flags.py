@@ -55,9 +55,7 @@ def find_settings(args: argparse.Namespace) -> Settings:
     Raises:
         UsageError: One of both is wrong.
     """
-    first = (
-        Path(args.paths[0]) if args.paths and args.paths != ["-"] else Path(args.stdin_filename or "stdin")
-    )
+    first = Path(args.paths[0]) if args.paths and args.paths != ["-"] else Path(args.stdin_filename or "stdin")
     start = first if first.is_dir() else first.parent
     if args.isolated:
         found = Settings()
@@ -93,10 +91,16 @@ def _number(text: str) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = Parser("rankwise check", usage=_USAGE, description="Find bugs of distributed programs before they run.", epilog=_EPILOG)  # fmt: skip
+    parser = Parser(
+        "rankwise check", usage=_USAGE, description="Find bugs of distributed programs before they run.", epilog=_EPILOG
+    )
     add = parser.add_argument
     add("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input (default: .)")
-    for flag, text in (("--select", "show these only"), ("--ignore", "do not show these"), ("--extend-select", "show these too")):  # fmt: skip
+    for flag, text in (
+        ("--select", "show these only"),
+        ("--ignore", "do not show these"),
+        ("--extend-select", "show these too"),
+    ):
         add(
             flag,
             action="append",
@@ -114,7 +118,11 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--quiet", "-q", action="store_true", help="print findings only")
     add("--config", type=Path, metavar="FILE", help="read settings from this TOML file")
     add("--isolated", action="store_true", help="ignore all settings files")
-    add("--stdin-filename", metavar="PATH", help="name for standard input (default: stdin.py, or stdin.sh by its first line)")  # fmt: skip
+    add(
+        "--stdin-filename",
+        metavar="PATH",
+        help="name for standard input (default: stdin.py, or stdin.sh by its first line)",
+    )
     add(
         "--jobs",
         "-j",

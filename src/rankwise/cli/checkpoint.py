@@ -38,15 +38,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = Parser("rankwise checkpoint", description="Look at checkpoints. ls, inspect and verify need no torch.", epilog=_EXIT_CODES)  # fmt: skip
-    commands = parser.add_subparsers(dest="command", metavar="command", title="commands", parser_class=Parser)  # fmt: skip
+    parser = Parser(
+        "rankwise checkpoint",
+        description="Look at checkpoints. ls, inspect and verify need no torch.",
+        epilog=_EXIT_CODES,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="command", title="commands", parser_class=Parser)
 
     def add(name: str, run: Callable[[argparse.Namespace], int], what: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=what, description=what, epilog=_EXIT_CODES)
         added.set_defaults(run=run)
         return added
 
-    ls = add("ls", _ls, "List the checkpoints of a folder, the latest first; damage is seen in manifests and sizes only.")  # fmt: skip
+    ls = add(
+        "ls", _ls, "List the checkpoints of a folder, the latest first; damage is seen in manifests and sizes only."
+    )
     ls.add_argument("path", metavar="FOLDER", type=Path, help="the folder that was passed to save()")
     look = add("inspect", inspect, "Show a checkpoint's metadata, its parts and its tensors.")
     look.add_argument("--part", help="only the tensors of this part")
@@ -61,12 +67,12 @@ def _build_parser() -> argparse.ArgumentParser:
     out.add_argument("target", metavar="OUT.safetensors", type=Path, help="the file to write")
     out.add_argument("--part", default="model", help="the part (default: model)")
     into = add("import", _import, "Make a checkpoint of the weights in a file of torch.save or safetensors.")
-    into.add_argument("file", metavar="FILE", type=Path, help="a .pt, .pth or .safetensors file; nothing in it is executed")  # fmt: skip
-    into.add_argument("folder", metavar="FOLDER", type=Path, help="a folder without checkpoints")
     into.add_argument(
-        "--step", type=int, default=0, help="the step that training continues from (default: 0)"
+        "file", metavar="FILE", type=Path, help="a .pt, .pth or .safetensors file; nothing in it is executed"
     )
-    into.add_argument("--key", help="where in the file the weights are, if it holds several: ema, nets.generator")  # fmt: skip
+    into.add_argument("folder", metavar="FOLDER", type=Path, help="a folder without checkpoints")
+    into.add_argument("--step", type=int, default=0, help="the step that training continues from (default: 0)")
+    into.add_argument("--key", help="where in the file the weights are, if it holds several: ema, nets.generator")
     return parser
 
 
@@ -88,7 +94,7 @@ def _ls(arguments: argparse.Namespace) -> int:
     ]
     if not rows:
         what = f"{folder} holds no checkpoint" if folder.exists() else f"there is no folder {folder}"
-        raise CheckpointError(what, hint="pass the folder that was passed to save()")  # fmt: skip
+        raise CheckpointError(what, hint="pass the folder that was passed to save()")
     if arguments.format == "json":
         print(json.dumps({"folder": str(folder), "checkpoints": rows}, indent=1))
     else:
@@ -117,7 +123,14 @@ def _describe(one: Checkpoint) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": one.path.name, "path": str(one.path), "step": one.step}
     if one.manifest is not None:
         m = one.manifest
-        facts |= {"serial": m.serial, "size_bytes": m.size, "ranks": m.world_size, "saved_at": m.saved_at, "metrics": dict(m.metrics), "parts": list(m.parts)}  # fmt: skip
+        facts |= {
+            "serial": m.serial,
+            "size_bytes": m.size,
+            "ranks": m.world_size,
+            "saved_at": m.saved_at,
+            "metrics": dict(m.metrics),
+            "parts": list(m.parts),
+        }
     return facts | {"state": "damaged" if one.problem else "complete", "problem": one.problem}
 
 
@@ -138,11 +151,11 @@ def _verify(arguments: argparse.Namespace) -> int:
     results: list[dict[str, Any]] = []
     for one, size in sizes.items():
         problems = verify(one)
-        results.append({"path": str(one), "state": "damaged" if problems else "complete", "size_bytes": size, "problems": problems})  # fmt: skip
+        results.append(
+            {"path": str(one), "state": "damaged" if problems else "complete", "size_bytes": size, "problems": problems}
+        )
         if arguments.format == "text":
-            print(
-                f"{one}  " + ("damaged" if problems else f"complete ({format_bytes(size)} read)"), flush=True
-            )
+            print(f"{one}  " + ("damaged" if problems else f"complete ({format_bytes(size)} read)"), flush=True)
             print("".join(f"  {problem}\n" for problem in problems), end="", flush=True)
     if arguments.format == "json":
         print(json.dumps({"checkpoints": results}, indent=1))
@@ -155,13 +168,15 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     # Asked before torch is imported: what is wrong with a path is told at once.
     find_checkpoint(arguments.path, arguments.step)
-    target = _load_torch_part().export_safetensors(arguments.path, arguments.target, part=arguments.part, step=arguments.step)  # fmt: skip
+    target = _load_torch_part().export_safetensors(
+        arguments.path, arguments.target, part=arguments.part, step=arguments.step
+    )
     print(f"{target}  {format_bytes(target.stat().st_size)}")
     return 0
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    path = _load_torch_part().import_file(arguments.file, arguments.folder, step=arguments.step, key=arguments.key)  # fmt: skip
+    path = _load_torch_part().import_file(arguments.file, arguments.folder, step=arguments.step, key=arguments.key)
     print(f"{path}  {format_bytes(open_checkpoint(path).manifest.size)}")  # type: ignore[union-attr]
     return 0
 
@@ -171,4 +186,7 @@ def _load_torch_part() -> Any:
     try:
         return import_module("rankwise.checkpoint.convert")
     except ModuleNotFoundError as error:
-        raise UsageError(f"this command needs torch, and this Python can't import it: {error}", hint="run it with the Python that trains; ls, inspect and verify need no torch") from error  # fmt: skip
+        raise UsageError(
+            f"this command needs torch, and this Python can't import it: {error}",
+            hint="run it with the Python that trains; ls, inspect and verify need no torch",
+        ) from error

@@ -30,7 +30,7 @@ def inspect(arguments: argparse.Namespace) -> int:
         parts = [part for part in parts if part.name == arguments.part]
         if not parts:
             raise CheckpointError(f"{one.path} has no part {arguments.part!r}; it has {', '.join(there)}")
-    tensors = [_describe_tensor(index, part, name) for part in parts for name in (*part.tensors, *part.arrays)]  # fmt: skip
+    tensors = [_describe_tensor(index, part, name) for part in parts for name in (*part.tensors, *part.arrays)]
     if arguments.format == "json":
         print(json.dumps(_as_json(one.path, manifest, parts, tensors), indent=1))
         return 0
@@ -56,7 +56,9 @@ def _describe_tensor(index: Index, part: PartContents, name: str) -> dict[str, A
     }
 
 
-def _as_json(path: Path, manifest: Manifest, parts: Sequence[PartContents], tensors: Sequence[dict[str, Any]]) -> dict[str, Any]:  # fmt: skip
+def _as_json(
+    path: Path, manifest: Manifest, parts: Sequence[PartContents], tensors: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     return {
         "path": str(path), "step": manifest.step, "serial": manifest.serial, "saved_at": manifest.saved_at, "ranks": manifest.world_size,
         "mesh": dict(manifest.mesh), "versions": dict(manifest.versions), "metrics": dict(manifest.metrics), "size_bytes": manifest.size,
@@ -67,7 +69,7 @@ def _as_json(path: Path, manifest: Manifest, parts: Sequence[PartContents], tens
 
 
 def _format_top(path: Path, manifest: Manifest) -> list[str]:
-    mesh = f", mesh {' x '.join(f'{axis} {size}' for axis, size in manifest.mesh.items())}" if manifest.mesh else ""  # fmt: skip
+    mesh = f", mesh {' x '.join(f'{axis} {size}' for axis, size in manifest.mesh.items())}" if manifest.mesh else ""
     rows = [
         ("checkpoint", str(path)),
         ("step", f"{manifest.step} (number {manifest.serial} of its folder)"),
@@ -99,5 +101,11 @@ def _format_tensors(tensors: Sequence[dict[str, Any]]) -> list[str]:
         for one in tensors
     ]  # fmt: skip
     files = {file for one in tensors for file in one["files"]}
-    total = ["total", "", format_count(len(tensors), "tensor"), *(str(sum(one[key] for one in tensors)) for key in ("size_bytes", "num_chunks")), str(len(files))]  # fmt: skip
+    total = [
+        "total",
+        "",
+        format_count(len(tensors), "tensor"),
+        *(str(sum(one[key] for one in tensors)) for key in ("size_bytes", "num_chunks")),
+        str(len(files)),
+    ]
     return align([["tensor", "dtype", "shape", "bytes", "chunks", "files"], *rows, total], right={3, 4, 5})

@@ -33,17 +33,33 @@ def main(argv: Sequence[str]) -> int:
     first, *others = [read_journal(run) for run in arguments.runs]
     pairs = [_make_pair(first, other, arguments.tolerance) for other in others]
     if arguments.plot is not None:
-        import_module("rankwise.train.comparison.plot").draw(first, [(one.b, one.comparison) for one in pairs], arguments.plot)  # fmt: skip
-    text = json.dumps([_as_json(one) for one in pairs], indent=1) if arguments.format == "json" else "\n\n\n".join(map(render, pairs))  # fmt: skip
+        import_module("rankwise.train.comparison.plot").draw(
+            first, [(one.b, one.comparison) for one in pairs], arguments.plot
+        )
+    text = (
+        json.dumps([_as_json(one) for one in pairs], indent=1)
+        if arguments.format == "json"
+        else "\n\n\n".join(map(render, pairs))
+    )
     put(f"{text}\n")  # whether or not anybody reads it to the end: the verdict stands
     return 0 if all(one.comparison.agree for one in pairs) else 1
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = Parser("rankwise compare", description="Show where runs diverge: each against the first. Needs no torch, except for their checkpoints.", epilog=_EXIT_CODES)  # fmt: skip
-    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="a run's folder, or its journal.jsonl; two or more")  # fmt: skip
-    parser.add_argument("--tolerance", type=float, help="largest relative difference that counts as agreement (default: 1e-9 for float64, 1e-4 for fp32, 1e-2 for bf16 and fp16)")  # fmt: skip
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw losses and differences; .svg, .png or .pdf")  # fmt: skip
+    parser = Parser(
+        "rankwise compare",
+        description="Show where runs diverge: each against the first. Needs no torch, except for their checkpoints.",
+        epilog=_EXIT_CODES,
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", type=Path, nargs="+", help="a run's folder, or its journal.jsonl; two or more"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        help="largest relative difference that counts as agreement (default: 1e-9 for float64, 1e-4 for fp32, 1e-2 for bf16 and fp16)",
+    )
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw losses and differences; .svg, .png or .pdf")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     return parser
 
@@ -61,7 +77,9 @@ def _make_pair(a: Journal, b: Journal, tolerance: float | None) -> Pair:
         notes.append(f"their checkpoints were not compared: this Python can't import torch ({error})")
     except CheckpointError as error:
         notes.append(f"their checkpoints were not compared: {error.message}")
-    return Pair(a=a, b=b, comparison=comparison, checkpoints=checkpoints, reasons=explain(comparison, a, b), notes=notes)  # fmt: skip
+    return Pair(
+        a=a, b=b, comparison=comparison, checkpoints=checkpoints, reasons=explain(comparison, a, b), notes=notes
+    )
 
 
 def _as_json(pair: Pair) -> Any:
@@ -73,8 +91,22 @@ def _as_json(pair: Pair) -> Any:
 
 
 def _describe(run: Journal) -> dict[str, Any]:
-    starts = [{"time": one.time, "step": one.started.step, "ranks": one.started.world_size, "global_batch": one.started.global_batch, "settings": dict(one.started.settings)} for one in run.starts]  # fmt: skip
-    return {"path": str(run.path), "last_step": run.last_step, "starts": starts, "ended": run.ended.reason if run.ended else None}  # fmt: skip
+    starts = [
+        {
+            "time": one.time,
+            "step": one.started.step,
+            "ranks": one.started.world_size,
+            "global_batch": one.started.global_batch,
+            "settings": dict(one.started.settings),
+        }
+        for one in run.starts
+    ]
+    return {
+        "path": str(run.path),
+        "last_step": run.last_step,
+        "starts": starts,
+        "ended": run.ended.reason if run.ended else None,
+    }
 
 
 def _plain(value: Any) -> Any:

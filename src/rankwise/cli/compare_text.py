@@ -95,7 +95,14 @@ def _block(label: str, texts: Iterable[str]) -> list[str]:
 
 
 def _wrap(text: str, *, first: str = "", then: str = "") -> list[str]:
-    return textwrap.wrap(text, _WIDTH - _LABEL - 2, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    return textwrap.wrap(
+        text,
+        _WIDTH - _LABEL - 2,
+        initial_indent=first,
+        subsequent_indent=then,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _short(number: float) -> str:
@@ -121,7 +128,9 @@ def _describe(run: Journal) -> Iterator[str]:
     ended = run.ended.reason if run.ended else "killed, or still running"
     when = datetime.fromtimestamp(first.time, tz=timezone.utc).astimezone()
     yield from _wrap(", ".join(facts))
-    yield from _wrap(f"steps {first.started.step + 1} to {run.last_step}{planned}, {ended}; begun {when:%Y-%m-%d %H:%M}")  # fmt: skip
+    yield from _wrap(
+        f"steps {first.started.step + 1} to {run.last_step}{planned}, {ended}; begun {when:%Y-%m-%d %H:%M}"
+    )
     for one in run.starts[1:]:
         yield f"resumed after step {one.started.step} with {format_count(one.started.world_size, 'rank')}"
     if run.num_skipped:
@@ -129,7 +138,7 @@ def _describe(run: Journal) -> Iterator[str]:
 
 
 def _list_settings(comparison: Comparison) -> Iterator[str]:
-    rows = [(one.name, _value(one.a), _value(one.b)) for one in comparison.settings if one.name not in WITHOUT_EFFECT]  # fmt: skip
+    rows = [(one.name, _value(one.a), _value(one.b)) for one in comparison.settings if one.name not in WITHOUT_EFFECT]
     if rows:
         yield from align([("", "a", "b"), *rows])
     others = [one.name for one in comparison.settings if one.name in WITHOUT_EFFECT and one.name != "folder"]
@@ -153,7 +162,9 @@ def _cut(text: str, most: int) -> str:
 
 def _tell_losses(comparison: Comparison) -> Iterator[str]:
     losses, limit = comparison.losses, comparison.tolerance
-    yield from _wrap(f"{format_count(losses.num_common, 'common step')}, {losses.first.step} to {losses.last.step}; tolerance {limit:.1g}, relative ({comparison.precision})")  # fmt: skip
+    yield from _wrap(
+        f"{format_count(losses.num_common, 'common step')}, {losses.first.step} to {losses.last.step}; tolerance {limit:.1g}, relative ({comparison.precision})"
+    )
     if losses.unequal is None:
         yield "equal to the bit"
         return
@@ -170,7 +181,7 @@ def _tell_course(comparison: Comparison) -> str:
     what += f"differ from step {begin.step} on, {_by(begin)} there"
     if at is not None and at != begin:
         what += f", and {_by(at)} at step {at.step}"
-        if comparison.manner == "slowly" and math.isfinite(at.difference) and at.difference > begin.difference:  # fmt: skip
+        if comparison.manner == "slowly" and math.isfinite(at.difference) and at.difference > begin.difference:
             doubling = (at.step - begin.step) / math.log2(at.difference / begin.difference)
             what += f" (doubled about every {doubling:.2g} steps)"
     if losses.largest in (begin, at):
@@ -191,7 +202,16 @@ def _tabulate(comparison: Comparison) -> Iterator[str]:
     # So many digits that the smallest difference shows.
     digits = min(17, max(6, 2 - math.floor(math.log10(min(seen))))) if seen else 6
     table = [("", "step", "loss of a", "loss of b", "difference")]
-    table += [("->" if one is parting else "", str(one.step), f"{one.a:.{digits}g}", f"{one.b:.{digits}g}", _short(one.difference)) for one in rows]  # fmt: skip
+    table += [
+        (
+            "->" if one is parting else "",
+            str(one.step),
+            f"{one.a:.{digits}g}",
+            f"{one.b:.{digits}g}",
+            _short(one.difference),
+        )
+        for one in rows
+    ]
     lines = align(table, right={1, 2, 3, 4})
     yield lines[0]
     known = {one.step for one in rows}
@@ -215,7 +235,9 @@ def _tell_weights(weights: Weights) -> Iterator[str]:
     if weights.are_equal:
         yield from _wrap(f"equal {when}, to the bit ({format_count(weights.num_common, 'parameter')})")
     if weights.differing:
-        yield from _wrap(f"{len(weights.differing)} of {weights.num_common} parameters differ {when}: {_name_some(weights.differing)}")  # fmt: skip
+        yield from _wrap(
+            f"{len(weights.differing)} of {weights.num_common} parameters differ {when}: {_name_some(weights.differing)}"
+        )
     yield from _tell_only(weights.only_a, weights.only_b)
 
 
@@ -237,10 +259,14 @@ def _tell_norms(norms: Norms | None, tolerance: float) -> Iterator[str]:
         yield f"agree at {format_count(norms.num_steps, 'common step')}"
     else:
         names = [f"{one.name} ({_short(one.difference)})" for one in norms.parted]
-        yield from _wrap(f"those of {format_count(len(names), 'parameter')} differ by more than {_short(tolerance)} from step {norms.parting_step} on: {_name_some(names)}")  # fmt: skip
+        yield from _wrap(
+            f"those of {format_count(len(names), 'parameter')} differ by more than {_short(tolerance)} from step {norms.parting_step} on: {_name_some(names)}"
+        )
     if norms.largest is not None and norms.largest.difference > 0:
         one = norms.largest
-        yield from _wrap(f"most at the last common step, {norms.last_step}: {_cut(one.name, 60)} {one.a:.6g} and {one.b:.6g}, by {_short(one.difference)}")  # fmt: skip
+        yield from _wrap(
+            f"most at the last common step, {norms.last_step}: {_cut(one.name, 60)} {one.a:.6g} and {one.b:.6g}, by {_short(one.difference)}"
+        )
     yield from _tell_only(norms.only_a, norms.only_b)
 
 
@@ -249,7 +275,10 @@ def _tell_checkpoint(one: Any) -> Iterator[str]:
         yield f"the checkpoints' {format_count(one.num_common, 'tensor')} are equal to the bit"
     else:
         yield from _wrap(f"{len(one.differing)} of {one.num_common} tensors differ in the checkpoints")
-        rows = [(_cut(d.name, 36), _short(d.difference), _short(d.largest), f"{d.num_unequal} of {d.size}") for d in one.differing[:_MOST_TENSORS]]  # fmt: skip
+        rows = [
+            (_cut(d.name, 36), _short(d.difference), _short(d.largest), f"{d.num_unequal} of {d.size}")
+            for d in one.differing[:_MOST_TENSORS]
+        ]
         yield from align([("tensor", "relative", "largest", "unequal"), *rows], right={1, 2, 3})
         if len(one.differing) > _MOST_TENSORS:
             yield f"and {len(one.differing) - _MOST_TENSORS} more"
@@ -266,7 +295,16 @@ def _tell_metrics(comparison: Comparison) -> Iterator[str]:
             yield from _wrap(f"{one.name} agrees at {format_count(one.num_common, 'common step')}")
         else:
             at = one.parting
-            rows.append((one.name, str(at.step), f"{at.a:.6g}", f"{at.b:.6g}", _short(at.difference), f"{_short(one.largest.difference)} at {one.largest.step}"))  # fmt: skip
+            rows.append(
+                (
+                    one.name,
+                    str(at.step),
+                    f"{at.a:.6g}",
+                    f"{at.b:.6g}",
+                    _short(at.difference),
+                    f"{_short(one.largest.difference)} at {one.largest.step}",
+                )
+            )
     if rows:
         yield from align([("", "from step", "a", "b", "difference", "largest"), *rows], right={1, 2, 3, 4})
 

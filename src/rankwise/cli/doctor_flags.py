@@ -32,7 +32,14 @@ They use the rendezvous address and port of the job."""
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser; it raises a UsageError."""
     parser = Parser(prog="rankwise doctor", description=_DESCRIPTION, epilog=EXIT_CODES, allow_abbrev=False)
-    parser.add_argument("--only", action=Given, metavar="PROBE,...", type=_split, default=(), help="Run only these probes: ids or topics.")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        action=Given,
+        metavar="PROBE,...",
+        type=_split,
+        default=(),
+        help="Run only these probes: ids or topics.",
+    )
     parser.add_argument("--skip", metavar="PROBE,...", type=_split, default=(), help="Skip these probes.")
     parser.add_argument("--list", action="store_true", help="List all probes, and exit.")
     group: argparse._ActionsContainer = parser
@@ -45,9 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     for flag in ("--end-with-input", "--token-from-input"):
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
     shown = group.add_mutually_exclusive_group()
-    shown.add_argument(
-        "-v", "--verbose", action="store_true", help="For several hosts, show also what passed."
-    )
+    shown.add_argument("-v", "--verbose", action="store_true", help="For several hosts, show also what passed.")
     shown.add_argument("-q", "--quiet", action="store_true", help="Show problems only.")
     return parser
 
@@ -86,9 +91,7 @@ def _list_flags() -> dict[tuple[str, str | None], tuple[Row, ...]]:
     }  # fmt: skip
 
 
-def _add(
-    group: argparse._ActionsContainer, flag: str, metavar: str, read: Reader, default: object, text: str
-) -> None:
+def _add(group: argparse._ActionsContainer, flag: str, metavar: str, read: Reader, default: object, text: str) -> None:
     """Add a flag, in torchrun's two spellings if it has a value; a text must not be empty."""
     if read is None:
         group.add_argument(flag, action="store_true", help=text)
@@ -200,9 +203,7 @@ def _check_ssh(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
             f"{flag} uses the first host for the rendezvous: leave out --rdzv-endpoint; --master-addr and --master-port change it"
         )
     if sys.platform == "win32":
-        parser.error(
-            f"{flag} needs a system with ssh and POSIX shells: start the command on each host yourself"
-        )
+        parser.error(f"{flag} needs a system with ssh and POSIX shells: start the command on each host yourself")
 
 
 def _check_meeting(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -243,9 +244,7 @@ def read_token(path: Path) -> str:
     try:
         lines = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"--token-file {path} can't be read: {error}", hint="its first line is the token"
-        ) from error
+        raise UsageError(f"--token-file {path} can't be read: {error}", hint="its first line is the token") from error
     if not lines:
         raise UsageError(
             f"--token-file {path} is empty", hint="openssl rand -hex 16 > FILE; the same file on all hosts"

@@ -134,9 +134,7 @@ def _tell_unmet(alone: ClusterReport, error: JoinError) -> ClusterReport:
     """
     reading, card = error.to_reading().of("meeting", alone.hosts[0].name), alone.hosts[0]
     others = tuple(
-        one
-        for one in card.readings
-        if not (one.probe == "master-address" and one.class_id == reading.class_id == "I3")
+        one for one in card.readings if not (one.probe == "master-address" and one.class_id == reading.class_id == "I3")
     )
     return replace(alone, hosts=(replace(card, readings=others),), readings=(reading,))
 

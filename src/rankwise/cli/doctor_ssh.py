@@ -32,7 +32,17 @@ if TYPE_CHECKING:
     from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 
 #: Flags of the hosts that ssh starts are those of this one, less what it does itself.
-_OF_HERE = ("--hosts", "--hostfile", "--ssh", "--html", "--format", "--master-addr", "--master-port", "--token", "--token-file")  # fmt: skip
+_OF_HERE = (
+    "--hosts",
+    "--hostfile",
+    "--ssh",
+    "--html",
+    "--format",
+    "--master-addr",
+    "--master-port",
+    "--token",
+    "--token-file",
+)
 _SWITCHES_OF_HERE = ("-v", "--verbose", "-q", "--quiet", "--strict")
 #: What a job that is started from here would take along; the hosts' own settings stay where nothing is set here.
 _TAKEN_ALONG = ("GLOO_", "NCCL_", "TP_SOCKET_IFNAME", "TORCH_NCCL_", "TORCH_GLOO_")

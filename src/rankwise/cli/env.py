@@ -26,14 +26,19 @@ if TYPE_CHECKING:
     from rankwise.doctor.variables.masking import Listed
     from rankwise.doctor.variables.understanding import Understood
 
-_NAMES = {"world_size": "world size", "local_rank": "local rank", "local_world_size": "local world size", "node_rank": "node rank",
-          "num_nodes": "nodes", "master_addr": "master address", "master_port": "master port"}  # fmt: skip
+_NAMES = {
+    "world_size": "world size",
+    "local_rank": "local rank",
+    "local_world_size": "local world size",
+    "node_rank": "node rank",
+    "num_nodes": "nodes",
+    "master_addr": "master address",
+    "master_port": "master port",
+}
 _TO_ALL = "pass MASTER_ADDR and MASTER_PORT on to all"
 _PASS_ON = {
     "Open MPI": f"{_TO_ALL} (mpirun -x MASTER_ADDR -x MASTER_PORT …)",
-    **dict.fromkeys(
-        ("MPICH", "Intel MPI"), f"{_TO_ALL} (mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 …)"
-    ),
+    **dict.fromkeys(("MPICH", "Intel MPI"), f"{_TO_ALL} (mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 …)"),
     "MVAPICH2": f"{_TO_ALL} (mpirun_rsh … MASTER_ADDR=HOST MASTER_PORT=29500 python …)",
 }
 _WORDS = {"fail": "error", "warn": "warning"}
@@ -58,9 +63,7 @@ def main(argv: Sequence[str]) -> int:
     return 1 if any(one.verdict == "fail" for one in found) else 0
 
 
-def _to_json(
-    value: Understood, found: Sequence[Reading], variables: Sequence[Listed]
-) -> Mapping[str, object]:
+def _to_json(value: Understood, found: Sequence[Reading], variables: Sequence[Listed]) -> Mapping[str, object]:
     place = value.place
     return {
         "role": value.role,
@@ -75,9 +78,7 @@ def _to_json(
     }  # fmt: skip
 
 
-def _write(
-    value: Understood, found: Sequence[Reading], variables: Sequence[Listed], *, color: bool
-) -> Iterator[str]:
+def _write(value: Understood, found: Sequence[Reading], variables: Sequence[Listed], *, color: bool) -> Iterator[str]:
     yield from _write_role(value, color=color)
     if value.others:
         yield ""
@@ -108,7 +109,11 @@ def _write_role(value: Understood, *, color: bool) -> Iterator[str]:
             yield f"  {_plain(value.place.command)}"
     elif value.role == "node" and value.place is not None:
         place = value.place
-        where = "" if place.node_rank is None else f", node {place.node_rank}" + (f" of {place.num_nodes}" if place.num_nodes else "")  # fmt: skip
+        where = (
+            ""
+            if place.node_rank is None
+            else f", node {place.node_rank}" + (f" of {place.num_nodes}" if place.num_nodes else "")
+        )
         yield paint(f"no rank, but a place to start a launcher: {place.what}{where}", "bold", color=color)
         yield f"  {_plain(place.command)}"
         if place.note:
@@ -139,7 +144,7 @@ def _write_values(value: Understood) -> Iterator[str]:
 
 
 def _write_finding(one: Reading, *, color: bool) -> Iterator[str]:
-    head = paint(f"{_WORDS.get(one.verdict, one.verdict)}:", "red" if one.verdict == "fail" else "yellow", color=color)  # fmt: skip
+    head = paint(f"{_WORDS.get(one.verdict, one.verdict)}:", "red" if one.verdict == "fail" else "yellow", color=color)
     named = f" [{one.class_id}]" if one.class_id else ""
     columns = terminal.width(1)
     yield terminal.wrap(f"{head} {_plain(one.what)}{named}", columns)

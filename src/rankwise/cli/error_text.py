@@ -96,7 +96,10 @@ def read_log(stream: BinaryIO) -> tuple[str, int]:
 
 
 def _match_all(text: str) -> list[tuple[int, int, Meaning]]:
-    """Return where known texts begin and end, ascending. Of patterns that match at one place, the first in the table counts."""
+    """Return where known texts begin and end, ascending.
+
+    Of patterns that match at one place, the first in the table counts.
+    """
     found: list[tuple[int, int, Meaning]] = []
     taken = bytearray(len(text))
     for meaning in MEANINGS:
@@ -134,9 +137,7 @@ def _find_own(text: str) -> Iterator[KnownText]:
 def _find_quoted(text: str) -> Iterator[KnownText]:
     """Find what only the pages of the failure classes quote; in a log, such short words say little."""
     if text.count("\n") < _LONGEST_PASTED and (classes := find_quoting(text)):
-        yield KnownText(
-            line=1, text=_last_line(text), rank=None, blame=None, missing=(), classes=classes, fix=""
-        )
+        yield KnownText(line=1, text=_last_line(text), rank=None, blame=None, missing=(), classes=classes, fix="")
 
 
 def _last_line(text: str) -> str:

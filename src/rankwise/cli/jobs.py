@@ -33,8 +33,12 @@ def main(argv: Sequence[str]) -> int:
         prog="rankwise jobs",
         description="The jobs that you have submitted from this machine, and what has become of them, as their schedulers say now.",
     )
-    parser.add_argument("job", nargs="*", metavar="JOB", help="Only these: an id, its beginning, the scheduler's id, or a name.")  # fmt: skip
-    parser.add_argument("--forget", action="store_true", help="Remove the records, and the logs, of those that are over.")  # fmt: skip
+    parser.add_argument(
+        "job", nargs="*", metavar="JOB", help="Only these: an id, its beginning, the scheduler's id, or a name."
+    )
+    parser.add_argument(
+        "--forget", action="store_true", help="Remove the records, and the logs, of those that are over."
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="How to print them.")
     args = parser.parse_args(argv)
     records = [handles.find_record(text) for text in args.job] or handles.list_records()
@@ -45,9 +49,7 @@ def main(argv: Sequence[str]) -> int:
         over = [record for record, state in found if state.is_over and (state.phase != "unknown" or args.job)]
         for record in over:
             shutil.rmtree(record.folder, ignore_errors=True)
-        kept = [
-            f"{record.id} is kept: it {say_state(state)}\n" for record, state in found if record not in over
-        ]
+        kept = [f"{record.id} is kept: it {say_state(state)}\n" for record, state in found if record not in over]
         put("".join([*kept, f"{format_count(len(over), 'job')} forgotten\n"]))
         return 0
     if args.format == "json":
@@ -57,14 +59,20 @@ def main(argv: Sequence[str]) -> int:
         put("no job has been submitted from here: `rankwise submit --help` says how\n")
         return 0
     rows = [("job", "on", "scheduler's id", "age", "state")]
-    rows += [(one.id, one.on, one.native_id or "-", format_age(SYSTEM_CLOCK.time() - one.submitted_s), say_state(state)) for one, state in found]  # fmt: skip
+    rows += [
+        (one.id, one.on, one.native_id or "-", format_age(SYSTEM_CLOCK.time() - one.submitted_s), say_state(state))
+        for one, state in found
+    ]
     put(terminal.wrap("\n".join([*align(rows), ""]), terminal.width(1)))
     return 0
 
 
 def main_logs(argv: Sequence[str]) -> int:
     """Print the log of a job; return the exit code."""
-    parser = Parser(prog="rankwise logs", description="What the ranks of a job have printed, on all nodes, and their launchers' reports.")  # fmt: skip
+    parser = Parser(
+        prog="rankwise logs",
+        description="What the ranks of a job have printed, on all nodes, and their launchers' reports.",
+    )
     parser.add_argument("job", metavar="JOB", help="An id, its beginning, the scheduler's id, or a name.")
     parser.add_argument("--rank", type=int, metavar="N", help="Only the lines of this rank.")
     parser.add_argument("--follow", "-f", action="store_true", help="Wait for more until the job is over.")
@@ -91,7 +99,7 @@ def main_cancel(argv: Sequence[str]) -> int:
         prog="rankwise cancel",
         description="End jobs. Their ranks get SIGTERM first, and time to save: those that call `should_stop()` can be resumed later.",
     )
-    parser.add_argument("job", nargs="+", metavar="JOB", help="An id, its beginning, the scheduler's id, or a name.")  # fmt: skip
+    parser.add_argument("job", nargs="+", metavar="JOB", help="An id, its beginning, the scheduler's id, or a name.")
     for record in [handles.find_record(text) for text in parser.parse_args(argv).job]:
         handle, state = JobHandle(record), _ask(record)
         if state.is_over and state.phase != "unknown":

@@ -78,7 +78,10 @@ def call(command: str, argv: Sequence[str]) -> int:
 
 
 def _mask(command: str, text: str) -> str:
-    """Return an error's text without secrets. Where a command does not quote the environment, `key=` is the user's own word."""
+    """Return an error's text without secrets.
+
+    Where a command does not quote the environment, `key=` is the user's own word.
+    """
     from rankwise.doctor.variables import masking  # noqa: PLC0415 - most commands go well
 
     return (masking.mask_text if command in {"env", "doctor"} else masking.mask_credentials)(text)
@@ -95,9 +98,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if argv[0] not in COMMANDS:
             near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-            hint = (
-                f"did you mean `rankwise {near[0]}`?" if near else f"for a script: rankwise run {argv[0]} …"
-            )
+            hint = f"did you mean `rankwise {near[0]}`?" if near else f"for a script: rankwise run {argv[0]} …"
             raise UsageError(f"there is no command {argv[0]!r}", hint=hint)
         return call(argv[0], argv[1:])
     except RankwiseError as error:

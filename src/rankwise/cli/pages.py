@@ -45,8 +45,7 @@ def quotes_of(page: str) -> list[str]:
     return [
         quote
         for quote in quotes
-        if (" " in quote or re.fullmatch(r"\w+Error|[A-Z]{5,}", quote))
-        and not quote.startswith(("-", "rankwise "))
+        if (" " in quote or re.fullmatch(r"\w+Error|[A-Z]{5,}", quote)) and not quote.startswith(("-", "rankwise "))
     ]
 
 

@@ -64,7 +64,11 @@ def _write_table(
 def _tell_model(body: Mapping[str, Any], optimizer: str) -> str:
     count, trained, blocks = body["num_parameters"], body["num_trained"], body["blocks"]
     frozen = "" if trained == count else f", {trained:,} of them trained"
-    within = f"{format_count(len(blocks), 'block')} ({blocks[0]}{' … ' + blocks[-1] if len(blocks) > 1 else ''})" if blocks else "no blocks"  # fmt: skip
+    within = (
+        f"{format_count(len(blocks), 'block')} ({blocks[0]}{' … ' + blocks[-1] if len(blocks) > 1 else ''})"
+        if blocks
+        else "no blocks"
+    )
     return f"{body['model']}: {count:,} parameters{frozen}; {within}; optimizer {optimizer}"
 
 
@@ -88,7 +92,14 @@ def _tell_precision(precision: str) -> str:
 
 def _make_row(one: Mapping[str, Any], chosen: Mapping[str, Any] | None) -> list[str]:
     memory = one["memory"]
-    sizes = [memory["parameters"] + memory["buffers"], memory["gradients"], memory["optimizer"], memory["communication"], memory["activations"], memory["total"]]  # fmt: skip
+    sizes = [
+        memory["parameters"] + memory["buffers"],
+        memory["gradients"],
+        memory["optimizer"],
+        memory["communication"],
+        memory["activations"],
+        memory["total"],
+    ]
     name = one["name"] + (" + checkpointing" if one["checkpointing"] else "")
     verdict = "too much" if not one["fits"] else "may fit" if memory["activations"] is None else "fits"
     return [

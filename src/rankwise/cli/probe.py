@@ -24,9 +24,7 @@ def main(argv: Sequence[str]) -> int:
         prog="rankwise probe",
         description="Explain a probe of `rankwise doctor`: what it looks at, why, and how to fix it.",
     )
-    parser.add_argument(
-        "probe", metavar="PROBE", help="Its id: hostname; `rankwise doctor --list` lists all."
-    )
+    parser.add_argument("probe", metavar="PROBE", help="Its id: hostname; `rankwise doctor --list` lists all.")
     args = parser.parse_args(list(argv))
     one = registry.probe(args.probe)
     classes = f"; class {', '.join(one.classes)}" if one.classes else ""

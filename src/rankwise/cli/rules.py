@@ -49,9 +49,7 @@ def main_one(argv: Sequence[str]) -> int:
         help="A rule of the check (RW101; RW1 lists a chapter), a rule of the hang verdict (gradients_met), a failure class (D14), a probe (gloo-variables); "
         "or the line that torch, NCCL, Gloo or Python printed, in quotes. Without it, a log is read from standard input.",
     )
-    parser.add_argument(
-        "--format", choices=["text", "json"], default="text", help="A page, or a JSON object."
-    )
+    parser.add_argument("--format", choices=["text", "json"], default="text", help="A page, or a JSON object.")
     args = parser.parse_args(list(argv))
     name = " ".join(args.rule)
     if not name:
@@ -94,9 +92,7 @@ def _show_known(text: str, format: str, *, left_out: int = 0) -> int:  # noqa: A
     pages = [page for id_ in known[0].classes if (page := find_page(id_))] if len(known) == 1 else []
     for one in known:
         place = f"line {one.line + left_out}: " if is_log else ""
-        rows = (
-            [] if pages else [("class", " or ".join(f"{id_} (rankwise rule {id_})" for id_ in one.classes))]
-        )
+        rows = [] if pages else [("class", " or ".join(f"{id_} (rankwise rule {id_})" for id_ in one.classes))]
         rows = [("at fault", one.at_fault), ("do", one.fix), *rows]
         print(place + paint(one.text, "bold", color=color))
         print("".join(f"{line}\n" for name, words in rows if words for line in _write_row(name, words)))
@@ -165,9 +161,7 @@ def _write_table(rules: Sequence[Rule[Any]], *, color: bool) -> Iterator[str]:
     ]  # fmt: skip
     head, *lines = align([("id", "severity", "class", "", "name", "what is wrong"), *rows])
     yield paint(head, "bold", color=color)
-    for title, group in groupby(
-        zip(rules, lines, strict=True), key=lambda each: registry.chapter(each[0].id)
-    ):
+    for title, group in groupby(zip(rules, lines, strict=True), key=lambda each: registry.chapter(each[0].id)):
         yield from ("", paint(title, "bold", color=color))
         yield from (line for _, line in group)
     yield from ("", "fix: `rankwise check --fix` fixes it; `rankwise rule ID` explains a rule")

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     stays = submission.find_cluster(spec.on).stays(spec) if args.attach is None else args.attach
     handle = submission.submit_spec(spec, attach=stays)
-    _say(f"job {handle.id} is submitted" + (f" as {handle.record.native_id}" if handle.record.native_id else ""))  # fmt: skip
+    _say(f"job {handle.id} is submitted" + (f" as {handle.record.native_id}" if handle.record.native_id else ""))
     if stays:
         return follow(handle)
     put(f"{handle.id}\n")
@@ -66,7 +66,9 @@ def _parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     try:
         return parser.parse_args(words)
     except UsageError as error:
-        name = error.message.partition("unrecognized arguments: --")[2].split(" ")[0].partition("=")[0].replace("-", "_")  # fmt: skip
+        name = (
+            error.message.partition("unrecognized arguments: --")[2].split(" ")[0].partition("=")[0].replace("-", "_")
+        )
         if others := [one for one in job.CLUSTERS if name in _find_words(one)]:
             error.hint = f"it is a word of {' and '.join(others)}: --on {others[0]}, or leave it out"
         elif name and "did you mean" not in str(error.hint):
@@ -91,10 +93,20 @@ def build_parser(on: str | None) -> Parser:
         description="Submit a training script to a cluster. What is said here can stand in job.toml, too, with the same words; flags win.",
         epilog="What stands behind -- is what `rankwise run` gets on each node, its flags included: -- --max-restarts 3 train.py",
     )
-    parser.add_argument("--file", type=Path, metavar="FILE", help="The job file (default: job.toml, if it is there).")  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="Print exactly what would be submitted, and submit nothing.")  # fmt: skip
-    parser.add_argument("--attach", dest="attach", action="store_true", default=None, help="Stay, show the log, and end the job with Ctrl-C; the default on local, over ssh, and inside an allocation of Slurm.")  # fmt: skip
-    parser.add_argument("--detach", dest="attach", action="store_false", help="Leave the job alone once it is submitted.")  # fmt: skip
+    parser.add_argument("--file", type=Path, metavar="FILE", help="The job file (default: job.toml, if it is there).")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="Print exactly what would be submitted, and submit nothing."
+    )
+    parser.add_argument(
+        "--attach",
+        dest="attach",
+        action="store_true",
+        default=None,
+        help="Stay, show the log, and end the job with Ctrl-C; the default on local, over ssh, and inside an allocation of Slurm.",
+    )
+    parser.add_argument(
+        "--detach", dest="attach", action="store_false", help="Leave the job alone once it is submitted."
+    )
     common = parser.add_argument_group("the job")
     for name, word in job.WORDS.items():
         if name != "command":
@@ -126,7 +138,12 @@ def _add(group: argparse._ArgumentGroup, name: str, word: Word) -> None:
         return
     several = word.kind in {"list", "table"}
     metavar = word.metavar or ("|".join(word.choices) if word.choices else "VALUE")
-    group.add_argument(*flags, action="append" if several else "store", metavar=metavar, help=text + (" May be repeated." if several else ""))  # fmt: skip
+    group.add_argument(
+        *flags,
+        action="append" if several else "store",
+        metavar=metavar,
+        help=text + (" May be repeated." if several else ""),
+    )
 
 
 def follow(handle: JobHandle) -> int:
@@ -149,7 +166,13 @@ def follow(handle: JobHandle) -> int:
 
 def say_state(state: JobState) -> str:
     """Return a state as what follows a job's name."""
-    verbs = {"waiting": "waits", "running": "runs", "unknown": "is unknown", "stopped": "has stopped, and can be resumed", "cancelled": "is cancelled"}  # fmt: skip
+    verbs = {
+        "waiting": "waits",
+        "running": "runs",
+        "unknown": "is unknown",
+        "stopped": "has stopped, and can be resumed",
+        "cancelled": "is cancelled",
+    }
     return verbs.get(state.phase, f"has {state.phase}") + (f": {state.reason}" if state.reason else "")
 
 

@@ -26,9 +26,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "pid", type=int, metavar="PID", help="Of torchrun, srun's step or another launcher, or of one rank."
     )
-    parser.add_argument(
-        "--json", action="store_true", help="Print the verdict as JSON, as `rankwise report --json`."
-    )
+    parser.add_argument("--json", action="store_true", help="Print the verdict as JSON, as `rankwise report --json`.")
     args = parser.parse_args(list(argv))
     ranks = find_ranks(args.pid)
     scene, unseen = take_scene(ranks, SYSTEM_CLOCK)

@@ -38,7 +38,8 @@ class JobState:
     Attributes:
         phase: Where it is.
         exit_code: Of the launchers; None: it has none, or nobody knows it.
-        reason: Why it waits or has ended, in the scheduler's own words: ``OUT_OF_MEMORY on node7``; empty if it says nothing.
+        reason: Why it waits or has ended, in the scheduler's own words: ``OUT_OF_MEMORY on node7``; empty if it says
+            nothing.
         starts: How often it has been started.
     """
 

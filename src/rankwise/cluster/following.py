@@ -67,8 +67,6 @@ def follow_files(path: Path, is_over: Callable[[], bool] | None, look_s: float) 
                     yield from ((found, line.decode("utf-8", "replace")) for line in lines)
                 rests[found] = file.tell(), rest
         if is_last:
-            yield from (
-                (found, rest.decode("utf-8", "replace")) for found, (_, rest) in rests.items() if rest
-            )
+            yield from ((found, rest.decode("utf-8", "replace")) for found, (_, rest) in rests.items() if rest)
             return
         SYSTEM_CLOCK.sleep(look_s)

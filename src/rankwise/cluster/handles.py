@@ -51,9 +51,7 @@ def jobs_folder() -> Path:
     """Return where the records are: below $XDG_STATE_HOME, or ~/.local/state."""
     state = environ.get("XDG_STATE_HOME")
     try:
-        return (
-            (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "rankwise" / "jobs"
-        )
+        return (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "rankwise" / "jobs"
     except RuntimeError as error:  # in a container, under a number that has no name
         raise UsageError(
             f"there is no place for records of jobs: {error}", hint="set XDG_STATE_HOME to a folder of yours"
@@ -79,7 +77,9 @@ def open_folder(job_id: str) -> Path:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)
     except OSError as error:
-        raise LaunchError(f"{folder} can't be made: {error.strerror}", hint="set XDG_STATE_HOME to a folder of yours") from error  # fmt: skip
+        raise LaunchError(
+            f"{folder} can't be made: {error.strerror}", hint="set XDG_STATE_HOME to a folder of yours"
+        ) from error
     return folder
 
 
@@ -93,7 +93,10 @@ def keep(record: JobRecord) -> None:
     try:
         write_atomic(record.folder / _FILE, json.dumps(values, indent=1) + "\n", mode=0o600)
     except OSError as error:
-        raise LaunchError(f"{record.folder / _FILE} can't be written: {error.strerror}", hint="set XDG_STATE_HOME to a folder of yours") from error  # fmt: skip
+        raise LaunchError(
+            f"{record.folder / _FILE} can't be written: {error.strerror}",
+            hint="set XDG_STATE_HOME to a folder of yours",
+        ) from error
 
 
 def list_records() -> list[JobRecord]:
@@ -112,12 +115,12 @@ def find_record(text: str) -> JobRecord:
     by_id = {one.id: one for one in records}
     if text in by_id:
         return by_id[text]
-    found = [one for one in records if text and (text in {one.native_id, one.name} or one.id.startswith(text))]  # fmt: skip
+    found = [one for one in records if text and (text in {one.native_id, one.name} or one.id.startswith(text))]
     if len(found) == 1:
         return found[0]
     if found:
-        raise UsageError(f"{text!r} may be any of {', '.join(one.id for one in found[-5:])}", hint="give the whole id")  # fmt: skip
-    hint = suggest(text, by_id) if records else "`rankwise jobs` lists those that were submitted from this machine"  # fmt: skip
+        raise UsageError(f"{text!r} may be any of {', '.join(one.id for one in found[-5:])}", hint="give the whole id")
+    hint = suggest(text, by_id) if records else "`rankwise jobs` lists those that were submitted from this machine"
     raise UsageError(f"there is no job {text!r}", hint=hint)
 
 

@@ -70,11 +70,26 @@ def ask_all(spec: JobSpec, look: Look) -> dict[str, Facts]:
     first = next(iter(look.ways))
 
     def ask(host: str) -> tuple[str, int, str, str]:
-        asked = {"workdir": spec.workdir, "makes_workdir": bool(spec.files), "words": spec.command, "address": look.address, "port": look.port,
-                 "is_first": host == first, "counts_gpus": spec.gpus_per_node > 0}  # fmt: skip
+        asked = {
+            "workdir": spec.workdir,
+            "makes_workdir": bool(spec.files),
+            "words": spec.command,
+            "address": look.address,
+            "port": look.port,
+            "is_first": host == first,
+            "counts_gpus": spec.gpus_per_node > 0,
+        }
         line = shlex.join([spec.python or look.python, "-", json.dumps(asked)])
         try:
-            done = subprocess.run([*look.ways[host], line], input=program, capture_output=True, text=True, errors="replace", timeout=SSH_TRY_S, check=False)  # fmt: skip
+            done = subprocess.run(
+                [*look.ways[host], line],
+                input=program,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=SSH_TRY_S,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return host, SSH_FAILED, "", f"no answer within {SSH_TRY_S:.0f} s"
         return host, done.returncode, done.stdout, done.stderr
@@ -84,11 +99,15 @@ def ask_all(spec: JobSpec, look: Look) -> dict[str, Facts]:
             answers = list(pool.map(ask, look.ways))
     except OSError as error:
         word = look.ways[first][0]
-        raise UsageError(f"{word} can't be run: {error.strerror}", hint=f"install {word}, or choose another cluster by --on") from error  # fmt: skip
+        raise UsageError(
+            f"{word} can't be run: {error.strerror}", hint=f"install {word}, or choose another cluster by --on"
+        ) from error
     wrong = [_judge(host, code, err) for host, code, out, err in answers if code or not out.startswith("{")]
     if wrong:
         has_no_python = all(code in {126, 127} for _, code, *_ in answers if code)
-        raise LaunchError("; ".join(wrong), hint="name the Python of the hosts by python" if has_no_python else look.test or None)  # fmt: skip
+        raise LaunchError(
+            "; ".join(wrong), hint="name the Python of the hosts by python" if has_no_python else look.test or None
+        )
     return {host: json.loads(out.splitlines()[-1]) for host, _, out, _ in answers}
 
 
@@ -112,16 +131,36 @@ def _check_each(spec: JobSpec, facts: Mapping[str, Facts]) -> None:
     wrong: list[tuple[str, str]] = []
     for host, found in facts.items():
         if not found["workdir"]:
-            wrong.append((f"{host} has no folder {spec.workdir}", "name one that all hosts have by workdir, or have it made and filled by files"))  # fmt: skip
+            wrong.append(
+                (
+                    f"{host} has no folder {spec.workdir}",
+                    "name one that all hosts have by workdir, or have it made and filled by files",
+                )
+            )
         if found["rankwise"] is None:
-            wrong.append((f"{host} has no rankwise in its Python", "install it there, or name its Python by python"))  # fmt: skip
-        for word, have, want in (("GPUs", found["gpus"], spec.gpus_per_node), ("cores", found["cpus"], spec.cpus_per_node)):  # fmt: skip
+            wrong.append((f"{host} has no rankwise in its Python", "install it there, or name its Python by python"))
+        for word, have, want in (
+            ("GPUs", found["gpus"], spec.gpus_per_node),
+            ("cores", found["cpus"], spec.cpus_per_node),
+        ):
             if want > have:
-                wrong.append((f"{host} has {have} {word}, and the job asks for {want}", f"ask for {have}, or leave {host} out"))  # fmt: skip
+                wrong.append(
+                    (f"{host} has {have} {word}, and the job asks for {want}", f"ask for {have}, or leave {host} out")
+                )
         if spec.memory_bytes > found["memory_bytes"]:
-            wrong.append((f"{host} has {found['memory_bytes'] >> 30} GiB of memory, and the job asks for {spec.memory_bytes >> 30}", "ask for less"))  # fmt: skip
+            wrong.append(
+                (
+                    f"{host} has {found['memory_bytes'] >> 30} GiB of memory, and the job asks for {spec.memory_bytes >> 30}",
+                    "ask for less",
+                )
+            )
         if found["meeting"]:
-            wrong.append((f"{host}: {found['meeting']}", "give an address that all hosts know by master_addr, and a free port by port"))  # fmt: skip
+            wrong.append(
+                (
+                    f"{host}: {found['meeting']}",
+                    "give an address that all hosts know by master_addr, and a free port by port",
+                )
+            )
     if wrong:
         raise UsageError("; ".join(what for what, _ in wrong), hint=wrong[0][1])
 
@@ -131,18 +170,26 @@ def _check_files(spec: JobSpec, facts: Mapping[str, Facts]) -> None:
     name = host_facts.find_script(spec.command)[0]
     missing = [host for host, found in facts.items() if name and found["files"].get(name) is None]
     if missing:
-        raise UsageError(f"{name} is not in {spec.workdir} on {', '.join(missing)}", hint="have it copied by files, or change workdir")  # fmt: skip
+        raise UsageError(
+            f"{name} is not in {spec.workdir} on {', '.join(missing)}",
+            hint="have it copied by files, or change workdir",
+        )
 
 
 def _check_equal(facts: Mapping[str, Facts], here: Mapping[str, str]) -> None:
-    shown = {host: {"Python": one["python"], "torch": one["torch"], "rankwise": one["rankwise"], **one["files"]} for host, one in facts.items()}  # fmt: skip
+    shown = {
+        host: {"Python": one["python"], "torch": one["torch"], "rankwise": one["rankwise"], **one["files"]}
+        for host, one in facts.items()
+    }
     different = []
     for name in dict.fromkeys(name for one in shown.values() for name in one):
         by_value: dict[str, list[str]] = {}
         for host, one in [*shown.items(), *([(_HERE, here)] if name in here else [])]:
             by_value.setdefault(one.get(name) or "missing", []).append(host)
         if len(by_value) > 1:
-            different.append(f"{name} is " + ", ".join(f"{value} on {_list(hosts)}" for value, hosts in by_value.items()))  # fmt: skip
+            different.append(
+                f"{name} is " + ", ".join(f"{value} on {_list(hosts)}" for value, hosts in by_value.items())
+            )
     if different:
         raise UsageError(
             "the hosts differ: " + "; ".join(different),

@@ -57,15 +57,15 @@ def _find_files(words: list[str]) -> dict[str, str | None]:
         folder = os.path.dirname(script)
         names = [name for name in sorted(os.listdir(folder or "."))[:1000] if name.endswith(".py")]
         found.update((path, _digest(path)) for path in [os.path.join(folder, name) for name in names])
-    found.update(
-        (word, _digest(word)) for word in words if os.path.isfile(word) and os.path.getsize(word) < 1 << 24
-    )
+    found.update((word, _digest(word)) for word in words if os.path.isfile(word) and os.path.getsize(word) < 1 << 24)
     return found
 
 
 def _count_gpus() -> int:
     try:
-        shown = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)  # fmt: skip
+        shown = subprocess.run(
+            ["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return shown.stdout.decode(errors="replace").count("GPU ")

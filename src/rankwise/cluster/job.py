@@ -52,9 +52,7 @@ WORDS: dict[str, Word] = {
         "How often the job is started again after it was preempted or stopped in time (exit code 75): a number, or always.",
         metavar="N|always",
     ),
-    "standby": Word(
-        "Nodes beyond those that train: each takes the place of one that is lost.", "number", "N"
-    ),
+    "standby": Word("Nodes beyond those that train: each takes the place of one that is lost.", "number", "N"),
     "checkpoint": Word(
         "Folder of the checkpoints, which all nodes share; the script finds it in RANKWISE_CHECKPOINT.",
         metavar="DIR",
@@ -65,7 +63,18 @@ WORDS: dict[str, Word] = {
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,46}[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: What a node is started with is said by the job's own words.
-_OURS = ("nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "local-addr", "standalone")  # fmt: skip
+_OURS = (
+    "nnodes",
+    "nproc-per-node",
+    "node-rank",
+    "master-addr",
+    "master-port",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "local-addr",
+    "standalone",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +142,16 @@ def load_file(path: Path) -> dict[str, Any]:
         # By name: Python 3.10 has only the package of the same make.
         toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ImportError:
-        raise UsageError(f"{path}: Python 3.10 can't read TOML", hint="pip install tomli, or say all by flags") from None  # fmt: skip
+        raise UsageError(
+            f"{path}: Python 3.10 can't read TOML", hint="pip install tomli, or say all by flags"
+        ) from None
     try:
         found: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}", hint="name the job file by --file, or say all by flags") from None  # fmt: skip
+        raise UsageError(
+            f"{path} can't be read: {getattr(error, 'strerror', None) or error}",
+            hint="name the job file by --file, or say all by flags",
+        ) from None
     except toml.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}", hint='texts are quoted in TOML: image = "name"') from None
     return found
@@ -157,9 +171,7 @@ def find_on(file: Mapping[str, Any], flags: Mapping[str, object]) -> str:
     return str(on)
 
 
-def read(
-    path: Path | None, flags: Mapping[str, object], own_words: Mapping[str, Word], folder: Path
-) -> JobSpec:
+def read(path: Path | None, flags: Mapping[str, object], own_words: Mapping[str, Word], folder: Path) -> JobSpec:
     """Read a job from its file and from flags, which win.
 
     Args:
@@ -180,7 +192,9 @@ def read(
     home = Path(folder if path is None else path.parent).absolute()
     if path is not None:
         if not isinstance(common.get("workdir", ""), str):
-            raise UsageError(f"{path}: workdir = {common['workdir']!r} is not the name of a folder", hint="put it in quotes")  # fmt: skip
+            raise UsageError(
+                f"{path}: workdir = {common['workdir']!r} is not the name of a folder", hint="put it in quotes"
+            )
         common["workdir"] = str(home / str(common.get("workdir", "")))
     if flags.get("workdir"):
         flags = {**flags, "workdir": str(Path(folder).absolute() / str(flags["workdir"]))}
@@ -206,7 +220,9 @@ def _build(table: Table, own: Table, on: str, home: Path) -> JobSpec:
     if ranks not in {"gpu", "cpu", "auto"} and not re.fullmatch(r"[1-9]\d*", ranks):
         raise UsageError(f"ranks_per_node {ranks!r} is neither a number from 1 nor gpu, cpu or auto")
     if gpus and ranks.isdecimal() and int(ranks) > gpus:
-        raise UsageError(f"{ranks} ranks on a node of {gpus} GPUs", hint="ask for as many GPUs as ranks, or drop gpus_per_node")  # fmt: skip
+        raise UsageError(
+            f"{ranks} ranks on a node of {gpus} GPUs", hint="ask for as many GPUs as ranks, or drop gpus_per_node"
+        )
     workdir = table.text("workdir", str(home))
     env = table.table("env")
     for name in env:
@@ -254,7 +270,10 @@ def refuse_meeting(flags: Iterable[str]) -> None:
     """
     for word in flags:
         if word.startswith("--") and word[2:].partition("=")[0].replace("_", "-") in _OURS:
-            raise UsageError(f"{word}: where the nodes meet, and how many ranks they have, is up to the job", hint="use nodes and ranks_per_node")  # fmt: skip
+            raise UsageError(
+                f"{word}: where the nodes meet, and how many ranks they have, is up to the job",
+                hint="use nodes and ranks_per_node",
+            )
 
 
 def _parse_nodes(text: str) -> tuple[int, int]:
@@ -276,7 +295,9 @@ def _parse_requeue(text: str) -> int:
 def _check_files(files: tuple[str, ...], workdir: Path) -> tuple[str, ...]:
     for file in files:
         if Path(file).is_absolute() or ".." in Path(file).parts:
-            raise UsageError(f"files: {file} is not below the workdir", hint="name it relative to the workdir, or change that")  # fmt: skip
+            raise UsageError(
+                f"files: {file} is not below the workdir", hint="name it relative to the workdir, or change that"
+            )
         if not (workdir / file).exists():
             raise UsageError(f"files: there is no {workdir / file}", hint="name them relative to the workdir")
     return files

@@ -124,7 +124,7 @@ class _ProcessNode:
 
     def __init__(self, name: str, argv: list[str], env: dict[str, str], log: Log) -> None:
         self.name, self._log = name, log
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.tell(json.dumps(env).encode() + b"\n")
@@ -168,9 +168,7 @@ class Start:
         time_s: How long it may run; 0: without limit.
     """
 
-    def __init__(
-        self, nodes: Sequence[_Node], log: Log, *, min_nodes: int, grace_s: int, time_s: int
-    ) -> None:
+    def __init__(self, nodes: Sequence[_Node], log: Log, *, min_nodes: int, grace_s: int, time_s: int) -> None:
         log.cause = ""
         self._live, self._log, self._ends = list(nodes), log, list[tuple[str, int | None]]()
         self._min_nodes, self._grace_s, self._num_nodes = min_nodes, grace_s, len(nodes)

@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["WORDS", "cancel", "logs", "render", "state", "stays", "submit"]
 
-_RESOURCES = {"job": "jobs.batch", "jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kubeflow.org"}  # fmt: skip
-_MISSING_KIND = {"JobSet": "JobSet's controller is not installed there", "TrainJob": "Kubeflow's Trainer 2 is not installed there"}  # fmt: skip
+_RESOURCES = {"job": "jobs.batch", "jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kubeflow.org"}
+_MISSING_KIND = {
+    "JobSet": "JobSet's controller is not installed there",
+    "TrainJob": "Kubeflow's Trainer 2 is not installed there",
+}
 #: What is left here of a job that was cancelled: the API keeps nothing.
 _CANCELLED = "cancelled"
 _LOOK_S = 2.0
@@ -48,7 +51,10 @@ def stays(spec: JobSpec) -> bool:  # noqa: ARG001 - whatever the job
 
 def render(spec: JobSpec, job_id: str) -> list[Document]:
     """Return what `kubectl create` is given, one YAML document for each object; all of them together are one file."""
-    return [Document(name=f"{one['kind'].lower()}.yaml", text=f"---\n{to_yaml(one)}") for one in build_manifests(spec, job_id)]  # fmt: skip
+    return [
+        Document(name=f"{one['kind'].lower()}.yaml", text=f"---\n{to_yaml(one)}")
+        for one in build_manifests(spec, job_id)
+    ]
 
 
 def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
@@ -65,15 +71,34 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
     made: dict[str, Any] = {}
     try:
         for manifest in manifests:
-            text = _kubectl(place, "create", "-f", "-", "-o", "json", doing="submit the job", stdin=to_yaml(manifest), hint=_find_hint(manifest))  # fmt: skip
+            text = _kubectl(
+                place,
+                "create",
+                "-f",
+                "-",
+                "-o",
+                "json",
+                doing="submit the job",
+                stdin=to_yaml(manifest),
+                hint=_find_hint(manifest),
+            )
             made = json.loads(text)
-            created.append(f"{made['kind']}.{made['apiVersion'].partition('/')[0]}/{record.id}" if "/" in made["apiVersion"] else f"{made['kind']}/{record.id}")  # fmt: skip
+            created.append(
+                f"{made['kind']}.{made['apiVersion'].partition('/')[0]}/{record.id}"
+                if "/" in made["apiVersion"]
+                else f"{made['kind']}/{record.id}"
+            )
             # Later commands may run under another context, whose namespace is another one.
             place["namespace"] = made["metadata"]["namespace"]
-        owner = {"apiVersion": made["apiVersion"], "kind": made["kind"], "name": record.id, "uid": made["metadata"]["uid"]}  # fmt: skip
+        owner = {
+            "apiVersion": made["apiVersion"],
+            "kind": made["kind"],
+            "name": record.id,
+            "uid": made["metadata"]["uid"],
+        }
         for other in created[:-1]:
             patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
-            _kubectl(place, "patch", other, "--type=merge", "-p", patch, doing="let the job own what belongs to it")  # fmt: skip
+            _kubectl(place, "patch", other, "--type=merge", "-p", patch, doing="let the job own what belongs to it")
         place["context"] = place["context"] or _find_context()
     except BaseException as error:
         _delete_again(place, created, error)
@@ -95,15 +120,17 @@ def _delete_again(place: Mapping[str, str], created: Sequence[str], cause: BaseE
 
 def state(record: JobRecord) -> JobState:
     """Ask the API for the job, its pods and, if nothing runs, for warnings."""
-    text = _kubectl(record.facts, "get", record.native_id, "--ignore-not-found", "-o", "json", doing="ask for the job")  # fmt: skip
+    text = _kubectl(record.facts, "get", record.native_id, "--ignore-not-found", "-o", "json", doing="ask for the job")
     if not text.strip():
-        return (
-            JobState(phase="cancelled") if (record.folder / _CANCELLED).exists() else find_state(None, [], [])
-        )
+        return JobState(phase="cancelled") if (record.folder / _CANCELLED).exists() else find_state(None, [], [])
     job, pods = json.loads(text), _list_pods(record)
     events: list[dict[str, Any]] = []
     if not any(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} for pod in pods):
-        events = [one for one in _list(record, "events", "--field-selector=type=Warning") if one["involvedObject"].get("name", "").startswith(record.id)]  # fmt: skip
+        events = [
+            one
+            for one in _list(record, "events", "--field-selector=type=Warning")
+            if one["involvedObject"].get("name", "").startswith(record.id)
+        ]
     return find_state(job, pods, events)
 
 
@@ -121,7 +148,7 @@ def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
         return _follow(record)
     pods = {pod["metadata"]["name"]: pod for pod in _list_pods(record) if _has_begun(pod)}
     # One program for all pods; of those that have not begun, it would say that they have no log.
-    words = ("logs", "-l", _select(record), "-c", CONTAINER, "--tail=-1", "--prefix", "--timestamps", "--ignore-errors")  # fmt: skip
+    words = ("logs", "-l", _select(record), "-c", CONTAINER, "--tail=-1", "--prefix", "--timestamps", "--ignore-errors")
     text = _kubectl(record.facts, *words, doing="read the logs", timeout_s=_LOGS_S) if pods else ""
     lines, errors = list[tuple[str, str]](), list[str]()
     name = time = ""
@@ -150,9 +177,18 @@ def _follow(record: JobRecord) -> Iterator[str]:
             for pod in pods:
                 if pod["metadata"]["uid"] not in readers and _has_begun(pod):
                     argv = _argv(record.facts, "logs", pod["metadata"]["name"], "-c", CONTAINER, "--follow")
-                    program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")  # fmt: skip
+                    program = subprocess.Popen(
+                        argv,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                        errors="replace",
+                    )
                     programs.append(program)
-                    readers[pod["metadata"]["uid"]] = reader = threading.Thread(target=_read, args=(program, pod, lines), daemon=True)  # fmt: skip
+                    readers[pod["metadata"]["uid"]] = reader = threading.Thread(
+                        target=_read, args=(program, pod, lines), daemon=True
+                    )
                     reader.start()
             end_s = SYSTEM_CLOCK.monotonic() + _LOOK_S
             while (left_s := end_s - SYSTEM_CLOCK.monotonic()) > 0:
@@ -196,12 +232,14 @@ def _list_pods(record: JobRecord) -> list[dict[str, Any]]:
 
 def _select(record: JobRecord) -> str:
     """Return what selects the job's pods by their label."""
-    label = "batch.kubernetes.io/job-name" if record.facts["kind"] == "job" else "jobset.sigs.k8s.io/jobset-name"  # fmt: skip
+    label = "batch.kubernetes.io/job-name" if record.facts["kind"] == "job" else "jobset.sigs.k8s.io/jobset-name"
     return f"{label}={record.id}"
 
 
 def _list(record: JobRecord, *words: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(_kubectl(record.facts, "get", *words, "-o", "json", doing="ask for the job"))["items"]  # fmt: skip
+    found: list[dict[str, Any]] = json.loads(
+        _kubectl(record.facts, "get", *words, "-o", "json", doing="ask for the job")
+    )["items"]
     return found
 
 
@@ -215,7 +253,11 @@ def _find_context() -> str:
 def _find_hint(manifest: Mapping[str, Any]) -> str:
     kind = str(manifest["kind"])
     missing = _MISSING_KIND.get("TrainJob" if kind == "TrainingRuntime" else kind)
-    return f"if {missing}: --kind job works on every cluster" if missing else "`kubectl auth can-i create jobs` tells whether you may"  # fmt: skip
+    return (
+        f"if {missing}: --kind job works on every cluster"
+        if missing
+        else "`kubectl auth can-i create jobs` tells whether you may"
+    )
 
 
 def _argv(place: Mapping[str, str], *words: str) -> list[str]:
@@ -223,5 +265,7 @@ def _argv(place: Mapping[str, str], *words: str) -> list[str]:
     return ["kubectl", *words, *where]
 
 
-def _kubectl(place: Mapping[str, str], *words: str, doing: str, stdin: str | None = None, hint: str = "", timeout_s: float = 60.0) -> str:  # fmt: skip
+def _kubectl(
+    place: Mapping[str, str], *words: str, doing: str, stdin: str | None = None, hint: str = "", timeout_s: float = 60.0
+) -> str:
     return run_tool(_argv(place, *words), doing=doing, stdin=stdin, hint=hint, timeout_s=timeout_s)

@@ -32,7 +32,13 @@ _DISRUPTIONS = {
     "DeletionByPodGC": "deleted with its machine, which is gone",
     "TerminationByKubelet": "ended by its machine, which is low on resources or shuts down",
 }
-_ENDED = {"Complete": "succeeded", "Completed": "succeeded", "SuccessCriteriaMet": "succeeded", "Failed": "failed", "FailureTarget": "failed"}  # fmt: skip
+_ENDED = {
+    "Complete": "succeeded",
+    "Completed": "succeeded",
+    "SuccessCriteriaMet": "succeeded",
+    "Failed": "failed",
+    "FailureTarget": "failed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,8 @@ def find_state(job: Fields | None, pods: Sequence[Fields], events: Sequence[Fiel
     if not is_running and any(_is_on(status, "Suspended")):
         reasons = [f"suspended{_find_queue(job)}"]
     else:
-        # Of a job that is on its way again, the last thing that happened; the API's warnings only if nothing else says why it waits.
+        # Of a job that is on its way again, the last thing that happened; the API's warnings only if nothing else says
+        # why it waits.
         why = [cause for cause in happened if cause.is_outside] or happened
         found = [*blocked, *(cause.text for cause in why[-1:])]
         reasons = _without_repeats(found if found or is_running else map(_tell_event, events))
@@ -106,36 +113,64 @@ def _find_causes(pod: Fields) -> Iterator[_Cause]:
     taken = next(_is_on(status, "DisruptionTarget"), None)
     for condition in status.get("conditions", []):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            text = f"pod {name} can't be placed: {condition.get('reason', '')}: {condition.get('message', '')}".rstrip(": ")  # fmt: skip
+            text = f"pod {name} can't be placed: {condition.get('reason', '')}: {condition.get('message', '')}".rstrip(
+                ": "
+            )
             yield _Cause(created, text, blocks=True)
     if taken is not None:
         reason, message = taken.get("reason", ""), taken.get("message", "") or status.get("message", "")
         means = _DISRUPTIONS.get(reason, "taken away")
         code = next((ended.get("exitCode") for _, ended in _terminated(status)), None)
-        yield _Cause(taken.get("lastTransitionTime", created), f"pod {name}{_node(pod)} was {means} ({reason}: {message})".replace(": )", ")"), code=code, is_outside=True)  # fmt: skip
+        yield _Cause(
+            taken.get("lastTransitionTime", created),
+            f"pod {name}{_node(pod)} was {means} ({reason}: {message})".replace(": )", ")"),
+            code=code,
+            is_outside=True,
+        )
         return
     if status.get("phase") == "Failed" and status.get("reason"):
         # Evicted, DeadlineExceeded, NodeLost, UnexpectedAdmissionError …: the pod's own words are the whole cause.
         ends = [ended for _, ended in _terminated(status)]
         when = max((ended.get("finishedAt") or "" for ended in ends), default=created)
-        yield _Cause(when, f"pod {name}{_node(pod)}: {status['reason']}: {status.get('message', '')}".rstrip(": "), code=next((ended.get("exitCode") for ended in ends), None))  # fmt: skip
+        yield _Cause(
+            when,
+            f"pod {name}{_node(pod)}: {status['reason']}: {status.get('message', '')}".rstrip(": "),
+            code=next((ended.get("exitCode") for ended in ends), None),
+        )
         return
-    for waiting in (one["state"]["waiting"] for one in _containers(status) if "waiting" in one.get("state", {})):  # fmt: skip
+    for waiting in (one["state"]["waiting"] for one in _containers(status) if "waiting" in one.get("state", {})):
         reason = waiting.get("reason", "")
         if reason in _WAITING:
-            yield _Cause(created, f"pod {name}: {_WAITING[reason]}: {reason}: {waiting.get('message', '')}".rstrip(": "), blocks=True)  # fmt: skip
+            yield _Cause(
+                created,
+                f"pod {name}: {_WAITING[reason]}: {reason}: {waiting.get('message', '')}".rstrip(": "),
+                blocks=True,
+            )
     for container, ended in _terminated(status):
         if ended.get("exitCode"):
-            yield _Cause(ended.get("finishedAt") or created, f"pod {name}{_node(pod)}: {_tell_end(pod, container, ended)}", code=ended["exitCode"])  # fmt: skip
+            yield _Cause(
+                ended.get("finishedAt") or created,
+                f"pod {name}{_node(pod)}: {_tell_end(pod, container, ended)}",
+                code=ended["exitCode"],
+            )
 
 
 def _tell_end(pod: Fields, container: str, ended: Fields) -> str:
     code, reason, message = ended["exitCode"], ended.get("reason", ""), ended.get("message", "")
     if reason == "OOMKilled":
-        limit = next((one.get("resources", {}).get("limits", {}).get("memory") for one in pod.get("spec", {}).get("containers", []) if one.get("name") == container), None)  # fmt: skip
+        limit = next(
+            (
+                one.get("resources", {}).get("limits", {}).get("memory")
+                for one in pod.get("spec", {}).get("containers", [])
+                if one.get("name") == container
+            ),
+            None,
+        )
         return f"OOMKilled: the kernel has killed it because its memory ran out{f' (limit {limit})' if limit else ''}"
     if reason in {"StartError", "ContainerCannotRun"}:
-        lacks = ": the image lacks what the command starts with" if re.search(r"not found|no such file", message) else ""  # fmt: skip
+        lacks = (
+            ": the image lacks what the command starts with" if re.search(r"not found|no such file", message) else ""
+        )
         return f"{reason}: the container can't be started{lacks}: {message}".rstrip(": ")
     if code == REQUEUE:
         return f"exit code {REQUEUE}: stopped in time, to be started again"
@@ -154,7 +189,7 @@ def _containers(status: Fields) -> list[Fields]:
 
 
 def _is_on(status: Fields, kind: str) -> Iterator[Fields]:
-    return (one for one in status.get("conditions", []) if one.get("type") == kind and one.get("status") == "True")  # fmt: skip
+    return (one for one in status.get("conditions", []) if one.get("type") == kind and one.get("status") == "True")
 
 
 def _count_starts(status: Fields, pods: Sequence[Fields]) -> int:

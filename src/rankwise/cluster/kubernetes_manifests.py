@@ -60,7 +60,10 @@ def build_manifests(spec: JobSpec, job_id: str) -> list[Manifest]:
         UsageError: The job can't be on Kubernetes.
     """
     if not spec.image:
-        raise UsageError("on Kubernetes a job needs a container image", hint="--image NAME, or image in job.toml: one with torch and rankwise in it")  # fmt: skip
+        raise UsageError(
+            "on Kubernetes a job needs a container image",
+            hint="--image NAME, or image in job.toml: one with torch and rankwise in it",
+        )
     kind = spec.own.text("kind", "job")
     job_spec = _build_job_spec(spec, job_id, kind)
     label = "batch.kubernetes.io/job-name" if kind == "job" else "jobset.sigs.k8s.io/jobset-name"
@@ -69,13 +72,25 @@ def build_manifests(spec: JobSpec, job_id: str) -> list[Manifest]:
     meta = _meta(spec, job_id, queue)
     if kind == "job":
         service = [_build_service(spec, job_id)] if spec.num_nodes > 1 else []
-        return _clean_all([*before, *service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": job_spec}])  # fmt: skip
+        return _clean_all(
+            [*before, *service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": job_spec}]
+        )
     set_spec = {
         "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": {"spec": job_spec}}],
         "failurePolicy": _build_set_policy(spec),
     }
     if kind == "jobset":
-        return _clean_all([*before, {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": meta, "spec": {"network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True}, **set_spec}}])  # fmt: skip
+        return _clean_all(
+            [
+                *before,
+                {
+                    "apiVersion": "jobset.x-k8s.io/v1alpha2",
+                    "kind": "JobSet",
+                    "metadata": meta,
+                    "spec": {"network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True}, **set_spec},
+                },
+            ]
+        )
     return _clean_all([*before, *_build_train_job(spec, job_id, meta, set_spec)])
 
 
@@ -84,7 +99,12 @@ def _build_train_job(spec: JobSpec, job_id: str, meta: Manifest, set_spec: Manif
     template = set_spec["replicatedJobs"][0]["template"]
     template["metadata"] = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
     container = template["spec"]["template"]["spec"]["containers"][0]
-    trainer = {"numNodes": spec.num_nodes, "image": container.pop("image"), "command": container.pop("command"), "resourcesPerNode": container.pop("resources")}  # fmt: skip
+    trainer = {
+        "numNodes": spec.num_nodes,
+        "image": container.pop("image"),
+        "command": container.pop("command"),
+        "resourcesPerNode": container.pop("resources"),
+    }
     if spec.ranks_per_node.isdecimal():
         trainer["numProcPerNode"] = int(spec.ranks_per_node)
     api = "trainer.kubeflow.org/v1alpha1"
@@ -93,7 +113,10 @@ def _build_train_job(spec: JobSpec, job_id: str, meta: Manifest, set_spec: Manif
         "spec": {"mlPolicy": {"numNodes": spec.num_nodes, "torch": {}}, "template": {"spec": set_spec}},
     }  # fmt: skip
     ref = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": job_id}
-    return [runtime, {"apiVersion": api, "kind": "TrainJob", "metadata": meta, "spec": {"runtimeRef": ref, "trainer": trainer}}]  # fmt: skip
+    return [
+        runtime,
+        {"apiVersion": api, "kind": "TrainJob", "metadata": meta, "spec": {"runtimeRef": ref, "trainer": trainer}},
+    ]
 
 
 def _build_job_spec(spec: JobSpec, job_id: str, kind: str) -> Manifest:
@@ -116,8 +139,8 @@ def _build_command(spec: JobSpec, job_id: str, host: str) -> list[str]:
     else:
         place = MeetingPlace(endpoint=f"{host}:{_PORT}", run_id=job_id, local_addr=ShellText("$POD_IP"))
         launch = build_launch(spec, place, python="python3")
-        # torch would ask the DNS whether this is the first pod, and the DNS may not know it yet; the pods start minutes apart,
-        # where the image has to be pulled or a machine to be made.
+        # torch would ask the DNS whether this is the first pod, and the DNS may not know it yet; the pods start minutes
+        # apart, where the image has to be pulled or a machine to be made.
         conf = ShellText(f"is_host=$is_host,read_timeout={_MEET_S},join_timeout={_MEET_S}")
         at = len(launch) - len(spec.command)
         launch[at:at] = ["--rdzv-conf", conf]
@@ -146,8 +169,14 @@ def _build_job_policy(spec: JobSpec) -> Manifest:
     if not spec.requeue:
         return {"backoffLimit": 0}
     action = "Ignore" if spec.requeue == ALWAYS else "Count"
-    rules = [{"action": action, "onPodConditions": _DISRUPTED}, {"action": action, "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": _REQUEUE_CODES}}, _fail_rule()]  # fmt: skip
-    limits = {"backoffLimit": 0} if spec.requeue == ALWAYS else {"backoffLimitPerIndex": spec.requeue, "maxFailedIndexes": 0}  # fmt: skip
+    rules = [
+        {"action": action, "onPodConditions": _DISRUPTED},
+        {"action": action, "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": _REQUEUE_CODES}},
+        _fail_rule(),
+    ]
+    limits = (
+        {"backoffLimit": 0} if spec.requeue == ALWAYS else {"backoffLimitPerIndex": spec.requeue, "maxFailedIndexes": 0}
+    )
     return {**limits, "podFailurePolicy": {"rules": rules}}
 
 
@@ -174,19 +203,20 @@ def _build_set_policy(spec: JobSpec) -> Manifest:
 
 
 def _fail_rule() -> Manifest:
-    return {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "NotIn", "values": _REQUEUE_CODES}}  # fmt: skip
+    return {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": CONTAINER, "operator": "NotIn", "values": _REQUEUE_CODES},
+    }
 
 
 def _build_pod(spec: JobSpec, job_id: str, command: list[str]) -> Manifest:
     shm = parse_size(spec.own.text("shm"), "shm") if spec.own.text("shm") else 0
-    volumes: list[Manifest] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _quantity(shm)}}]  # fmt: skip
+    volumes: list[Manifest] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _quantity(shm)}}]
     mounts: list[Manifest] = [{"name": "shm", "mountPath": "/dev/shm"}]
     for number, volume in enumerate(spec.own.list("volumes")):
         claim, colon, path = volume.partition(":")
         if not (claim and colon and path.startswith("/")):
-            raise UsageError(
-                f"volumes: {volume!r} is not CLAIM:PATH", hint="as in checkpoints:/mnt/checkpoints"
-            )
+            raise UsageError(f"volumes: {volume!r} is not CLAIM:PATH", hint="as in checkpoints:/mnt/checkpoints")
         volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}})
         mounts.append({"name": f"volume-{number}", "mountPath": path})
     folder = spec.own.text("folder", "/job" if spec.files else "")
@@ -194,7 +224,9 @@ def _build_pod(spec: JobSpec, job_id: str, command: list[str]) -> Manifest:
         items = [{"key": key, "path": path} for path, key in _find_keys(spec).items()]
         volumes.append({"name": "files", "configMap": {"name": job_id, "items": items}})
         mounts.append({"name": "files", "mountPath": folder})
-    env: list[Manifest] = [{"name": name, "value": value.replace("$(", "$$(")} for name, value in spec.variables.items()]  # fmt: skip
+    env: list[Manifest] = [
+        {"name": name, "value": value.replace("$(", "$$(")} for name, value in spec.variables.items()
+    ]
     if spec.num_nodes > 1:
         env.append({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     container = {
@@ -210,7 +242,8 @@ def _build_pod(spec: JobSpec, job_id: str, command: list[str]) -> Manifest:
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": spec.grace_s,
-        # The pod's, not the Job's: it does not count the time in the queue, and ranks that save and leave by 75 are started again.
+        # The pod's, not the Job's: it does not count the time in the queue, and ranks that save and leave by 75 are
+        # started again.
         "activeDeadlineSeconds": spec.time_s or None,
         "serviceAccountName": spec.own.text("service_account"),
         "priorityClassName": spec.own.text("priority"),
@@ -230,7 +263,7 @@ def _build_resources(spec: JobSpec) -> Manifest:
     }
     asked = {name: amount for name, amount in asked.items() if amount}
     # GPUs can't be shared, so that request and limit are one; a CPU limit would only throttle the data loading.
-    return {"requests": dict(asked), "limits": {name: amount for name, amount in asked.items() if name != "cpu"}}  # fmt: skip
+    return {"requests": dict(asked), "limits": {name: amount for name, amount in asked.items() if name != "cpu"}}
 
 
 def _quantity(size: int) -> str:
@@ -245,13 +278,25 @@ def _build_service(spec: JobSpec, job_id: str) -> Manifest:
     """Return what gives the pods names: none would find the first one without it."""
     selector = {"batch.kubernetes.io/job-name": job_id}
     ports = [{"name": "rendezvous", "port": _PORT}]
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _meta(spec, job_id), "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": ports}}  # fmt: skip
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(spec, job_id),
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": ports},
+    }
 
 
 def _build_budget(spec: JobSpec, job_id: str, labels: dict[str, str]) -> list[Manifest]:
     if not spec.own.is_on("protect"):
         return []
-    return [{"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _meta(spec, job_id), "spec": {"maxUnavailable": 0, "selector": {"matchLabels": labels}}}]  # fmt: skip
+    return [
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": _meta(spec, job_id),
+            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": labels}},
+        }
+    ]
 
 
 def _build_files(spec: JobSpec, job_id: str) -> list[Manifest]:
@@ -263,14 +308,19 @@ def _build_files(spec: JobSpec, job_id: str) -> list[Manifest]:
     # Before any is read: a folder of data may be larger than the memory.
     size = sum((Path(spec.workdir) / path).stat().st_size for path in keys)
     if size > _MOST_FILE_BYTES:
-        raise UsageError(f"the files have {size:,} bytes, and Kubernetes takes {_MOST_FILE_BYTES:,} with a job", hint="put them into the image, or on a volume (volumes = [\"CLAIM:PATH\"])")  # fmt: skip
+        raise UsageError(
+            f"the files have {size:,} bytes, and Kubernetes takes {_MOST_FILE_BYTES:,} with a job",
+            hint='put them into the image, or on a volume (volumes = ["CLAIM:PATH"])',
+        )
     for path, key in keys.items():
         content = (Path(spec.workdir) / path).read_bytes()
         try:
             texts[key] = content.decode()
         except UnicodeDecodeError:
             others[key] = base64.b64encode(content).decode()
-    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(spec, job_id), "data": texts, "binaryData": others}]  # fmt: skip
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(spec, job_id), "data": texts, "binaryData": others}
+    ]
 
 
 def _find_keys(spec: JobSpec) -> dict[str, str]:
@@ -281,7 +331,9 @@ def _find_keys(spec: JobSpec) -> dict[str, str]:
     for name in spec.files:
         place = home / name
         inside = sorted(place.rglob("*")) if place.is_dir() else [place]
-        paths |= {one.relative_to(home).as_posix(): None for one in inside if one.is_file() and "__pycache__" not in one.parts}  # fmt: skip
+        paths |= {
+            one.relative_to(home).as_posix(): None for one in inside if one.is_file() and "__pycache__" not in one.parts
+        }
     for path in paths:
         key = re.sub(r"[^A-Za-z0-9._-]", "_", path)
         keys[path] = f"{len(keys)}-{key}" if key in keys.values() or key.startswith("..") else key
@@ -300,5 +352,5 @@ def _clean(value: Any) -> Any:
     """Leave out what says nothing; an empty file is one all the same."""
     if isinstance(value, dict):
         cleaned = {key: one if key == "data" else _clean(one) for key, one in value.items()}
-        return {key: one for key, one in cleaned.items() if one not in (None, "", {}, []) or key in _MEANT_EMPTY}  # fmt: skip
+        return {key: one for key, one in cleaned.items() if one not in (None, "", {}, []) or key in _MEANT_EMPTY}
     return [_clean(one) for one in value] if isinstance(value, list) else value

@@ -58,7 +58,16 @@ def build_launch(spec: JobSpec, place: MeetingPlace | None, *, python: str) -> l
     if place is None:
         words.append("--standalone")
     else:
-        words += ["--nnodes", place.nodes or nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", place.endpoint, "--rdzv-id", place.run_id]  # fmt: skip
+        words += [
+            "--nnodes",
+            place.nodes or nodes,
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            place.endpoint,
+            "--rdzv-id",
+            place.run_id,
+        ]
         words += ["--local-addr", place.local_addr] if place.local_addr else []
     words += ["--nproc-per-node", spec.ranks_per_node, "--tee", "3", "--log-line-prefix-template", PREFIX]
     # The ranks are killed before the launcher is, which has to say why.

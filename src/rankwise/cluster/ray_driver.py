@@ -32,7 +32,9 @@ _SAY_S = 15.0
 
 def to_text(spec: JobSpec, job_id: str) -> str:
     """Return a job as the driver's argument; of its variables only the names, as all users of a host can read command lines."""
-    return json.dumps({**dataclasses.asdict(spec), "own": dict(spec.own.values), "env": sorted(spec.env), "job_id": job_id})  # fmt: skip
+    return json.dumps(
+        {**dataclasses.asdict(spec), "own": dict(spec.own.values), "env": sorted(spec.env), "job_id": job_id}
+    )
 
 
 def from_text(text: str) -> tuple[JobSpec, str]:
@@ -54,7 +56,7 @@ def to_bundle(spec: JobSpec) -> dict[str, float]:
 
 def first_words(error: BaseException) -> str:
     """Return what Ray says of a death, without its lists of ids."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(("\t", " "))]  # fmt: skip
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(("\t", " "))]
     text = " ".join(lines)
     return text if len(text) <= 400 else text[:400].rpartition(" ")[0] + " …"
 
@@ -131,7 +133,9 @@ class Driver:
                 code, reason = self._start()
                 if code != REQUEUE or self._is_stopping or self._starts > self._spec.requeue:
                     break
-                self._log.write(f"{AGAIN}({self._starts} of {self._spec.requeue}): {reason or f'exit code {REQUEUE}'}".encode())  # fmt: skip
+                self._log.write(
+                    f"{AGAIN}({self._starts} of {self._spec.requeue}): {reason or f'exit code {REQUEUE}'}".encode()
+                )
         except LaunchError as error:
             reason = str(error)
         if code == REQUEUE and reason:
@@ -172,12 +176,12 @@ class Driver:
                     return group, number
                 self._log.say(f"waits for {self._describe(number, bundle, strategy)}")
             place.remove_placement_group(group)
-        raise LaunchError(f"Ray has no place for {self._describe(number, bundle, strategy)}, after {self._wait_s:g} s")  # fmt: skip
+        raise LaunchError(f"Ray has no place for {self._describe(number, bundle, strategy)}, after {self._wait_s:g} s")
 
     def _describe(self, number: int, bundle: dict[str, float], strategy: str) -> str:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         fitting = sum(all(node.get(name, 0) >= amount for name, amount in bundle.items()) for node in nodes)
-        return f"{number} nodes with {_amounts(bundle)} each ({strategy}): of the cluster's {len(nodes)} nodes {fitting} have that much, {_amounts(self._ray.available_resources())} are free"  # fmt: skip
+        return f"{number} nodes with {_amounts(bundle)} each ({strategy}): of the cluster's {len(nodes)} nodes {fitting} have that much, {_amounts(self._ray.available_resources())} are free"
 
     def _run_once(self, group: Any, number: int) -> tuple[int, str]:
         """Start a launcher on each node, show their lines, and wait for all of them."""
@@ -190,13 +194,22 @@ class Driver:
             _, first, port = places[0]
             nodes = list[_ActorNode]()
             for index, (actor, (_, address, _)) in enumerate(zip(actors, places, strict=True)):
-                place = None if number == 1 else MeetingPlace(endpoint=join_endpoint(first, port), run_id=f"{self._job_id}-{self._starts}", local_addr=address)  # fmt: skip
+                place = (
+                    None
+                    if number == 1
+                    else MeetingPlace(
+                        endpoint=join_endpoint(first, port), run_id=f"{self._job_id}-{self._starts}", local_addr=address
+                    )
+                )
                 words = build_launch(spec, place, python=spec.python or sys.executable)
                 if place is not None:
-                    # By its address alone torch may not see which node is meant: a host's name can lead to its loopback.
+                    # By its address alone torch may not see which node is meant: a host's name can lead to its
+                    # loopback.
                     at = len(words) - len(spec.command)
                     words[at:at] = ["--rdzv-conf", f"is_host={int(index == 0)}"]
-                lines = actor.run.options(num_returns="streaming").remote(words, env, "" if spec.files else spec.workdir, spec.grace_s)  # fmt: skip
+                lines = actor.run.options(num_returns="streaming").remote(
+                    words, env, "" if spec.files else spec.workdir, spec.grace_s
+                )
                 nodes.append(_ActorNode(names[index], actor, lines, self._log))
             limits = {"min_nodes": spec.min_nodes, "grace_s": spec.grace_s, "time_s": spec.time_s}
             code, reason = Start(nodes, self._log, **limits).run(lambda: (self._is_stopping, False))
@@ -209,11 +222,15 @@ class Driver:
     def _make_actor(self, group: Any, index: int) -> Any:
         bundle = to_bundle(self._spec)
         strategies = import_module("ray.util.scheduling_strategies")
-        where = strategies.PlacementGroupSchedulingStrategy(
-            placement_group=group, placement_group_bundle_index=index
-        )
+        where = strategies.PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
         # Two calls at once: one that runs, and one that is told something.
-        options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "memory": bundle.get("memory", 0), "max_concurrency": 2, "scheduling_strategy": where}  # fmt: skip
+        options = {
+            "num_cpus": bundle["CPU"],
+            "num_gpus": bundle.get("GPU", 0),
+            "memory": bundle.get("memory", 0),
+            "max_concurrency": 2,
+            "scheduling_strategy": where,
+        }
         return self._ray.remote(NodeLauncher).options(**options).remote()
 
     def _find_places(self, actors: Sequence[Any]) -> list[tuple[str, str, int]]:
@@ -223,16 +240,27 @@ class Driver:
             LaunchError: Some can't be reached.
         """
         try:
-            found: list[tuple[str, str, int]] = self._ray.get([actor.find_place.remote() for actor in actors], timeout=self._wait_s)  # fmt: skip
+            found: list[tuple[str, str, int]] = self._ray.get(
+                [actor.find_place.remote() for actor in actors], timeout=self._wait_s
+            )
         except self._exceptions.GetTimeoutError:
-            raise LaunchError(f"Ray has started no actor on some of the {len(actors)} nodes within {self._wait_s:g} s") from None  # fmt: skip
+            raise LaunchError(
+                f"Ray has started no actor on some of the {len(actors)} nodes within {self._wait_s:g} s"
+            ) from None
         except self._exceptions.RayError as error:
-            raise LaunchError(f"a node can't start a launcher: {first_words(error)}", hint="rankwise must be installed on every node, as Ray's runtime_env or in its image") from None  # fmt: skip
+            raise LaunchError(
+                f"a node can't start a launcher: {first_words(error)}",
+                hint="rankwise must be installed on every node, as Ray's runtime_env or in its image",
+            ) from None
         return found
 
 
 def _amounts(bundle: dict[str, float]) -> str:
-    shown = {name: f"{bundle[name] / 2**30:.3g} GiB of memory" if name == "memory" else f"{bundle[name]:g} {name}s" for name in ("CPU", "GPU", "memory") if bundle.get(name)}  # fmt: skip
+    shown = {
+        name: f"{bundle[name] / 2**30:.3g} GiB of memory" if name == "memory" else f"{bundle[name]:g} {name}s"
+        for name in ("CPU", "GPU", "memory")
+        if bundle.get(name)
+    }
     return ", ".join(shown.values()) or "nothing"
 
 

@@ -34,7 +34,13 @@ WORDS: dict[str, Word] = {
     "strategy": Word("How the nodes are spread over Ray's (default: STRICT_SPREAD, each on a host of its own).", choices=("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")),
     "wait_s": Word("Seconds to wait for the nodes (default: 300).", "number", "N"),
 }  # fmt: skip
-_PHASES: dict[str, Phase] = {"PENDING": "waiting", "RUNNING": "running", "STOPPED": "cancelled", "SUCCEEDED": "succeeded", "FAILED": "failed"}  # fmt: skip
+_PHASES: dict[str, Phase] = {
+    "PENDING": "waiting",
+    "RUNNING": "running",
+    "STOPPED": "cancelled",
+    "SUCCEEDED": "succeeded",
+    "FAILED": "failed",
+}
 
 
 def stays(spec: JobSpec) -> bool:  # noqa: ARG001 - whatever the job
@@ -69,10 +75,11 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
     with tempfile.TemporaryDirectory(dir=record.folder) as folder:
         if spec.files:
             runtime_env["working_dir"] = str(_copy_files(spec, Path(folder)))
-        _ask(lambda: client.submit_job(entrypoint=entrypoint, submission_id=record.id, runtime_env=runtime_env), "submit the job")  # fmt: skip
-    return dataclasses.replace(
-        record, native_id=record.id, facts={"address": address or client.get_address()}
-    )
+        _ask(
+            lambda: client.submit_job(entrypoint=entrypoint, submission_id=record.id, runtime_env=runtime_env),
+            "submit the job",
+        )
+    return dataclasses.replace(record, native_id=record.id, facts={"address": address or client.get_address()})
 
 
 def state(record: JobRecord) -> JobState:
@@ -88,8 +95,8 @@ def state(record: JobRecord) -> JobState:
     starts = 1 + sum(line.startswith(AGAIN) for line in lines)
     code = info.driver_exit_code if phase == "failed" else 0 if phase == "succeeded" else None
     outcome = next((line.removeprefix(OVER) for line in reversed(lines) if line.startswith(OVER)), "")
-    reason = outcome or (str(info.message or "").partition(", last available logs")[0] if phase == "failed" else "")  # fmt: skip
-    return JobState(phase="stopped" if code == REQUEUE else phase, exit_code=code, reason=reason, starts=starts)  # fmt: skip
+    reason = outcome or (str(info.message or "").partition(", last available logs")[0] if phase == "failed" else "")
+    return JobState(phase="stopped" if code == REQUEUE else phase, exit_code=code, reason=reason, starts=starts)
 
 
 def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
@@ -127,7 +134,10 @@ def _follow(client: Any, job_id: str) -> Iterator[str]:
 
 def _build_entrypoint(spec: JobSpec, job_id: str) -> list[str]:
     if spec.image:
-        raise UsageError(f"image {spec.image!r}: the containers of Ray's nodes are those that it was started in", hint="drop image, and install what the script needs there")  # fmt: skip
+        raise UsageError(
+            f"image {spec.image!r}: the containers of Ray's nodes are those that it was started in",
+            hint="drop image, and install what the script needs there",
+        )
     return [spec.python or "python3", "-m", "rankwise.cluster.ray_driver", to_text(spec, job_id)]
 
 
@@ -147,7 +157,9 @@ def _connect(address: str) -> Any:
     try:
         sdk = import_module("ray.job_submission")
     except ImportError as error:
-        raise UsageError(f"Ray's Job SDK is not installed here: {error}", hint="pip install 'ray[default]', of the cluster's version") from None  # fmt: skip
+        raise UsageError(
+            f"Ray's Job SDK is not installed here: {error}", hint="pip install 'ray[default]', of the cluster's version"
+        ) from None
     return _ask(lambda: sdk.JobSubmissionClient(address or None), "reach the cluster")
 
 
@@ -156,4 +168,7 @@ def _ask(call: Any, doing: str) -> Any:
     try:
         return call()
     except (RuntimeError, ConnectionError, ValueError) as error:
-        raise LaunchError(f"can't {doing}: Ray: {error}", hint="`ray status` on the head node tells whether the cluster is there; --address names it") from error  # fmt: skip
+        raise LaunchError(
+            f"can't {doing}: Ray: {error}",
+            hint="`ray status` on the head node tells whether the cluster is there; --address names it",
+        ) from error

@@ -42,9 +42,7 @@ class NodeLauncher:
                 return socket.gethostname(), address, port
         raise OSError(f"no port of 100 between 10000 and 30000 is free at {address}")
 
-    def run(
-        self, words: Sequence[str], env: Mapping[str, str], folder: str, grace_s: int
-    ) -> Iterator[str | int]:
+    def run(self, words: Sequence[str], env: Mapping[str, str], folder: str, grace_s: int) -> Iterator[str | int]:
         """Run the launcher to its end.
 
         Args:
@@ -57,7 +55,9 @@ class NodeLauncher:
             Text, as it comes, in whole lines; at last the exit code.
         """
         guard = [sys.executable, "-m", "rankwise.cluster.node_process", str(grace_s), *words]
-        process = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder or None)  # fmt: skip
+        process = subprocess.Popen(
+            guard, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder or None
+        )
         with self._lock:
             self._process = process
             self._write(json.dumps(dict(env)).encode() + b"\n" + self._early)

@@ -147,10 +147,14 @@ def _check_image(spec: JobSpec) -> None:
 def _refuse_hopeless(native: str, spec: JobSpec) -> None:
     """Take a job back that Slurm has taken, but will never start."""
     try:
-        lines = run_tool(["squeue", "--noheader", "--jobs", native, "--format", "%T|%r"], doing="look at the job").splitlines()  # fmt: skip
+        lines = run_tool(
+            ["squeue", "--noheader", "--jobs", native, "--format", "%T|%r"], doing="look at the job"
+        ).splitlines()
     except RankwiseError:
         return  # it has been taken: what it waits for, its state says later
     for line in lines:
         phase, _, reason = line.strip().partition("|")
         if phase == "PENDING" and _NEVER.search(reason):
-            raise LaunchError(f"can't submit the job: Slurm would never start it: {reason}; it has been taken back", hint=_hint(spec))  # fmt: skip
+            raise LaunchError(
+                f"can't submit the job: Slurm would never start it: {reason}; it has been taken back", hint=_hint(spec)
+            )

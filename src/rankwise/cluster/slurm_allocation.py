@@ -25,7 +25,9 @@ _STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--unbuffere
 
 def is_inside(env: Mapping[str, str]) -> bool:
     """Tell whether we are in an allocation, but not in a step of it with several tasks: each of them would submit the job."""
-    return bool(env.get("SLURM_JOB_ID") and env.get("SLURM_JOB_NODELIST")) and env.get("SLURM_STEP_NUM_TASKS", "1") == "1"  # fmt: skip
+    return (
+        bool(env.get("SLURM_JOB_ID") and env.get("SLURM_JOB_NODELIST")) and env.get("SLURM_STEP_NUM_TASKS", "1") == "1"
+    )
 
 
 def start(spec: JobSpec, record: JobRecord, env: Mapping[str, str]) -> JobRecord:
@@ -58,7 +60,10 @@ def make_plan(spec: JobSpec, job_id: str, env: Mapping[str, str], client: int = 
     """
     allocation, hosts = env["SLURM_JOB_ID"], expand_hosts(env["SLURM_JOB_NODELIST"])
     if spec.own.text("array") or spec.own.list("components"):
-        raise UsageError(f"an array or a heterogeneous job can't be a part of allocation {allocation}", hint="submit it outside of salloc")  # fmt: skip
+        raise UsageError(
+            f"an array or a heterogeneous job can't be a part of allocation {allocation}",
+            hint="submit it outside of salloc",
+        )
     if len(hosts) < spec.min_nodes + spec.standby:
         raise UsageError(
             f"the job needs {spec.min_nodes + spec.standby} nodes, and allocation {allocation} has {len(hosts)}: {env['SLURM_JOB_NODELIST']}",
@@ -79,5 +84,5 @@ def _find_time(spec: JobSpec, allocation: str) -> int:
     end = run_tool(words, doing=f"ask for allocation {allocation}").strip()
     if not end or end in {"NONE", "N/A"}:
         return spec.time_s
-    left_s = int(run_tool(["date", "--date", end, "+%s"], doing=f"read the time {end}")) - int(SYSTEM_CLOCK.time())  # fmt: skip
+    left_s = int(run_tool(["date", "--date", end, "+%s"], doing=f"read the time {end}")) - int(SYSTEM_CLOCK.time())
     return max(1, min(left_s, spec.time_s or left_s))

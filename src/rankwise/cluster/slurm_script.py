@@ -75,7 +75,9 @@ def is_apptainer(image: str) -> bool:
 
 def _options(spec: JobSpec) -> Iterator[str]:
     log = "%A_%a" if spec.own.text("array") else "%j"
-    nodes = f"{spec.min_nodes + spec.standby}-{spec.num_nodes}" if spec.min_nodes < spec.max_nodes else str(spec.num_nodes)  # fmt: skip
+    nodes = (
+        f"{spec.min_nodes + spec.standby}-{spec.num_nodes}" if spec.min_nodes < spec.max_nodes else str(spec.num_nodes)
+    )
     yield f"--job-name={shlex.quote(spec.name)}"
     yield f"--output={shlex.quote(f'{spec.workdir}/{spec.name}-'.replace('%', '%%') + f'{log}.out')} --open-mode=append"
     yield f"--chdir={shlex.quote(spec.workdir)}"
@@ -103,9 +105,13 @@ def _body(spec: JobSpec) -> Iterator[list[str]]:
     nodes = f"{spec.min_nodes}:$(({count} - {spec.standby}))" if spec.standby else f"${count}"
     place = None
     if spec.num_nodes > 1 or is_het:
-        place = MeetingPlace(endpoint=ShellText("$head:$port"), run_id=ShellText("$SLURM_JOB_ID"), nodes=ShellText(nodes))  # fmt: skip
+        place = MeetingPlace(
+            endpoint=ShellText("$head:$port"), run_id=ShellText("$SLURM_JOB_ID"), nodes=ShellText(nodes)
+        )
         yield [_HEAD + (_HET_NODES if is_het else "")]
-    launch = join_words([*_container(spec), *build_launch(spec, place, python="python3" if spec.image else sys.executable)])  # fmt: skip
+    launch = join_words(
+        [*_container(spec), *build_launch(spec, place, python="python3" if spec.image else sys.executable)]
+    )
     step = [
         f"srun {' '.join(_srun(spec, is_het=is_het))} \\\n    {_NOTE if spec.standby else ''}{launch}",
         "code=$?",

@@ -37,9 +37,7 @@ _OWN_WORDS = re.compile(
     re.I,
 )
 #: After such a line a log goes on with the next run.
-RUN_ENDS = re.compile(
-    r"^(?: *\d+: )?slurmstepd[^:]*: error: .* DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)"
-)
+RUN_ENDS = re.compile(r"^(?: *\d+: )?slurmstepd[^:]*: error: .* DUE TO (?:JOB REQUEUE|NODE FAILURE|PREEMPTION)")
 _TAIL_BYTES = 1 << 16
 
 
@@ -78,7 +76,10 @@ def find_state(record: JobRecord) -> JobState:
     """Return the state of a job that sbatch has taken."""
     parts = _ask_controller(record.native_id) or _ask_accounting(record.native_id)
     if not parts:
-        return JobState(phase="unknown", reason=f"Slurm's controller has forgotten job {record.native_id}, and its accounting does not know it")  # fmt: skip
+        return JobState(
+            phase="unknown",
+            reason=f"Slurm's controller has forgotten job {record.native_id}, and its accounting does not know it",
+        )
     part = min(parts, key=lambda one: _ORDER.index(one.phase))
     if part.phase == "running":
         return JobState(phase="running", reason=f"{part.state} on {part.nodes}", starts=part.starts)
@@ -93,7 +94,7 @@ def find_state(record: JobRecord) -> JobState:
 
 def _ask_controller(native_id: str) -> list[_Part]:
     try:
-        output = run_tool(["scontrol", "--oneliner", "show", "job", native_id], doing=f"ask for job {native_id}")  # fmt: skip
+        output = run_tool(["scontrol", "--oneliner", "show", "job", native_id], doing=f"ask for job {native_id}")
     except LaunchError as error:
         if "Invalid job id" in error.message:
             return []  # it is forgotten some minutes after its end
@@ -104,7 +105,15 @@ def _ask_controller(native_id: str) -> list[_Part]:
         if "JobState" in facts:
             restarts, phase = int(facts.get("Restarts", 0)), facts["JobState"]
             starts = restarts if phase == "PENDING" else restarts + 1
-            found.append(_Part(state=phase, reason=facts.get("Reason", ""), exit=facts.get("ExitCode", ""), nodes=facts.get("NodeList", ""), starts=starts))  # fmt: skip
+            found.append(
+                _Part(
+                    state=phase,
+                    reason=facts.get("Reason", ""),
+                    exit=facts.get("ExitCode", ""),
+                    nodes=facts.get("NodeList", ""),
+                    starts=starts,
+                )
+            )
     return found
 
 
@@ -130,14 +139,16 @@ def _ask_earlier_end(native_id: str) -> str:
 def _run_sacct(*words: str) -> list[str]:
     """Return sacct's lines; none where there is no accounting."""
     with suppress(LaunchError, UsageError):
-        return run_tool(["sacct", "--noheader", "--parsable2", *words], doing="ask Slurm's accounting").splitlines()  # fmt: skip
+        return run_tool(["sacct", "--noheader", "--parsable2", *words], doing="ask Slurm's accounting").splitlines()
     return []
 
 
 def _ask_nodes(nodes: str) -> str:
     """Return why nodes are not in order, as their administrator or Slurm says it."""
     with suppress(LaunchError):
-        lines = run_tool(["sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N: %T, %E"], doing="ask for the nodes").splitlines()  # fmt: skip
+        lines = run_tool(
+            ["sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N: %T, %E"], doing="ask for the nodes"
+        ).splitlines()
         found = dict.fromkeys(line.strip() for line in lines if not line.strip().endswith("none"))
         return f" ({'; '.join(found)})" if found else ""
     return ""

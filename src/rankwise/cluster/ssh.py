@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from rankwise.cluster.job_process import Plan
 
 WORDS: Mapping[str, Word] = {
-    "hosts": Word(
-        "Names or addresses, as ssh knows them; short forms as gpu[01-16].", metavar="HOST,…", is_names=True
-    ),
+    "hosts": Word("Names or addresses, as ssh knows them; short forms as gpu[01-16].", metavar="HOST,…", is_names=True),
     "ssh": Word("The ssh command with its options (default: ssh).", metavar="COMMAND"),
     "master_addr": Word("Address of the first host, as the others know it; by default what ssh connects to."),
     "port": Word("Where the nodes meet on it; by default one drawn for the job.", "number", "PORT"),
@@ -65,14 +63,18 @@ def _find_hosts(spec: JobSpec) -> tuple[list[str], list[str]]:
     unscheduled.refuse_unscheduled(spec)
     text = spec.own.text("hosts")
     if fault := find_fault(text):
-        raise UsageError(f"hosts: {fault}", hint="names with commas between them, or a short form as gpu[01-16]")  # fmt: skip
+        raise UsageError(f"hosts: {fault}", hint="names with commas between them, or a short form as gpu[01-16]")
     hosts = list(expand_hosts(text))
     if len(set(hosts)) < len(hosts):
         twice = next(host for host in hosts if hosts.count(host) > 1)
         raise UsageError(f"hosts names {twice} twice", hint="raise ranks_per_node for more ranks on a host")
     if len(hosts) < spec.num_nodes or not hosts:
-        wanted = f"{spec.num_nodes} nodes are asked for" + (f", {spec.standby} of them to stand by" if spec.standby else "")  # fmt: skip
-        raise UsageError(f"{wanted}, and hosts names {len(hosts)}", hint="--hosts gpu0,gpu1, or hosts below [ssh] in job.toml")  # fmt: skip
+        wanted = f"{spec.num_nodes} nodes are asked for" + (
+            f", {spec.standby} of them to stand by" if spec.standby else ""
+        )
+        raise UsageError(
+            f"{wanted}, and hosts names {len(hosts)}", hint="--hosts gpu0,gpu1, or hosts below [ssh] in job.toml"
+        )
     return hosts[: spec.num_nodes], read_ssh(spec.own.text("ssh", "ssh"))
 
 
@@ -110,4 +112,14 @@ def _write_copy(spec: JobSpec, host: str, ssh: list[str]) -> list[str]:
     paths = [f"{spec.workdir.rstrip('/')}/./{file}" for file in spec.files]
     # Before 3.2.4 the shell of the host reads the path.
     protect = [] if shlex.quote(spec.workdir) == spec.workdir else ["--protect-args"]
-    return ["rsync", "--archive", "--relative", *protect, "--rsh", shlex.join(ssh), "--", *paths, f"{host}:{spec.workdir.rstrip('/')}/"]  # fmt: skip
+    return [
+        "rsync",
+        "--archive",
+        "--relative",
+        *protect,
+        "--rsh",
+        shlex.join(ssh),
+        "--",
+        *paths,
+        f"{host}:{spec.workdir.rstrip('/')}/",
+    ]

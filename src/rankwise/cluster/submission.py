@@ -83,7 +83,7 @@ class JobHandle:
             if state is not None and state.is_over:
                 return state
             if timeout_s is not None and self._clock.monotonic() - begin_s > timeout_s:
-                raise LaunchError(f"job {self.id} is not over after {timeout_s:g} s", hint=f"rankwise logs {self.id}")  # fmt: skip
+                raise LaunchError(f"job {self.id} is not over after {timeout_s:g} s", hint=f"rankwise logs {self.id}")
             self._clock.sleep(look_s)
             look_s = min(look_s * 1.2, _MOST_LOOK_S)
 
@@ -131,7 +131,14 @@ def submit_spec(spec: JobSpec, *, attach: bool = False) -> JobHandle:
     """
     job_id = handles.make_id(spec.name)
     folder = handles.open_folder(job_id)
-    record = JobRecord(id=job_id, on=spec.on, name=spec.name, folder=folder, submitted_s=SYSTEM_CLOCK.time(), client=os.getpid() if attach else 0)  # fmt: skip
+    record = JobRecord(
+        id=job_id,
+        on=spec.on,
+        name=spec.name,
+        folder=folder,
+        submitted_s=SYSTEM_CLOCK.time(),
+        client=os.getpid() if attach else 0,
+    )
     cluster, is_submitted = find_cluster(spec.on), False
     try:
         handles.keep(record)  # where that is impossible, nothing is submitted that nobody would find again
@@ -144,11 +151,16 @@ def submit_spec(spec: JobSpec, *, attach: bool = False) -> JobHandle:
             try:
                 cluster.cancel(record)
             except RankwiseError as failed:
-                raise LaunchError(f"job {record.native_id or record.id} is submitted, and can't be taken back: {failed.message}") from error  # fmt: skip
+                raise LaunchError(
+                    f"job {record.native_id or record.id} is submitted, and can't be taken back: {failed.message}"
+                ) from error
         if not is_submitted or record.native_id:  # else it is told to end, and has its files there
             shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
-            raise LaunchError(f"the job can't be submitted: {error.filename or folder}: {error.strerror}", hint="free some space, or set XDG_STATE_HOME to another folder") from error  # fmt: skip
+            raise LaunchError(
+                f"the job can't be submitted: {error.filename or folder}: {error.strerror}",
+                hint="free some space, or set XDG_STATE_HOME to another folder",
+            ) from error
         raise
     return JobHandle(record)
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 _MOST_LINES = 12
 
 
-def run_tool(argv: Sequence[str], *, doing: str, hint: str = "", stdin: str | None = None, timeout_s: float = 60.0) -> str:  # fmt: skip
+def run_tool(
+    argv: Sequence[str], *, doing: str, hint: str = "", stdin: str | None = None, timeout_s: float = 60.0
+) -> str:
     """Run a program to its end, and return what it prints on standard output.
 
     Args:
@@ -28,7 +30,9 @@ def run_tool(argv: Sequence[str], *, doing: str, hint: str = "", stdin: str | No
         LaunchError: It has failed: by its own words.
     """
     try:
-        done = subprocess.run(argv, input=stdin or "", capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False)  # fmt: skip
+        done = subprocess.run(
+            argv, input=stdin or "", capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+        )
     except OSError as error:
         raise UsageError(
             f"can't {doing}: {argv[0]}: {error.strerror}",
@@ -39,5 +43,5 @@ def run_tool(argv: Sequence[str], *, doing: str, hint: str = "", stdin: str | No
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         output = "\n  ".join(lines[-_MOST_LINES:]) or "it prints nothing"
-        raise LaunchError(f"can't {doing}: {argv[0]} exits with {done.returncode}:\n  {output}", hint=hint or None)  # fmt: skip
+        raise LaunchError(f"can't {doing}: {argv[0]} exits with {done.returncode}:\n  {output}", hint=hint or None)
     return done.stdout

@@ -76,7 +76,10 @@ def refuse_unscheduled(spec: JobSpec) -> None:
         UsageError: The job asks for it.
     """
     if spec.image:
-        raise UsageError(f"image {spec.image!r}: nothing on {spec.on} runs containers", hint="name the Python of an environment by python, or use slurm or kubernetes")  # fmt: skip
+        raise UsageError(
+            f"image {spec.image!r}: nothing on {spec.on} runs containers",
+            hint="name the Python of an environment by python, or use slurm or kubernetes",
+        )
 
 
 def start(plan: Plan, record: JobRecord) -> JobRecord:
@@ -130,12 +133,12 @@ def state(record: JobRecord) -> JobState:
     try:
         found = JobState(**json.loads((record.folder / STATE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return JobState(
-            phase="running" if is_held else "unknown", reason=f"{record.folder / STATE} can't be read"
-        )
+        return JobState(phase="running" if is_held else "unknown", reason=f"{record.folder / STATE} can't be read")
     if found.is_over or is_held:
         return found
-    return JobState(phase="failed", reason="the process that held it was killed, and the ranks with it", starts=found.starts)  # fmt: skip
+    return JobState(
+        phase="failed", reason="the process that held it was killed, and the ranks with it", starts=found.starts
+    )
 
 
 def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:

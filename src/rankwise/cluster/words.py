@@ -15,8 +15,8 @@ from rankwise.base.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: ``list`` is an array in the file, and a flag that may be repeated; ``command`` is an array or a line, as for a shell; ``table`` is
-#: one of NAME = "value", and a flag that may be repeated: --env NAME=value.
+#: ``list`` is an array in the file, and a flag that may be repeated; ``command`` is an array or a line, as for a shell;
+#: ``table`` is one of NAME = "value", and a flag that may be repeated: --env NAME=value.
 Kind = Literal["text", "number", "list", "command", "table", "switch"]
 Value = str | int | bool | tuple[str, ...] | dict[str, str]
 
@@ -34,7 +34,8 @@ class Word:
         kind: What its value is.
         metavar: How the value is called in the help.
         choices: What it may be; empty: anything.
-        is_names: Whether commas stand between its parts: a text for a list is several then, and a list for a text is one.
+        is_names: Whether commas stand between its parts: a text for a list is several then, and a list for a text is
+            one.
     """
 
     help: str
@@ -74,7 +75,7 @@ class Table:
         return dict(value) if isinstance(value, dict) else {}
 
 
-def read_table(given: Mapping[str, object], words: Mapping[str, Word], where: str, beside: Iterable[str] = ()) -> Table:  # fmt: skip
+def read_table(given: Mapping[str, object], words: Mapping[str, Word], where: str, beside: Iterable[str] = ()) -> Table:
     """Check what is given, and bring each value into the form of its word.
 
     Args:
@@ -93,9 +94,7 @@ def read_table(given: Mapping[str, object], words: Mapping[str, Word], where: st
         word = name.replace("-", "_")
         if word not in words:
             raise UsageError(f"{where}{name}: there is no such word", hint=suggest(word, [*words, *beside]))
-        values[word] = _convert(
-            words[word], value, where + (name.replace("_", "-") if where == "--" else name)
-        )
+        values[word] = _convert(words[word], value, where + (name.replace("_", "-") if where == "--" else name))
     return Table(values)
 
 
@@ -107,15 +106,22 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def _convert(word: Word, value: object, where: str) -> Value:
-    kinds = {"text": "a text", "number": "a whole number from 0", "list": "a list of texts", "command": "a list of words", "table": 'a table of NAME = "value"', "switch": "true or false"}  # fmt: skip
+    kinds = {
+        "text": "a text",
+        "number": "a whole number from 0",
+        "list": "a list of texts",
+        "command": "a list of words",
+        "table": 'a table of NAME = "value"',
+        "switch": "true or false",
+    }
     if isinstance(value, (datetime.date, datetime.time)):
-        raise UsageError(f"{where} = {value} is a date or a time of day to TOML", hint=f'put it in quotes: "{value}"')  # fmt: skip
+        raise UsageError(f"{where} = {value} is a date or a time of day to TOML", hint=f'put it in quotes: "{value}"')
     value = _to_plain(value)
     if word.is_names and word.kind == "text" and isinstance(value, (str, list)):
         value = ",".join(_split_names(value if isinstance(value, str) else ",".join(map(str, value))))
     found = _read(word, value, where)
     if found is None:
-        meant = f"{word.metavar}, {kinds['text']}" if word.kind == "text" and word.metavar else kinds[word.kind]  # fmt: skip
+        meant = f"{word.metavar}, {kinds['text']}" if word.kind == "text" and word.metavar else kinds[word.kind]
         raise UsageError(f"{where} = {value!r} is not {meant}")
     if word.choices and found not in word.choices:
         raise UsageError(f"{where} {found!r} is none of {', '.join(word.choices)}")
@@ -166,7 +172,9 @@ def _split_command(text: str, where: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise UsageError(f"{where} {text!r} can't be read: {error}", hint="quote it as a shell does, or give a list") from error  # fmt: skip
+        raise UsageError(
+            f"{where} {text!r} can't be read: {error}", hint="quote it as a shell does, or give a list"
+        ) from error
 
 
 def _to_text(value: object) -> str:
@@ -188,7 +196,8 @@ def parse_duration(text: str, where: str) -> int:
         where: What it is, for the error.
 
     Raises:
-        UsageError: It is none of them. ``90`` and ``2:00`` are none: Slurm reads them as minutes, others as something else.
+        UsageError: It is none of them. ``90`` and ``2:00`` are none: Slurm reads them as minutes, others as something
+            else.
     """
     text = text.strip()
     if clock := re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", text):
@@ -199,7 +208,10 @@ def parse_duration(text: str, where: str) -> int:
     else:
         total = 0
     if total <= 0:
-        raise UsageError(f"{where} {text!r} is not a duration", hint="as in 2:00:00 (hours, minutes, seconds), 1-12:00:00, 90m or 45s")  # fmt: skip
+        raise UsageError(
+            f"{where} {text!r} is not a duration",
+            hint="as in 2:00:00 (hours, minutes, seconds), 1-12:00:00, 90m or 45s",
+        )
     return total
 
 
@@ -214,7 +226,10 @@ def parse_size(text: str, where: str) -> int:
         UsageError: It is none, or has no unit: programs differ in what they take it for.
     """
     if re.fullmatch(r"[0-9.]+", text.strip()):
-        raise UsageError(f"{where} {text!r} has no unit: {text.strip()}G or {text.strip()} bytes?", hint=f"write {text.strip()}G, or {text.strip()}B for bytes")  # fmt: skip
+        raise UsageError(
+            f"{where} {text!r} has no unit: {text.strip()}G or {text.strip()} bytes?",
+            hint=f"write {text.strip()}G, or {text.strip()}B for bytes",
+        )
     found = _SIZE.fullmatch(text.strip())
     size = int(float(found[1]) * _FACTORS[(found[2] or "").upper()]) if found else 0
     if size <= 0:

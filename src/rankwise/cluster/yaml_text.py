@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 #: What needs no quotes: it can't be taken for a number, a truth value, a date or a piece of syntax.
-_PLAIN = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)(?:-{1,2}(?=[a-z]))?[A-Za-z/](?:[A-Za-z0-9_./=-]|:(?=\w))*", re.IGNORECASE)  # fmt: skip
+_PLAIN = re.compile(
+    r"(?!(?:y|n|yes|no|on|off|true|false|null)$)(?:-{1,2}(?=[a-z]))?[A-Za-z/](?:[A-Za-z0-9_./=-]|:(?=\w))*",
+    re.IGNORECASE,
+)
 
 
 def to_yaml(value: Mapping[str, object]) -> str:

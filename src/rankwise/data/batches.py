@@ -33,7 +33,8 @@ class WorkerBatch(NamedTuple):
         state: The stream's state by now, pickled; None if it offers none.
         empty: A batch without samples, where the training process may need one.
         fault: Message and hint of the error to raise: the error itself may not travel, or not become whole again.
-        kept: Which of the samples that were asked for are left, by their number among these; None: all of them, or nobody asks.
+        kept: Which of the samples that were asked for are left, by their number among these; None: all of them, or
+            nobody asks.
     """
 
     batches: list[Any]
@@ -120,7 +121,9 @@ def _shrink(one: Any, two: Any) -> Any:
     """Return ``one`` without its sample; tensors keep all dims, and the one that grows with the samples gets size 0."""
     if isinstance(one, Tensor) or (hasattr(one, "shape") and hasattr(two, "shape")):
         grows = [dim for dim in range(len(one.shape)) if one.shape[dim] != two.shape[dim]]
-        return one[tuple(slice(0, 0) if dim in grows else slice(None) for dim in range(len(one.shape)))] if grows else one  # fmt: skip
+        return (
+            one[tuple(slice(0, 0) if dim in grows else slice(None) for dim in range(len(one.shape)))] if grows else one
+        )
     if isinstance(one, Mapping):
         filled: Any = copy.copy(one)
         for key in one:

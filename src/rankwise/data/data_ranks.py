@@ -14,7 +14,8 @@ def find_world(num_replicas: int | None = None, rank: int | None = None) -> tupl
     """Return how many ranks share the data, and which one this is: as given, else as the job says.
 
     Args:
-        num_replicas: How many; None: as many shares of a batch as the job has that was joined by ``init()`` or by torch.distributed.
+        num_replicas: How many; None: as many shares of a batch as the job has that was joined by ``init()`` or by
+            torch.distributed.
         rank: Which; None: the job's.
 
     Returns:

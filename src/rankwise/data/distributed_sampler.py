@@ -59,7 +59,8 @@ class DistributedSampler(distributed.DistributedSampler):  # type: ignore[misc]
         """Return the indices of this rank in the epoch.
 
         Raises:
-            DataError: ``num_samples`` or ``total_size`` was changed, or the data set has grown: samples would be left out.
+            DataError: ``num_samples`` or ``total_size`` was changed, or the data set has grown: samples would be left
+                out.
         """
         size = len(self.dataset)
         self._check_counts(size)

@@ -43,9 +43,9 @@ def evaluate(  # noqa: PLR0913 - most calls give four
 ) -> dict[str, float]:
     """Run a model over a data set on all ranks, and return metrics as if one process had seen every sample once.
 
-    The model is taken out of DistributedDataParallel and put into evaluation mode, without gradients; afterwards everything is as before.
-    A rank whose samples have run out skips its forward passes, unless the model's parameters are sharded over the ranks:
-    then its forwards are collectives, and it takes empty batches.
+    The model is taken out of DistributedDataParallel and put into evaluation mode, without gradients; afterwards
+    everything is as before. A rank whose samples have run out skips its forward passes, unless the model's parameters
+    are sharded over the ranks: then its forwards are collectives, and it takes empty batches.
 
     Args:
         model: The same on all ranks.
@@ -81,9 +81,7 @@ def evaluate(  # noqa: PLR0913 - most calls give four
                 for batch in step:
                     if step.num_samples or takes_empty:
                         given = predict(bare, batch)
-                        outputs, targets = _unpack(
-                            given, "predict returned", "outputs", "return (outputs, targets)"
-                        )
+                        outputs, targets = _unpack(given, "predict returned", "outputs", "return (outputs, targets)")
                         if step.num_samples:
                             metric_totals.add(outputs, targets, step.num_samples)
         return metric_totals.conclude()
@@ -186,15 +184,15 @@ def predict(
 ) -> Any:
     """Run a model over a data set on all ranks, and return the outputs of all samples, as one process would.
 
-    As for ``evaluate``: evaluation mode, no gradients, out of DistributedDataParallel; every sample comes once. Rank 0's memory must
-    hold all outputs: of what is too large for that each rank writes a file of its own in ``forward``.
+    As for ``evaluate``: evaluation mode, no gradients, out of DistributedDataParallel; every sample comes once. Rank
+    0's memory must hold all outputs: of what is too large for that each rank writes a file of its own in ``forward``.
 
     Args:
         model: The same on all ranks.
         dataset: As for ``DataLoader``. One that can only be iterated is read by every rank, and split.
         batch_size: Samples of one forward pass of a rank.
-        forward: Takes the model and a batch; returns a tensor, or a container of tensors, whose first dim counts the batch's samples.
-            None: the model takes the batch; of a pair of inputs and targets the inputs.
+        forward: Takes the model and a batch; returns a tensor, or a container of tensors, whose first dim counts the
+            batch's samples. None: the model takes the batch; of a pair of inputs and targets the inputs.
         collate_fn: Makes a batch of a list of samples.
         num_workers: Processes that load, for each rank.
         device: Where batches go; None: where the model is.

@@ -35,18 +35,21 @@ if TYPE_CHECKING:
 class DataLoader:
     """Iterates over this rank's batches, on its device; ``steps()`` groups them into optimizer steps.
 
-    Step k of an epoch holds the same samples at any number of ranks, workers and micro-batches, and every sample appears
-    once. All ranks have the same number of batches: where a short last step has fewer samples than ranks, some get an
-    empty batch, with tensors of size 0, so that they take part in every collective.
+    Step k of an epoch holds the same samples at any number of ranks, workers and micro-batches, and every sample
+    appears once. All ranks have the same number of batches: where a short last step has fewer samples than ranks, some
+    get an empty batch, with tensors of size 0, so that they take part in every collective.
 
-    With ``sample_seeds``, Python's, torch's and NumPy's generators are seeded by (seed, epoch, sample) before each sample is
-    read: augmentation is the same at any number of ranks and workers. The training process's own generators stay as they
-    were. Seeding begins with the first micro-batch that draws a random number, which is read twice. A data set's ``__getitems__`` can't be seeded by sample, and is used with ``sample_seeds=False`` only.
+    With ``sample_seeds``, Python's, torch's and NumPy's generators are seeded by (seed, epoch, sample) before each
+    sample is
+    read: augmentation is the same at any number of ranks and workers. The training process's own generators stay as
+        they
+    were. Seeding begins with the first micro-batch that draws a random number, which is read twice. A data set's
+    ``__getitems__`` can't be seeded by sample, and is used with ``sample_seeds=False`` only.
 
-    A data set that can only be iterated is split as ``split`` says. ``"stride"``, the default: every worker of every rank reads
-    the whole stream, and keeps its share; the same order at any number of ranks. ``"shard"``: each worker reads
-    ``dataset.shard(num_shards=..., index=...)``. ``"dataset"``: the data set gives each worker a part by itself. With the last two, ranks
-    agree before each step whether any has samples left.
+    A data set that can only be iterated is split as ``split`` says. ``"stride"``, the default: every worker of every
+    rank reads the whole stream, and keeps its share; the same order at any number of ranks. ``"shard"``: each worker
+    reads ``dataset.shard(num_shards=..., index=...)``. ``"dataset"``: the data set gives each worker a part by itself.
+    With the last two, ranks agree before each step whether any has samples left.
 
     Args:
         dataset: With ``__getitem__`` and ``__len__``, or with ``__iter__``. Its ``set_epoch`` is called, if it has one.
@@ -60,7 +63,8 @@ class DataLoader:
         num_samples: With weights: samples of an epoch.
         replacement: With weights: whether a sample may appear twice in an epoch.
         lengths: Put samples of like length into the same step.
-        num_workers: Processes that load; 0: the training process itself. On Linux, SIGTERM and SIGUSR1 from outside end none of them.
+        num_workers: Processes that load; 0: the training process itself. On Linux, SIGTERM and SIGUSR1 from outside end
+            none of them.
         collate_fn: Makes a batch of a list of samples.
         device: Where batches go; None: the job's device.
         pin_memory: Whether workers' batches go through pinned memory; None: if the device is CUDA.
@@ -137,9 +141,7 @@ class DataLoader:
         self._cursor: GlobalBatchSampler | StreamCursor
         if is_stream(dataset):
             chosen = choose_split(dataset, split, num_workers=num_workers)
-            check_stream_options(
-                chosen, drop_last=drop_last, shuffle=shuffle, replacement=replacement, **drawn
-            )
+            check_stream_options(chosen, drop_last=drop_last, shuffle=shuffle, replacement=replacement, **drawn)
             self._check_reach(f"split={chosen!r}", is_needed=chosen != "stride")
             dealing = Dealing(
                 split=chosen, rank=rank, world_size=world_size, num_shards=max(1, num_workers),
@@ -179,8 +181,8 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass and yield this rank's batches; those of several micro-batches one after the other.
 
-        A mean over such a batch has the same weight on each rank. Where ranks hold unequal numbers of samples that is not the mean of
-        all of them: it is said once, and ``steps()`` is exact.
+        A mean over such a batch has the same weight on each rank. Where ranks hold unequal numbers of samples that is
+        not the mean of all of them: it is said once, and ``steps()`` is exact.
         """
         for step in self.steps():
             self._tell_uneven(step)
@@ -202,9 +204,10 @@ class DataLoader:
     def steps(self) -> Iterator[Step]:
         """Begin a pass and yield its optimizer steps, each with its micro-batches.
 
-        A pass that is read to its end is followed by the next epoch's. One that was left early is not over: the next continues after its last step, as after a
-        resume, so that nothing is lost or repeated; ``next(iter(loader))`` gives
-        another batch each time. Reading only the first batch counts too. ``set_epoch`` and ``epochs`` begin an epoch from its start.
+        A pass that is read to its end is followed by the next epoch's. One that was left early is not over: the next
+        continues after its last step, as after a resume, so that nothing is lost or repeated; ``next(iter(loader))``
+        gives another batch each time. Reading only the first batch counts too. ``set_epoch`` and ``epochs`` begin an
+        epoch from its start.
 
         After a state of an epoch's end was loaded, the first pass has no steps: what follows the loop runs.
 
@@ -238,7 +241,8 @@ class DataLoader:
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that are left, from the current one on: ``for epoch in loader.epochs(10)``.
 
-        Each begins from its start, only that of a loaded state where the state was; it is over when the loop's body has finished.
+        Each begins from its start, only that of a loaded state where the state was; it is over when the loop's body has
+        finished.
 
         Args:
             num_epochs: How many the whole training has.
@@ -282,6 +286,7 @@ class DataLoader:
             state: What ``state_dict`` has returned.
 
         Raises:
-            DataError: It was saved for other data, another seed or order, or other numbers where these must be the same.
+            DataError: It was saved for other data, another seed or order, or other numbers where these must be the
+                same.
         """
         self._cursor.load_state_dict(state)

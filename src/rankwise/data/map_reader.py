@@ -62,9 +62,7 @@ class MapReader:
 
     def __getitems__(self, work_item: MapWorkItem) -> WorkerBatch:
         """Read one micro-batch; torch calls this by its own protocol for reading several samples at once."""
-        if work_item.epoch != self._epoch or (
-            self._table is not None and not self._table.is_of(self._dataset)
-        ):
+        if work_item.epoch != self._epoch or (self._table is not None and not self._table.is_of(self._dataset)):
             # Between two epochs a user may put other samples into a data set.
             self._table = find_table(self._dataset, self._packing.collate)
         if self._table is not None and work_item.indices:
@@ -107,9 +105,7 @@ class MapReader:
             try:
                 several: Sequence[Any] = self._dataset.__getitems__(indices)
             except Exception as error:
-                leave_note(
-                    error, f"while reading samples {indices} of the data set, in epoch {work_item.epoch}"
-                )
+                leave_note(error, f"while reading samples {indices} of the data set, in epoch {work_item.epoch}")
                 raise
             return several
         places: Sequence[int | None] = work_item.places or [None] * len(indices)

@@ -86,9 +86,7 @@ class MetricTotals:
         results: dict[str, Result] = {}
         total = self._num_samples
         for op in ("sum", "min", "max"):
-            sums: Any = {
-                name: self._sums[name] for name, metric in self._own.items() if metric.reduction == op
-            }
+            sums: Any = {name: self._sums[name] for name, metric in self._own.items() if metric.reduction == op}
             if op == "sum":
                 sums = {"samples": total, "metrics": sums}
             if op == "sum" and self._ctx is not None and self._ctx.rank not in self._ctx.data_ranks:

@@ -208,9 +208,7 @@ class Perplexity:
         """Return the sum of the cross-entropies, and the number of tokens that count."""
         logits_NV, targets_N = _read_classes(outputs, targets, "Perplexity")
         logits_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
-        losses_N = cross_entropy(
-            logits_NV, targets_N.long(), reduction="none", ignore_index=self.ignore_index
-        )
+        losses_N = cross_entropy(logits_NV, targets_N.long(), reduction="none", ignore_index=self.ignore_index)
         return torch.stack([to_double(losses_N).sum(), to_double(targets_N != self.ignore_index).sum()])
 
     def conclude(self, sums: Tensor) -> float:
@@ -255,7 +253,8 @@ class ConfusionMatrix:
     """Counts predictions by true class, and computes accuracy, precision, recall and F1 from it.
 
     Outputs and targets are as for ``Accuracy``. The averages are over classes, each weighing the same ("macro");
-    classes that are neither in the targets nor ever guessed are left out, and a share of nothing is 0, as in scikit-learn.
+    classes that are neither in the targets nor ever guessed are left out, and a share of nothing is 0, as in
+    scikit-learn.
 
     Attributes:
         num_classes: How many classes there are.
@@ -313,9 +312,7 @@ def to_double(tensor: Tensor) -> Tensor:
     return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
 
 
-def _call(
-    function: Callable[[Any, Any], Any], outputs: Any, targets: Any, name: str
-) -> tuple[Tensor, Tensor | None]:
+def _call(function: Callable[[Any, Any], Any], outputs: Any, targets: Any, name: str) -> tuple[Tensor, Tensor | None]:
     """Call a user's function and check that it gives a value for each sample."""
     given = function(outputs, targets)
     values, weights = given if isinstance(given, tuple) and len(given) == 2 else (given, None)

@@ -37,9 +37,7 @@ def _signed(number: int) -> int:
 
 
 # Multipliers of splitmix64 (Steele, Lea & Flood 2014; constants of Vigna's public-domain version): odd, well mixed.
-_GOLDEN, _FIRST, _SECOND = (
-    _signed(number) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+_GOLDEN, _FIRST, _SECOND = (_signed(number) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def permute(positions: Tensor, size: int, key: int) -> Tensor:
@@ -60,9 +58,7 @@ def permute(positions: Tensor, size: int, key: int) -> Tensor:
     if size <= TABLE_SIZE:
         return pick(_build_table(size, key), flat).view(positions.shape)
     if size > MAX_SIZE:
-        raise UsageError(
-            f"{size} samples can't be shuffled, at most {MAX_SIZE} can", hint="check the data set's len()"
-        )
+        raise UsageError(f"{size} samples can't be shuffled, at most {MAX_SIZE} can", hint="check the data set's len()")
     num_bits, round_keys = (size - 1).bit_length(), _derive_round_keys(key)
     found = encipher(flat, num_bits, round_keys)
     outside = (found >= size).nonzero().flatten()

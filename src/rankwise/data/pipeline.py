@@ -59,9 +59,7 @@ class Pipeline:
         start = None
         try:
             if num_workers > 0:
-                multiprocessing_context, start = make_workers(
-                    worker_init_fn, multiprocessing_context, num_workers
-                )
+                multiprocessing_context, start = make_workers(worker_init_fn, multiprocessing_context, num_workers)
             self._loader = TorchLoader(
                 reader,
                 batch_sampler=self._work_items,

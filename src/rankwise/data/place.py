@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Place:
     """The place of one micro-batch of this rank.
 
-    A sample's position is counted in the epoch's order, over all ranks; it stays the same at any number of ranks and micro-batches, after a
-    resume, and with another global batch. Only with ``split="shard"`` or ``"dataset"`` positions are unique and no more, as which samples
-    a step holds depends on the ranks there.
+    A sample's position is counted in the epoch's order, over all ranks; it stays the same at any number of ranks and
+    micro-batches, after a resume, and with another global batch. Only with ``split="shard"`` or ``"dataset"`` positions
+    are unique and no more, as which samples a step holds depends on the ranks there.
 
     Attributes:
         epoch: Which epoch, from 0.
@@ -89,7 +89,8 @@ _shown: Place | None = None
 
 def show(place: Place | None) -> None:
     """Make a place the current one: its micro-batch is handed out now; None: no place is, as the step is over."""
-    # One for the process, not for each thread: a backward on a GPU runs in a thread of torch's, and computes activations again there.
+    # One for the process, not for each thread: a backward on a GPU runs in a thread of torch's, and computes
+    # activations again there.
     global _shown  # noqa: PLW0603 - the micro-batch at hand is a fact of the process
     _shown = place
 
@@ -125,8 +126,8 @@ def placed(positions: Sequence[int], *, epoch: int = 0) -> Iterator[Place]:
     """Set where the samples of a batch are, in a loop without ``rankwise.DataLoader``; forward and backward belong inside.
 
     Args:
-        positions: For each sample of this rank's batch, in its order: a number that no other sample of the epoch has on any rank, 0 or
-            more; best the sample's place in the epoch, or its index in the data set.
+        positions: For each sample of this rank's batch, in its order: a number that no other sample of the epoch has on
+            any rank, 0 or more; best the sample's place in the epoch, or its index in the data set.
         epoch: Which epoch, from 0.
 
     Yields:

@@ -15,15 +15,14 @@ if TYPE_CHECKING:
     from rankwise.data.batches import WorkerBatch
 
 
-def bring(
-    worker_batches: Iterable[WorkerBatch], device: torch.device, *, pins: bool = False
-) -> Iterator[WorkerBatch]:
+def bring(worker_batches: Iterable[WorkerBatch], device: torch.device, *, pins: bool = False) -> Iterator[WorkerBatch]:
     """Return the worker batches with their batches on the device.
 
     Args:
         worker_batches: From the workers; on CUDA best in pinned memory, from which a copy needs nobody to wait.
         device: Where to; nothing is copied to the CPU.
-        pins: Whether to pin here what is in the host's memory; what a data set has put on the device already stays as it is.
+        pins: Whether to pin here what is in the host's memory; what a data set has put on the device already stays as
+            it is.
 
     Returns:
         Each worker batch; on CUDA one behind what was read.

@@ -35,12 +35,14 @@ if TYPE_CHECKING:
 class GlobalBatchSampler(Sampler):  # type: ignore[misc]
     """Yields the indices of this rank's batches; step k holds the same samples at any number of ranks.
 
-    Every sample appears once an epoch (with weights: as drawn), also when neither the number of ranks nor the global batch
-    divides the number of samples. Every rank yields the same number of lists; where a step has fewer samples than ranks,
-    some of these are empty. Each pass is an epoch, and the next one follows by itself; ``set_epoch`` may be called too.
+    Every sample appears once an epoch (with weights: as drawn), also when neither the number of ranks nor the global
+    batch divides the number of samples. Every rank yields the same number of lists; where a step has fewer samples than
+    ranks, some of these are empty. Each pass is an epoch, and the next one follows by itself; ``set_epoch`` may be
+    called too.
 
     A pass that was left early is not over: the next one continues after its last step, as after a
-    resume, so that nothing is lost or repeated. After the last step of an epoch the next one begins. ``set_epoch`` begins an epoch from its start.
+    resume, so that nothing is lost or repeated. After the last step of an epoch the next one begins. ``set_epoch``
+    begins an epoch from its start.
 
     Args:
         dataset: The data set, or the number of its samples.
@@ -347,7 +349,8 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
     def state_dict(self) -> dict[str, int | str]:
         """Return the cursor: a few numbers that are the same on all ranks and go into JSON.
 
-        In the loop's body the batch at hand counts as consumed; of a step of several micro-batches, only the last counts.
+        In the loop's body the batch at hand counts as consumed; of a step of several micro-batches, only the last
+        counts.
         """
         return {
             "version": VERSION,

@@ -55,8 +55,12 @@ def check_state(state: Any, schedule: Schedule, *, seed: int, order: str) -> Non
         )
     for name, own, hint in (
         ("seed", seed, "give the sampler the seed of the state"),
-        ("order", order, "give the sampler the shuffle, weights, lengths of the state, and with lengths its global batch"),
-    ):  # fmt: skip
+        (
+            "order",
+            order,
+            "give the sampler the shuffle, weights, lengths of the state, and with lengths its global batch",
+        ),
+    ):
         if state.get(name) != own:
             raise DataError(
                 f"the state was saved with {name} {state.get(name)!r}, and this sampler has {own!r}",

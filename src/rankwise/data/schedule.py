@@ -8,8 +8,8 @@ from typing import final
 
 from rankwise.base.errors import UsageError
 
-#: Indices are computed in blocks: the first is small, as someone waits for it; later ones make each step cheap, and stay
-#: below what torch gives to several threads, which would disturb the training more than they help.
+#: Indices are computed in blocks: the first is small, as someone waits for it; later ones make each step cheap, and
+#: stay below what torch gives to several threads, which would disturb the training more than they help.
 FIRST_BLOCK, LAST_BLOCK = 1 << 10, 3 << 13
 
 
@@ -115,9 +115,7 @@ def divide(number: int, num_parts: int) -> tuple[int, ...]:
 
 
 @lru_cache  # all steps of an epoch but the last are alike
-def _share(
-    global_samples: int, num_replicas: int, rank: int, micro_batch: int | None
-) -> tuple[int, tuple[int, ...]]:
+def _share(global_samples: int, num_replicas: int, rank: int, micro_batch: int | None) -> tuple[int, tuple[int, ...]]:
     """Return how many samples of a step a rank has, and how many in each micro-batch."""
     num_samples = len(range(rank, global_samples, num_replicas))
     return num_samples, divide(num_samples, count_micro_batches(global_samples, num_replicas, micro_batch))

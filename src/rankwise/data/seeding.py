@@ -69,8 +69,9 @@ class Traces:
         address = _find_numpy_state()
         if address is not None and self._numpy is not None:
             ctypes.memmove(address, self._numpy, _NUMPY_STATE_BYTES)
-            # NumPy draws normal numbers in pairs, and keeps the second elsewhere: what was drawn here must not come later. If
-            # there was one before, it is gone: looking at each micro-batch would take longer than all the rest.
+            # NumPy draws normal numbers in pairs, and keeps the second elsewhere: what was drawn here must not come
+            # later. If there was one before, it is gone: looking at each micro-batch would take longer than all the
+            # rest.
             numpy = sys.modules["numpy"]
             numpy.random.set_state({**numpy.random.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
 

@@ -127,8 +127,8 @@ class StreamCursor:
             state: What ``state_dict`` has returned.
 
         Raises:
-            DataError: It was saved for another split, seed or, where each worker has its own stream, other ranks or workers;
-                or it is damaged. The cursor stays where it was.
+            DataError: It was saved for another split, seed or, where each worker has its own stream, other ranks or
+                workers; or it is damaged. The cursor stays where it was.
         """
         rank = self._dealing.rank
         check_kind(state, STREAM_KIND, rank)

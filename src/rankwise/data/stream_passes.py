@@ -37,9 +37,7 @@ class StreamPasses:
         dataset: The user's; nothing is read from it here.
     """
 
-    def __init__(
-        self, cursor: StreamCursor, dealing: Dealing, pipeline: Pipeline, peers: Peers, dataset: Any
-    ) -> None:
+    def __init__(self, cursor: StreamCursor, dealing: Dealing, pipeline: Pipeline, peers: Peers, dataset: Any) -> None:
         self._cursor, self._dealing, self._pipeline, self._peers = cursor, dealing, pipeline, peers
         self._dataset, self._number = dataset, 0
         self._empty: Any = None
@@ -170,14 +168,13 @@ class StreamPasses:
         batches = [None] * number if made is None else made.batches
         return [move_tree(self._empty, self._pipeline.device) if one is None else one for one in batches]
 
-    def _make(
-        self, made: WorkerBatch | None, batches: list[Any], total: int, advance: Callable[[], None]
-    ) -> Step:
+    def _make(self, made: WorkerBatch | None, batches: list[Any], total: int, advance: Callable[[], None]) -> Step:
         cursor, dealing, number, epoch = self._cursor, self._dealing, self._number, self._cursor.epoch
         done = cursor.place.num_steps
         counts = [0] * len(batches) if made is None else made.counts
-        # One stream for all: what is left of the step's elements is dealt out in turn, so no rank need ask for positions.
-        # Streams of their own: each rank counts its own samples, and the ranks' numbers interleave: no two are equal.
+        # One stream for all: what is left of the step's elements is dealt out in turn, so no rank need ask for
+        # positions. Streams of their own: each rank counts its own samples, and the ranks' numbers interleave: no two
+        # are equal.
         first = cursor.place.consumed * (1 if dealing.split == "stride" else dealing.world_size)
         places = deal_places(epoch, first + dealing.rank, dealing.world_size, counts)
 

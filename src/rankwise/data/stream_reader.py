@@ -133,9 +133,7 @@ class StreamReader:
         name = 0 if dealing.split == "stride" else dealing.rank * dealing.num_shards + work_item.shard
         if dealing.split == "shard":
             dataset = dataset.shard(num_shards=dealing.world_size * dealing.num_shards, index=name)
-        return _Stream(
-            dataset, work_item.opening or Opening(), seed=dealing.seed, epoch=work_item.epoch, name=name
-        )
+        return _Stream(dataset, work_item.opening or Opening(), seed=dealing.seed, epoch=work_item.epoch, name=name)
 
     def _read_stride(self, stream: _Stream, start: int) -> WorkerBatch:
         """Read a whole step and keep this rank's part: only so all ranks know how many samples the last one has."""
@@ -151,9 +149,7 @@ class StreamReader:
             parts = cut_evenly(samples[dealing.rank :: dealing.world_size], number)
             named = cut_evenly(names[dealing.rank :: dealing.world_size], number)
             empty = None if all(parts) else packing.pack_empty(samples[0])
-            batches = [
-                packing.pack(part, own) if part else empty for part, own in zip(parts, named, strict=True)
-            ]
+            batches = [packing.pack(part, own) if part else empty for part, own in zip(parts, named, strict=True)]
             made = made._replace(batches=batches, counts=[len(part) for part in parts])
         return made._replace(num_read=stream.num_read, state=stream.save())
 
@@ -213,9 +209,7 @@ class _Stream:
             try:
                 sample = next(self._iterator, self)
             except Exception as error:
-                leave_note(
-                    error, f"while reading element {self.num_read} of the stream, in epoch {self._path[0]}"
-                )
+                leave_note(error, f"while reading element {self.num_read} of the stream, in epoch {self._path[0]}")
                 raise
             if sample is self:
                 self.has_ended = True

@@ -58,9 +58,7 @@ def start_worker(then: Callable[[int], Any] | None, ended: Any, worker_id: int) 
         then(worker_id)
 
 
-def make_workers(
-    then: Callable[[int], Any] | None, way: Any, num_workers: int
-) -> tuple[Any, Callable[[int], None]]:
+def make_workers(then: Callable[[int], Any] | None, way: Any, num_workers: int) -> tuple[Any, Callable[[int], None]]:
     """Return how the workers of a loader are started, and what they call first.
 
     Args:
@@ -161,9 +159,9 @@ def _blocked() -> Iterator[None]:
 def _prepare_server() -> None:
     """Start a fork server that blocks the signals, if there is none yet.
 
-    It blocks them itself, as only then it is sure to unblock them for processes that aren't ours. Since Python 3.14 it is sure to find
-    our module, as it gets our ``sys.path``; and it imports the script first, which may start threads (NumPy does). So there it has
-    the signals blocked from its first instruction on.
+    It blocks them itself, as only then it is sure to unblock them for processes that aren't ours. Since Python 3.14 it
+    is sure to find our module, as it gets our ``sys.path``; and it imports the script first, which may start threads
+    (NumPy does). So there it has the signals blocked from its first instruction on.
     """
     from multiprocessing import forkserver  # noqa: PLC0415 - not there on Windows
 
@@ -237,8 +235,8 @@ def _forget() -> None:
 def _follow(sentinel: int, woken: int, ended: Any) -> None:
     """End with the parent, or when it has said so.
 
-    torch would see the parent's end after some seconds, and only between two batches, and never with a fork server. A handler
-    runs in the main thread only, which may be in native code; this thread needs no more than the GIL.
+    torch would see the parent's end after some seconds, and only between two batches, and never with a fork server. A
+    handler runs in the main thread only, which may be in native code; this thread needs no more than the GIL.
     """
     while sentinel not in wait([sentinel, woken]) and os.getpid() not in ended[:-1]:
         with suppress(BlockingIOError):

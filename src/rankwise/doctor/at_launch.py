@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 #: Asked before each start: they read some files.
 _BEFORE = ("disk-space", "shared-memory")
-#: And these if a variable begins so: without one they have nothing to say, and importing them takes longer than asking. Names and
-#: firewalls are not asked at all: that takes time, and several nodes may be played by one host.
+#: And these if a variable begins so: without one they have nothing to say, and importing them takes longer than asking.
+#: Names and firewalls are not asked at all: that takes time, and several nodes may be played by one host.
 _BEFORE_IF_SET = {
     "gloo-variables": ("GLOO_", "TP_SOCKET_IFNAME"),
     "launcher-variables": ("SLURM_STEP", "PET_", "PMI", "OMPI_", "MPI_", "CUDA_VISIBLE_DEVICES", "ACCELERATE_", "JOB_COMPLETION_INDEX"),
@@ -64,8 +64,8 @@ def look_before(host: Host) -> list[Reading]:
 def look_after(host: Host, *, class_id: str | None, reported: str = "") -> list[Reading]:
     """Return what is wrong with the host that fits how a job has failed, or hangs; a few seconds at most.
 
-    What surely breaks jobs; and what is doubtful, if it leads to the verdict's failure class or to one that may stand behind it. What
-    the verdict says already (``reported``) is not said again.
+    What surely breaks jobs; and what is doubtful, if it leads to the verdict's failure class or to one that may stand
+    behind it. What the verdict says already (``reported``) is not said again.
     """
     classes = {class_id, *_BEHIND.get(class_id, ())} if class_id else set[str]()
     probes = [it for it in registry.all_probes() if it.id in _VITAL or (it.look and classes & {*it.classes})]

@@ -20,9 +20,9 @@ def examine(host: Host, probes: Sequence[Probe], *, most_s: float = float("inf")
     """Look at one host by some probes, within ``most_s`` in all, whatever their own bounds are.
 
     Returns:
-        Their readings, with the names of probe and host, in the order of the probes. A probe that fails, or takes too long (a disk
-        that does not answer blocks whoever asks it), is a reading, too. Secrets are masked, those in what hosts compare (facts)
-        by checksums.
+        Their readings, with the names of probe and host, in the order of the probes. A probe that fails, or takes too
+        long (a disk that does not answer blocks whoever asks it), is a reading, too. Secrets are masked, those in what
+        hosts compare (facts) by checksums.
     """
     begin_s = host.clock.monotonic()
     running = [(one, *_begin(host, one.id, one.look)) for one in probes if one.look is not None]
@@ -57,7 +57,10 @@ def compare_hosts(probes: Sequence[Probe], facts: Mapping[str, Mapping[str, Fact
 
 
 def _begin(host: Host, name: str, look: Look) -> tuple[Event, list[Reading]]:
-    """Begin to look, in a thread that nobody waits for at the end: a probe that hangs in the kernel must not keep us. The readings are there once it is done."""
+    """Begin to look, in a thread that nobody waits for at the end: a probe that hangs in the kernel must not keep us.
+
+    The readings are there once it is done.
+    """
     is_done, readings = Event(), list[Reading]()
 
     def run() -> None:

@@ -57,7 +57,8 @@ class JobShape:
         master_addr: Where the ranks meet; ``is_master``: whether that is this host.
         python: The interpreter of the ranks; ``script``: their program, a file or a folder.
         backend: ``gloo`` or ``nccl``; empty: whichever fits.
-        is_launch: Whether a launcher is about to start the ranks here: it sets RANK and its kin anew, whatever they say now.
+        is_launch: Whether a launcher is about to start the ranks here: it sets RANK and its kin anew, whatever they say
+            now.
     """
 
     num_ranks: int | None = None
@@ -86,9 +87,7 @@ def run_program(argv: Sequence[str], timeout_s: float) -> ProgramResult:
     except subprocess.TimeoutExpired:
         _abandon(process)
         return ProgramResult(code=None, why=f"{argv[0]} did not end within {timeout_s:.0f} s")
-    return ProgramResult(
-        code=process.returncode, out=out.decode(errors="replace"), err=err.decode(errors="replace")
-    )
+    return ProgramResult(code=process.returncode, out=out.decode(errors="replace"), err=err.decode(errors="replace"))
 
 
 #: Programs that could not be ended: one that is stuck in a driver does not listen to SIGKILL either.
@@ -118,7 +117,8 @@ class Host:
     """One host: its environment, job, files below ``root``, programs, clock and name.
 
     Args:
-        torch_facts: Tells what torch says in the ranks' interpreter; without, a process there is asked when it is first needed.
+        torch_facts: Tells what torch says in the ranks' interpreter; without, a process there is asked when it is first
+            needed.
         lookup: Tells the addresses of a name, in their order; none if it has none. Without, the system is asked.
         interfaces: Tells the network interfaces, in the system's order; without, psutil is asked.
     """
@@ -242,7 +242,10 @@ class Host:
 
     @property
     def torch(self) -> TorchFacts:
-        """What torch says in the ranks' interpreter; asking takes seconds the first time. Several threads may ask at once."""
+        """What torch says in the ranks' interpreter; asking takes seconds the first time.
+
+        Several threads may ask at once.
+        """
         with self._torch_lock:
             return self._torch
 

@@ -30,7 +30,10 @@ def to_json(value: object) -> Fact:
 
 
 def from_json(kind: type[Record], info: Facts) -> Record | None:
-    """Read a record again; what is missing, or of another type, has its usual value. None: what has no usual value is missing."""
+    """Read a record again; what is missing, or of another type, has its usual value.
+
+    None: what has no usual value is missing.
+    """
     hint: type = kind
     return cast("Record | None", _make_reader(hint)(dict(info)))
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 Topic = Literal["environment", "software", "gpu", "resources", "storage", "network", "hosts"]
 TOPICS: tuple[Topic, ...] = ("environment", "software", "gpu", "resources", "storage", "network", "hosts")
-#: ``instant``: reads some files, a millisecond. ``quick``: asks other programs or the network, some seconds at most. ``slow``: more.
+#: ``instant``: reads some files, a millisecond. ``quick``: asks other programs or the network, some seconds at most.
+#: ``slow``: more.
 Speed = Literal["instant", "quick", "slow"]
 Look: TypeAlias = "Callable[[Host], Iterable[Reading]]"
 
@@ -29,10 +30,11 @@ class Probe:
         topic: The chapter it stands in.
         speed: How long it takes.
         classes: The failure classes that it explains: at such a failure a launcher asks it.
-        look: Looks at one host. It never raises for what a host may lack: that is a reading, too. None: there is something to
-            see only where several hosts meet (``rankwise.doctor.rendezvous``).
-        compare: Compares what ``look`` has put into the facts of its readings (those of one host are merged), by name of host, where
-            several hosts are looked at. It tells only of what differs, and names the hosts. None: there is nothing to compare.
+        look: Looks at one host. It never raises for what a host may lack: that is a reading, too. None: there is
+            something to see only where several hosts meet (``rankwise.doctor.rendezvous``).
+        compare: Compares what ``look`` has put into the facts of its readings (those of one host are merged), by name
+            of host, where several hosts are looked at. It tells only of what differs, and names the hosts. None: there
+            is nothing to compare.
     """
 
     id: str
@@ -112,7 +114,8 @@ class Reading:
         )  # fmt: skip
 
 
-#: Of what breaks or hangs a job; of what does so in some settings, or makes it slow: what was seen, what comes of it, the fix, the failure class.
+#: Of what breaks or hangs a job; of what does so in some settings, or makes it slow: what was seen, what comes of it,
+#: the fix, the failure class.
 fail, warn = partial(Reading, "fail"), partial(Reading, "warn")
 
 

@@ -34,7 +34,8 @@ class TorchFacts:
         folder: Where torch lies.
         cuda: The CUDA that torch was built for; ``hip``: the same for ROCm; ``archs``: the architectures (``sm_90``).
         backends: Which of gloo, nccl, mpi, ucc, xccl torch.distributed has.
-        wheels: The installed packages that torch consists of, as ``torch 2.13.0 in /folder``, by what Python finds first.
+        wheels: The installed packages that torch consists of, as ``torch 2.13.0 in /folder``, by what Python finds
+            first.
         nccl_file: The file of NCCL that is loaded with torch; empty if it is part of torch itself.
     """
 

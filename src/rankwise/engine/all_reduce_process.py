@@ -69,11 +69,7 @@ def run_ranks(first: int, count: int) -> list[dict[str, Any]]:
             out, err = one.communicate()
             err += f"\nno end within {_ALL_S:.0f} s"
         lines = out.strip().splitlines()
-        parts += (
-            json.loads(lines[-1])["ranks"]
-            if lines
-            else [{"why": (err.strip().splitlines() or ["no word"])[-1]}]
-        )
+        parts += json.loads(lines[-1])["ranks"] if lines else [{"why": (err.strip().splitlines() or ["no word"])[-1]}]
     return parts
 
 
@@ -91,11 +87,7 @@ def run_rank() -> dict[str, Any]:
 
 def _measure(torch: Any, dist: Any) -> dict[str, Any]:
     backend = os.environ.get("BACKEND", "gloo")
-    device = (
-        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        if backend == "nccl"
-        else torch.device("cpu")
-    )
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(device)
     torch.set_num_threads(1)
@@ -141,9 +133,7 @@ def _find_wait(torch: Any, dist: Any, device: Any, reduce: Any) -> float:
         dist.all_gather(waits, own)
         lines = [float(wait) for wait in waits]
         others = [wait for index, wait in enumerate(lines) if index != rank]
-        late.append(
-            max(0.0, statistics.median(others) - lines[rank]) if lines[rank] == min(lines) and others else 0.0
-        )
+        late.append(max(0.0, statistics.median(others) - lines[rank]) if lines[rank] == min(lines) and others else 0.0)
     return statistics.median(late)
 
 

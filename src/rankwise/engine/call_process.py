@@ -116,9 +116,7 @@ def make_pickler_class() -> Any:
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, spread):
-                raise TypeError(
-                    "a DTensor is spread over several ranks: return x.full_tensor() or x.to_local()"
-                )
+                raise TypeError("a DTensor is spread over several ranks: return x.full_tensor() or x.to_local()")
             if torch is None or not isinstance(obj, torch.Tensor) or obj.device.type in {"cpu", "meta"}:
                 return super().reducer_override(obj)
             if isinstance(obj, torch.nn.Parameter):
@@ -160,9 +158,7 @@ def _write(path: Path, dump: Any) -> None:
         part.unlink(missing_ok=True)
         if error.errno not in _NO_ROOM:
             raise
-        text = (
-            f"{error.strerror}: no space for what the function returned; set TMPDIR to a folder that has some"
-        )
+        text = f"{error.strerror}: no space for what the function returned; set TMPDIR to a folder that has some"
         raise OSError(error.errno, text, str(path.parent)) from None
     part.replace(path)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    # Only the parent decides when it goes. Slurm, which sends its notice to all processes of a job, would take the rendezvous
-    # away while ranks still save.
+    # Only the parent decides when it goes. Slurm, which sends its notice to all processes of a job, would take the
+    # rendezvous away while ranks still save.
     for _name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, _name):
             signal.signal(getattr(signal, _name), signal.SIG_IGN)
@@ -28,7 +28,8 @@ del sys.path[0]  # our own folder: its names must not shadow anybody's
 _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
 os.dup2(2, 1)
 _lock = threading.Lock()
-# A store that is not reached, or that another node has taken away with it, is told in a line of ours, not in a stack of C++.
+# A store that is not reached, or that another node has taken away with it, is told in a line of ours, not in a stack of
+# C++.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
@@ -84,7 +85,8 @@ class Desk:
 
         class Server(FileTimerServer):  # type: ignore[misc]
             def _reap_worker(self, worker_pid: int, signal: int) -> bool:
-                # Behind each rank it would end its own process, with torchrun: here the parent takes care of the others.
+                # Behind each rank it would end its own process, with torchrun: here the parent takes care of the
+                # others.
                 return worker_pid == os.getpid() or bool(super()._reap_worker(worker_pid, signal))
 
         def tell(event: str, timer: Any) -> None:

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: How long to wait for a connection, and for what is said over it; when to connect once more, and with how many that are made.
+#: How long to wait for a connection, and for what is said over it; when to connect once more, and with how many that
+#: are made.
 _REACH_S, _REACH_EVERY_S, _MOST_OPEN = 0.5, 0.02, 3
 _UNDER_WAY = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", 0)}
 _CONNECT_S, _AGAIN_S, _MEET_S, _HELLO_S = 15.0, 0.3, 3.0, 5.0
@@ -68,7 +69,9 @@ class Beats:
         life: Where this process listens for as long as it lives, 0 if nowhere, and what it says there.
     """
 
-    def __init__(self, detector: Any, key: str, *, tell: Callable[[str], None], life: tuple[int, str] = (0, "")) -> None:  # fmt: skip
+    def __init__(
+        self, detector: Any, key: str, *, tell: Callable[[str], None], life: tuple[int, str] = (0, "")
+    ) -> None:
         self.detector = detector
         detector.use(self)
         self._node, self._key, self._tell = detector.node, key.encode(), tell
@@ -207,7 +210,9 @@ class Beats:
                     return
             if time.monotonic() > until_s:
                 shown = " or ".join(f"{host}:{port}" for host, port in self._parent_at)
-                self._tell(f"node {self._parent}'s launcher is not reached at {shown}: if a node freezes, only time-outs will show it")  # fmt: skip
+                self._tell(
+                    f"node {self._parent}'s launcher is not reached at {shown}: if a node freezes, only time-outs will show it"
+                )
                 return
             time.sleep(_AGAIN_S)
 
@@ -236,7 +241,8 @@ class Beats:
                 self.reach_parent(_AGAIN_S)  # it had not said who it is: once more
 
     def _send(self, connection: _Connection, data: bytes) -> None:
-        # A peer that takes nothing for so long that the buffer is full is judged by its silence; one that has closed, when it is read.
+        # A peer that takes nothing for so long that the buffer is full is judged by its silence; one that has closed,
+        # when it is read.
         with contextlib.suppress(OSError):
             connection.num_sent += connection.socket.send(data)
 
@@ -295,20 +301,35 @@ class Beats:
         node = int(message["node"])
         expected = {self._parent} if connection.is_parent else self._children
         side = "parent" if connection.is_parent else "child"
-        if node not in expected or not hmac.compare_digest(str(message["proof"]), self._prove(side, connection.nonce, node, self._node)):  # fmt: skip
+        if node not in expected or not hmac.compare_digest(
+            str(message["proof"]), self._prove(side, connection.nonce, node, self._node)
+        ):
             self._close(connection)
             return
         if not connection.is_parent:
             self._prove_to(connection, node)
         connection.port, connection.life_port = int(message["port"]), int(message.get("life_port", 0))
-        connection.peer = self.detector.admit(connection, node, message["about"], is_parent=connection.is_parent, now_s=now_s)  # fmt: skip
+        connection.peer = self.detector.admit(
+            connection, node, message["about"], is_parent=connection.is_parent, now_s=now_s
+        )
         _start(partial(_note_reached, connection))
         if connection.is_parent:
             self._has_parent.set()
 
     def _prove_to(self, connection: _Connection, node: int) -> None:
         proof = self._prove("child" if connection.is_parent else "parent", connection.asked, self._node, node)
-        self._send(connection, _pack({"node": self._node, "about": list(self._about), "port": self.port, "life_port": self._life_port, "proof": proof}))  # fmt: skip
+        self._send(
+            connection,
+            _pack(
+                {
+                    "node": self._node,
+                    "about": list(self._about),
+                    "port": self.port,
+                    "life_port": self._life_port,
+                    "proof": proof,
+                }
+            ),
+        )
 
     def _prove(self, side: str, nonce: str, node: int, to: int) -> str:
         return hmac.new(self._key, f"{side} {nonce} {node} {to}".encode(), hashlib.sha256).hexdigest()
@@ -323,7 +344,9 @@ def _pack(message: Mapping[str, Any]) -> bytes:
 
 
 def _note_reached(connection: _Connection) -> None:
-    connection.is_reached = try_to_reach(connection.host, connection.life_port or connection.port, connection.name) == "open"  # fmt: skip
+    connection.is_reached = (
+        try_to_reach(connection.host, connection.life_port or connection.port, connection.name) == "open"
+    )
 
 
 def try_to_reach(host: str, port: int, name: str = "") -> str:
@@ -343,7 +366,8 @@ def _connect_soon(host: str, port: int, *, greets: bool) -> bytes | None:
     """Connect, again and again while nothing comes back: TCP itself repeats a lost SYN only after a second.
 
     Returns:
-        What is said there, if a greeting is waited for; empty if the host refuses, or has connected; None: nothing in time.
+        What is said there, if a greeting is waited for; empty if the host refuses, or has connected; None: nothing in
+        time.
     """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -383,9 +407,7 @@ def _race(addresses: Sequence[Any], selector: selectors.BaseSelector, *, greets:
                 selector.modify(connection, selectors.EVENT_READ, "connected")
                 num_open, end_s = num_open + 1, max(end_s, min(now_s, begin_s + _REACH_S) + _REACH_S)
                 continue
-            with contextlib.suppress(
-                OSError
-            ):  # a process that was killed loses its sockets one after the other
+            with contextlib.suppress(OSError):  # a process that was killed loses its sockets one after the other
                 if greeting := connection.recv(_LONGEST_GREETING):
                     return bytes(greeting)
             num_open -= key.data == "connected"
@@ -427,9 +449,7 @@ def _listen() -> socket.socket:
     """Return a socket that takes connections by IPv4 and, where the host has it, IPv6."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
-            return socket.create_server(
-                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
-            )
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
     return socket.create_server(("", 0), backlog=_BACKLOG)
 
 

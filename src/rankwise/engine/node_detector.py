@@ -39,14 +39,16 @@ if TYPE_CHECKING:
 
 
 FAN_OUT = 16
-#: How often a node is heard, and how long it may be silent: at least, at most, and in the first seconds, while all ranks import. That keeps no kernel from acknowledging.
+#: How often a node is heard, and how long it may be silent: at least, at most, and in the first seconds, while all
+#: ranks import. That keeps no kernel from acknowledging.
 BEAT_S = 0.1
 _LEAST_S, _MOST_S, _START_S, _FIRST_S = 0.8, 10.0, 2.5, 15.0
 #: A silence counts when it is so much longer than the longest of late, which is forgotten by this share with each beat.
 _FACTOR, _FORGET = 4.0, 0.001
 #: Who did not get to run for so long forgives the others their silence.
 _STALL_S = 0.4
-#: Before a silence is too long, the peer is asked by new connections: packets may have been lost, and TCP waits longer each time before it repeats one.
+#: Before a silence is too long, the peer is asked by new connections: packets may have been lost, and TCP waits longer
+#: each time before it repeats one.
 _ASK_S = 0.5
 #: A connection over which nothing has come between so many answers is made anew: news would not pass.
 _MOST_ANSWERS = 3
@@ -122,7 +124,8 @@ class Loss:
         node: Its rank among the nodes.
         about: Its host, first rank and number of ranks.
         why: How it is known.
-        is_ended: Whether its launcher is known to have ended as a member of this round; else it is silent, and may be alive behind a cut.
+        is_ended: Whether its launcher is known to have ended as a member of this round; else it is silent, and may be
+            alive behind a cut.
         is_gone: Whether it is known to have ended by now: it may have met others before, without the node that tells.
     """
 
@@ -179,9 +182,7 @@ class Detector:
         is_expelled: Whether the others have given this node up.
     """
 
-    def __init__(
-        self, node: int, *, on_lost: Callable[[Loss], None], on_expelled: Callable[[str], None]
-    ) -> None:
+    def __init__(self, node: int, *, on_lost: Callable[[Loss], None], on_expelled: Callable[[str], None]) -> None:
         self.node = node
         self._on_lost, self._on_expelled = on_lost, on_expelled
         self.losses: dict[int, Loss] = {}
@@ -305,9 +306,9 @@ class Detector:
             if state == "refused":
                 self.note(Loss(peer.node, peer.about, f"its launcher has ended: {why}", is_ended, is_gone))
             elif state == "left":
-                self.note(Loss(peer.node, peer.about, f"{why}, and its launcher has left this round", is_ended=False))  # fmt: skip
+                self.note(Loss(peer.node, peer.about, f"{why}, and its launcher has left this round", is_ended=False))
             elif state == "silent":
-                self.note(Loss(peer.node, peer.about, f"{why}, and its host can't be reached any more", is_ended=False))  # fmt: skip
+                self.note(Loss(peer.node, peer.about, f"{why}, and its host can't be reached any more", is_ended=False))
             else:
                 self._await(peer, now_s)
 
@@ -316,19 +317,19 @@ class Detector:
     def judge_end(self, now_s: float, stated_s: float | None = None) -> tuple[bool, bool]:
         """Return what the end of a launcher that is seen now proves, as in :class:`Loss`.
 
-        Who did not run for a while may have been given up meanwhile, and so may a node that was silent: it may have met others before it ended.
+        Who did not run for a while may have been given up meanwhile, and so may a node that was silent: it may have met
+            others before it ended.
 
         Args:
             now_s: When, monotonic.
-            stated_s: When it last said itself that it is a member: what had come during a stall was read at its end, and what comes later was sent
-                later; None: it is no neighbour, and nobody knows.
+            stated_s: When it last said itself that it is a member: what had come during a stall was read at its end,
+                and what comes later was sent later; None: it is no neighbour, and nobody knows.
         """
         proofs = []
         for stalled_s, most_s in ((self._stalled_at_s, _LEAST_S), (self._stalled_long_at_s, _JOIN_S)):
             is_fresh = stated_s is None or now_s - stated_s <= most_s
             proofs.append(
-                is_fresh
-                and (now_s - stalled_s >= _MEANWHILE_S or (stated_s is not None and stated_s > stalled_s))
+                is_fresh and (now_s - stalled_s >= _MEANWHILE_S or (stated_s is not None and stated_s > stalled_s))
             )
         return proofs[0], proofs[1]
 
@@ -340,7 +341,10 @@ class Detector:
         return bool(self.losses) or all(now_s - one <= _LEAST_S for one in heard_s)
 
     def note(self, loss: Loss) -> None:
-        """Report a loss, and tell the others. Nodes that lose it at the same time may know less of it than one that has a proof, or not its ranks."""
+        """Report a loss, and tell the others.
+
+        Nodes that lose it at the same time may know less of it than one that has a proof, or not its ranks.
+        """
         before = self.losses.get(loss.node, loss)
         about = max(before.about, loss.about, key=lambda one: int(one[2]))
         loss = replace(max(before, loss, key=lambda one: (one.is_ended, one.is_gone)), about=about)
@@ -368,9 +372,7 @@ class Detector:
         peer.is_asked = True
         # Whoever is heard lives, but may have to be reached.
         host_only = peer.silence.find_excess_s(asked_s) <= -_ASK_S
-        silences = [
-            (one, one.heard_s) for one in ((peer.reach,) if host_only else (peer.silence, peer.reach))
-        ]
+        silences = [(one, one.heard_s) for one in ((peer.reach,) if host_only else (peer.silence, peer.reach))]
 
         def conclude(state: str) -> None:
             peer.is_asked = False

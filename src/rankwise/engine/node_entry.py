@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: So long the launchers may take to find out that the node which serves the rendezvous is lost, and to go on at another.
+#: So long the launchers may take to find out that the node which serves the rendezvous is lost, and to go on at
+#: another.
 _MOVE_S = 3.0
 #: How often a node looks whether others have met elsewhere, once it has waited for longer than they usually take.
 _SEARCH_S, _USUAL_S = 1.0, 3.0
@@ -51,7 +52,8 @@ class _Search:
 
     Attributes:
         found: The rendezvous, and the orders that belong to it.
-        gathering: A rendezvous where others wait for as many as have to meet, as this node does; where it is, and the orders.
+        gathering: A rendezvous where others wait for as many as have to meet, as this node does; where it is, and the
+            orders.
     """
 
     def __init__(self, orders: dict[str, Any], reach: Callable[..., Any], before: Any) -> None:
@@ -174,9 +176,7 @@ class Entry:
                 # The store may be gone because its node is, which its neighbours are about to tell, if they live.
                 failed_s = min(failed_s, time.monotonic())
                 # Given up by the others, it learns from nobody where they are, but may find them.
-                bound_s = (
-                    _FIND_S if before.knowledge < 0 else 0.0 if moves and not has_left.is_set() else _MOVE_S
-                )
+                bound_s = _FIND_S if before.knowledge < 0 else 0.0 if moves and not has_left.is_set() else _MOVE_S
                 if call.error is None or restore is not None or time.monotonic() - failed_s > bound_s:
                     return _take(call, restore)
                 before.probe_serving()
@@ -219,9 +219,7 @@ class Entry:
     def _is_vain(self, before: Any, search: _Search, is_left: Callable[[], bool], *, known: int) -> bool:
         before.probe_missing(self._meeting.handler)
         handler = self._meeting.handler
-        heard_s = max(
-            self._gathered_s, getattr(getattr(handler, "_state_holder", None), "_last_sync_time", 0.0)
-        )
+        heard_s = max(self._gathered_s, getattr(getattr(handler, "_state_holder", None), "_last_sync_time", 0.0))
         if time.monotonic() - heard_s > _GATHER_S and before.give_up_gathering():
             self._rendezvous.abandon(handler)  # its store is frozen
         is_elsewhere = search.found is not None or search.gathering is not None
@@ -270,7 +268,10 @@ def _read_heartbeats(handler: Any) -> dict[Any, Any]:
     holder._last_sync_time = -1.0  # what it has read a second ago won't do
     holder.sync()
     state = holder.state
-    is_past = any(one.pid == os.getpid() and one.addr == handler._this_node.addr for one in [*state.participants, *state.wait_list])  # fmt: skip
+    is_past = any(
+        one.pid == os.getpid() and one.addr == handler._this_node.addr
+        for one in [*state.participants, *state.wait_list]
+    )
     if state.closed or is_past:
         return {}
     return {node: moment for node, moment in state.last_heartbeats.items() if node in state.participants}

@@ -20,7 +20,8 @@ _SOON_S = 0.02
 class Exchange:
     """What the launchers of one round tell each other of ranks that wait, by the store at which they have met.
 
-    While all is well a node makes one small request a second, and writes nothing. A number that grows is the question: whoever's
+    While all is well a node makes one small request a second, and writes nothing. A number that grows is the question:
+        whoever's
     ranks wait makes it grow, and all nodes publish what is known of theirs. One node, the judge, reads it.
 
     Args:
@@ -62,9 +63,7 @@ class Exchange:
     def list_nodes(self) -> dict[int, dict[str, Any]]:
         """Return the nodes that take part: their hosts' names, and which ranks are theirs."""
         keys = {node: f"here/{node}" for node in range(self.num_nodes)}
-        return {
-            node: json.loads(self._store.get(key)) for node, key in keys.items() if self._store.check([key])
-        }
+        return {node: json.loads(self._store.get(key)) for node, key in keys.items() if self._store.check([key])}
 
     def ask(self, token: float) -> None:
         """Ask all nodes; the parent hears which question it was."""
@@ -136,11 +135,7 @@ class Exchange:
                 return  # one has only just come
             self._others = dict.fromkeys(nodes, 0)
             self._say(
-                {
-                    f"{self._name}/nodes": {
-                        str(node): [about["host"], *about["ranks"]] for node, about in nodes.items()
-                    }
-                }
+                {f"{self._name}/nodes": {str(node): [about["host"], *about["ranks"]] for node, about in nodes.items()}}
             )
         others = [node for node in self._others if node != self._node_rank]
         keys = [f"here/{node}" for node in others]
@@ -153,9 +148,7 @@ class Exchange:
             if num > self._others[node]:
                 self._others[node] = num
                 text = self._store.get(f"scene/{node}").decode()
-                self._say(
-                    {f"{self._name}/scene/{node}": {"num": num, "at_s": time.monotonic(), "text": text}}
-                )
+                self._say({f"{self._name}/scene/{node}": {"num": num, "at_s": time.monotonic(), "text": text}})
 
     def _follow(self) -> None:
         while not self._over.is_set():

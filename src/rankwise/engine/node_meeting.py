@@ -84,8 +84,9 @@ class Meeting:
         Args:
             restart: Which attempt this is, from 0.
             host: Our name; empty if we tell the others nothing of our ranks.
-            num_roles: How many ranks ``--role-counts`` makes, which share a secret; 0 without it. Where another number has come each
-                launcher ends with an error, and the first may take the store away with it: nobody waits for a secret there.
+            num_roles: How many ranks ``--role-counts`` makes, which share a secret; 0 without it. Where another number
+                has come each launcher ends with an error, and the first may take the store away with it: nobody waits
+                for a secret there.
             store_port: That our launcher holds for the ranks' store, in case that it is ours to serve.
         """
         from torch.distributed.elastic.rendezvous import api
@@ -116,7 +117,9 @@ class Meeting:
         if info is None:
             return {"again": entry.why}
         if before is not None and not before.has_enough(self.handler):
-            raise _UnnumberedError("too few of the nodes that took part before have come, and the others may continue without them")  # fmt: skip
+            raise _UnnumberedError(
+                "too few of the nodes that took part before have come, and the others may continue without them"
+            )
         if before is not None:
             before.may_gather = False
         node_rank, self.world, self.store = info.rank, info.world_size, info.store
@@ -181,9 +184,7 @@ class Meeting:
             except Exception as error:
                 if not self._may_be_served_again(error) or time.monotonic() > until_s:
                     raise
-                self._say(
-                    {"said": f"the store at {self.orders['endpoint']} was lost before the nodes had met"}
-                )
+                self._say({"said": f"the store at {self.orders['endpoint']} was lost before the nodes had met"})
             time.sleep(_MOVE_S)
 
     def _may_be_served_again(self, error: Exception) -> bool:
@@ -195,11 +196,10 @@ class Meeting:
         if host:
             self._open_exchange(restart, node_rank, host)
         ranks = self._load("node_entry").Call(partial(self._agree_on_ranks, store, node_rank))
-        # Nodes of a static rendezvous come one after the other; else all are here, and one that is not any more was lost in this very second.
+        # Nodes of a static rendezvous come one after the other; else all are here, and one that is not any more was
+        # lost in this very second.
         if not ranks.is_over.wait(None if self.static else _AGREE_S):
-            raise _UnnumberedError(
-                f"a node that had met the others did not number its ranks within {_AGREE_S:.0f} s"
-            )
+            raise _UnnumberedError(f"a node that had met the others did not number its ranks within {_AGREE_S:.0f} s")
         if ranks.error is not None:
             raise ranks.error
         own = self.orders["local_world_size"]
@@ -243,13 +243,9 @@ class Meeting:
 
         opening = self._load("node_entry").Call(partial(_open_own, self.store))
         while not opening.is_over.wait(_LOOK_S):  # torch tries for a minute to reach a store that has gone
-            self.store.check(
-                ["torchelastic/role_info/0"]
-            )  # on the connection that is there, this fails at once
+            self.store.check(["torchelastic/role_info/0"])  # on the connection that is there, this fails at once
         store = PrefixStore(f"rankwise/watch_{restart if self.static else 0}", opening.value)
-        self.exchange = self._load("node_exchange").Exchange(
-            store, node_rank, str(self.num_joined), self._say
-        )
+        self.exchange = self._load("node_exchange").Exchange(store, node_rank, str(self.num_joined), self._say)
         self.exchange.announce(host)
         members = self._load("node_members")
         try:
@@ -257,9 +253,7 @@ class Meeting:
                 store, node_rank, str(self.num_joined), self.orders, self.handler, self._say, self._load
             )
         except Exception as error:  # noqa: BLE001 - a store that lacks a call: the job runs as it did without
-            self._say(
-                {"said": f"the launchers of other nodes are not heard: {type(error).__name__}: {error}"}
-            )
+            self._say({"said": f"the launchers of other nodes are not heard: {type(error).__name__}: {error}"})
 
     def _end_exchange(self) -> None:
         if self.exchange is not None:
@@ -327,7 +321,11 @@ class Meeting:
 
     def _open_tickets(self, handler: Any) -> Any:
         standby = self._load("node_standby")
-        return standby.Tickets(_open_own(handler._store), self.orders["run_id"]) if standby.can_stand_by(handler, self.orders) else None  # fmt: skip
+        return (
+            standby.Tickets(_open_own(handler._store), self.orders["run_id"])
+            if standby.can_stand_by(handler, self.orders)
+            else None
+        )
 
     def _tell_joined(self) -> None:
         """Tell the parent how many nodes have come, and in how many seconds torch starts without more; private, and not with each backend."""
@@ -337,7 +335,7 @@ class Meeting:
             now = datetime.datetime.now(datetime.timezone.utc)
             left_s = None if end is None else (end.replace(tzinfo=now.tzinfo) - now).total_seconds()
             needed = getattr(getattr(self.handler, "_settings", None), "min_nodes", self.orders["min_nodes"])
-            self._say({"joined": len(getattr(state, "participants", ())), "needed": needed, "starts_in_s": left_s})  # fmt: skip
+            self._say({"joined": len(getattr(state, "participants", ())), "needed": needed, "starts_in_s": left_s})
 
     def finish(self, barrier_s: float, num_lost: int = 0) -> dict[str, Any]:
         """Wait until all nodes that are left are through, so that no store goes while others still need it."""
@@ -372,8 +370,8 @@ def _open_own(store: Any) -> Any:
 def _take_address(orders: dict[str, Any], names: Any) -> str:
     """Give this node the address by which it reaches the endpoint if its own name has none; return what to say of it.
 
-    torch asks for the name's addresses to find out which node opens the store, and fails; and the name is what it gives the ranks
-    of all nodes for rank 0's address, which they look up until their time-out.
+    torch asks for the name's addresses to find out which node opens the store, and fails; and the name is what it gives
+    the ranks of all nodes for rank 0's address, which they look up until their time-out.
     """
     host, port = names.split(orders["endpoint"])
     own = socket.gethostname()
@@ -384,7 +382,5 @@ def _take_address(orders: dict[str, Any], names: Any) -> str:
         orders["conf"].setdefault("is_host", "1" if host == own or any(map(names.is_here, found)) else "0")
     orders["local_addr"] = address = orders["local_addr"] or names.find_address_towards(found)
     return (
-        f"this host's own name {own} has no address; {address} is used, by which it reaches {host}"
-        if address
-        else ""
+        f"this host's own name {own} has no address; {address} is used, by which it reaches {host}" if address else ""
     )

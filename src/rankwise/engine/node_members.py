@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: torch waits 30 s for nodes that may still come. Those that are left after a loss end their ranks and come, or are lost, too.
+#: torch waits 30 s for nodes that may still come. Those that are left after a loss end their ranks and come, or are
+#: lost, too.
 _LAST_CALL = timedelta(seconds=5)
 #: When all that took part before are back, and when others may come as well.
 _SOON_S, _MORE_S = 0.2, 2.0
@@ -26,7 +27,8 @@ _SETTLE_S = 11.0
 _TICK_S = 0.05
 #: So many nodes have a store in reserve.
 _NUM_RESERVES = 4
-#: Nodes that do not come so long after a loss are asked whether they live, and again after as long; longer where many ask.
+#: Nodes that do not come so long after a loss are asked whether they live, and again after as long; longer where many
+#: ask.
 _PROBE_EVERY_S, _PROBE_EVERY_OF_EACH_S = 1.0, 0.01
 #: Who answers none of them for so long is lost.
 _SILENT_S = 2.5
@@ -39,7 +41,8 @@ def count_needed(num_members: int, num_ended: int, num_gone: int, *, keeps_store
         num_members: How many took part.
         num_ended: How many of them are proved to have ended as members: these meet nowhere.
         num_gone: How many are proved to have ended by now: if all others meet, there is no other side.
-        keeps_store: Whether they meet at the store where all had met, of which there is one: then half of the rest is enough.
+        keeps_store: Whether they meet at the store where all had met, of which there is one: then half of the rest is
+            enough.
     """
     voters = num_members - num_ended
     return min((voters + 1) // 2 if keeps_store else voters // 2 + 1, num_members - num_gone)
@@ -69,7 +72,7 @@ class Members:
         load: Callable[[str], Any],
     ) -> None:
         self._store, self._node, self._name, self._say = store, node_rank, name, say
-        self._handler, self._standby, self._rendezvous = handler, load("node_standby"), load("node_rendezvous")  # fmt: skip
+        self._handler, self._standby, self._rendezvous = handler, load("node_standby"), load("node_rendezvous")
         self._orders, self._detecting = orders, load("node_detector")
         self._changed: list[tuple[Any, str, Any]] = []
         self._descriptions = {rank: node for node, rank in _list_participants(handler).items()}
@@ -77,7 +80,8 @@ class Members:
         self._members: list[int] = []
         self._reserves: dict[int, list[Any]] = {}
         self._at: dict[int, list[list[Any]]] = {}
-        #: Of the nodes in it: at which address a launcher was reached from here, since when it does not answer, and when they are asked next.
+        #: Of the nodes in it: at which address a launcher was reached from here, since when it does not answer, and
+        #: when they are asked next.
         self._reached: dict[int, list[Any]] = {}
         self._silent_s: dict[int, float] = {}
         self._probe_s = float("inf")
@@ -88,7 +92,9 @@ class Members:
         self._serving: int | None = None
         self._stores: dict[tuple[str, int], int] = {}
         self._has_moved = False
-        self._round = self._last_round = getattr(getattr(getattr(handler, "_state_holder", None), "state", None), "round", None)  # fmt: skip
+        self._round = self._last_round = getattr(
+            getattr(getattr(handler, "_state_holder", None), "state", None), "round", None
+        )
         self._reserve = _open_reserve() if node_rank < _NUM_RESERVES and self._can_move else None
         if int(store.add("beats/num", 1)) == 1:  # not all stores have compare_set
             store.set("beats/key", secrets.token_hex(16))
@@ -105,7 +111,11 @@ class Members:
         self._locate = names.locate
         addresses = _list_addresses(orders, names)
         reserve = None if self._reserve is None else self._reserve.port
-        about = {"at": [[one, self._beats.port] for one in addresses], "life": [[one, *life] for one in addresses], "reserve": [addresses, reserve]}  # fmt: skip
+        about = {
+            "at": [[one, self._beats.port] for one in addresses],
+            "life": [[one, *life] for one in addresses],
+            "reserve": [addresses, reserve],
+        }
         if _is_served_here(orders, names):
             store.set("beats/serves", str(node_rank))
         store.set(f"beats/{node_rank}", json.dumps(about))
@@ -119,40 +129,47 @@ class Members:
         keys = [f"beats/{node}" for node in range(num_nodes)]
         everyone = list(range(num_nodes))
         # Nodes of torchrun write no such key, and are not watched.
-        self._members = everyone if self._store.check(keys) else [one for one in everyone if self._store.check([keys[one]])]  # fmt: skip
+        self._members = (
+            everyone if self._store.check(keys) else [one for one in everyone if self._store.check([keys[one]])]
+        )
         place = self._members.index(self._node)
         parent, children = self._detecting.list_neighbours(place, len(self._members))
         if self._store.check(["beats/serves"]):
             self._serving = int(self._store.get("beats/serves"))
         self._served_by = self._serving
-        for one in dict.fromkeys(
-            [*self._members[:_NUM_RESERVES], *([] if self._serving is None else [self._serving])]
-        ):
+        for one in dict.fromkeys([*self._members[:_NUM_RESERVES], *([] if self._serving is None else [self._serving])]):
             about_one = json.loads(self._store.get(keys[one]))
             self._reserves[one], self._at[one] = about_one["reserve"], about_one["life"]
         # Where the job may be if this node loses it: where it first met, where it is now, and where it may go.
         known = [self._locate(self._orders[name]) for name in ("origin", "endpoint")]
         served = [(host, port) for host, port in known if host]
         reserves = [(host, port) for hosts, port in self._reserves.values() if port for host in hosts]
-        former, self._orders["places"] = self._orders.get("places", []), list(dict.fromkeys([*served, *reserves]))  # fmt: skip
+        former, self._orders["places"] = self._orders.get("places", []), list(dict.fromkeys([*served, *reserves]))
         # All sides of a cut network know these in the same order: the store at which all have met, and the reserves.
-        self._stores = {(host, port): node for node, (hosts, port) in self._reserves.items() for host in hosts if port} | dict.fromkeys(served[-1:], -1)  # fmt: skip
+        self._stores = {
+            (host, port): node for node, (hosts, port) in self._reserves.items() for host in hosts if port
+        } | dict.fromkeys(served[-1:], -1)
         for one in self._others:
             threading.Thread(target=self._find_address, args=(one,), daemon=True).start()
         node = None if parent is None else self._members[parent]
-        self._neighbours = frozenset(
-            self._members[one] for one in ([] if parent is None else [parent]) + children
-        )
+        self._neighbours = frozenset(self._members[one] for one in ([] if parent is None else [parent]) + children)
         at = None if node is None else (node, json.loads(self._store.get(keys[node]))["at"])
         self._beats.begin(about, at, [self._members[one] for one in children])
         if place == 0:
             self._standby.announce_needed(self._handler, self._orders["run_id"], 0)
         job = (self._rendezvous.name_job_key(self._orders["run_id"]), self._orders["job"])
-        forwarder = self._orders.setdefault("forwarder", self._standby.Forwarder(self._orders["run_id"], job, self._rendezvous.is_open))  # fmt: skip
+        forwarder = self._orders.setdefault(
+            "forwarder", self._standby.Forwarder(self._orders["run_id"], job, self._rendezvous.is_open)
+        )
         forwarder.tell([], None)
         if place == 0 and self._can_move:
             # Looked up by who stands by, and may find the store gone.
-            elsewhere = [(host, port) for one, (hosts, port) in self._reserves.items() if port and one != self._serving for host in hosts]  # fmt: skip
+            elsewhere = [
+                (host, port)
+                for one, (hosts, port) in self._reserves.items()
+                if port and one != self._serving
+                for host in hosts
+            ]
             self._standby.announce_reserves(self._handler, self._orders["run_id"], elsewhere)
             if served:
                 # Nodes that were left behind wait at one of those.
@@ -174,7 +191,13 @@ class Members:
             for node in self._others - set(self._detector.losses) - self._heard:
                 self._ask(node, partial(self._judge_first, time.monotonic()))
         host, base, num = loss.about
-        self._lost_nodes[str(loss.node)] = {"host": host, "base": base, "num": num, "why": loss.why, "is_ended": loss.is_ended}  # fmt: skip
+        self._lost_nodes[str(loss.node)] = {
+            "host": host,
+            "base": base,
+            "num": num,
+            "why": loss.why,
+            "is_ended": loss.is_ended,
+        }
         self._say({f"{self._name}/lost_nodes": dict(self._lost_nodes)})
 
     def _report_expelled(self, why: str) -> None:
@@ -202,7 +225,8 @@ class Members:
     def leave(self, handler: Any) -> Any:
         """Return the rendezvous at which the nodes that are left meet: the same, without those that were lost, or another if its store was lost.
 
-        No half of a job that was cut in two goes on alone: so many nodes must meet that no others can. Those whose end is proved don't count; half of the
+        No half of a job that was cut in two goes on alone: so many nodes must meet that no others can. Those whose end
+            is proved don't count; half of the
         rest is enough with the store at which all have met.
         """
         if self.has_to_move:
@@ -279,7 +303,8 @@ class Members:
     def probe_missing(self, handler: Any) -> None:
         """Find out, while the others are waited for, whether one that does not come has ended: whoever heard it may be lost with it.
 
-        It asks those that could serve the store, and so all nodes of a job that a few can decide on. Never waits, and asks seldom.
+        It asks those that could serve the store, and so all nodes of a job that a few can decide on. Never waits, and
+        asks seldom.
         """
         now_s = time.monotonic()
         if not self._detector.losses or self._detector.is_expelled:
@@ -301,7 +326,9 @@ class Members:
             return False
         state = handler._state_holder.state
         is_past = state.complete and state.round in {self._round, self._last_round} and not self._has_moved
-        return is_past or node == self._serving or not self._rendezvous.count_inside(handler, [self._descriptions[node]])  # fmt: skip
+        return (
+            is_past or node == self._serving or not self._rendezvous.count_inside(handler, [self._descriptions[node]])
+        )
 
     def _judge_missing(self, handler: Any, node: int, states: set[str]) -> None:
         """Take a node that has not come for lost if it has ended, or is silent and can be done without; it may have met others before it ended."""
@@ -312,7 +339,9 @@ class Members:
         is_silent = node in self._reached and silent_s >= _SILENT_S
         if self._is_refused(node, states) or (is_silent and self._has_enough_without(node)):
             self._note(node, "it does not come, and its launcher does not answer")
-            self._tell(f"node {node} (at {self._at[node][0][0]}) is lost: it does not come, and its launcher does not answer")  # fmt: skip
+            self._tell(
+                f"node {node} (at {self._at[node][0][0]}) is lost: it does not come, and its launcher does not answer"
+            )
 
     def _judge_first(self, begin_s: float, node: int, states: set[str]) -> None:
         if self._is_refused(node, states):
@@ -334,7 +363,9 @@ class Members:
                 return
 
     def _note(self, node: int, why: str, *, is_gone: bool = False) -> None:
-        self._detector.note(self._detecting.Loss(node, [self._at[node][0][0], 0, 0], why, is_ended=False, is_gone=is_gone))  # fmt: skip
+        self._detector.note(
+            self._detecting.Loss(node, [self._at[node][0][0], 0, 0], why, is_ended=False, is_gone=is_gone)
+        )
 
     def _ask(self, node: int, conclude: Callable[[int, set[str]], None]) -> None:
         """Find out what is at a launcher's port, and conclude in the thread that hears the others."""
@@ -346,9 +377,7 @@ class Members:
         threading.Thread(target=ask, daemon=True).start()
 
     def _reach_all(self, node: int) -> set[str]:
-        return {
-            self._reach(*at) for at in ([self._reached[node]] if node in self._reached else self._at[node])
-        }
+        return {self._reach(*at) for at in ([self._reached[node]] if node in self._reached else self._at[node])}
 
     @property
     def _heard(self) -> set[int]:
@@ -381,7 +410,9 @@ class Members:
         if not self._is_cut_off and len(self._members) - len(lost) < needed:
             self._is_cut_off = True
             num_silent = sum(not (loss.is_ended or loss.is_gone) for loss in lost.values())
-            self._tell(f"this node can't reach {num_silent} of the {len(self._members)} nodes, which may continue without it: it waits (--rdzv-conf join_timeout={self._orders['conf'].get('join_timeout', 600)}), and looks for them, so that one job does not become two; check the network between the nodes")  # fmt: skip
+            self._tell(
+                f"this node can't reach {num_silent} of the {len(self._members)} nodes, which may continue without it: it waits (--rdzv-conf join_timeout={self._orders['conf'].get('join_timeout', 600)}), and looks for them, so that one job does not become two; check the network between the nodes"
+            )
 
     @property
     def _needed(self) -> int:
@@ -412,7 +443,10 @@ class Members:
         settings = getattr(handler, "_settings", None)
         if settings is None or not needed:
             return
-        for owner, name, value in ((settings.timeout, "_last_call", min(settings.timeout.last_call, _LAST_CALL)), (settings, "min_nodes", max(self._orders["min_nodes"], needed))):  # fmt: skip
+        for owner, name, value in (
+            (settings.timeout, "_last_call", min(settings.timeout.last_call, _LAST_CALL)),
+            (settings, "min_nodes", max(self._orders["min_nodes"], needed)),
+        ):
             if hasattr(owner, name):
                 self._changed.append((owner, name, getattr(owner, name)))
                 object.__setattr__(owner, name, value)
@@ -420,7 +454,12 @@ class Members:
     def _move(self, former: Any, left: list[int]) -> Any:
         """Open the rendezvous at the reserve of the first node that is left."""
         orders, needed = self._orders, self._needed
-        for node, host, port in [(one, host, self._reserves[one][1]) for one in left if one in self._reserves for host in self._reserves[one][0]]:  # fmt: skip
+        for node, host, port in [
+            (one, host, self._reserves[one][1])
+            for one in left
+            if one in self._reserves
+            for host in self._reserves[one][0]
+        ]:
             # If that one is lost as well while the others meet there, they go on to the next.
             begin_s = time.monotonic()
             handler = self._rendezvous.reach(orders, host, port) if port else None
@@ -431,18 +470,25 @@ class Members:
         else:
             if self.may_find_store and not self._is_cut_off:
                 self._is_cut_off = True
-                self._tell("no node that has a store in reserve is reached: this node tries again; check the network between the nodes")  # fmt: skip
-            raise ConnectionError("the node that served the rendezvous was lost, and none that has a store in reserve is reached")  # fmt: skip
+                self._tell(
+                    "no node that has a store in reserve is reached: this node tries again; check the network between the nodes"
+                )
+            raise ConnectionError(
+                "the node that served the rendezvous was lost, and none that has a store in reserve is reached"
+            )
         if not self._detector.is_expelled:  # else the others have said it, by what they know
             self._standby.announce_needed(handler, orders["run_id"], needed)
         self._serving, self._has_moved, self._last_round = serving, True, -1
         orders["serving_node"] = serving == self._node
         self._rendezvous.abandon(former)
-        # The reserve serves from now on; and what torch does when a former rendezvous is collected fails in the thread of its heartbeats.
+        # The reserve serves from now on; and what torch does when a former rendezvous is collected fails in the thread
+        # of its heartbeats.
         orders["kept"] = [*orders.get("kept", []), self._reserve, former]
         self._change(handler, needed)
         self._note_cut_off(dict(self._detector.losses), needed)
-        self._tell(f"the node that served the rendezvous is lost: node {serving} serves it from now on, at {orders['endpoint']}")  # fmt: skip
+        self._tell(
+            f"the node that served the rendezvous is lost: node {serving} serves it from now on, at {orders['endpoint']}"
+        )
         return handler
 
 

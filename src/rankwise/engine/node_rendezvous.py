@@ -20,7 +20,8 @@ _MOST_TRIES = 20
 #: So long a store may take to answer that is to be used.
 _REACH_S = 3.0
 _FOREVER = timedelta(days=365)
-#: A node writes a sign of life each 5 s. Where the first that we see is too old, its clock may be wrong: it has so long to write another.
+#: A node writes a sign of life each 5 s. Where the first that we see is too old, its clock may be wrong: it has so long
+#: to write another.
 _SECOND_SIGN_S = 7.0
 #: Who waits for the next round comes so soon.
 _WAITING_S = 2.0
@@ -81,9 +82,7 @@ def open_elsewhere(orders: dict[str, Any], host: str, port: int) -> Any:
 def reach(orders: dict[str, Any], host: str, port: int) -> Any:
     """Open it where this node does not serve it; None if nothing is there, or nothing answers: the store of a frozen host never does."""
     own = dict(orders)
-    handler = _try(
-        lambda: open_elsewhere(own, host, port) if is_open(host, port) else None, ("reach", host, port)
-    )
+    handler = _try(lambda: open_elsewhere(own, host, port) if is_open(host, port) else None, ("reach", host, port))
     if handler is not None:
         orders.update(endpoint=own["endpoint"], serving_node=False)
     return handler
@@ -94,9 +93,7 @@ def open_again(orders: dict[str, Any], host: str, port: int) -> Any:
     own = {**orders, "endpoint": orders["origin"]}
     # A connection to a store that is not served is tried for a minute.
     may_open = own["backend"] != "c10d" or _may_serve(own, host)
-    handler = _try(
-        lambda: open_rendezvous(own) if may_open or is_open(host, port) else None, ("again", host, port)
-    )
+    handler = _try(lambda: open_rendezvous(own) if may_open or is_open(host, port) else None, ("again", host, port))
     if handler is not None:
         orders["endpoint"] = own["endpoint"]
         orders.pop("serving_node", None)
@@ -109,11 +106,14 @@ def _may_serve(orders: dict[str, Any], host: str) -> bool:
 
     matches: Any = getattr(utils, "_matches_machine_hostname", None)
     choice = orders["conf"].get("is_host")
-    return bool(matches and matches(host)) if choice is None else str(choice).lower() in {"1", "true", "t", "yes", "y"}  # fmt: skip
+    return bool(matches and matches(host)) if choice is None else str(choice).lower() in {"1", "true", "t", "yes", "y"}
 
 
 def _try(opening: Callable[[], Any], way: tuple[str, str, int]) -> Any:
-    """Return what it opens; None if it fails, or has not done so yet: what it finds later is for who asks next. A frozen host holds up one thread, however often it is tried."""
+    """Return what it opens; None if it fails, or has not done so yet: what it finds later is for who asks next.
+
+    A frozen host holds up one thread, however often it is tried.
+    """
     opened: list[Any] = []
 
     def run() -> None:
@@ -141,7 +141,8 @@ def is_open(host: str, port: int) -> bool:
 class Times:
     """The times in a rendezvous' state by the clock of this node, however wrong those of others are.
 
-    torch takes each for written by one clock: a node whose clock is an hour ahead takes all others for dead, and takes them out; where it is behind, others wait for
+    torch takes each for written by one clock: a node whose clock is an hour ahead takes all others for dead, and takes
+        them out; where it is behind, others wait for
     an hour longer than the last call lasts.
     """
 
@@ -154,10 +155,11 @@ class Times:
         # torch's call and another of this node's threads may read a state at the same time.
         self._lock = threading.Lock()
 
-    def expect(self, nodes: Iterable[Any], grace_s: float, needed: int = 0, voters: Iterable[Any] = ()) -> None:  # fmt: skip
+    def expect(self, nodes: Iterable[Any], grace_s: float, needed: int = 0, voters: Iterable[Any] = ()) -> None:
         """Have the last call end so many seconds after these have come. With no nodes, it ends as ever.
 
-        It does not begin before so many of ``voters`` have come. Where one of those is back that was not expected, more may be on their way.
+        It does not begin before so many of ``voters`` have come. Where one of those is back that was not expected, more
+        may be on their way.
         """
         self._expected, self._voters = set(map(_identify, nodes)), set(map(_identify, voters))
         self._needed, self._grace_s = needed, grace_s
@@ -175,13 +177,11 @@ class Times:
             written = dict(state.last_heartbeats)
             self._note(written, holder._settings)
             now, now_s = datetime.now(timezone.utc), time.monotonic()
-            state.last_heartbeats = {node: now - timedelta(seconds=now_s - self._signs[node][1]) for node in written}  # fmt: skip
+            state.last_heartbeats = {node: now - timedelta(seconds=now_s - self._signs[node][1]) for node in written}
             remove_dead()
             state.last_heartbeats = {node: written[node] for node in state.last_heartbeats}
             if own in written and written[own] > now:
-                state.last_heartbeats[own] = (
-                    now - holder._settings.keep_alive_interval
-                )  # else it sends none until then
+                state.last_heartbeats[own] = now - holder._settings.keep_alive_interval  # else it sends none until then
             self._correct_last_call(state, holder._settings, now, now_s)
 
         holder._sanitize = sanitize
@@ -199,7 +199,10 @@ class Times:
                 self._signs[node] = (moment, now_s)
 
     def _correct_last_call(self, state: Any, settings: Any, now: datetime, now_s: float) -> None:
-        """Let it last from when it was first seen. Nodes that need different numbers may all have missed the moment at which torch begins it."""
+        """Let it last from when it was first seen.
+
+        Nodes that need different numbers may all have missed the moment at which torch begins it.
+        """
         here = set(map(_identify, state.participants))
         is_enough = len(here) >= settings.min_nodes and len(self._voters & here) >= self._needed
         if self._needed and not is_enough:
@@ -226,9 +229,7 @@ def _identify(node: Any) -> tuple[str, int]:
 
 def count_inside(handler: Any, nodes: Iterable[Any]) -> int:
     """Return how many of these nodes take part in the round."""
-    return len(
-        set(map(_identify, nodes)) & set(map(_identify, list(handler._state_holder.state.participants)))
-    )
+    return len(set(map(_identify, nodes)) & set(map(_identify, list(handler._state_holder.state.participants))))
 
 
 def _retire(handler: Any) -> None:
@@ -279,7 +280,10 @@ def is_full(handler: Any) -> bool:
 
 
 def leave_round(handler: Any) -> None:
-    """Take this node out of a round that it waits for: the others there must not count it any more. Its call fails, and can't enter again."""
+    """Take this node out of a round that it waits for: the others there must not count it any more.
+
+    Its call fails, and can't enter again.
+    """
     _stop(handler)
     _take_out(handler, lambda state: {handler._this_node} & set(() if state.complete else state.participants))
 
@@ -307,7 +311,8 @@ def take_out(handler: Any, lost: Iterable[Any], of_round: int | None) -> None:
     Args:
         handler: torch's rendezvous.
         lost: The nodes.
-        of_round: In which round they were lost; in a later one that is complete they may be back. None where all rounds are later.
+        of_round: In which round they were lost; in a later one that is complete they may be back. None where all rounds
+            are later.
     """
     identities = {_identify(node) for node in lost}
 
@@ -327,7 +332,10 @@ def wait_outside(handler: Any) -> None:
 def _take_out(handler: Any, choose: Callable[[Any], set[Any]]) -> None:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    own, epilogue = getattr(handler, "_state_holder", None), getattr(dynamic_rendezvous, "_remove_participant_epilogue", None)  # fmt: skip
+    own, epilogue = (
+        getattr(handler, "_state_holder", None),
+        getattr(dynamic_rendezvous, "_remove_participant_epilogue", None),
+    )
     if own is None or epilogue is None:
         return  # another kind of rendezvous, or another torch: its own bound holds
     # Another than torch's own, which a call of it may be using meanwhile.

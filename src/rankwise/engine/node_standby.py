@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: How often it looks; a store that does not answer for so long is lost, and so is the job when none is found for so long.
+#: How often it looks; a store that does not answer for so long is lost, and so is the job when none is found for so
+#: long.
 _LOOK_S, _SILENT_S, _LOST_S = 0.3, 3.0, 60.0
 #: So long it waits at a store in reserve for the others, who may be elsewhere.
 _STAY_S = 5.0
@@ -110,7 +111,8 @@ class Forwarder:
 
     Args:
         run_id: The job's name.
-        job: Where a store says whose it is, and what it says of this job: another with the same name, or none, is told nothing.
+        job: Where a store says whose it is, and what it says of this job: another with the same name, or none, is told
+            nothing.
         is_open: Whether something listens at a host and port.
     """
 
@@ -141,11 +143,7 @@ class Forwarder:
                     continue
                 if store is None and self._is_open(host, port):
                     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_REACH)
-                if (
-                    store is not None
-                    and store.check([self._key])
-                    and store.get(self._key).decode() == self._job
-                ):
+                if store is not None and store.check([self._key]) and store.get(self._key).decode() == self._job:
                     store.set(f"rankwise/{self._run_id}/moved", json.dumps(self._now))
             except Exception:  # noqa: BLE001 - torch raises many kinds; whatever it is, the next store there is a new one
                 store = None
@@ -153,7 +151,11 @@ class Forwarder:
 
 def can_stand_by(handler: Any, orders: dict[str, Any]) -> bool:
     """Tell whether a node can look at the state before it enters; torch's older rendezvous at etcd, and others, have their own way."""
-    return orders["backend"] in {"c10d", "etcd-v2"} and getattr(handler, "_state_holder", None) is not None and getattr(handler, "_store", None) is not None  # fmt: skip
+    return (
+        orders["backend"] in {"c10d", "etcd-v2"}
+        and getattr(handler, "_state_holder", None) is not None
+        and getattr(handler, "_store", None) is not None
+    )
 
 
 def has_moved(handler: Any, orders: dict[str, Any]) -> bool:
@@ -207,7 +209,7 @@ class Standby:
         """
         if not can_stand_by(handler, self._orders):
             return handler, ""
-        look, begun_s, found_s = _Look(handler, self._orders, is_moved=False), time.monotonic(), time.monotonic()  # fmt: skip
+        look, begun_s, found_s = _Look(handler, self._orders, is_moved=False), time.monotonic(), time.monotonic()
         places: list[tuple[str, int]] = list(self._orders.get("places", ()))
         while True:
             look.wait_change()
@@ -232,7 +234,11 @@ class Standby:
         """Look elsewhere; where nothing is found, here again: that may have been an answer of the past, or the store is new."""
         if lost_s > _LOST_S:
             shown = ", ".join(f"{host}:{port}" for host, port in places or [self._origin])
-            raise ConnectionError(f"no node of this job is reached any more, neither where it met nor at {shown}" if places else f"nothing serves the rendezvous at {shown} any more")  # fmt: skip
+            raise ConnectionError(
+                f"no node of this job is reached any more, neither where it met nor at {shown}"
+                if places
+                else f"nothing serves the rendezvous at {shown} any more"
+            )
         found = self._look_elsewhere(places)
         if found is None and look.is_silent(time.monotonic()):
             return look
@@ -288,7 +294,7 @@ class _Look:
             return True
         if self._failed_s is not None:  # if the job has ended, that is about to be known
             return now_s - self._failed_s > _LOOK_S
-        return self.is_silent(now_s) or (self.is_moved and not self.is_there and now_s - self._begun_s > _STAY_S)  # fmt: skip
+        return self.is_silent(now_s) or (self.is_moved and not self.is_there and now_s - self._begun_s > _STAY_S)
 
     def is_silent(self, now_s: float) -> bool:
         """Tell whether a call does not return: it may, once the host runs again, and another would only wait beside it."""

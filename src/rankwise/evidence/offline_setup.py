@@ -66,11 +66,12 @@ class OfflineSetup:
 
     def keep_over_exec(self) -> None:
         """Let the program that takes this process's place have the files, under numbers that a script's own files don't get."""
-        fds = [self.orders["notes"], self.orders["stacks"], *(self.orders["evidence"][name] for name in ("file", "asks"))]  # fmt: skip
-        moved = [
-            _move(fd, number)
-            for fd, number in zip(fds, (NOTES_FD, STACKS_FD, EVIDENCE_FD, ASK_FD), strict=True)
+        fds = [
+            self.orders["notes"],
+            self.orders["stacks"],
+            *(self.orders["evidence"][name] for name in ("file", "asks")),
         ]
+        moved = [_move(fd, number) for fd, number in zip(fds, (NOTES_FD, STACKS_FD, EVIDENCE_FD, ASK_FD), strict=True)]
         self.orders["notes"], self.orders["stacks"] = moved[:2]
         self.orders["evidence"] |= {"file": moved[2], "asks": moved[3]}
         self.orders["keep"]["asks"] = moved[3]
@@ -93,9 +94,7 @@ def is_recorded() -> bool:
     return False
 
 
-def prepare(
-    place: str | Path, identity: Identity, *, every_s: float = EVERY_S, program: str = ""
-) -> OfflineSetup:
+def prepare(place: str | Path, identity: Identity, *, every_s: float = EVERY_S, program: str = "") -> OfflineSetup:
     """Make this rank's files in the folder of its run.
 
     Args:

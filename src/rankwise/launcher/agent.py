@@ -87,9 +87,7 @@ def _find_host(
         closings.append(helper.close)
     num_ranks, prefixes = ask_host(spec, helper)
     num_threads = share_cores(num_ranks)
-    return Host(
-        interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads
-    ), helper
+    return Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads), helper
 
 
 def ask_resident(
@@ -113,9 +111,16 @@ def _import_the_rest() -> None:
 
 
 def _prepare(
-    spec: LaunchSpec, console: Console, warm: WarmStart, workers: Workers, signals: Signals, closings: list[Callable[[], None]], *, host: Host,
+    spec: LaunchSpec,
+    console: Console,
+    warm: WarmStart,
+    workers: Workers,
+    signals: Signals,
+    closings: list[Callable[[], None]],
+    *,
+    host: Host,
     helper: Helper | None,
-) -> Job:  # fmt: skip
+) -> Job:
     """Bring together what the attempts of a launch share; ``closings`` gets what is to be called at its end, last first."""
     # While the server imports torch: what follows costs 0.04 s before the first rank.
     from rankwise.launcher.attempts import open_rendezvous  # noqa: PLC0415
@@ -179,8 +184,10 @@ def ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[
     try:
         answer = helper.ask("numa", timeout_s=120, mode=spec.numa_binding, num_ranks=num_ranks)["prefixes"]
     except LaunchError as error:
-        raise UsageError(f"--numa-binding {spec.numa_binding} can't be done here: {error.message.partition(': ')[2] or error.message}",
-                         hint="it needs a CUDA GPU for each rank, and the program numactl") from error  # fmt: skip
+        raise UsageError(
+            f"--numa-binding {spec.numa_binding} can't be done here: {error.message.partition(': ')[2] or error.message}",
+            hint="it needs a CUDA GPU for each rank, and the program numactl",
+        ) from error
     prefixes = answer if isinstance(answer, list) else []
     return num_ranks, tuple(tuple(str(word) for word in prefix) for prefix in prefixes)
 
@@ -204,9 +211,7 @@ def _report_failure(spec: LaunchSpec, console: Console, message: str, exit_code:
     write_report(spec.report, verdict, attempt=0, console=console)
 
 
-def open_workers(
-    signals: Signals, clock: Clock, supervisor: tuple[int, socket.socket] | None = None
-) -> Workers:
+def open_workers(signals: Signals, clock: Clock, supervisor: tuple[int, socket.socket] | None = None) -> Workers:
     """Return what runs processes best on this system; ``supervisor`` is one that is there already."""
     if IS_LINUX:
         from rankwise.launcher.supervised_workers import SupervisedWorkers  # noqa: PLC0415 - only where it can work

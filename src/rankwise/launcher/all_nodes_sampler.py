@@ -57,9 +57,7 @@ class AllNodesSampler:
         clock: Where the time comes from.
     """
 
-    def __init__(
-        self, sampler: RankSampler, link: NodeLink, say: Callable[[str], None], clock: Clock
-    ) -> None:
+    def __init__(self, sampler: RankSampler, link: NodeLink, say: Callable[[str], None], clock: Clock) -> None:
         self._sampler, self._link, self._say, self._clock = sampler, link, say, clock
         self._others: dict[int, _Correspondent] = {}
         self._messages: list[NodeMessage] = []
@@ -114,9 +112,7 @@ class AllNodesSampler:
         asked = self._link.asked
         if asked > self._asked and asked not in self._link.questions:
             self._raised_s = self._clock.monotonic()
-            self._sampler.ask(
-                activity.rank for activity in self._sampler.activities() if activity.is_answered
-            )
+            self._sampler.ask(activity.rank for activity in self._sampler.activities() if activity.is_answered)
         self._asked = max(asked, self._asked)
 
     # ----------------------------------------------------------------- asking
@@ -138,8 +134,7 @@ class AllNodesSampler:
 
     def _does_somebody_wait(self, now: float) -> bool:
         return now - self._raised_s < _RAISED_S or any(
-            activity.idle_s >= _IDLE_S
-            and activity.quiet_s >= (_QUIET_S if activity.has_joined else _QUIET_BEFORE_S)
+            activity.idle_s >= _IDLE_S and activity.quiet_s >= (_QUIET_S if activity.has_joined else _QUIET_BEFORE_S)
             for activity in self.activities()
         )
 
@@ -244,8 +239,7 @@ class AllNodesSampler:
         return [
             other.latest
             for other in self._others.values()
-            if other.latest is not None
-            and (other.latest.is_last or (other.latest.question >= number and not is_over))
+            if other.latest is not None and (other.latest.is_last or (other.latest.question >= number and not is_over))
         ]
 
 

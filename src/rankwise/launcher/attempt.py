@@ -89,16 +89,15 @@ class Outcome:
 class Attempt:
     """Starts the ranks of one attempt and sees them through."""
 
-    def __init__(
-        self, job: Job, part: Assignment, *, index: int, restarts: int, failures: list[Failure]
-    ) -> None:
+    def __init__(self, job: Job, part: Assignment, *, index: int, restarts: int, failures: list[Failure]) -> None:
         """Open the streams of all ranks.
 
         Args:
             job: Whose attempt it is.
             part: Which ranks are ours this time.
             index: Number of the attempt, from 0.
-            restarts: How often all ranks were started again after a failure: an attempt ended for a joining node is none.
+            restarts: How often all ranks were started again after a failure: an attempt ended for a joining node is
+                none.
             failures: Those that came before; gets those after which a rank starts alone.
         """
         self._job, self._part, self._index, self._restarts = job, part, index, restarts
@@ -142,9 +141,7 @@ class Attempt:
         job.warm.tell(job.events)
         self._pump.start()
         self._tee.start()
-        job.events.write(
-            "ranks.started", attempt=self._index, num=len(self._ranks), world_size=part.world_size
-        )
+        job.events.write("ranks.started", attempt=self._index, num=len(self._ranks), world_size=part.world_size)
 
     # ------------------------------------------------------------------ watch
 
@@ -244,14 +241,13 @@ class Attempt:
         failed = [rank for rank in self._ranks if rank.stopped_s is None and self._has_failed(rank)]
         verdict = judge(self._to_case(failed or self._ranks))
         if self._interrupted is not None:
-            # Other nodes may go on without this one, unless all are needed, or ranks with roles were to come back alone.
+            # Other nodes may go on without this one, unless all are needed, or ranks with roles were to come back
+            # alone.
             has_notice = any(is_notice(self._interrupted, rank) for rank in self._living())
             is_needed = spec.min_nodes == spec.max_nodes and not spec.max_restarts
             if has_notice or not (is_needed or self._single_restarts.is_on):
                 return
-        elif not (self._supervisor_lost or self._store_code is not None) and (
-            not failed or verdict.lacks_cause
-        ):
+        elif not (self._supervisor_lost or self._store_code is not None) and (not failed or verdict.lacks_cause):
             return
         lasted_s = self._clock.monotonic() - self._started_s
         reason = decide([*self._failures, to_failure(verdict, lasted_s=lasted_s)], spec.max_restarts)
@@ -448,9 +444,7 @@ class Attempt:
         except (OSError, AttributeError):
             shm_free = None
         # Without a failed rank, a store that ended while ranks lived is the cause; else we ended it ourselves.
-        store_failed = self._store_code is not None and any(
-            rank.stopped_s is not None for rank in self._ranks
-        )
+        store_failed = self._store_code is not None and any(rank.stopped_s is not None for rank in self._ranks)
         link = self._part.link
         return Case(
             ranks=tuple(self._to_end(rank) for rank in ranks),

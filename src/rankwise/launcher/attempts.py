@@ -214,9 +214,7 @@ def _finish(job: Job, outcome: Outcome, *, is_requeue: bool) -> Case:
 
 def _leave(job: Job, outcome: Outcome, verdict: Verdict, *, restarts: int) -> None:
     """Say good-bye when all ranks have left by themselves."""
-    if verdict.kind == "ok" and (
-        hint := job.warm.find_hint(outcome.imported, job.num_ranks, restarts=restarts)
-    ):
+    if verdict.kind == "ok" and (hint := job.warm.find_hint(outcome.imported, job.num_ranks, restarts=restarts)):
         job.console.say(f"rankwise: hint: {hint}")
     if job.serial is not None:
         job.workers.sweep(_SWEEP_S)
@@ -226,13 +224,9 @@ def _leave(job: Job, outcome: Outcome, verdict: Verdict, *, restarts: int) -> No
         drop_folder(job.spec.logs, job.folder)
 
 
-def _run_attempt(
-    job: Job, part: Assignment, *, index: int, restarts: int, failures: list[Failure]
-) -> Outcome:
+def _run_attempt(job: Job, part: Assignment, *, index: int, restarts: int, failures: list[Failure]) -> Outcome:
     try:
-        return _see_through(
-            lambda: Attempt(job, part, index=index, restarts=restarts, failures=failures), job
-        )
+        return _see_through(lambda: Attempt(job, part, index=index, restarts=restarts, failures=failures), job)
     except RankwiseError as error:
         if part.link is not None:  # without a report, the others would take this node for lost
             part.link.end_attempt(error.message, code=1, gives_up=True)

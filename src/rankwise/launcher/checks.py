@@ -81,15 +81,27 @@ def _spelled(spec: LaunchSpec, flag: str) -> str:
 def _check_files(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
     """After days of training it is too late to learn that the report has no place."""
     if spec.report is not None and not os.access(spec.report.absolute().parent, os.W_OK):
-        yield Finding(id="", severity="error", what=f"--report {spec.report}: its folder does not exist or can't be written",
-                      fix="make the folder first")  # fmt: skip
+        yield Finding(
+            id="",
+            severity="error",
+            what=f"--report {spec.report}: its folder does not exist or can't be written",
+            fix="make the folder first",
+        )
     if spec.report is not None and spec.report.is_dir():
-        yield Finding(id="", severity="error", what=f"--report {spec.report}: that is a folder",
-                      fix=f"name a file, such as {spec.report / 'report.json'}")  # fmt: skip
+        yield Finding(
+            id="",
+            severity="error",
+            what=f"--report {spec.report}: that is a folder",
+            fix=f"name a file, such as {spec.report / 'report.json'}",
+        )
     shown, ranks = spec.logs.shown_ranks, spec.num_ranks
     if shown and ranks and not shown.intersection(range(ranks)):
-        yield Finding(id="", severity="warning", what="--local-ranks-filter names none of this node's ranks, so no output is shown",
-                      fix=f"name some of 0 to {ranks - 1}")  # fmt: skip
+        yield Finding(
+            id="",
+            severity="warning",
+            what="--local-ranks-filter names none of this node's ranks, so no output is shown",
+            fix=f"name some of 0 to {ranks - 1}",
+        )
 
 
 def _check_script(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
@@ -98,25 +110,39 @@ def _check_script(spec: LaunchSpec, _argv: Sequence[str]) -> Iterator[Finding]:
     if program.how == "module":
         if script.endswith(".py") and path.exists():
             module = script[:-3].replace("/", ".")
-            yield Finding(id="L4", severity="error", what=f"-m takes a module's name, and {script!r} is a file",
-                          fix=f"-m {module}, or leave out -m")  # fmt: skip
+            yield Finding(
+                id="L4",
+                severity="error",
+                what=f"-m takes a module's name, and {script!r} is a file",
+                fix=f"-m {module}, or leave out -m",
+            )
         return
     if program.how == "program":
         if shutil.which(script) is None:
-            yield Finding(id="L4", severity="error", what=f"no program {script!r} is found",
-                          fix="give its path, or leave out --no-python for a Python script")  # fmt: skip
+            yield Finding(
+                id="L4",
+                severity="error",
+                what=f"no program {script!r} is found",
+                fix="give its path, or leave out --no-python for a Python script",
+            )
         return
     if program.how == "run_path" and not path.is_absolute():
-        yield Finding(id="L4", severity="error", what=f"--run-path needs an absolute path, but {script!r} is not",
-                      fix=f"give {path.absolute()}")  # fmt: skip
+        yield Finding(
+            id="L4",
+            severity="error",
+            what=f"--run-path needs an absolute path, but {script!r} is not",
+            fix=f"give {path.absolute()}",
+        )
     elif path.is_dir():
         if not (path / "__main__.py").exists():
-            yield Finding(id="L4", severity="error", what=f"{script!r} is a folder without __main__.py",
-                          fix="name the script in it")  # fmt: skip
+            yield Finding(
+                id="L4",
+                severity="error",
+                what=f"{script!r} is a folder without __main__.py",
+                fix="name the script in it",
+            )
     elif not path.exists():
-        yield Finding(
-            id="L4", severity="error", what=f"no script {script!r} in {Path.cwd()}", fix=_guess(script)
-        )
+        yield Finding(id="L4", severity="error", what=f"no script {script!r} in {Path.cwd()}", fix=_guess(script))
 
 
 def _guess(script: str) -> str:
@@ -207,8 +233,12 @@ def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
                 + ("" if given else "; if all nodes are on this host: --master-addr 127.0.0.1"),
             )
     elif not meeting.endpoint and meeting.backend == "c10d":
-        yield Finding(id="I21", severity="error", what="--rdzv-backend c10d without --rdzv-endpoint on several nodes",
-                      fix="--rdzv-endpoint HOST:PORT, where HOST is what one of the nodes calls itself")  # fmt: skip
+        yield Finding(
+            id="I21",
+            severity="error",
+            what="--rdzv-backend c10d without --rdzv-endpoint on several nodes",
+            fix="--rdzv-endpoint HOST:PORT, where HOST is what one of the nodes calls itself",
+        )
 
 
 def _check_ignored(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
@@ -233,8 +263,16 @@ def _check_gpus(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
         return
     asked = "--nproc-per-node" in _chosen(spec, argv)
     if ranks > gpus:
-        yield Finding(id="L7", severity="warning", what=f"{ranks} ranks on {gpus} GPU{'s' * (gpus > 1)}",
-                      fix=f"for a GPU job --nproc-per-node {gpus} (or gpu): the others would have no device")  # fmt: skip
+        yield Finding(
+            id="L7",
+            severity="warning",
+            what=f"{ranks} ranks on {gpus} GPU{'s' * (gpus > 1)}",
+            fix=f"for a GPU job --nproc-per-node {gpus} (or gpu): the others would have no device",
+        )
     elif ranks == 1 and gpus > 1 and not asked and spec.is_one_node:
-        yield Finding(id="", severity="hint", what=f"one rank on a host with {gpus} GPUs",
-                      fix="--nproc-per-node gpu starts one on each")  # fmt: skip
+        yield Finding(
+            id="",
+            severity="hint",
+            what=f"one rank on a host with {gpus} GPUs",
+            fix="--nproc-per-node gpu starts one on each",
+        )

@@ -61,9 +61,7 @@ def _explain(error: UsageError, argv: Sequence[str]) -> UsageError:
     """Tell when the script went into a flag whose own value was forgotten."""
     for flag, word in itertools.pairwise(argv):
         if error.message == "no script given" and flag.startswith("--") and word.endswith(".py"):
-            return UsageError(
-                f"{flag} took {word!r} as its value, so no script is left", hint=f"give {flag} a value"
-            )
+            return UsageError(f"{flag} took {word!r} as its value, so no script is left", hint=f"give {flag} a value")
     return error
 
 
@@ -101,9 +99,7 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
     meeting, master_addr, master_port = _to_meeting(args, nodes[1])
     nproc = _apply_role_counts(args, nodes)
     return LaunchSpec(
-        program=Program(
-            script=args.training_script, args=tuple(args.training_script_args), how=_how_to_run(args)
-        ),
+        program=Program(script=args.training_script, args=tuple(args.training_script_args), how=_how_to_run(args)),
         nproc_per_node=nproc,
         min_nodes=nodes[0],
         max_nodes=nodes[1],
@@ -131,9 +127,7 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         cold=args.cold or is_on("RANKWISE_COLD", env=env),
         resident=args.resident,
         preload=_parse_preload(args.preload if args.preload is not None else env.get("RANKWISE_PRELOAD", "")),
-        by_variable=frozenset(
-            f"--{name[4:].lower().replace('_', '-')}" for name in env if name.startswith("PET_")
-        ),
+        by_variable=frozenset(f"--{name[4:].lower().replace('_', '-')}" for name in env if name.startswith("PET_")),
         watch=_to_watch(args, env),
         variables=(
             *([("RANKWISE_WATCH", DISPATCHER)] if args.watch_dispatcher else []),
@@ -291,9 +285,7 @@ def _parse_signals(value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(",") if name.strip())
     for name in names:
         if name in {"SIGKILL", "SIGSTOP"}:
-            raise UsageError(
-                f"--signals-to-handle: {name} can't be handled by any process", hint="leave it out"
-            )
+            raise UsageError(f"--signals-to-handle: {name} can't be handled by any process", hint="leave it out")
         if name not in {*signal.Signals.__members__, *_POSIX_SIGNALS}:
             near = difflib.get_close_matches(name, signal.Signals.__members__, n=1)
             raise UsageError(

@@ -47,9 +47,7 @@ class Console:
         with self._lock:
             recent = terminal.strip_escapes(self._recent.decode("utf-8", "replace"))
         shown = {"", *(_PREFIXES.sub("", line).strip() for line in recent.splitlines())}
-        return all(
-            _PREFIXES.sub("", line).strip() in shown for line in terminal.strip_escapes(text).splitlines()
-        )
+        return all(_PREFIXES.sub("", line).strip() in shown for line in terminal.strip_escapes(text).splitlines())
 
     def say(self, text: str, *, apart: bool = False) -> None:
         """Write a line of our own to standard error, or drop it if nobody reads there.

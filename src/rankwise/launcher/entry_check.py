@@ -38,7 +38,9 @@ class EntryCheck:
         if not may_check(spec):
             return
         if spec.strict and not is_on("RANKWISE_CHECK", default=True):
-            console.say("rankwise: note: RANKWISE_CHECK=0 is ignored, as --strict asks for the check; --no-check skips it")  # fmt: skip
+            console.say(
+                "rankwise: note: RANKWISE_CHECK=0 is ignored, as --strict asks for the check; --no-check skips it"
+            )
         home = str(Path(__file__).parents[2])
         color, columns = terminal.has_colour(2), terminal.width(2)
         words = ["-I", "-c", _CODE, home, self._script, str(int(color)), str(columns or 0)]
@@ -86,9 +88,7 @@ class EntryCheck:
             return
         if child.returncode > 0 and text:
             self._num_errors = child.returncode
-            self._console.say(
-                f"rankwise: errors in {self._script} (`--no-check` skips this):\n\n{text.rstrip()}\n"
-            )
+            self._console.say(f"rankwise: errors in {self._script} (`--no-check` skips this):\n\n{text.rstrip()}\n")
 
 
 def may_check(spec: LaunchSpec) -> bool:

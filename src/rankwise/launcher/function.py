@@ -71,11 +71,14 @@ def launch(
 ) -> list[Result]:
     """Call ``fn(*args)`` on ``nprocs`` new processes of this host, the ranks of one job, and wait for all.
 
-    Each rank finds the variables of torchrun, so that ``rankwise.init()`` and ``torch.distributed.init_process_group()``
-    join it. Lambdas, closures, a script's own functions and what was typed in are sent as they are, with the globals that
-    they use; a script needs no ``if __name__ == "__main__"``. Functions of importable modules are imported again in each
-    rank: a global that was set there while this process ran is not sent. The ranks are not forks of this process, so CUDA
-    may be in use here. The processes that start them stay for some minutes: the next call finds torch loaded. For keyword
+    Each rank finds the variables of torchrun, so that ``rankwise.init()`` and
+    ``torch.distributed.init_process_group()`` join it. Lambdas, closures, a script's own functions and what was typed
+    in are sent as they are, with the globals that they use; a script needs no ``if __name__ == "__main__"``. Functions
+    of importable modules are imported again in each
+    rank: a global that was set there while this process ran is not sent. The ranks are not forks of this process, so
+        CUDA
+    may be in use here. The processes that start them stay for some minutes: the next call finds torch loaded. For
+        keyword
     arguments, ``functools.partial``. From another thread, ``rankwise.launcher.function.shutdown()`` stops a call.
 
     Args:
@@ -235,9 +238,7 @@ def _check_keywords(unknown: Mapping[str, object], fn: object) -> None:
     if not unknown:
         return
     name, value = next(iter(unknown.items()))
-    hint = (
-        f"for an argument of the function: launch(functools.partial({name_function(fn)}, {name}=…), nprocs=4)"
-    )
+    hint = f"for an argument of the function: launch(functools.partial({name_function(fn)}, {name}=…), nprocs=4)"
     if name == "args":
         given = ", ".join(map(repr, value)) if isinstance(value, (list, tuple)) else "…"
         hint = f"the arguments go after the function: launch({name_function(fn)}, {given}, nprocs=4)"
@@ -289,9 +290,7 @@ def _check_limits(timeout_s: object, max_restarts: object, preload: object) -> N
     except TypeError:
         restarts = -1
     if restarts < 0:
-        raise UsageError(
-            f"max_restarts is {max_restarts!r}: not a whole number from 0", hint="max_restarts=3"
-        )
+        raise UsageError(f"max_restarts is {max_restarts!r}: not a whole number from 0", hint="max_restarts=3")
     is_list = isinstance(preload, (list, tuple, set, frozenset))
     if not is_list or not all(isinstance(name, str) for name in cast("list[object]", preload)):
         hint = f"preload=[{preload!r}]" if isinstance(preload, str) else 'preload=["transformers"]'
@@ -301,9 +300,7 @@ def _check_limits(timeout_s: object, max_restarts: object, preload: object) -> N
 def _check_env(changes: Mapping[str, object]) -> None:
     for name, value in cast("Mapping[object, object]", changes).items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-            raise UsageError(
-                f"env has {name!r}, which can't be the name of a variable", hint='env={"NAME": "value"}'
-            )
+            raise UsageError(f"env has {name!r}, which can't be the name of a variable", hint='env={"NAME": "value"}')
         if value is not None and (not isinstance(value, str) or "\0" in value):
             what = "contains a NUL" if isinstance(value, str) else f"is of type {type(value).__name__}"
             raise UsageError(
@@ -355,6 +352,4 @@ def _check_arguments(fn: Callable[..., object], args: tuple[object, ...], *, pas
                 else "pass_rank=True passes the rank first, as torch.multiprocessing.spawn does"
             )
         given = f"{'the rank and ' if pass_rank else ''}{len(args)} argument{'' if len(args) == 1 else 's'}"
-        raise UsageError(
-            f"{name_function(fn)}{signature} can't be called with {given}: {error}", hint=hint
-        ) from None
+        raise UsageError(f"{name_function(fn)}{signature} can't be called with {given}: {error}", hint=hint) from None

@@ -114,8 +114,6 @@ def _to_failure(answer: Answer, verdict: _Verdict, folder: Path, name: str) -> R
     message = verdict["message"].removeprefix(f"rank {first}: ")
     text = (text or verdict["traceback"]).rstrip()
     trace = f"\n\nTraceback on rank {first} of {answer['num_ranks']}, in {name}:\n{text}\n" if text else ""
-    error = RankFailedError(
-        message + trace + (f"\n{found}" if found else ""), rank=first, hint=verdict["fix"] or None
-    )
+    error = RankFailedError(message + trace + (f"\n{found}" if found else ""), rank=first, hint=verdict["fix"] or None)
     error.__cause__ = cause
     return error

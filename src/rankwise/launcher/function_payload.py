@@ -142,9 +142,7 @@ def _list_parts(function: object) -> list[tuple[str, object]]:
         with contextlib.suppress(ValueError):  # not set yet
             parts.append((f"{key!r} around {name}", cell.cell_contents))
     names = inner.__globals__
-    parts += [
-        (f"the global {key!r} in {name}", names[key]) for key in inner.__code__.co_names if key in names
-    ]
+    parts += [(f"the global {key!r} in {name}", names[key]) for key in inner.__code__.co_names if key in names]
     return parts
 
 

@@ -195,9 +195,7 @@ class Pool:
         job, self._num_jobs = self._num_jobs, self._num_jobs + 1
         call = {"job": job, "folder": str(folder), "variables": dict(variables), "max_restarts": max_restarts}
         writers = {
-            source: _Shown(stream)
-            for source, stream in ((_OUT, sys.stdout), (_ERR, sys.stderr))
-            if stream is not None
+            source: _Shown(stream) for source, stream in ((_OUT, sys.stdout), (_ERR, sys.stderr)) if stream is not None
         }
         limit_s = None if timeout_s is None else SYSTEM_CLOCK.monotonic() + timeout_s
         is_sent = False
@@ -288,9 +286,7 @@ class Pool:
         answer: Answer | None = None
         num_marks = 2 if self._mark else 0
         while answer is None or num_marks:
-            left_s = (
-                _LOOK_EVERY_S if limit_s is None else min(_LOOK_EVERY_S, limit_s - SYSTEM_CLOCK.monotonic())
-            )
+            left_s = _LOOK_EVERY_S if limit_s is None else min(_LOOK_EVERY_S, limit_s - SYSTEM_CLOCK.monotonic())
             if left_s <= 0:
                 return None
             try:
@@ -392,9 +388,7 @@ def _open(env: Mapping[str, str], *, is_piped: bool) -> tuple[int, subprocess.Po
             return read_end, _start(write_end, env, is_piped=is_piped)
         except (OSError, ValueError, TypeError) as error:
             os.close(read_end)
-            raise LaunchError(
-                f"{sys.executable} can't be started: {error}", hint="check sys.executable"
-            ) from error
+            raise LaunchError(f"{sys.executable} can't be started: {error}", hint="check sys.executable") from error
         except BaseException:
             os.close(read_end)
             raise

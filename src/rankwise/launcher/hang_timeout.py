@@ -32,7 +32,14 @@ DEFAULT_S = 1800.0
 #: Ranks that wait, all of them and idle, for one that has left.
 LEFT_BEHIND_S = 60.0
 #: Functions and modules that are slow by nature, and say nothing meanwhile.
-_SLOW = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/serialization.py", "/torch/distributed/checkpoint/", "/rankwise/checkpoint/", "checkpoint")  # fmt: skip
+_SLOW = (
+    "/torch/_dynamo/",
+    "/torch/_inductor/",
+    "/torch/serialization.py",
+    "/torch/distributed/checkpoint/",
+    "/rankwise/checkpoint/",
+    "checkpoint",
+)
 
 
 def is_hung(scene: Scene, quiet_s: Mapping[int, float], *, timeout_s: float | None) -> bool:
@@ -43,13 +50,9 @@ def is_hung(scene: Scene, quiet_s: Mapping[int, float], *, timeout_s: float | No
         quiet_s: For how long each living one has made no record and no step.
         timeout_s: The user's own bound; infinite for none at all, None for the default.
     """
-    living = [
-        facts for facts in scene.ranks if facts.code is None and facts.state not in {"ended", "not started"}
-    ]
+    living = [facts for facts in scene.ranks if facts.code is None and facts.state not in {"ended", "not started"}]
     waiting = [facts for facts in living if waits(facts) or (timeout_s is not None and waits_aside(facts))]
-    is_paused = any(facts.reads_terminal for facts in living) or all(
-        facts.state == "stopped" for facts in living
-    )
+    is_paused = any(facts.reads_terminal for facts in living) or all(facts.state == "stopped" for facts in living)
     if not waiting or is_paused or timeout_s == float("inf"):
         return False
     bound_s = DEFAULT_S if timeout_s is None else timeout_s
@@ -93,6 +96,4 @@ def _has_one_left(scene: Scene) -> bool:
 def _is_idle(facts: RankFacts, bound_s: float) -> bool:
     if facts.state == "stopped" or facts.still_s < bound_s or facts.stack is None or not facts.stack.frames:
         return False  # where it stands is not known
-    return not any(
-        part in frame.file or part in frame.function for frame in facts.stack.frames for part in _SLOW
-    )
+    return not any(part in frame.file or part in frame.function for frame in facts.stack.frames for part in _SLOW)

@@ -136,7 +136,8 @@ class HangWatch:
 
         Args:
             has_ended: Whether a rank has ended: then the others are asked sooner.
-            is_led: Whether somebody who sees more judges which ranks hang; then only wrong pairs that went through are said.
+            is_led: Whether somebody who sees more judges which ranks hang; then only wrong pairs that went through are
+                said.
 
         Returns:
             What is to be said now.
@@ -189,9 +190,7 @@ class HangWatch:
         self.scene = scene = self._sampler.take()
         self.current = self._rules(scene)
         findings = tuple(
-            finding
-            for finding in self.current
-            if not is_led or (finding.kind == "mismatch" and not finding.is_stuck)
+            finding for finding in self.current if not is_led or (finding.kind == "mismatch" and not finding.is_stuck)
         )
         now = scene.now_s
         self._since = {finding.key: self._since.get(finding.key, now) for finding in findings}
@@ -209,9 +208,7 @@ class HangWatch:
             finding.is_proof and not self._is_reported(finding) for finding in findings
         )
 
-    def _judge_patience(
-        self, findings: tuple[JobFinding, ...], scene: Scene, activities: list[RankActivity]
-    ) -> None:
+    def _judge_patience(self, findings: tuple[JobFinding, ...], scene: Scene, activities: list[RankActivity]) -> None:
         quiet_s = {activity.rank: activity.quiet_s for activity in activities}
         timeout_s = self._bounds.timeout_s
         is_over = is_hung(scene, quiet_s, timeout_s=timeout_s) or any(
@@ -227,9 +224,7 @@ class HangWatch:
         elif all(activity.asked_s >= self._hung_s and activity.is_answered for activity in activities):
             self._decide(next((finding for finding in findings if finding.is_stuck), None))
 
-    def _follow_proof(
-        self, finding: JobFinding, scene: Scene, activities: Mapping[int, RankActivity]
-    ) -> None:
+    def _follow_proof(self, finding: JobFinding, scene: Scene, activities: Mapping[int, RankActivity]) -> None:
         first_s = self._since[finding.key]
         if self._is_reported(finding):
             self._say(finding, scene)
@@ -290,9 +285,7 @@ def may_stop(finding: JobFinding, scene: Scene, on_hang: OnHang | None) -> bool:
         return False  # somebody did that, and may undo it
     if any(facts.state == "stopped" for facts in scene.ranks if facts.rank in finding.culprits):
         return False
-    backends = {
-        group.backend for facts in scene.ranks if facts.evidence for group in facts.evidence.groups.values()
-    }
+    backends = {group.backend for facts in scene.ranks if facts.evidence for group in facts.evidence.groups.values()}
     parts = {part.rpartition(":")[2] for backend in backends for part in backend.split(",")}
     return on_hang is not None or parts <= {"", "gloo"}
 

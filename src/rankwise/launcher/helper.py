@@ -142,8 +142,9 @@ class Helper:
 
     def _died(self, op: str) -> LaunchError:
         code = self._process.wait()
-        return LaunchError(f"the helper process ended ({code}) while it was asked to {op}",
-                           hint="its own error is above")  # fmt: skip
+        return LaunchError(
+            f"the helper process ended ({code}) while it was asked to {op}", hint="its own error is above"
+        )
 
     def _read(self) -> None:
         stream = self._process.stdout

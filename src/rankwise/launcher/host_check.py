@@ -63,11 +63,7 @@ class HostCheck:
         found = format_readings(look_after(self._host(is_running=True), class_id="I3"))
         # The doctor speaks of the variable; what this job was given is a flag.
         is_static = self._spec.meeting.backend == "static"
-        return (
-            found
-            if is_static
-            else tuple(one.replace("export MASTER_ADDR=", "--rdzv-endpoint ") for one in found)
-        )
+        return found if is_static else tuple(one.replace("export MASTER_ADDR=", "--rdzv-endpoint ") for one in found)
 
     def add_to(self, verdict: Verdict, host_problems: Sequence[str]) -> Verdict:
         """Return the verdict on a job that has ended with what the hosts' state adds to it.
@@ -81,12 +77,8 @@ class HostCheck:
         from rankwise.doctor.at_launch import format_readings, look_after  # noqa: PLC0415 - most runs never fail
 
         text = " ".join((verdict.message, verdict.reason, *host_problems))
-        now = format_readings(
-            look_after(self._host(is_running=True), class_id=verdict.class_id, reported=text)
-        )
-        notes = tuple(
-            f"also: {one}" for one in dict.fromkeys((*host_problems, *now)) if not _is_reported(one, verdict)
-        )
+        now = format_readings(look_after(self._host(is_running=True), class_id=verdict.class_id, reported=text))
+        notes = tuple(f"also: {one}" for one in dict.fromkeys((*host_problems, *now)) if not _is_reported(one, verdict))
         return replace(verdict, notes=(*verdict.notes, *notes))
 
     def _host(self, *, is_running: bool = False) -> Host:

@@ -68,12 +68,16 @@ def find_interpreter(*, needs_torch: bool = True) -> Interpreter:
     if chosen.torch_version is None:
         if not needs_torch:
             return chosen
-        raise UsageError(f"there is no torch in {chosen.path}", hint="pip install 'rankwise[torch]', in the "
-                         "environment of your script; or set PYTHON_EXEC to its python")  # fmt: skip
+        raise UsageError(
+            f"there is no torch in {chosen.path}",
+            hint="pip install 'rankwise[torch]', in the environment of your script; or set PYTHON_EXEC to its python",
+        )
     found = re.match(r"(\d+)\.(\d+)", chosen.torch_version)
     if found and (int(found[1]), int(found[2])) < OLDEST_TORCH:
-        raise UsageError(f"torch {chosen.torch_version} in {chosen.path} is too old: 2.8 or newer is needed",
-                         hint="pip install --upgrade torch")  # fmt: skip
+        raise UsageError(
+            f"torch {chosen.torch_version} in {chosen.path} is too old: 2.8 or newer is needed",
+            hint="pip install --upgrade torch",
+        )
     return chosen
 
 

@@ -190,9 +190,7 @@ class JobMonitor:
             if self.has_hung:
                 scene = with_stacks(scene)
             is_joint = self._all is not None and self.has_hung and self._watch.scene is not None
-            self.scene = with_sources(
-                join(scene, [self._watch.scene]) if is_joint and self._watch.scene else scene
-            )
+            self.scene = with_sources(join(scene, [self._watch.scene]) if is_joint and self._watch.scene else scene)
 
     def take_end(self) -> None:
         """Look at what ranks that have all ended by themselves have left: wrong pairs show only there if they came late."""
@@ -231,25 +229,18 @@ class JobMonitor:
 
         Args:
             case: Of our own ranks.
-            how: ``hung``: ours have ended well in a job that hangs elsewhere. ``lost``: ours have lost a peer, which may have left another node with exit code 0; then
-                no rank has failed. ``through``: the whole job is, and what ranks of different nodes have done is compared.
+            how: ``hung``: ours have ended well in a job that hangs elsewhere. ``lost``: ours have lost a peer, which
+                may have left another node with exit code 0; then no rank has failed. ``through``: the whole job is, and
+                what ranks of different nodes have done is compared.
         """
         if how == "hung":
-            scene = (
-                join(case.scene, [seen])
-                if self._all and case.scene and (seen := self._watch.scene)
-                else case.scene
-            )
+            scene = join(case.scene, [seen]) if self._all and case.scene and (seen := self._watch.scene) else case.scene
             scene = with_sources(scene) if scene is not None else None
             return replace(case, hung=True, decided=self.decided or (), findings=self.findings, scene=scene)
         if self._link is None:
             return case
         if how == "through":
-            return (
-                self._try(lambda: self._compare(case)) or case
-                if self._is_on and case.scene is not None
-                else case
-            )
+            return self._try(lambda: self._compare(case)) or case if self._is_on and case.scene is not None else case
         if self._is_on and not self._link.lost_nodes:
             case = self._try(lambda: self._find_early_exits(case)) or case
         self._link.settle()
@@ -312,7 +303,8 @@ class JobMonitor:
             "hang.seen", rule=finding.rule, certainty=finding.certainty, culprits=finding.culprits, message=finding.message,
             waited_s=round(event.waited_s, 1),
         )  # fmt: skip
-        # To ask the workers takes a moment, which the loop that watches does not have; those of other hosts are not seen here.
+        # To ask the workers takes a moment, which the loop that watches does not have; those of other hosts are not
+        # seen here.
         if finding.doing == "loading data" and self._job.spec.is_one_node:
             self._asking = threading.Thread(
                 target=self._report_places, args=(finding, scene), name="rankwise-places", daemon=True

@@ -51,7 +51,8 @@ def open_memory_folder(root: Path = _ROOT, *, pid: int | None = None) -> MemoryF
         return None
     with suppress(OSError):
         _sweep(root)
-    # Until it is locked, a launcher that starts at the same moment may take the folder for one of the dead, and remove it.
+    # Until it is locked, a launcher that starts at the same moment may take the folder for one of the dead, and remove
+    # it.
     made = (_try_make(root, pid or os.getpid()) for _ in range(_TRIES))
     return next((folder for folder in made if folder is not None), None)
 

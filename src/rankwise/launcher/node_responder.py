@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 #: Ranks that wait for so long are a reason to tell the others; before the first process group they mostly import.
 _QUIET_S, _QUIET_BEFORE_S, _IDLE_S = 2.0, 5.0, 1.0
-#: So long our ranks may take to answer before we tell what is known of them without; as long as a sampler waits before it looks for itself.
+#: So long our ranks may take to answer before we tell what is known of them without; as long as a sampler waits before
+#: it looks for itself.
 _ANSWER_S = 2.5
 #: So long after ours wait the judge must have asked something, now and then; else we judge for ourselves.
 _SILENT_S, _SELDOM_S = 10.0, 45.0
@@ -93,8 +94,7 @@ class NodeResponder:
 
     def _raise_if_waiting(self, activities: list[RankActivity], now: float) -> None:
         is_waiting = any(
-            activity.idle_s >= _IDLE_S
-            and activity.quiet_s >= (_QUIET_S if activity.has_joined else _QUIET_BEFORE_S)
+            activity.idle_s >= _IDLE_S and activity.quiet_s >= (_QUIET_S if activity.has_joined else _QUIET_BEFORE_S)
             for activity in activities
         )
         if not is_waiting:

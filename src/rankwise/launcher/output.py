@@ -319,8 +319,7 @@ def read_last_words(streams: RankStreams, pump: Pump, ending: Ending | None = No
     elif streams.is_redirected:
         ends = [streams.begin_bytes, *(size or 0 for size in ending.stderr_bytes)]
         raws = [
-            read_tail(streams.log, min(TAIL_BYTES, end - begin), end=end)
-            for begin, end in itertools.pairwise(ends)
+            read_tail(streams.log, min(TAIL_BYTES, end - begin), end=end) for begin, end in itertools.pairwise(ends)
         ]
     else:
         raws = pump.tail(streams.local_rank).read_before_end()

@@ -124,24 +124,23 @@ def _add_start(parser: argparse.ArgumentParser, add: _Adder) -> None:
     nodes.add_argument(
         "--numa-binding", "--numa_binding", choices=_NUMA_MODES, help="Bind ranks to the CPUs near their GPU."
     )
-    add.flag(
-        nodes, "virtual-local-rank", None, "Each rank sees only its own GPU, as device 0, and LOCAL_RANK=0."
+    add.flag(nodes, "virtual-local-rank", None, "Each rank sees only its own GPU, as device 0, and LOCAL_RANK=0.")
+    add.value(
+        nodes,
+        "start-method",
+        "spawn",
+        "Accepted for compatibility; torchrun uses it for function entrypoints only.",
+        choices=("spawn", "fork", "forkserver"),
     )
-    add.value(nodes, "start-method", "spawn", "Accepted for compatibility; torchrun uses it for function entrypoints only.",
-              choices=("spawn", "fork", "forkserver"))  # fmt: skip
 
 
 def _add_meeting(parser: argparse.ArgumentParser, add: _Adder) -> None:
     meeting = parser.add_argument_group("rendezvous of several nodes")
     add.value(meeting, "node-rank", 0, "Rank of this node (static rendezvous).", kind=int)
     add.value(meeting, "master-addr", "127.0.0.1", "Address of node 0 (static rendezvous).")
-    add.value(
-        meeting, "master-port", None, "Port on node 0 (static rendezvous); 29500 if several nodes.", kind=int
-    )
+    add.value(meeting, "master-port", None, "Port on node 0 (static rendezvous); 29500 if several nodes.", kind=int)
     add.value(meeting, "local-addr", None, "Address of this node.")
-    add.value(
-        meeting, "rdzv-backend", "static", "Rendezvous backend: static, c10d or another that torch knows."
-    )
+    add.value(meeting, "rdzv-backend", "static", "Rendezvous backend: static, c10d or another that torch knows.")
     add.value(meeting, "rdzv-endpoint", "", "Endpoint of the backend, host:port.")
     add.value(meeting, "rdzv-id", "none", "Id of the job, the same on all nodes.")
     add.value(meeting, "rdzv-conf", "", "More settings for the backend: KEY=VALUE,…")
@@ -151,9 +150,7 @@ def _add_meeting(parser: argparse.ArgumentParser, add: _Adder) -> None:
 def _add_faults(parser: argparse.ArgumentParser, add: _Adder) -> None:
     faults = parser.add_argument_group("when something goes wrong")
     add.value(faults, "max-restarts", 0, "How many times all ranks are restarted after a failure.", kind=int)
-    add.value(
-        faults, "monitor-interval", 0.1, "Seconds between polls for what no event announces.", kind=float
-    )
+    add.value(faults, "monitor-interval", 0.1, "Seconds between polls for what no event announces.", kind=float)
     add.value(faults, "shutdown-timeout", None, "Seconds between SIGTERM and SIGKILL (30).", kind=int)
     add.value(faults, "signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "Signals that stop the job.")
     faults.add_argument(
@@ -209,20 +206,26 @@ def _add_logs(parser: argparse.ArgumentParser, add: _Adder) -> None:
         "Prefix of teed lines, with ${role_name}, ${rank}, ${local_rank} and ${hostname}; default: \"[${role_name}${local_rank}]:\".",
     )  # fmt: skip
     add.value(logs, "local-ranks-filter", "", "Show only these local ranks on the console: 0,1,…")
-    add.value(logs, "duplicate-stdout-filters", [], "Copy teed stdout lines that contain one of these words.",
-              kind=_comma_list)  # fmt: skip
-    add.value(logs, "duplicate-stderr-filters", [], "Copy teed stderr lines that contain one of these words.",
-              kind=_comma_list)  # fmt: skip
     add.value(
-        logs, "event-log-handler", "null", "Accepted for compatibility: null, console or a registered name."
+        logs,
+        "duplicate-stdout-filters",
+        [],
+        "Copy teed stdout lines that contain one of these words.",
+        kind=_comma_list,
     )
+    add.value(
+        logs,
+        "duplicate-stderr-filters",
+        [],
+        "Copy teed stderr lines that contain one of these words.",
+        kind=_comma_list,
+    )
+    add.value(logs, "event-log-handler", "null", "Accepted for compatibility: null, console or a registered name.")
     logs.add_argument(
         "--print-completion", "--print_completion", action=_PrintCompletion, metavar="SHELL",
         help="Print a completion script for bash, zsh or another shell that shtab supports, and exit (pip install shtab).",
     )  # fmt: skip
-    logs.add_argument(
-        "--logs-specs", "--logs_specs", help="Only `default`: torchrun's plug-ins need its own agent."
-    )
+    logs.add_argument("--logs-specs", "--logs_specs", help="Only `default`: torchrun's plug-ins need its own agent.")
 
 
 @final
@@ -237,9 +240,7 @@ class _PrintCompletion(argparse.Action):
         except ImportError:
             raise UsageError(f"{flag}: shtab is not installed", hint="pip install shtab") from None
         if shell not in shtab.SUPPORTED_SHELLS:
-            raise UsageError(
-                f"{flag}: shtab knows no shell {shell!r}", hint=", ".join(shtab.SUPPORTED_SHELLS)
-            )
+            raise UsageError(f"{flag}: shtab knows no shell {shell!r}", hint=", ".join(shtab.SUPPORTED_SHELLS))
         command = argparse.ArgumentParser(prog="rankwise")
         command.add_subparsers().add_parser("run", help="start a script", parents=[parser], add_help=False)
         sys.stdout.write(shtab.complete(command, shell=str(shell)) + "\n")

@@ -35,7 +35,8 @@ class Failure:
 def to_failure(verdict: Verdict, *, lasted_s: float) -> Failure:
     """Return what the policy needs of a verdict.
 
-    Which of several ranks came first is chance: the error itself is compared, not who raised it. The place is where it failed, or by
+    Which of several ranks came first is chance: the error itself is compared, not who raised it. The place is where it
+        failed, or by
     which exit code; None if it was killed from outside.
     """
     text = verdict.message.partition(": ")[2] or verdict.message

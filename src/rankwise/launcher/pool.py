@@ -210,9 +210,7 @@ class _Pool:
             console=console, clock=SYSTEM_CLOCK, events=EventLog(logs / "events.jsonl"), serial=call["job"],
         )  # fmt: skip
 
-        def keep(
-            job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_final: bool = True
-        ) -> None:
+        def keep(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_final: bool = True) -> None:
             if not is_final:
                 publish(job, verdict, attempt=attempt, reason=reason, is_final=False)
                 return
@@ -295,9 +293,7 @@ def _serve(opening: Opening, orders: _Orders, answers_fd: int) -> None:
         workers = open_workers(signals, clock, supervisor)
         orders.start()
         raise_file_limit()
-        warm = WarmStart(
-            spec, host, workers, Console(), plan=plan, is_forked=supervisor is not None, stays=True
-        )
+        warm = WarmStart(spec, host, workers, Console(), plan=plan, is_forked=supervisor is not None, stays=True)
         pool = _Pool(opening=opening, spec=spec, host=host, workers=workers, warm=warm, signals=signals)
         while (call := _wait_call(orders, signals, opening["idle_s"])) is not None:
             if orders.begin(call["job"], call["folder"], signals):

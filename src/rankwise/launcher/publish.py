@@ -46,9 +46,7 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
     # The files first: a terminal that takes nothing must not cost them.
     evidence = find_evidence(job, attempt)
     if is_final and job.spec.report is not None:
-        write_report(
-            job.spec.report, verdict, attempt=attempt, console=console, reason=reason, evidence=evidence
-        )
+        write_report(job.spec.report, verdict, attempt=attempt, console=console, reason=reason, evidence=evidence)
     if is_final and verdict.kind not in {"ok", "requeue"}:
         _write_own_error_file(verdict, console)
     if verdict.kind == "requeue":
@@ -64,9 +62,7 @@ def publish(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_fi
         )
         text = name_roles(text, roles)
         # Of a rank that failed by itself the log tells all.
-        is_reported = evidence is not None and (
-            verdict.kind in {"hang", "mismatch"} or verdict.rule is not None
-        )
+        is_reported = evidence is not None and (verdict.kind in {"hang", "mismatch"} or verdict.rule is not None)
         console.say(
             text + (f"\n  {'evidence':<9}{evidence}" if is_reported else ""),
             apart=job.spec.logs.shares_stdout,
@@ -144,9 +140,7 @@ def _write_own_error_file(verdict: Verdict, console: Console) -> None:
     path = get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    record = FaultRecord(
-        message=verdict.message, callstack=verdict.traceback, timestamp_s=SYSTEM_CLOCK.time()
-    )
+    record = FaultRecord(message=verdict.message, callstack=verdict.traceback, timestamp_s=SYSTEM_CLOCK.time())
     try:
         write_atomic(Path(path), record.to_json(error_code=verdict.exit_code))
     except OSError as error:

@@ -119,9 +119,7 @@ def hook_env(
 def hook_path_env() -> dict[str, str | None]:
     """Return what makes Python import our hook; the hook takes it away again."""
     outer = environ().get("PYTHONPATH")
-    env: dict[str, str | None] = {
-        "PYTHONPATH": os.pathsep.join([str(HOOK_FOLDER), *([outer] if outer else [])])
-    }
+    env: dict[str, str | None] = {"PYTHONPATH": os.pathsep.join([str(HOOK_FOLDER), *([outer] if outer else [])])}
     if outer == "":
         env["RANKWISE_EMPTY_PYTHONPATH"] = "1"
     return env

@@ -129,7 +129,7 @@ class RankSampler:
         clock: Where the time comes from.
     """
 
-    def __init__(self, ranks: Sequence[Rank], world_size: int, clock: Clock, *, has_agent_store: bool = True) -> None:  # fmt: skip
+    def __init__(self, ranks: Sequence[Rank], world_size: int, clock: Clock, *, has_agent_store: bool = True) -> None:
         self._clock, self._world_size, self._has_agent_store = clock, world_size, has_agent_store
         self._processes, now = ProcessWatch(), clock.monotonic()
         self._tracks = {rank.rank: _SampledRank(rank=rank, moved_s=now) for rank in ranks}
@@ -144,8 +144,8 @@ class RankSampler:
         """See what has moved, at the cost of some microseconds for each rank that has not.
 
         Args:
-            budget_s: For so long records are read, some milliseconds for each rank that has new ones; with many ranks the
-                others' turn comes at the next looks.
+            budget_s: For so long records are read, some milliseconds for each rank that has new ones; with many ranks
+                the others' turn comes at the next looks.
 
         Returns:
             Whether anything is new: a record, an answer, a rank's end.
@@ -206,9 +206,7 @@ class RankSampler:
         track.used.append((now, process.ticks))
         while len(track.used) > 2 and now - track.used[1][0] >= _SHARE_S:
             track.used.popleft()
-        before_s, before = next(
-            (one for one in reversed(track.used) if now - one[0] >= _BUSY_S), track.used[0]
-        )
+        before_s, before = next((one for one in reversed(track.used) if now - one[0] >= _BUSY_S), track.used[0])
         if process.ticks - before > IDLE_SHARE * ticks_per_second() * max(now - before_s, _BUSY_S):
             track.busy_s = now
 
@@ -250,7 +248,8 @@ class RankSampler:
     def signal_silent(self) -> None:
         """Take the stacks of those that were asked and did not answer, where the signal that this takes can't disturb them.
 
-        It reaches ranks in C code, and those that have nobody to answer yet. But it ends some waits early, and the rank may be
+        It reaches ranks in C code, and those that have nobody to answer yet. But it ends some waits early, and the rank
+        may be
         sound: those are left alone, and nobody waits for them.
         """
         chosen = []
@@ -269,10 +268,7 @@ class RankSampler:
             for track in self._tracks.values()
             if track.rank.is_alive
             and not self._has_answered(track)
-            and (
-                not self._answers(track)
-                or (now - track.asked_s >= after_s and not has_busy_threads(track.rank.pid))
-            )
+            and (not self._answers(track) or (now - track.asked_s >= after_s and not has_busy_threads(track.rank.pid)))
         ]
 
     def _signal(self, tracks: Iterable[_SampledRank]) -> None:

@@ -121,9 +121,7 @@ def is_wanted(console: Console, *, flag: bool | None) -> bool:
     if not IS_LINUX or flag is not None or asked == "always" or not is_on("RANKWISE_RESIDENT"):
         return IS_LINUX and (asked == "always" if flag is None else flag)
     if place := _find_place():
-        console.say(
-            f"rankwise: no resident server {place}, unless --resident or RANKWISE_RESIDENT=always asks for it"
-        )
+        console.say(f"rankwise: no resident server {place}, unless --resident or RANKWISE_RESIDENT=always asks for it")
     return not place
 
 
@@ -259,9 +257,7 @@ class _Request:
             "umask": own_umask,
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
             "limits": {name: limits for name, limits in list_limits().items() if name != _NOT_GIVEN},
-            "ignored": [
-                name for name in _DEAF_TO if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN
-            ],
+            "ignored": [name for name in _DEAF_TO if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN],
             "first_path": None if is_on("PYTHONSAFEPATH") else str(plan.first_path),
             "modules": plan.modules,
         }
@@ -460,9 +456,7 @@ def _connect_all() -> Iterator[socket.socket]:
 def _make_room(folder: int) -> None:
     text = get(_MOST, str(_USUAL_MOST)).strip()
     if not text.isdecimal() or not int(text):
-        raise UsageError(
-            f"{_MOST}={text!r} is not a number above 0", hint=f"set {_MOST} to a number, or unset it"
-        )
+        raise UsageError(f"{_MOST}={text!r} is not a number above 0", hint=f"set {_MOST} to a number, or unset it")
     for name in _list_sockets(folder)[int(text) - 1 :]:
         if (sock := _connect(folder, name)) is not None:
             _ask(sock, {"stop": 1})

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class SingleRankRestarts:
     """Decides whether a rank that has failed is started again while the others go on.
 
-    That takes ranks with roles (``--role-counts``) without a process group of all, which they say in their notes, and a store that
-    outlives its ranks. One that was killed before it could say so is believed like the others. On several nodes each node starts its own
-    ranks again.
+    That takes ranks with roles (``--role-counts``) without a process group of all, which they say in their notes, and a
+    store that outlives its ranks. One that was killed before it could say so is believed like the others. On several
+    nodes each node starts its own ranks again.
 
     Args:
         job: Whose ranks.

@@ -36,9 +36,7 @@ def may_watch(env: Mapping[str, str]) -> bool:
     value = env.get("RANKWISE_WATCH", "").strip().lower()
     may = is_on("RANKWISE_WATCH", default=True, env=env)
     if may and value not in {"", "1", "yes", "true", "on", DISPATCHER}:
-        raise UsageError(
-            f"RANKWISE_WATCH={value!r} is not one of 1, yes, true, on, {DISPATCHER}, 0, no, false, off"
-        )
+        raise UsageError(f"RANKWISE_WATCH={value!r} is not one of 1, yes, true, on, {DISPATCHER}, 0, no, false, off")
     return may
 
 
@@ -139,10 +137,12 @@ class LaunchSpec:
         shutdown_timeout_s: Seconds between SIGTERM and SIGKILL.
         signals: Names of the signals that end the job.
         report: File for the report as JSON; None for none.
-        hang_timeout_s: Seconds that ranks may wait for others while nothing moves; infinite for ever, None for the default.
-        on_hang: What a hang leads to: ``stop``, ``report`` or ``restart``; None for what is proved only, and on Gloo only.
-        strict: Whether collectives that were paired wrongly make a job fail that has ended well, and whether a script in
-            which the check finds errors is not started.
+        hang_timeout_s: Seconds that ranks may wait for others while nothing moves; infinite for ever, None for the
+            default.
+        on_hang: What a hang leads to: ``stop``, ``report`` or ``restart``; None for what is proved only, and on Gloo
+            only.
+        strict: Whether collectives that were paired wrongly make a job fail that has ended well, and whether a script
+            in which the check finds errors is not started.
         check: Whether the script's text is checked beside the start.
         by_variable: Flags that were chosen by a PET_* variable, as ``--master-addr``.
         cold: Start every rank as a fresh interpreter.

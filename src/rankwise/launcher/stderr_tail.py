@@ -7,7 +7,8 @@ import time
 from collections import deque
 from typing import final
 
-#: A rank writes it where its interpreter begins to end (1), and behind its functions of atexit (2); it is taken out here again.
+#: A rank writes it where its interpreter begins to end (1), and behind its functions of atexit (2); it is taken out
+#: here again.
 END_MARK = b"\x1b_rankwise:end {}\x1b\\"
 #: It writes this one where it waits until all before it has been passed on (``evidence/in_rank/output_order.py``).
 ORDER_MARK = END_MARK.replace(b"{}", b"0")

@@ -27,14 +27,15 @@ def check_launch(spec: JobSpec) -> None:
 
 def submit(
     command: str | Sequence[str] | None = None, *, file: str | Path | None = None, attach: bool = False, **words: object
-) -> JobHandle:  # fmt: skip
+) -> JobHandle:
     """Submit a training script to a cluster, as `rankwise submit` does.
 
     Args:
         command: The script and its arguments, as behind `rankwise run`; None: the file says it.
         file: job.toml.
         attach: Whether the job is to end with this process where no scheduler holds it: on this machine and over ssh.
-        words: The words of a job, and those of its cluster; they win over the file: ``on="slurm", nodes=4, partition="gpu"``.
+        words: The words of a job, and those of its cluster; they win over the file: ``on="slurm", nodes=4,
+            partition="gpu"``.
 
     Returns:
         A handle: ``wait()``, ``state()``, ``logs()``, ``cancel()``.

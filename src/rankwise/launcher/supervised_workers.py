@@ -67,9 +67,7 @@ class SupervisedWorkers:
         supervisor: Pid and socket of one that a resident server has forked for us; None to fork one.
     """
 
-    def __init__(
-        self, signals: Signals, clock: Clock, supervisor: tuple[int, socket.socket] | None = None
-    ) -> None:
+    def __init__(self, signals: Signals, clock: Clock, supervisor: tuple[int, socket.socket] | None = None) -> None:
         # If the supervisor dies, what it had adopted comes to us; below a resident server, to that one.
         self._adopted_before = adopts_orphans()
         adopt_orphans()

@@ -64,9 +64,7 @@ class Supervisor:
     ) -> None:
         self._sock, self._can_adopt = sock, can_adopt
         self._tags: dict[int, str] = {}
-        self._dispositions = dispositions or {
-            name: signal.getsignal(getattr(signal, name)) for name in _DEAF_TO
-        }
+        self._dispositions = dispositions or {name: signal.getsignal(getattr(signal, name)) for name in _DEAF_TO}
         self._ending = {int(getattr(signal, name)) for name in _ENDING}
         self._link: WarmLink | None = None
         self._server_status: int | None = None
@@ -165,9 +163,7 @@ class Supervisor:
         try:
             pid = self._spawn(request, fds)
         except OSError as error:
-            self._say(
-                {"failed": request.tag, "error": f"{error.strerror}: {error.filename or request.argv[0]}"}
-            )
+            self._say({"failed": request.tag, "error": f"{error.strerror}: {error.filename or request.argv[0]}"})
             return None
         self._tags[pid] = request.tag
         self._say({"started": request.tag, "pid": pid})

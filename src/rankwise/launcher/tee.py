@@ -59,9 +59,7 @@ class Tee:
     ) -> None:
         """Follow ``path``; lines that hold one of ``filters`` are also appended to ``copy_to``."""
         words = tuple(word.encode() for word in filters)
-        self._files.append(
-            _Followed(path=path, prefix=prefix.encode(), to_fd=to_fd, filters=words, copy_to=copy_to)
-        )
+        self._files.append(_Followed(path=path, prefix=prefix.encode(), to_fd=to_fd, filters=words, copy_to=copy_to))
 
     def start(self) -> None:
         """Begin to follow."""

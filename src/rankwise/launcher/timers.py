@@ -50,14 +50,9 @@ class Timers:
         """Return the timer for which a rank was killed; empty if it was not."""
         expired = self._helper.news("expired")
         scope = str(expired.get(str(pid), "")) if isinstance(expired, dict) else ""
-        # A timer without a name gets that of the line which has called ``expires``; by torch's mistake it is one of contextlib's.
-        return (
-            "its timer without a scope="
-            if "contextlib.py#" in scope
-            else f"its timer {scope!r}"
-            if scope
-            else ""
-        )
+        # A timer without a name gets that of the line which has called ``expires``; by torch's mistake it is one of
+        # contextlib's.
+        return "its timer without a scope=" if "contextlib.py#" in scope else f"its timer {scope!r}" if scope else ""
 
     def close(self) -> None:
         """Remove the pipe; the server ends with the helper."""

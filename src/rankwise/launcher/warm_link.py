@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _HELLO_S = 60.0
 #: A fork takes milliseconds; but the server may be at the imports for later attempts.
 _ANSWER_S = 20.0
-#: A process that has been killed before it was forked is waited for so long; a fork takes milliseconds, on a busy host a second.
+#: A process that has been killed before it was forked is waited for so long; a fork takes milliseconds, on a busy host
+#: a second.
 _KILLED_S = 3.0
 #: Nobody imports torch for so long, unless a disk hangs.
 _READY_S = 900.0
@@ -156,9 +157,7 @@ class WarmLink:
             return f"Python did not reach our hook within {_HELLO_S:.0f} s"
         if not self._is_ready and passed > _READY_S:
             return f"torch was not imported within {_READY_S:.0f} s"
-        killed = [
-            waiting.sent_s for waiting in self._waiting.values() if waiting.is_killed and waiting.sent_s
-        ]
+        killed = [waiting.sent_s for waiting in self._waiting.values() if waiting.is_killed and waiting.sent_s]
         if killed and now_s - min(killed) > _KILLED_S:
             return "the warm server does not answer"
         sent = [waiting.sent_s for waiting in self._waiting.values() if waiting.sent_s is not None]
@@ -192,11 +191,7 @@ class WarmLink:
             wanted = request.env[name] if name in request.env else outer.get(name)
             if wanted != (self._env[name] if name in self._env else outer.get(name)):
                 differing[name] = wanted
-        program = (
-            {"runs": request.argv[2], "args": request.argv[3:]}
-            if request.forks == "main"
-            else {"runs": "script"}
-        )
+        program = {"runs": request.argv[2], "args": request.argv[3:]} if request.forks == "main" else {"runs": "script"}
         message = {
             "tag": request.tag,
             "env": differing,

@@ -98,9 +98,7 @@ class WarmStart:
         """Take in what became of the server."""
         match change:
             case Warmed(num_modules=num_modules, seconds=seconds):
-                self._events.append(
-                    ("warm.ready", {"num_modules": num_modules, "seconds": round(seconds, 3)})
-                )
+                self._events.append(("warm.ready", {"num_modules": num_modules, "seconds": round(seconds, 3)}))
                 self._module_s = seconds / max(1, num_modules)
             case Cooled(reason=reason, kind="warning"):
                 self._console.say(f"rankwise: warning: {reason}")
@@ -154,9 +152,7 @@ def plan_warm_start(spec: LaunchSpec, host: Host) -> Plan:
     """Return what the server has to import, or why there is none."""
     program = spec.program
     if spec.cold or program.how == "program" or not IS_LINUX or host.interpreter.torch_version is None:
-        wish = (
-            "--cold" if spec.cold else "--no-python" if program.how == "program" else "no torch, or no Linux"
-        )
+        wish = "--cold" if spec.cold else "--no-python" if program.how == "program" else "no torch, or no Linux"
         return Plan(cold=wish, is_expected=True)
     if any(host.prefixes):
         return Plan(cold="--numa-binding starts each rank by numactl", is_expected=True)
@@ -191,9 +187,7 @@ def _build_command(spec: LaunchSpec, host: Host, plan: Plan) -> Command:
         "torch": plan.modules,
         "asked": spec.preload,
         "wanted": [
-            one
-            for one in plan.wanted
-            if one[0].partition(".")[0] in {name.partition(".")[0] for name in spec.preload}
+            one for one in plan.wanted if one[0].partition(".")[0] in {name.partition(".")[0] for name in spec.preload}
         ],
         "later": [name for name in _FOR_RESTARTS if _can_restart(spec) and name not in plan.modules],
         "first_path": None if is_on("PYTHONSAFEPATH") else str(plan.first_path),

@@ -33,7 +33,8 @@ _TALKS = re.compile(
     re.MULTILINE,
 )
 _NAME = re.compile(r"\w+")
-#: These are words of much else as well, and count only in a text that mentions torch.distributed, or imports DeepSpeed or rankwise.
+#: These are words of much else as well, and count only in a text that mentions torch.distributed, or imports DeepSpeed
+#: or rankwise.
 _DISTRIBUTED_WORD = re.compile(
     r"is_initialized|(dist|reduce|gather|scatter|send|recv|state_dict|load_state_dict|environ|getenv|seed|save|load)\w*"
 )

@@ -57,8 +57,7 @@ class Piece:
         """A finding in this piece's code, as one in the file; places in other files stay as they are."""
         span, cell = self.place(finding.span)
         also = tuple(
-            (text, path, self.place(other)[0] if path == self.path else other)
-            for text, path, other in finding.also
+            (text, path, self.place(other)[0] if path == self.path else other) for text, path, other in finding.also
         )
         edits = tuple(replace(edit, span=self.place(edit.span)[0]) for edit in finding.edits)
         return replace(finding, span=span, cell=cell, also=also, edits=edits)

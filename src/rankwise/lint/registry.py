@@ -44,10 +44,7 @@ class Examples(NamedTuple):
 @cache
 def all_rules() -> tuple[Rule[Any], ...]:
     """Return all rules, sorted by id."""
-    modules = (
-        importlib.import_module(f"{rules.__name__}.{one.name}")
-        for one in pkgutil.iter_modules(rules.__path__)
-    )
+    modules = (importlib.import_module(f"{rules.__name__}.{one.name}") for one in pkgutil.iter_modules(rules.__path__))
     return in_order(one for module in modules for one in vars(module).values() if isinstance(one, Rule))
 
 
@@ -63,9 +60,7 @@ def in_order(found: Iterable[Rule[Any]]) -> tuple[Rule[Any], ...]:
             raise ValueError(f"{one.name} has the id {one.id}, which belongs to no chapter")
         for word in (one.id, one.name):
             if seen.setdefault(word, one) is not one:
-                raise ValueError(
-                    f"{word} is both {seen[word].id} ({seen[word].name}) and {one.id} ({one.name})"
-                )
+                raise ValueError(f"{word} is both {seen[word].id} ({seen[word].name}) and {one.id} ({one.name})")
     return tuple(sorted(set(seen.values()), key=lambda one: one.id))
 
 
@@ -81,9 +76,7 @@ def rule(id_or_name: str) -> Rule[Any]:
         near = difflib.get_close_matches(word, known, n=1, cutoff=0.8) or _list_holding(word, known)
         named = " or ".join(f"{known[one].id} ({known[one].name})" for one in near)
         hint = f"did you mean {named}?" if near else None
-        raise UsageError(
-            f"there is no rule {id_or_name!r}", hint=hint or "`rankwise rules` lists all of them"
-        )
+        raise UsageError(f"there is no rule {id_or_name!r}", hint=hint or "`rankwise rules` lists all of them")
     return known[word]
 
 

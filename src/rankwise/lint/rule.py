@@ -52,9 +52,7 @@ class Rule(Generic[Studied]):
             seen.add((span, one.fix))
             yield Finding(
                 rule=self.id,
-                failure_class=next(iter(self.classes), "")
-                if one.failure_class is None
-                else one.failure_class,
+                failure_class=next(iter(self.classes), "") if one.failure_class is None else one.failure_class,
                 severity=one.severity or self.severity,
                 message=one.message,
                 fix=one.fix,
@@ -66,14 +64,29 @@ class Rule(Generic[Studied]):
 
 
 def rule(
-    id_: str, severity: Severity, classes: str, summary: str, *,
-    looks_at: Language = "python", needs_ranks: bool = True, fixable: bool = False,
-) -> Callable[[Callable[[Studied], Iterable[Found]]], Rule[Studied]]:  # fmt: skip
+    id_: str,
+    severity: Severity,
+    classes: str,
+    summary: str,
+    *,
+    looks_at: Language = "python",
+    needs_ranks: bool = True,
+    fixable: bool = False,
+) -> Callable[[Callable[[Studied], Iterable[Found]]], Rule[Studied]]:
     """Make a rule of the function below; its name is the function's, ``classes`` has blanks between them."""
 
     def make(look: Callable[[Studied], Iterable[Found]]) -> Rule[Studied]:
         name = look.__name__.replace("_", "-")
-        return Rule(id=id_, name=name, severity=severity, classes=tuple(classes.split()), summary=summary, look=look,
-                    looks_at=looks_at, needs_ranks=needs_ranks, fixable=fixable)  # fmt: skip
+        return Rule(
+            id=id_,
+            name=name,
+            severity=severity,
+            classes=tuple(classes.split()),
+            summary=summary,
+            look=look,
+            looks_at=looks_at,
+            needs_ranks=needs_ranks,
+            fixable=fixable,
+        )
 
     return make

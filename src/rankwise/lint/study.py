@@ -40,9 +40,7 @@ def study(piece: Piece, project: Project) -> Script:
         SyntaxError: It is no Python.
     """
     tree = parse(piece.code)
-    module = Module(
-        path=Path(piece.path), tree=tree, text=piece.code, shown=piece.path, is_fragment=piece.is_fragment
-    )
+    module = Module(path=Path(piece.path), tree=tree, text=piece.code, shown=piece.path, is_fragment=piece.is_fragment)
     script = Script(piece=piece, tree=tree, module=module)
     if matters(piece.code):
         _Runs(module, project, script).run_all()

@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 Micro = TypeVar("Micro")
 
 
-def accumulate(
-    model: nn.Module, micro_batches: Iterable[Micro], *, ctx: RankContext | None = None
-) -> Iterator[Micro]:
+def accumulate(model: nn.Module, micro_batches: Iterable[Micro], *, ctx: RankContext | None = None) -> Iterator[Micro]:
     """Yield micro-batches; the backward of the last one averages the gradients of all, the others send nothing.
 
     Forward and backward of each micro-batch belong in the loop's body, and the optimizer's step after it. Ranks
-    may have different numbers of micro-batches, unless BatchNorm is synced or parameters are sharded. A rank without samples passes one
-    empty micro-batch (``inputs[:0]``), so that it has a backward too.
+    may have different numbers of micro-batches, unless BatchNorm is synced or parameters are sharded. A rank without
+    samples passes one empty micro-batch (``inputs[:0]``), so that it has a backward too.
 
-    With ``find_unused_parameters=True``, a parameter that no rank uses in its last micro-batch is not averaged (pytorch#69031).
+    With ``find_unused_parameters=True``, a parameter that no rank uses in its last micro-batch is not averaged
+    (pytorch#69031).
 
     Args:
-        model: The spread model: what an ``apply_*`` has returned, or torch's own DistributedDataParallel or ``fully_shard``.
+        model: The spread model: what an ``apply_*`` has returned, or torch's own DistributedDataParallel or
+            ``fully_shard``.
         micro_batches: The micro-batches of one step, at least one.
         ctx: The job; None: the one that ``init()`` joined.
 

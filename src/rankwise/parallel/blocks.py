@@ -16,13 +16,13 @@ Blocks = Any
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
-def find_blocks(
-    model: nn.Module, blocks: Blocks = "auto", *, rank: int | None = None
-) -> dict[str, nn.Module]:
-    """Return the blocks of a model by name, in its order; none is inside another. For "auto" there are none if nothing is repeated.
+def find_blocks(model: nn.Module, blocks: Blocks = "auto", *, rank: int | None = None) -> dict[str, nn.Module]:
+    """Return the blocks of a model by name, in its order; none is inside another.
 
-    "auto" are the children of containers (ModuleList, Sequential, ModuleDict) of which at least two are of one class, outermost first; of a
-    model of transformers the classes in ``_no_split_modules``. For the rest see ``apply_fsdp``.
+    For "auto" there are none if nothing is repeated.
+
+    "auto" are the children of containers (ModuleList, Sequential, ModuleDict) of which at least two are of one class,
+    outermost first; of a model of transformers the classes in ``_no_split_modules``. For the rest see ``apply_fsdp``.
 
     Raises:
         UsageError: What was asked for is not there.
@@ -103,8 +103,8 @@ def _list_some(model: nn.Module) -> str:
 def find_units(model: nn.Module, blocks: Blocks = "auto") -> dict[str, nn.Module]:
     """Return what a model can be cut between, by name, in its order; none is inside another.
 
-    Each block, and before, between and after them each largest module that holds none. A Sequential without blocks is cut between its children.
-    A model without children is one unit, named "".
+    Each block, and before, between and after them each largest module that holds none. A Sequential without blocks is
+    cut between its children. A model without children is one unit, named "".
     """
     found = find_blocks(model, blocks)
 

@@ -39,12 +39,13 @@ def apply_checkpointing(
 ) -> nn.Module:
     """Keep only the inputs of a model's blocks, and recompute what is inside in backward: less memory for a third more time.
 
-    The model's structure and names stay as they are. Call it after ``apply_tensor_parallel`` and before ``apply_fsdp`` or ``apply_ddp``.
+    The model's structure and names stay as they are. Call it after ``apply_tensor_parallel`` and before ``apply_fsdp``
+    or ``apply_ddp``.
 
     Args:
         model: Changed in place.
-        mode: "full": every block. A number n: every n-th. "selective": in every block what is expensive to compute, products of matrices
-            and attention, is kept.
+        mode: "full": every block. A number n: every n-th. "selective": in every block what is expensive to compute,
+            products of matrices and attention, is kept.
         blocks: Which parts; as for ``apply_fsdp``.
         context_fn: As for ``torch.utils.checkpoint.checkpoint``; not with "selective".
 
@@ -59,9 +60,7 @@ def apply_checkpointing(
         raise UsageError(f"mode={mode!r}", hint="'full', 'selective', or a number: every n-th block")
     if mode == "selective":
         if context_fn is not None:
-            raise UsageError(
-                "context_fn with mode='selective', which has its own", hint="leave one of them out"
-            )
+            raise UsageError("context_fn with mode='selective', which has its own", hint="leave one of them out")
         context_fn = partial(create_selective_checkpoint_contexts, _choose)
     found = find_blocks(model, blocks)
     if not found:
@@ -72,7 +71,8 @@ def apply_checkpointing(
     every = mode if isinstance(mode, int) else 1
     options = {} if context_fn is None else {"context_fn": context_fn}
     for block in list(found.values())[::every]:
-        # In the place of forward, so that hooks on the block run once. A method, so that a copy of the block calls its own.
+        # In the place of forward, so that hooks on the block run once. A method, so that a copy of the block calls its
+        # own.
         own = block.__dict__.get("forward")  # put there by adapters and fused kernels
         if getattr(own, "__func__", None) is not _forward:
             block._checkpointed_forward = own
@@ -108,11 +108,11 @@ class _Kept(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        """Whether a forward has written it since. BatchNorm's kernels write without a new version, so values count, too."""
-        if (
-            self.module._buffers.get(self.name) is not self.buffer
-            or _read_version(self.buffer) != self.version
-        ):
+        """Whether a forward has written it since.
+
+        BatchNorm's kernels write without a new version, so values count, too.
+        """
+        if self.module._buffers.get(self.name) is not self.buffer or _read_version(self.buffer) != self.version:
             return True
         try:
             return self.value is not None and not torch.equal(self.value, self.buffer)
@@ -139,16 +139,15 @@ def _read_version(tensor: Tensor) -> int:
 def _going_back(block: nn.Module, kept: list[_Kept], inside: Any) -> Iterator[None]:
     """Give a forward that is made again the buffers that the first one found, and leave the block's as they are.
 
-    Else BatchNorm would count each batch twice, and what a block computes from a buffer that it updates would be something else. A buffer
-    that changes for the first time in a later step has no copy then: in that one step the second forward begins from what stands there.
+    Else BatchNorm would count each batch twice, and what a block computes from a buffer that it updates would be
+    something else. A buffer that changes for the first time in a later step has no copy then: in that one step the
+    second forward begins from what stands there.
     """
     learned: dict[bool, set[tuple[str, str]]] = block.__dict__["_checkpoint_changing"]
     paths = {module: path for path, module in block.named_modules()}
     known = learned.get(block.training, set())
     changed = [one for one in kept if (paths.get(one.module), one.name) in known or one.is_changed]
-    learned[block.training] = known | {
-        (paths[one.module], one.name) for one in changed if one.module in paths
-    }
+    learned[block.training] = known | {(paths[one.module], one.name) for one in changed if one.module in paths}
     stood = [(one, one.module._buffers[one.name]) for one in changed if one.name in one.module._buffers]
     copies: dict[int, Tensor] = {}  # a buffer of two modules stays one
     for one, _ in stood:

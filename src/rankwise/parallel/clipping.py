@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def clip_grad_norm_(model: nn.Module, max_norm: float, *, ctx: RankContext | None = None) -> Tensor:
     """Scale a model's gradients, in place, so that their 2-norm over the whole model is at most ``max_norm``.
 
-    ``torch.nn.utils.clip_grad_norm_`` for every composition: it refuses models of which some parameters are split along one
-    axis of a mesh and others are not, and of a pipeline it sees one stage only.
+    ``torch.nn.utils.clip_grad_norm_`` for every composition: it refuses models of which some parameters are split along
+    one axis of a mesh and others are not, and of a pipeline it sees one stage only.
 
     Args:
         model: What an ``apply_*`` has returned, or any other.

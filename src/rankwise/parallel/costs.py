@@ -41,9 +41,10 @@ class UnitCost:
 
     Attributes:
         name: Of its module.
-        tensors: Names of its parameters and buffers, and of those that lie directly in a module around it: they go with the first unit
-            inside. What several units share is the first one's.
-        time: Seconds of forward and backward, or floating-point operations if they were counted; 0 without a batch, or if it was not called.
+        tensors: Names of its parameters and buffers, and of those that lie directly in a module around it: they go with
+            the first unit inside. What several units share is the first one's.
+        time: Seconds of forward and backward, or floating-point operations if they were counted; 0 without a batch, or
+            if it was not called.
         memory: What it holds; activations are those that autograd keeps from its forward to its backward.
     """
 
@@ -68,7 +69,8 @@ def measure_costs(
     The model, its buffers, its gradients and the state of the random generators are afterwards what they were.
 
     Args:
-        model: Not wrapped; in training or evaluation, as it stands. On the meta device operations are counted, and not seconds.
+        model: Not wrapped; in training or evaluation, as it stands. On the meta device operations are counted, and not
+            seconds.
         batch: As for ``place``; None: only bytes are counted.
         loss: As for ``place``. What the loss itself takes is not counted.
         blocks: What is not cut, said as for ``apply_fsdp``.
@@ -91,26 +93,31 @@ def measure_costs(
             if is_meta:
                 figures = count_units(model, tuple(units), batch, loss or call_model)
             else:
-                figures = time_units(model, tuple(units), batch, loss or call_model, device=device, repeats=repeats)  # fmt: skip
+                figures = time_units(model, tuple(units), batch, loss or call_model, device=device, repeats=repeats)
         except Exception as error:  # the user's forward may raise anything
             raise ModelError(
                 f"the model can't be measured with this batch: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
                 hint="is the batch what the model is called with, and on its device? A model on the meta device must not look at values",
             ) from error
-    kinds = {name: (one.shape, one.dtype) for name, one in model.named_parameters() if one.requires_grad and optimizer is not None}  # fmt: skip
+    kinds = {
+        name: (one.shape, one.dtype)
+        for name, one in model.named_parameters()
+        if one.requires_grad and optimizer is not None
+    }
     states = {} if optimizer is None else measure_states(kinds, find_optimizer(optimizer))
     trained = {one: states.get(one, (0.0, 0)) for one in kinds}
     ordered = _order(units, figures)
     found = figures if batch is None else {name: figures.get(name, Figures()) for name in ordered}
     held = dict(chain(model.named_parameters(), model.named_buffers()))
     owned = list_owned(model, ordered)
-    return [_sum_up(name, {one: held[one] for one in owned[name]}, trained, found.get(name)) for name in ordered]  # fmt: skip
+    return [_sum_up(name, {one: held[one] for one in owned[name]}, trained, found.get(name)) for name in ordered]
 
 
 def list_owned(model: nn.Module, units: Sequence[str]) -> dict[str, list[str]]:
     """Return the names of the parameters and buffers that go with each unit.
 
-    What lies directly in a module around units goes with the first unit inside, and what several units share with the first of these.
+    What lies directly in a module around units goes with the first unit inside, and what several units share with the
+    first of these.
     """
     places = {name: place for place, name in enumerate(units)}
     owned: dict[str, list[str]] = {name: [] for name in units}
@@ -136,7 +143,9 @@ def _order(units: Iterable[str], called: Iterable[str]) -> list[str]:
     return ordered
 
 
-def _sum_up(name: str, held: dict[str, Tensor], states: dict[str, tuple[float, int]], found: Figures | None) -> UnitCost:  # fmt: skip
+def _sum_up(
+    name: str, held: dict[str, Tensor], states: dict[str, tuple[float, int]], found: Figures | None
+) -> UnitCost:
     trained = {own: one for own, one in held.items() if own in states}
     parameters = sum(one.nbytes for one in held.values() if isinstance(one, nn.Parameter))
     memory = Memory(
@@ -159,7 +168,9 @@ class Figures:
     activations: int = 0
 
 
-def time_units(model: nn.Module, units: Sequence[str], batch: Any, call: Call, *, device: torch.device | None, repeats: int) -> dict[str, Figures]:  # fmt: skip
+def time_units(
+    model: nn.Module, units: Sequence[str], batch: Any, call: Call, *, device: torch.device | None, repeats: int
+) -> dict[str, Figures]:
     """Run a model once, and return the seconds that each unit takes, in the order of their first calls.
 
     The shortest of ``repeats`` runs counts, after one to warm up; buffers and random generators are restored.
@@ -234,7 +245,8 @@ class _Meter:
         repeats: How often after the first run, whose time then doesn't count; 0: the first run counts.
         given: Storages of the batch: nobody asks for their gradients.
         figures: Of each unit.
-        counted: Storages that are counted as a unit's activations, and may be the next one's inputs; held, so that addresses stay their own.
+        counted: Storages that are counted as a unit's activations, and may be the next one's inputs; held, so that
+            addresses stay their own.
     """
 
     gauge: Gauge
@@ -270,10 +282,8 @@ class _Meter:
         result, origins, taken = self._run(twin, call, saving)
         own = {one.untyped_storage()._cdata for one in (*twin.parameters(), *twin.buffers())}
         held = {key: one for key, one in saved.items() if key not in own}
-        found.activations += sum(one.nbytes() for key, one in held.items() if origins.get(key) not in self.counted)  # fmt: skip
-        found.time += min(
-            (self._run(twin, call, nullcontext())[2] for _ in range(self.repeats)), default=taken
-        )
+        found.activations += sum(one.nbytes() for key, one in held.items() if origins.get(key) not in self.counted)
+        found.time += min((self._run(twin, call, nullcontext())[2] for _ in range(self.repeats)), default=taken)
 
         def hand_on(one: Tensor) -> Tensor:
             given = one.detach() if self.device is None or not homes else one.detach().to(homes[0])
@@ -296,7 +306,8 @@ class _Meter:
         """Run a unit on fresh copies of its inputs, and differentiate that, leaving ``grad`` alone.
 
         Returns:
-            What the forward has returned; from the storage of each input's copy to that of the input; and what forward and backward took.
+            What the forward has returned; from the storage of each input's copy to that of the input; and what forward
+            and backward took.
         """
         leaves: list[Tensor] = []
         origins: dict[int, int] = {}

@@ -67,7 +67,8 @@ def apply_ddp(
         ctx: The job; None: the one that ``init()`` joined.
         sync_batchnorm: Let BatchNorm see the samples of all ranks; on the CPU too.
         static_graph: Promise that every step uses the same parameters in the same way; allows reentrant checkpoints.
-        find_unused_parameters: Look, at each step, for parameters that have no part in the loss; costs a walk over the graph.
+        find_unused_parameters: Look, at each step, for parameters that have no part in the loss; costs a walk over the
+            graph.
         comm_hook: Send gradients in "fp16" or "bf16", or by "powersgd" (or ``PowerSGD(rank=..., ...)``).
         tuning: Buckets and buffers.
         wait_s: Seconds to wait for the slowest rank to arrive; None: 60, or the job's timeout if that is less.
@@ -170,9 +171,7 @@ def _wrap(model: nn.Module, ctx: RankContext, tuning: Tuning, **options: bool) -
     ddp = CheckedDDP(
         model,
         # A model on several devices brings its inputs where they belong by itself.
-        device_ids=None
-        if ctx.device.type == "cpu" or placement_of(model) is not None
-        else [ctx.device.index],
+        device_ids=None if ctx.device.type == "cpu" or placement_of(model) is not None else [ctx.device.index],
         process_group=ctx.group,
         gradient_as_bucket_view=tuning.gradient_as_bucket_view,
         bucket_cap_mb=tuning.bucket_cap_mb,
@@ -196,7 +195,8 @@ class PowerSGD:
     """Send a low-rank approximation of each gradient, and add what was lost to the next one.
 
     Attributes:
-        rank: Rank of the approximation: 1 to 4, up to 32 for language models. A smaller one sends less and is less exact.
+        rank: Rank of the approximation: 1 to 4, up to 32 for language models. A smaller one sends less and is less
+            exact.
         plain_steps: Steps at the start that send whole gradients, at least 2; a tenth of the training is a good
             start, as early gradients suffer most.
         min_compression: A tensor is compressed only if that makes it this many times smaller.
@@ -219,9 +219,7 @@ def check_comm_hook(hook: object) -> None:
                 f" and at least {_FEWEST_PLAIN_STEPS} plain steps"
             )
     elif hook is not None and hook not in ("fp16", "bf16", "powersgd"):
-        raise UsageError(
-            f"comm_hook={hook!r} is unknown", hint="use 'fp16', 'bf16', 'powersgd', PowerSGD(...) or None"
-        )
+        raise UsageError(f"comm_hook={hook!r} is unknown", hint="use 'fp16', 'bf16', 'powersgd', PowerSGD(...) or None")
 
 
 def register_comm_hook(ddp: DistributedDataParallel, hook: CommHook | None, group: dist.ProcessGroup) -> None:

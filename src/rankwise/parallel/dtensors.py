@@ -46,7 +46,7 @@ def share_states(
 
 def to_meta(value: Any) -> Any:
     """Return a tensor of the same shape and dtype without values, as of one that another rank has; what is no tensor stays."""
-    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, torch.Tensor) else value  # fmt: skip
+    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, torch.Tensor) else value
 
 
 def add_up(tensor: Tensor) -> Tensor:
@@ -64,9 +64,7 @@ def group_by_layout(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Return tensors in groups that torch's functions on lists take: plain ones of one device and dtype, and those of one mesh and placement."""
     groups: dict[object, list[Tensor]] = {}
     for one in tensors:
-        layout = (
-            (id(one.device_mesh), one.placements) if isinstance(one, DTensor) else (one.device, one.dtype)
-        )
+        layout = (id(one.device_mesh), one.placements) if isinstance(one, DTensor) else (one.device, one.dtype)
         groups.setdefault(layout, []).append(one)
     return list(groups.values())
 

@@ -55,26 +55,30 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
 ) -> nn.Module:
     """Shard a model over the ranks by torch's FSDP2: each holds a part of every parameter, and gathers a block when it computes it.
 
-    Without a mesh, over all ranks. With ``init(mesh={"replicate": 2, "shard": 4})``, over the shard axis, and the replicate axis holds copies (HSDP).
-    All ranks start from the first one's weights. Build the optimizer afterwards, from ``model.parameters()``: they are new ones. The model's class
-    gets FSDP2's methods, and its names stay. Call ``apply_tensor_parallel`` and ``apply_checkpointing`` before it.
+    Without a mesh, over all ranks. With ``init(mesh={"replicate": 2, "shard": 4})``, over the shard axis, and the
+    replicate axis holds copies (HSDP). All ranks start from the first one's weights. Build the optimizer afterwards,
+    from ``model.parameters()``: they are new ones. The model's class gets FSDP2's methods, and its names stay. Call
+    ``apply_tensor_parallel`` and ``apply_checkpointing`` before it.
 
-    A model on the meta device (``with torch.device("meta"): model = Net()``) gets its values block by block, the same at any number of ranks.
+    A model on the meta device (``with torch.device("meta"): model = Net()``) gets its values block by block, the same
+        at any number of ranks.
 
     Args:
         model: On the CPU, the rank's device, or the meta device; changed in place.
-        blocks: What is gathered at a time. "auto": the repeated layers, those that stand in a ModuleList or Sequential beside others of their
-            class, or what a model of transformers names. Or a class, a name pattern (``"layers.*"``: ``*`` is one part of a name, ``**`` any number), a list of them, or a number: the
-            smallest modules that have so many parameters.
-        precision: "bf16" or "fp16": parameters are gathered and computed in it; gradients are added up, and shards kept, in the model's own
-            dtype. Or torch's MixedPrecisionPolicy.
+        blocks: What is gathered at a time. "auto": the repeated layers, those that stand in a ModuleList or Sequential
+            beside others of their class, or what a model of transformers names. Or a class, a name pattern
+            (``"layers.*"``: ``*`` is one part of a name, ``**`` any number), a list of them, or a number: the smallest
+            modules that have so many parameters.
+        precision: "bf16" or "fp16": parameters are gathered and computed in it; gradients are added up, and shards
+            kept, in the model's own dtype. Or torch's MixedPrecisionPolicy.
         cpu_offload: Keep shards, gradients and optimizer states in the host's memory.
-        reshard_after_forward: As in torch's ``fully_shard``: False keeps a block gathered until its backward. Of a pipeline's stages it is False.
-        defer_gradients: With ``accumulate``: add up whole gradients on each rank, and send them with a step's last micro-batch; takes the memory
-            of all gradients.
+        reshard_after_forward: As in torch's ``fully_shard``: False keeps a block gathered until its backward. Of a
+            pipeline's stages it is False.
+        defer_gradients: With ``accumulate``: add up whole gradients on each rank, and send them with a step's last
+            micro-batch; takes the memory of all gradients.
         sync_batchnorm: Let BatchNorm see the samples of all ranks; else each rank keeps its own statistics.
-        init_weights: For modules on the meta device: a function that initialises one module; None: its ``reset_parameters()``; False: a
-            checkpoint will be loaded.
+        init_weights: For modules on the meta device: a function that initialises one module; None: its
+            ``reset_parameters()``; False: a checkpoint will be loaded.
         seed: For that: each module is seeded by it and its name.
         ctx: The job; None: the one that ``init()`` joined.
         wait_s: Seconds to wait for the slowest rank to arrive; None: 60, or the job's timeout if that is less.
@@ -83,7 +87,8 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
         The model.
 
     Raises:
-        ModelError: The model differs between ranks, is spread already, or can't be initialised; names what. The same error on every rank.
+        ModelError: The model differs between ranks, is spread already, or can't be initialised; names what. The same
+            error on every rank.
         UsageError: Options that can't work, or a mesh without a shard axis.
         CollectiveTimeoutError: A rank did not arrive; names it.
 
@@ -97,7 +102,8 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
         #: Of a pipeline each stage is gathered apart.
         stages: list[Any] = getattr(model, "stage_modules", [])
         if stages and reshard_after_forward is None:
-            # Micro-batches follow each other through a stage; and a backward in two halves (zero bubble) seeks the gathered weights.
+            # Micro-batches follow each other through a stage; and a backward in two halves (zero bubble) seeks the
+            # gathered weights.
             reshard_after_forward = False
         found = _choose_blocks(model, find_blocks(model, blocks, rank=ctx.rank))
         maker = Materialiser(model, ctx.device, init_weights, seed)
@@ -130,9 +136,7 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
         arguments: dict[str, Any] = {
             "mesh": mesh,
             "mp_policy": policy,
-            "offload_policy": CPUOffloadPolicy(pin_memory=ctx.device.type != "cpu")
-            if cpu_offload
-            else OffloadPolicy(),
+            "offload_policy": CPUOffloadPolicy(pin_memory=ctx.device.type != "cpu") if cpu_offload else OffloadPolicy(),
         }
         with noting_replaced(model):
             for name, block in found.items():
@@ -151,8 +155,8 @@ def apply_fsdp(  # noqa: PLR0913 - most calls give none
             model.compute_in(policy.param_dtype)
         if defer_gradients:
             defer_reduction(model)
-        # That a module returned a view, as a linear layer on the CPU does, is the same on all ranks: once is enough. Of the whole model it
-        # does no harm, as the blocks' own hooks stay.
+        # That a module returned a view, as a linear layer on the CPU does, is the same on all ranks: once is enough. Of
+        # the whole model it does no harm, as the blocks' own hooks stay.
         warnings.filterwarnings("once" if ctx.is_main else "ignore", message="FSDP2-wrapped module")
         if found:
             warnings.filterwarnings("ignore", message=rf"FSDP2-wrapped module \({type(model).__name__}\)")
@@ -214,9 +218,7 @@ def _choose_blocks(model: nn.Module, blocks: dict[str, nn.Module]) -> dict[str, 
     return {name: block for name, block in blocks.items() if name in held - tied}
 
 
-def _prepare(
-    modules: Iterable[tuple[str, nn.Module]], maker: Materialiser, mesh: DeviceMesh, ctx: RankContext
-) -> None:
+def _prepare(modules: Iterable[tuple[str, nn.Module]], maker: Materialiser, mesh: DeviceMesh, ctx: RankContext) -> None:
     """Give the modules of a block their values, the same on all ranks, on this rank's device: as short as can be."""
     modules = list(modules)
     maker.fill(modules)

@@ -25,8 +25,8 @@ class Materialiser:
     Args:
         model: The whole model, for what it says of itself.
         device: Where the values go.
-        init: As ``init_weights`` of ``apply_fsdp``. False: until a checkpoint is loaded every weight is NaN. None: ``reset_parameters()`` of
-            the module, or of a model of transformers its ``_init_weights``.
+        init: As ``init_weights`` of ``apply_fsdp``. False: until a checkpoint is loaded every weight is NaN. None:
+            ``reset_parameters()`` of the module, or of a model of transformers its ``_init_weights``.
         seed: The job's.
     """
 

@@ -20,9 +20,7 @@ def parse_size(size: str | int) -> int:
     else:
         found = _SIZE.fullmatch(size.strip())
         if found is None:
-            raise UsageError(
-                f"{size!r} is not a size of memory", hint="use 80GB, 512MB, or a number of bytes"
-            )
+            raise UsageError(f"{size!r} is not a size of memory", hint="use 80GB, 512MB, or a number of bytes")
         number, unit = float(found[1]), found[2].lower()
     if number <= 0:
         raise UsageError(f"a memory of {size!r} holds nothing", hint="use 80GB, 512MB, or a number of bytes")
@@ -46,11 +44,13 @@ class Memory:
         buffers: Those of the whole model: they are not sharded.
         gradients: The rank's own part.
         optimizer: The optimizer's states after its first step.
-        communication: Under FSDP: the whole parameters outside of blocks, those of the two largest neighbouring blocks (one
-            computes, the next is being fetched), and gradients before they are scattered. Under DDP: the largest gradient
-            on its way into the bucket that holds it from then on. In a pipeline: the room for what all micro-batches receive, the last
-            stage's outputs, and beside copies all gradients once more, as they are added up in one piece.
-        activations: What autograd keeps when backward begins, and in a plan the gradient of the largest of it; None: no batch was given.
+        communication: Under FSDP: the whole parameters outside of blocks, those of the two largest neighbouring blocks
+            (one computes, the next is being fetched), and gradients before they are scattered. Under DDP: the largest
+            gradient on its way into the bucket that holds it from then on. In a pipeline: the room for what all
+            micro-batches receive, the last stage's outputs, and beside copies all gradients once more, as they are
+            added up in one piece.
+        activations: What autograd keeps when backward begins, and in a plan the gradient of the largest of it; None: no
+            batch was given.
     """
 
     parameters: int = 0
@@ -63,7 +63,14 @@ class Memory:
     @property
     def total(self) -> int:
         """All of it: as if all were there at once, as it is when gradients of several micro-batches are added up."""
-        return self.parameters + self.buffers + self.gradients + self.optimizer + self.communication + (self.activations or 0)  # fmt: skip
+        return (
+            self.parameters
+            + self.buffers
+            + self.gradients
+            + self.optimizer
+            + self.communication
+            + (self.activations or 0)
+        )
 
     def add(self: Held, other: Memory) -> Held:
         """Return the sums; activations that nobody has measured stay unknown."""

@@ -30,7 +30,9 @@ _WAIT_S = 60.0
 #: So many differences are spelled out; one is usually the reason of all.
 _MOST_NAMED = 4
 _SHARD = "["
-_ORDER_HINT = "DDP pairs parameters by their order: build the model in the same order on every rank (no sets, no threads)"
+_ORDER_HINT = (
+    "DDP pairs parameters by their order: build the model in the same order on every rank (no sets, no threads)"
+)
 
 
 def check_same_model(
@@ -115,17 +117,14 @@ def _raise_difference(of_rank: Mapping[int, Mapping[str, Any]], call: str) -> No
     settings = [
         f"{name} is {'; '.join(f'{value} on {name_ranks(who)}' for value, who in held.items())}"
         for name in next(iter(of_rank.values()))["settings"]
-        if len(held := _group_ranks({rank: str(one["settings"].get(name)) for rank, one in of_rank.items()}))
-        > 1
+        if len(held := _group_ranks({rank: str(one["settings"].get(name)) for rank, one in of_rank.items()})) > 1
     ]
     if settings:
         raise ModelError(
             f"{call} was called with different options: {'. '.join(settings)}",
             hint="give every rank the same options",
         )
-    tensors = {
-        rank: {(kind, name): what for kind, name, what in one["tensors"]} for rank, one in of_rank.items()
-    }
+    tensors = {rank: {(kind, name): what for kind, name, what in one["tensors"]} for rank, one in of_rank.items()}
     names = list(dict.fromkeys(name for held in tensors.values() for name in held))
     differing = [text for name in names if (text := _describe_difference(name, tensors))]
     if differing:
@@ -144,9 +143,7 @@ def _raise_difference(of_rank: Mapping[int, Mapping[str, Any]], call: str) -> No
     )
 
 
-def _describe_difference(
-    key: tuple[str, str], tensors: Mapping[int, Mapping[tuple[str, str], str]]
-) -> str | None:
+def _describe_difference(key: tuple[str, str], tensors: Mapping[int, Mapping[tuple[str, str], str]]) -> str | None:
     kind, name = key
     held = _group_ranks({rank: mine.get(key, "") for rank, mine in tensors.items()})
     if len(held) == 1:
@@ -154,7 +151,9 @@ def _describe_difference(
     without = held.pop("", None)
     if without and len(held) == 1:
         what, ranks = next(iter(held.items()))
-        return f"{name_ranks(without)} {_has(without)} no {kind} {name!r} ({what}); {name_ranks(ranks)} {_has(ranks)} it"
+        return (
+            f"{name_ranks(without)} {_has(without)} no {kind} {name!r} ({what}); {name_ranks(ranks)} {_has(ranks)} it"
+        )
     text = "; ".join(f"{what} on {name_ranks(ranks)}" for what, ranks in held.items())
     return f"{kind} {name!r}: {text}" + (f"; absent on {name_ranks(without)}" if without else "")
 
@@ -236,7 +235,8 @@ def check_replicas(
     """Check that ranks hold the same weights, to the bit, where they must; once an epoch, or after loading a checkpoint.
 
     DDP shares the weights of rank 0 once, when it wraps. What is loaded afterwards on one rank only, trained through
-    ``ddp.module``, or unfrozen after the wrap silently diverges. Of a sharded model, ranks are compared that hold the same shard.
+    ``ddp.module``, or unfrozen after the wrap silently diverges. Of a sharded model, ranks are compared that hold the
+    same shard.
 
     Args:
         model: The model, wrapped or not.

@@ -70,34 +70,38 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
 ) -> ParameterServer:
     """Make the first ranks servers of the model's parameters, and the others workers.
 
-    Parameters that are trained are spread over the servers: whole tensors by size, and those above ``split_bytes`` as ranges. The
-    values are the servers' from then on; frozen parameters and buffers (such as BatchNorm's) stay each worker's own, so build the model
-    from one seed on all ranks.
+    Parameters that are trained are spread over the servers: whole tensors by size, and those above ``split_bytes`` as
+        ranges. The
+    values are the servers' from then on; frozen parameters and buffers (such as BatchNorm's) stay each worker's own, so
+    build the model from one seed on all ranks.
 
     Args:
         model: The model, on the CPU on servers; on workers where it computes.
-        optimizer: Makes the optimizer of one server's part, given its parameters (a range is a parameter of one dimension).
+        optimizer: Makes the optimizer of one server's part, given its parameters (a range is a parameter of one
+            dimension).
         servers: How many ranks are servers; None: what `rankwise run --role-counts ps=2,worker=6` says, or 1.
-        mode: ``"sync"``: one update for the average of all workers' gradients; equal to one process with all their samples.
-            ``"stale"``: the same averages, but a worker computes with parameters that are up to ``staleness`` updates old, and waits
-            no earlier. ``"async"``: each gradient is an update, at once.
+        mode: ``"sync"``: one update for the average of all workers' gradients; equal to one process with all their
+            samples. ``"stale"``: the same averages, but a worker computes with parameters that are up to ``staleness``
+            updates old, and waits no earlier. ``"async"``: each gradient is an update, at once.
         staleness: That bound, with ``mode="stale"``.
-        backup_workers: With ``mode="sync"``: do not wait for this many of the slowest workers; what they send late is dropped and counted.
-            Each server chooses by what has reached it.
-        clip_norm: Clip by the norm of the whole model's gradient: of the average, or of each worker's gradient if ``mode="async"``.
-        table_optimizer: The same for the rows of each ``ServedEmbedding`` in the model: one that takes sparse gradients, as SparseAdam,
-            Adagrad or SGD; None: as ``optimizer``.
+        backup_workers: With ``mode="sync"``: do not wait for this many of the slowest workers; what they send late is
+            dropped and counted. Each server chooses by what has reached it.
+        clip_norm: Clip by the norm of the whole model's gradient: of the average, or of each worker's gradient if
+            ``mode="async"``.
+        table_optimizer: The same for the rows of each ``ServedEmbedding`` in the model: one that takes sparse
+            gradients, as SparseAdam, Adagrad or SGD; None: as ``optimizer``.
         scheduler: Makes a learning-rate schedule of a server's optimizer; one step for each update.
         split_bytes: See above; None: never, for update rules that look at whole tensors (Adafactor, LAMB, Muon).
-        coordinator: Whether the first rank that is not a server schedules functions on the others: ``ps.schedule``, ``ps.join``, ``ps.fetch``;
-            they run them in ``ps.work()``. Only with ``mode="async"``.
-        resume: A plain optimizer of this model, whose states the servers continue with: of a checkpoint that was loaded into both.
+        coordinator: Whether the first rank that is not a server schedules functions on the others: ``ps.schedule``,
+            ``ps.join``, ``ps.fetch``; they run them in ``ps.work()``. Only with ``mode="async"``.
+        resume: A plain optimizer of this model, whose states the servers continue with: of a checkpoint that was loaded
+            into both.
         num_updates: How many updates were made before: where versions and the schedule begin.
-        recovery_folder: Where servers copy what they hold, after each ``save_every`` updates. Where ranks are started again alone, one that dies
-            is restarted from its last copy; the updates since are lost, except the last of each worker, which is sent again: with
-            ``save_every=1`` none are. A start of the whole job begins with the model's values, not with copies: those of the previous run are
-            renamed to ``shard-N.previous.pt``. Two jobs at once need a folder each. None: where ranks are started again alone, in the host's
-            memory.
+        recovery_folder: Where servers copy what they hold, after each ``save_every`` updates. Where ranks are started
+            again alone, one that dies is restarted from its last copy; the updates since are lost, except the last of
+            each worker, which is sent again: with ``save_every=1`` none are. A start of the whole job begins with the
+            model's values, not with copies: those of the previous run are renamed to ``shard-N.previous.pt``. Two jobs
+            at once need a folder each. None: where ranks are started again alone, in the host's memory.
         save_every: See above.
         timeout_s: Seconds that the others wait for a worker, which is left out then; None: that of ``init()``.
 
@@ -159,9 +163,17 @@ class ParameterServer:
     """
 
     def __init__(
-        self, ctx: RankContext, workers: Sequence[int], num_servers: int, rules: Rules, store: dist.Store, *,
-        server: Server | None = None, worker: Worker | None = None, coordinator: Coordinator | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        ctx: RankContext,
+        workers: Sequence[int],
+        num_servers: int,
+        rules: Rules,
+        store: dist.Store,
+        *,
+        server: Server | None = None,
+        worker: Worker | None = None,
+        coordinator: Coordinator | None = None,
+    ) -> None:
         self._ctx, self._rules, self._store = ctx, rules, store
         self._server, self._worker, self._coordinator = server, worker, coordinator
         self.is_server, self.is_coordinator = server is not None, coordinator is not None
@@ -173,12 +185,15 @@ class ParameterServer:
     def serve(self) -> dict[str, Any]:
         """Serve the parameters until all workers have ended, or are gone.
 
-        SIGTERM and SIGUSR1 are notices from now on: the workers' ``should_stop()`` returns True, and this returns when they have ended.
-        Then the server writes what it holds to ``recovery_folder``, if there is one, and the next start of the job continues from it.
+        SIGTERM and SIGUSR1 are notices from now on: the workers' ``should_stop()`` returns True, and this returns when
+            they have ended.
+        Then the server writes what it holds to ``recovery_folder``, if there is one, and the next start of the job
+        continues from it.
 
         Returns:
-            ``shards``: for each its ``version``, how many gradients were ``applied`` and ``dropped``, the histogram of their
-            ``staleness``, and the workers ``expelled``; the workers that ``ended``, and those ``lost``, with the reason.
+            ``shards``: for each its ``version``, how many gradients were ``applied`` and ``dropped``, the histogram of
+            their ``staleness``, and the workers ``expelled``; the workers that ``ended``, and those ``lost``, with the
+            reason.
 
         Raises:
             UsageError: This rank is a worker.
@@ -211,8 +226,8 @@ class ParameterServer:
         """Send the model's gradients to the servers, and set them to None.
 
         Args:
-            weight: This worker's part in the average: the number of its samples, where workers have batches of different size and each
-                averages its own loss.
+            weight: This worker's part in the average: the number of its samples, where workers have batches of
+                different size and each averages its own loss.
 
         Raises:
             UsageError: This rank is a server, or has not pulled.
@@ -225,8 +240,9 @@ class ParameterServer:
         """Fill the model with the servers' parameters, and return a plain optimizer over it that has their states.
 
         Both are what a training in one process would have, and are saved as such, by this worker alone:
-        ``rankwise.checkpoint.save(folder, {"model": model, "optimizer": ps.gather()}, step=step, alone=True)``. In synchronous mode all
-        parts are of one version: that with everything that this worker has pushed. Rows of served embeddings are not in it.
+        ``rankwise.checkpoint.save(folder, {"model": model, "optimizer": ps.gather()}, step=step, alone=True)``. In
+        synchronous mode all parts are of one version: that with everything that this worker has pushed. Rows of served
+        embeddings are not in it.
 
         Returns:
             The optimizer.
@@ -251,8 +267,8 @@ class ParameterServer:
     def schedule(self, function: Callable[..., Any], args: Sequence[Any] = ()) -> Handle:
         """Have a function called on some worker, and return at once.
 
-        A function whose worker is lost is called again on another. What ``fetch`` returns has been computed once to its end; what a
-        lost worker had pushed before stays pushed.
+        A function whose worker is lost is called again on another. What ``fetch`` returns has been computed once to its
+        end; what a lost worker had pushed before stays pushed.
 
         Args:
             function: Of the script's top level, so that workers find it by name.
@@ -330,8 +346,8 @@ class ParameterServer:
     def close(self) -> None:
         """Tell the servers that this worker has ended, and workers that there is nothing more to do; leaving the job does it too.
 
-        While an exception propagates (``finally: ps.close()``), the worker has not ended: for the servers it is lost then, and
-        may be started again.
+        While an exception propagates (``finally: ps.close()``), the worker has not ended: for the servers it is lost
+        then, and may be started again.
         """
         if self._coordinator is not None:
             self._coordinator.close()
@@ -341,7 +357,7 @@ class ParameterServer:
 
     def _as_coordinator(self, what: str) -> Coordinator:
         hint = "ask ps.is_coordinator first; parameter_server(..., coordinator=True) has one"
-        return self._need(self._coordinator, f"{what}() on rank {self._ctx.rank}, which is not the coordinator", hint)  # fmt: skip
+        return self._need(self._coordinator, f"{what}() on rank {self._ctx.rank}, which is not the coordinator", hint)
 
     def _as_worker(self, what: str) -> Worker:
         hint = "servers call ps.serve() and nothing else: ask ps.is_server first"

@@ -35,13 +35,15 @@ def balance(
     Of several such cuts it is the one whose parts are most even: with the least sum of squares.
 
     Args:
-        costs: Time of each unit, 0 or more, in any unit of measure; or a row of them for each part, where devices differ in speed.
+        costs: Time of each unit, 0 or more, in any unit of measure; or a row of them for each part, where devices
+            differ in speed.
         parts: How many parts.
         limits: Bytes that each part may hold.
         sizes: Bytes that each unit holds; or a row of them for each part.
         names: Of the parts, for errors; None: "part 0" and so on.
         may_be_empty: Whether a part may hold no unit, such as a slow device that is not needed.
-        total: Let the sum over all parts be the least instead, for parts of different speed that work one after the other.
+        total: Let the sum over all parts be the least instead, for parts of different speed that work one after the
+            other.
 
     Returns:
         ``parts`` indices, the first one 0: part p holds the units from its index up to that of part p + 1.
@@ -120,14 +122,24 @@ def _sum_ranges(rows: Sequence[Sequence[float]]) -> Callable[[int, int, int], fl
     return lambda part, begin, end: max(0, sums[part][end] - sums[part][begin])
 
 
-def _complain(held: Callable[[int, int, int], float], limits: Sequence[float], num_units: int, names: Sequence[str] | None, least: int) -> ModelError:  # fmt: skip
+def _complain(
+    held: Callable[[int, int, int], float],
+    limits: Sequence[float],
+    num_units: int,
+    names: Sequence[str] | None,
+    least: int,
+) -> ModelError:
     """Return the error that shows the cut which comes closest: its largest lack of memory is the smallest."""
-    _, begins = _solve(lambda part, *units: max(0, held(part, *units) - limits[part]), num_units, len(limits), max, least)  # fmt: skip
+    _, begins = _solve(
+        lambda part, *units: max(0, held(part, *units) - limits[part]), num_units, len(limits), max, least
+    )
     lines = []
     for part, units in enumerate(list_parts(begins, num_units)):
         name = names[part] if names is not None else f"part {part}"
         size = held(part, units.start, units.stop)
-        lines.append(f"{name} {show_size(int(size))} of {'any size' if limits[part] == inf else show_size(int(limits[part]))}{'' if size <= limits[part] else ' (too much)'}")  # fmt: skip
+        lines.append(
+            f"{name} {show_size(int(size))} of {'any size' if limits[part] == inf else show_size(int(limits[part]))}{'' if size <= limits[part] else ' (too much)'}"
+        )
     return ModelError(
         f"no cut of {num_units} units fits into the memory of {len(limits)} parts; the closest needs: {', '.join(lines)}",
         hint="more parts, smaller micro-batches, activation checkpointing, or an optimizer with fewer states",

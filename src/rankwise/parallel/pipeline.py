@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 class Pipeline(nn.Module):  # type: ignore[misc]
     """A model of which this rank has some stages; made by ``apply_pipeline``.
 
-    It is the model itself, less what other ranks have: names of parameters are those of the whole model. A call computes a forward pass
+    It is the model itself, less what other ranks have: names of parameters are those of the whole model. A call
+        computes a forward pass
     over all stages, without gradients, and returns the output on each. Training goes by ``step``, or a Trainer.
     """
 
@@ -135,14 +136,14 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         with torch.no_grad():
             return self.engine.infer((args, kwargs))
 
-    def step(
-        self, batch: Any, loss: Callable[[Any, Any], Any] | None = None, *, is_last: bool = True
-    ) -> torch.Tensor:
+    def step(self, batch: Any, loss: Callable[[Any, Any], Any] | None = None, *, is_last: bool = True) -> torch.Tensor:
         """Compute the gradients of one step: of the mean loss over the samples of all ranks.
 
         Args:
-            batch: This rank's share, the same on all stages: nested tensors, whose dim 0 are the samples. Any number of them.
-            loss: Takes the model and a batch; returns the mean loss over its samples, or ``(sum, count)``. None: the one that ``apply_pipeline`` was given.
+            batch: This rank's share, the same on all stages: nested tensors, whose dim 0 are the samples. Any number of
+                them.
+            loss: Takes the model and a batch; returns the mean loss over its samples, or ``(sum, count)``. None: the
+                one that ``apply_pipeline`` was given.
             is_last: False: gradients are added up, and the next step continues with them.
 
         Returns:
@@ -156,7 +157,11 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         """
         loss = loss or self.__dict__["_rankwise_loss"]
         if loss is None:
-            raise UsageError("pipe.step(batch) without a loss function", rank=self.engine.ctx.rank, hint="apply_pipeline(..., loss=lambda model, batch: ...), or pipe.step(batch, loss)")  # fmt: skip
+            raise UsageError(
+                "pipe.step(batch) without a loss function",
+                rank=self.engine.ctx.rank,
+                hint="apply_pipeline(..., loss=lambda model, batch: ...), or pipe.step(batch, loss)",
+            )
         return Pipelined(self, None).step(batch, loss, is_last=is_last)
 
     @contextmanager
@@ -164,8 +169,8 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         """Measure what the stages take in the steps of a ``with`` block, by ``step`` or a Trainer; run a few steps before it.
 
         Returns:
-            Filled at the block's end, the same on all ranks: ``print(profile)`` shows each stage's forward, backward and waiting, the bubble
-            beside the schedule's own, and proposals. The last 100 steps count.
+            Filled at the block's end, the same on all ranks: ``print(profile)`` shows each stage's forward, backward
+            and waiting, the bubble beside the schedule's own, and proposals. The last 100 steps count.
 
         Collective: every rank of the pipeline; each step begins with a barrier, and the block's end gathers.
         """
@@ -197,20 +202,26 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
 ) -> Pipeline:
     """Cut a model into stages over the mesh's pipeline axis: each rank keeps its own, and a batch flows through them in micro-batches.
 
-    Any ``nn.Sequential``, list of modules, or model whose forward calls blocks one after the other: what it computes around them goes to the
-    first and last stage. All ranks start from rank 0's weights. Weights that stages share (embedding and head) stay equal.
+    Any ``nn.Sequential``, list of modules, or model whose forward calls blocks one after the other: what it computes
+    around them goes to the first and last stage. All ranks start from rank 0's weights. Weights that stages share
+    (embedding and head) stay equal.
 
-    Without a mesh, over all ranks; with ``init(mesh={"pipeline": 2, "replicate": 2})`` each pipeline has a share of the data. Call ``apply_tensor_parallel`` before it,
-    ``apply_checkpointing`` and ``apply_fsdp`` after it. Build the optimizer last.
+    Without a mesh, over all ranks; with ``init(mesh={"pipeline": 2, "replicate": 2})`` each pipeline has a share of the
+    data. Call ``apply_tensor_parallel`` before it, ``apply_checkpointing`` and ``apply_fsdp`` after it. Build the
+    optimizer last.
 
     Args:
-        model: The whole model, the same on every rank, on any device; or on the meta device. Changed in place: it keeps this rank's stages.
-        schedule: "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"; or torch's name.
-        microbatches: Micro-batches of a batch; None: twice the number of stages. A batch with fewer samples has fewer, or runs by GPipe.
+        model: The whole model, the same on every rank, on any device; or on the meta device. Changed in place: it keeps
+            this rank's stages.
+        schedule: "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"; or
+            torch's name.
+        microbatches: Micro-batches of a batch; None: twice the number of stages. A batch with fewer samples has fewer,
+            or runs by GPipe.
         blocks: Between which parts it may be cut; as for ``apply_fsdp``. Of a Sequential "auto" are its layers.
-        cut: The names of the blocks with which the second and the following stages begin; or how many blocks each has. None: by ``example``; without one equally many.
-        example: A micro-batch, as ``loss`` takes it (without a loss: what the model is called with): rank 0 measures what each block takes, and the
-            stages are cut so that the slowest is as fast as can be.
+        cut: The names of the blocks with which the second and the following stages begin; or how many blocks each has.
+            None: by ``example``; without one equally many.
+        example: A micro-batch, as ``loss`` takes it (without a loss: what the model is called with): rank 0 measures
+            what each block takes, and the stages are cut so that the slowest is as fast as can be.
         stages_per_rank: For the interleaved schedules; None: 2.
         loss: For ``step``: takes the model and a batch, returns the mean loss over its samples or ``(sum, count)``.
         init_weights: As for ``apply_fsdp``.
@@ -241,9 +252,12 @@ def apply_pipeline(  # noqa: PLR0913 - most calls give two
     misfit = find_misfit(kind, microbatches, num_ranks, per_rank)
     if misfit is not None:
         raise UsageError(f"{misfit[0]}", rank=ctx.rank, hint=misfit[1])
-    layout, shapes, dealt, bounds = cut_model(model, ctx, num_stages, blocks=blocks, cut=cut, example=example, loss=loss)  # fmt: skip
+    layout, shapes, dealt, bounds = cut_model(
+        model, ctx, num_stages, blocks=blocks, cut=cut, example=example, loss=loss
+    )
     maker = Materialiser(model, ctx.device, init_weights, seed)
-    # One rank's model on the meta device, another's with values: the first one's weights would be sent to a rank that receives none.
+    # One rank's model on the meta device, another's with values: the first one's weights would be sent to a rank that
+    # receives none.
     num_meta = sum(one.is_meta for one in (*model.parameters(), *model.buffers()))
     settings = {"schedule": kind.name, "microbatches": microbatches, "bounds": bounds, "seed": seed}
     check_same_model(
@@ -340,7 +354,9 @@ def cut_model(
         layout = layout.follow(calls)
     bounds = list_bounds(layout.blocks, num_stages, cut, rank=ctx.rank)
     if cut is None and example is not None:
-        bounds = _ask_main(ctx, lambda: _measure(model, layout, num_stages, example, loss), "rank 0 measures the blocks")  # fmt: skip
+        bounds = _ask_main(
+            ctx, lambda: _measure(model, layout, num_stages, example, loss), "rank 0 measures the blocks"
+        )
     return layout, shapes, deal(model, layout, bounds, calls), bounds
 
 

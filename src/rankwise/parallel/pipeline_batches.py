@@ -39,9 +39,7 @@ def split(batch: Any, number: int) -> list[Chunk]:
     """
     tree, tensors = take_tensors(batch)
     total = max((one.shape[0] for one in tensors if one.dim()), default=0)
-    pieces = [
-        one.tensor_split(number) if one.dim() and one.shape[0] == total else [one] * number for one in tensors
-    ]
+    pieces = [one.tensor_split(number) if one.dim() and one.shape[0] == total else [one] * number for one in tensors]
     sizes = [total // number + (place < total % number) for place in range(number)]
     return [
         Chunk(put_tensors(tree, [one[place] for one in pieces]), size / total if total else 0.0, size)
@@ -90,7 +88,9 @@ class Stub:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Note the call."""
         if self.call is not None:
-            raise UsageError("the loss function calls the model twice", hint="a pipeline computes one forward for each micro-batch")  # fmt: skip
+            raise UsageError(
+                "the loss function calls the model twice", hint="a pipeline computes one forward for each micro-batch"
+            )
         self.call = (args, kwargs)
         self.autocast = find_autocast()
         if self._is_asked:
@@ -137,7 +137,10 @@ def detach(value: Any) -> Any:
     """Return what a loss function returned without its graph; numbers as tensors."""
     if isinstance(value, Tensor):
         return value.detach()
-    leaves = [one.detach() if isinstance(one, Tensor) else torch.tensor(float(one), dtype=torch.float64) for _, one in flatten(value)]  # fmt: skip
+    leaves = [
+        one.detach() if isinstance(one, Tensor) else torch.tensor(float(one), dtype=torch.float64)
+        for _, one in flatten(value)
+    ]
     return unflatten(value, leaves)
 
 

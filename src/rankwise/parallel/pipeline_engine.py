@@ -49,9 +49,17 @@ class Engine:
     """The stages of this rank, and how they are run."""
 
     def __init__(
-        self, ctx: RankContext, model: nn.Module, kind: Kind, stages: Sequence[Stage], shapes: Shapes, *,
-        deal: Deal, microbatches: int, group: dist.ProcessGroup,
-    ) -> None:  # fmt: skip
+        self,
+        ctx: RankContext,
+        model: nn.Module,
+        kind: Kind,
+        stages: Sequence[Stage],
+        shapes: Shapes,
+        *,
+        deal: Deal,
+        microbatches: int,
+        group: dist.ProcessGroup,
+    ) -> None:
         self.ctx, self.model, self.kind, self.stages, self.shapes = ctx, model, kind, stages, shapes
         self.deal, self.microbatches, self.group = deal, microbatches, group
         self.column = tuple(dist.get_process_group_ranks(group))
@@ -117,16 +125,14 @@ class Engine:
         schedule._loss_fn = _refuse
         return self._share(combine(returned, chunks) if self.has_last else None)
 
-    def _begin(
-        self, plans: Sequence[Plan], calls: Sequence[Call], autocast: Any, recorder: Recorder | None
-    ) -> None:
+    def _begin(self, plans: Sequence[Plan], calls: Sequence[Call], autocast: Any, recorder: Recorder | None) -> None:
         """Tell this rank's stages what they are about to compute."""
         for stage in self.stages:
             stage.prepare(plans, calls)
             stage.has_backward, stage.stage_index_to_group_rank = True, self._homes
             stage.autocast, stage.recorder = autocast, recorder
 
-    def _prepare(self, batch: Any, loss: Callable[[Any, Any], Any]) -> tuple[list[Chunk], list[Call], Any, list[Plan]]:  # fmt: skip
+    def _prepare(self, batch: Any, loss: Callable[[Any, Any], Any]) -> tuple[list[Chunk], list[Call], Any, list[Plan]]:
         """Cut a batch into micro-batches, as many on every rank, and find out what each needs."""
         described, problem = describe_batch(batch)
         if self._num_runs < 1 and not problem:
@@ -142,7 +148,9 @@ class Engine:
             largest = self._agree(compared)
         return prepared if prepared and largest == self.num_samples else self._cut(batch, loss, largest)
 
-    def _cut(self, batch: Any, loss: Callable[[Any, Any], Any], largest: int) -> tuple[list[Chunk], list[Call], Any, list[Plan]]:  # fmt: skip
+    def _cut(
+        self, batch: Any, loss: Callable[[Any, Any], Any], largest: int
+    ) -> tuple[list[Chunk], list[Call], Any, list[Plan]]:
         number = max(find_least(self.kind, len(self.column)), min(self.microbatches, largest))
         chunks = split(batch, number)
         asked = [ask(self.model, chunk.batch, loss) for chunk in chunks]
@@ -162,12 +170,18 @@ class Engine:
         failed = {rank: one.partition("\t")[0] for rank, one in of_rank.items() if one.partition("\t")[0]}
         if failed:
             rank, problem = next(iter(failed.items()))
-            raise UsageError(problem, rank=rank, hint="every stage is given the batch: nested tensors whose dim 0 are the samples")  # fmt: skip
+            raise UsageError(
+                problem, rank=rank, hint="every stage is given the batch: nested tensors whose dim 0 are the samples"
+            )
         first = self.column[0]
         other = next((rank for rank in self.column if of_rank[rank] != of_rank[first]), None)
         if other is not None:
             forms = [of_rank[rank].split("\t") for rank in (first, other)]
-            what = f"{forms[0][1]} on rank {first} and {forms[1][1]} on rank {other}" if forms[0][1] != forms[1][1] else f"the same shapes, but other values on rank {first} than on rank {other}"  # fmt: skip
+            what = (
+                f"{forms[0][1]} on rank {first} and {forms[1][1]} on rank {other}"
+                if forms[0][1] != forms[1][1]
+                else f"the same shapes, but other values on rank {first} than on rank {other}"
+            )
             raise CollectiveError(
                 f"the stages of a pipeline have different batches: {what}",
                 rank=self.ctx.rank,
@@ -189,21 +203,32 @@ class Engine:
                 hint="return the same kind and names for every batch",
             )
         tree, dtypes = self._form
-        flat = torch.stack([one.double() for one in values]).to(device) if self.has_last else torch.empty(len(dtypes), dtype=torch.float64, device=device)  # fmt: skip
+        flat = (
+            torch.stack([one.double() for one in values]).to(device)
+            if self.has_last
+            else torch.empty(len(dtypes), dtype=torch.float64, device=device)
+        )
         self._pass_on(flat)
-        return put_tensors(tree, [one.to(getattr(torch, dtype)) for one, dtype in zip(flat.unbind(), dtypes, strict=True)])  # fmt: skip
+        return put_tensors(
+            tree, [one.to(getattr(torch, dtype)) for one, dtype in zip(flat.unbind(), dtypes, strict=True)]
+        )
 
     def _pass_on(self, flat: Tensor) -> None:
         """Give a tensor of the rank with the last stage to all, from neighbour to neighbour.
 
-        Backwards end there first, so that each has it before it has ended its own; a broadcast would wait for all of them.
+        Backwards end there first, so that each has it before it has ended its own; a broadcast would wait for all of
+        them.
         """
         own = self.column.index(self.ctx.rank)
         if own != self.last:
             nearer = own + (1 if own < self.last else -1)
             dist.recv(flat, src=self.column[nearer], group=self.group)
         farther = {own - 1} if own < self.last else {own + 1} if own > self.last else {own - 1, own + 1}
-        works = [dist.isend(flat, dst=self.column[one], group=self.group) for one in sorted(farther) if 0 <= one < len(self.column)]  # fmt: skip
+        works = [
+            dist.isend(flat, dst=self.column[one], group=self.group)
+            for one in sorted(farther)
+            if 0 <= one < len(self.column)
+        ]
         for work in works:
             work.wait()
 
@@ -233,7 +258,7 @@ class Engine:
             tensors = list(output) if isinstance(output, tuple) else [output]
         for one in tensors:
             if one.numel():
-                dist.broadcast(one.contiguous() if self.has_last else one, src=self.column[self.last], group=self.group)  # fmt: skip
+                dist.broadcast(one.contiguous() if self.has_last else one, src=self.column[self.last], group=self.group)
         return put_tensors(plan.output, tensors)
 
 
@@ -257,9 +282,10 @@ class Kind:
         name: As callers say it.
         torch_name: Of torch's class.
         stages_per_rank: How many by default.
-        placement: "single", one stage for each rank; "loop", the next rank has the next stage, and after the last the first;
-            "v", back from the last rank to the first.
-        stand_in: A schedule of the same placement that takes any number of micro-batches: for a batch that is too small.
+        placement: "single", one stage for each rank; "loop", the next rank has the next stage, and after the last the
+            first; "v", back from the last rank to the first.
+        stand_in: A schedule of the same placement that takes any number of micro-batches: for a batch that is too
+            small.
         has_halves: Whether gradients of the weights are computed after those of the inputs.
     """
 
@@ -294,7 +320,7 @@ KINDS = {
 def find_kind(name: str, *, rank: int | None = None) -> Kind:
     """Return a schedule by its name, or by that of torch's class."""
     plain = _simplify(str(name))
-    found = next((one for one in KINDS.values() if plain in {_simplify(one.name), _simplify(one.torch_name)}), None)  # fmt: skip
+    found = next((one for one in KINDS.values() if plain in {_simplify(one.name), _simplify(one.torch_name)}), None)
     if found is None:
         raise UsageError(f"schedule={name!r}", rank=rank, hint=f"one of {', '.join(KINDS)}")
     if not hasattr(pipelining, found.torch_name):
@@ -311,13 +337,14 @@ def _simplify(name: str) -> str:
     return "zbv" if plain == "zbvzerobubble" else plain
 
 
-def find_misfit(
-    kind: Kind, microbatches: int, num_ranks: int, stages_per_rank: int
-) -> tuple[str, str] | None:
+def find_misfit(kind: Kind, microbatches: int, num_ranks: int, stages_per_rank: int) -> tuple[str, str] | None:
     """Say why a schedule can't run so many micro-batches over so many stages, and what would do; None if it can."""
     stages = num_ranks * stages_per_rank
     if kind.placement == "single" and stages_per_rank != 1:
-        return f"{kind.name} has 1 stage on each rank, and not {stages_per_rank}", "schedule='interleaved_1f1b', or leave stages_per_rank out"  # fmt: skip
+        return (
+            f"{kind.name} has 1 stage on each rank, and not {stages_per_rank}",
+            "schedule='interleaved_1f1b', or leave stages_per_rank out",
+        )
     if kind.placement == "v" and stages_per_rank != 2:
         return (
             f"{kind.name} has 2 stages on each rank, and not {stages_per_rank}",
@@ -337,9 +364,7 @@ def find_misfit(
     return None
 
 
-def build_schedule(
-    kind: Kind, stages: Sequence[Any], microbatches: int, loss: Callable[[Any, Any], Any]
-) -> Any:
+def build_schedule(kind: Kind, stages: Sequence[Any], microbatches: int, loss: Callable[[Any, Any], Any]) -> Any:
     """Return torch's schedule for so many micro-batches; what doesn't fit runs by the stand-in, with the same result."""
     per_rank = len(stages)
     num_ranks = stages[0].num_stages // per_rank
@@ -347,7 +372,8 @@ def build_schedule(
         kind = KINDS[kind.stand_in]
     made = getattr(pipelining, kind.torch_name)
     held = stages[0] if kind.placement == "single" else list(stages)
-    # torch 2.8 refuses any schedule of one stage a rank for fewer micro-batches than stages; GPipe's order is the same for any number.
+    # torch 2.8 refuses any schedule of one stage a rank for fewer micro-batches than stages; GPipe's order is the same
+    # for any number.
     least = stages[0].num_stages if kind.name == "gpipe" else 1
     built = made(held, max(microbatches, least), loss_fn=loss, scale_grads=False)
     built._n_microbatches = microbatches
@@ -356,7 +382,8 @@ def build_schedule(
 
 def find_least(kind: Kind, num_ranks: int) -> int:
     """Return how many micro-batches a step must have, some of which may be of no samples."""
-    # In torch 2.8 the ranks of a loop run in step with each other, and of fewer micro-batches one would compute before it has received.
+    # In torch 2.8 the ranks of a loop run in step with each other, and of fewer micro-batches one would compute before
+    # it has received.
     is_in_step = not issubclass(getattr(pipelining, kind.torch_name), _PipelineScheduleRuntime)
     return num_ranks if kind.placement == "loop" and is_in_step else 1
 

@@ -29,8 +29,8 @@ class Layout:
 
     Attributes:
         blocks: Names, in the order in which they are called.
-        around: The parts that stand around the blocks and have parameters, or buffers that a checkpoint has, in the model's order; for
-            each how many blocks stand before it.
+        around: The parts that stand around the blocks and have parameters, or buffers that a checkpoint has, in the
+            model's order; for each how many blocks stand before it.
         owners: The modules around these parts, outermost first: the model is "".
     """
 
@@ -56,12 +56,11 @@ class Layout:
         return replace(self, blocks=blocks, around=around)
 
 
-def find_layout(
-    model: nn.Module, blocks: Blocks = "auto", *, least: int = 2, rank: int | None = None
-) -> Layout:
+def find_layout(model: nn.Module, blocks: Blocks = "auto", *, least: int = 2, rank: int | None = None) -> Layout:
     """Find the blocks of a model, and what stands around them by the order in which the model holds its modules.
 
-    "auto" are, of a Sequential, its layers; of a model that repeats fewer than ``least`` parts, all that have parameters.
+    "auto" are, of a Sequential, its layers; of a model that repeats fewer than ``least`` parts, all that have
+    parameters.
     """
     is_auto = isinstance(blocks, str) and blocks == "auto"
     if is_auto and isinstance(model, nn.Sequential):
@@ -110,9 +109,11 @@ def list_bounds(names: Sequence[str], num_stages: int, cut: Any, *, rank: int | 
     else:
         missing = [one for one in given if one not in names]
         if missing:
-            raise UsageError(f"cut={given}: there is no block {missing[0]!r}", rank=rank, hint=f"blocks are {', '.join(names[:8])}")  # fmt: skip
+            raise UsageError(
+                f"cut={given}: there is no block {missing[0]!r}", rank=rank, hint=f"blocks are {', '.join(names[:8])}"
+            )
         bounds = [0, *(names.index(one) for one in given), len(names)]
-    is_fine = len(bounds) == num_stages + 1 and bounds[-1] == len(names) and all(a < b for a, b in pairwise(bounds))  # fmt: skip
+    is_fine = len(bounds) == num_stages + 1 and bounds[-1] == len(names) and all(a < b for a, b in pairwise(bounds))
     if not is_fine:
         raise UsageError(
             f"cut={given} does not make {num_stages} stages of {len(names)} blocks, each with one at least",
@@ -143,10 +144,11 @@ class Deal:
 def deal(model: nn.Module, layout: Layout, bounds: Sequence[int], calls: Calls | None) -> Deal:
     """Give each stage its parts and parameters; ``bounds`` says with which block each begins.
 
-    Where it is not known what a forward calls, what a module around the parts holds itself goes to the first and the last stage.
+    Where it is not known what a forward calls, what a module around the parts holds itself goes to the first and the
+    last stage.
     """
     last = len(bounds) - 2
-    stage_of = {name: stage for stage, (begin, end) in enumerate(pairwise(bounds)) for name in layout.blocks[begin:end]}  # fmt: skip
+    stage_of = {name: stage for stage, (begin, end) in enumerate(pairwise(bounds)) for name in layout.blocks[begin:end]}
     homes: dict[str, set[int]] = {}
     loose: dict[str, set[int]] = {}
     stage = 0
@@ -184,7 +186,10 @@ class Kept(nn.Module):  # type: ignore[misc]
 
     def forward(self, *_: Any, **__: Any) -> Any:
         """Never called: the stages are."""
-        raise ModelError("a part of the model that another stage has was called", hint="pipe.step(batch), or pipe(inputs) in evaluation")  # fmt: skip
+        raise ModelError(
+            "a part of the model that another stage has was called",
+            hint="pipe.step(batch), or pipe(inputs) in evaluation",
+        )
 
 
 def prune(model: nn.Module, layout: Layout, deal: Deal, own: Sequence[int]) -> None:
@@ -195,7 +200,11 @@ def prune(model: nn.Module, layout: Layout, deal: Deal, own: Sequence[int]) -> N
     called = {id(one) for part in parts for one in part.parameters()}
     for name in layout.owners:
         module = model.get_submodule(name)
-        module._parameters = {one: held for one, held in module._parameters.items() if f"{name}.{one}".removeprefix(".") in kept or held is None}  # fmt: skip
+        module._parameters = {
+            one: held
+            for one, held in module._parameters.items()
+            if f"{name}.{one}".removeprefix(".") in kept or held is None
+        }
     for name in layout.units:
         if stages.isdisjoint(deal.homes[name]):
             part = model.get_submodule(name)

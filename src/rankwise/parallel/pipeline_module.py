@@ -108,16 +108,18 @@ class Turn:
                 tensor.copy_(self.live[one])
                 self.live[one] = tensor
             self._known[id(tensor)] = tensor
-        return put_tensors(
-            event.returned, [self.live.get(one, self.plan.fakes[one]) for one in event.outputs]
-        )
+        return put_tensors(event.returned, [self.live.get(one, self.plan.fakes[one]) for one in event.outputs])
 
     def keep(self, number: int, given: Any, result: Any) -> None:
         """Note what a call of this stage has returned or changed, if a later stage may need it; and watch what comes behind it."""
         if not self.own.is_watched:
             return
         event = self.plan.events[number]
-        changed = [pair for pair in zip(event.inputs, list_tensors(given), strict=True) if pair[0] in event.mutated] if event.mutated else []  # fmt: skip
+        changed = (
+            [pair for pair in zip(event.inputs, list_tensors(given), strict=True) if pair[0] in event.mutated]
+            if event.mutated
+            else []
+        )
         for one, tensor in (*changed, *zip(event.outputs, list_tensors(result), strict=True)):
             self.live[one] = self._known[id(tensor)] = tensor
         self._watch()
@@ -132,7 +134,9 @@ class Turn:
         number, self._position = self._position, self._position + 1
         event = self.plan.events[number] if number < len(self.plan.events) else None
         if event is None or event.function != function:
-            raise _differ(f"calls {getattr(function, '__name__', function)}, where {event and (event.unit or event.function)} was expected")  # fmt: skip
+            raise _differ(
+                f"calls {getattr(function, '__name__', function)}, where {event and (event.unit or event.function)} was expected"
+            )
         if number < self.own.begin and not event.is_plain:
             return self.give(number, (args, kwargs))
         result = function(*args, **kwargs)
@@ -190,7 +194,7 @@ class Part(nn.Module):  # type: ignore[misc]
 def _make_part(name: str, turn: Turn, like: nn.Module, *, is_own: bool) -> Part:
     """Return a stand-in that is an instance of the part's class, too."""
     kind = type(like)
-    asked = {one: _hand_on(one) for one in ("__len__", "__iter__", "__getitem__", "__contains__") if hasattr(kind, one)}  # fmt: skip
+    asked = {one: _hand_on(one) for one in ("__len__", "__iter__", "__getitem__", "__contains__") if hasattr(kind, one)}
     try:
         made: Any = type(kind.__name__, (Part, kind), asked)
         return made(name, turn, like, is_own=is_own)  # type: ignore[no-any-return]
@@ -275,7 +279,7 @@ class StageModule(nn.Module):  # type: ignore[misc]
             if number is None and owner in self._owners:
                 continue
             module = self._owners.get(owner) or self._fake_model.get_submodule(owner)
-            value = self.turn.live[number] if number is not None else self._find(f"{owner}.{name}".removeprefix("."))  # fmt: skip
+            value = self.turn.live[number] if number is not None else self._find(f"{owner}.{name}".removeprefix("."))
             lent.append((module, name))
             module.__dict__[name] = value
         try:
@@ -284,10 +288,10 @@ class StageModule(nn.Module):  # type: ignore[misc]
             for module, name in lent:
                 del module.__dict__[name]
 
-    def _list_sent(self, plan: Plan, live: Mapping[int, Tensor]) -> tuple[Tensor, ...]:  # fmt: skip
+    def _list_sent(self, plan: Plan, live: Mapping[int, Tensor]) -> tuple[Tensor, ...]:
         """Return what the next stage receives."""
         sent = []
-        for number, form in zip(plan.stages[self.number + 1].enters, plan.enters(self.number + 1), strict=True):  # fmt: skip
+        for number, form in zip(plan.stages[self.number + 1].enters, plan.enters(self.number + 1), strict=True):
             one = live.get(number)
             if one is None:
                 one = self._find(plan.parameters[number])
@@ -316,7 +320,11 @@ class StageModule(nn.Module):  # type: ignore[misc]
             original, fake = model.get_submodule(name), self._fake_model.get_submodule(name)
             clone = original.__class__.__new__(original.__class__)
             clone.__dict__ = {**original.__dict__, "_modules": dict(original._modules)}
-            held = {own: one for own, one in original._parameters.items() if one is None or number in deal.holders[f"{name}.{own}".removeprefix(".")]}  # fmt: skip
+            held = {
+                own: one
+                for own, one in original._parameters.items()
+                if one is None or number in deal.holders[f"{name}.{own}".removeprefix(".")]
+            }
             # Else FSDP, which puts others in their place, does it for both.
             if len(held) < len(original._parameters):
                 clone.__dict__["_parameters"] = held

@@ -50,8 +50,8 @@ class StagePlan:
         is_watched_before: Whether functions that the model calls before ``begin`` must be kept from running.
         is_watched: Whether tensors of its own calls must be noted, as a later stage needs them.
         is_mutated: Whether what it receives is changed in place.
-        attributes: Parameters that it uses and does not call the owner of: the owner's name, the parameter's, and its number among the
-            tensors, or None if the stage has it.
+        attributes: Parameters that it uses and does not call the owner of: the owner's name, the parameter's, and its
+            number among the tensors, or None if the stage has it.
     """
 
     begin: int
@@ -94,7 +94,7 @@ class Plan:
 def make_plan(tape: Tape, deal: Deal, output: Any, outputs: tuple[Tensor, ...]) -> Plan:
     """Find out what flows from stage to stage."""
     stages = _assign(tape, deal)
-    begins = [next((place for place, one in enumerate(stages) if one >= stage), -1) for stage in range(deal.num_stages)]  # fmt: skip
+    begins = [next((place for place, one in enumerate(stages) if one >= stage), -1) for stage in range(deal.num_stages)]
     begins[0] = 0
     for stage, begin in enumerate(begins[1:], 1):
         if begin < 0 or stages[begin] != stage:
@@ -123,7 +123,9 @@ def _assign(tape: Tape, deal: Deal) -> list[int]:
             homes = deal.homes[event.unit]
             found = next((one for one in homes if one >= stage), None)
             if found is None:
-                raise ModelError(f"{event.unit!r} of stage {homes[-1]} is called after {before!r} of stage {stage}", hint=_EXAMPLE)  # fmt: skip
+                raise ModelError(
+                    f"{event.unit!r} of stage {homes[-1]} is called after {before!r} of stage {stage}", hint=_EXAMPLE
+                )
             stage, before = found, event.unit
         stages.append(stage)
     return stages
@@ -272,9 +274,7 @@ class Shapes:
         autocast = torch.autocast(kind, dtype, enabled=find_autocast() is not None)
         try:
             with following_forward("cut into stages"), self._mode, torch.enable_grad(), autocast:
-                fakes = [
-                    torch.empty(one.shape, dtype=self._cast(one.dtype), device=one.device) for one in tensors
-                ]
+                fakes = [torch.empty(one.shape, dtype=self._cast(one.dtype), device=one.device) for one in tensors]
                 taken = put_tensors(tree, fakes)
                 tape.begin(fakes)
                 with tape.watch(units):
@@ -302,13 +302,9 @@ def _copy_as_fake(model: nn.Module, layout: Layout, mode: FakeTensorMode, device
     Buffers of modules around the parts keep their values: they are constants that the model may look at.
     """
     constants = (one for name in layout.owners for one in model.get_submodule(name).buffers(recurse=False))
-    memo: dict[int, Any] = {
-        id(one): one.detach().to(device, copy=True) for one in constants if not one.is_meta
-    }
+    memo: dict[int, Any] = {id(one): one.detach().to(device, copy=True) for one in constants if not one.is_meta}
     make_fakes(model, mode, memo, device=device)
     for name in ("_forward_hooks", "_forward_pre_hooks"):
-        for one in (
-            getattr(module, name + kind) for module in model.modules() for kind in ("", "_with_kwargs")
-        ):
+        for one in (getattr(module, name + kind) for module in model.modules() for kind in ("", "_with_kwargs")):
             memo[id(one)] = type(one)()
     return copy.deepcopy(model, memo)

@@ -59,8 +59,8 @@ def find_bubble(timeline: Timeline) -> float:
 def replay(timeline: Timeline, cost: Callable[[Span], float]) -> Timeline:
     """Return the same order of work with other costs, where nothing is lost between the stages: each begins as soon as it can.
 
-    For GPipe and 1F1B on p ranks with m micro-batches and equal stages the bubble is (p - 1) / (m + p - 1) (Narayanan et al.,
-    arXiv:2104.04473); played through, it holds for every schedule.
+    For GPipe and 1F1B on p ranks with m micro-batches and equal stages the bubble is (p - 1) / (m + p - 1) (Narayanan
+    et al., arXiv:2104.04473); played through, it holds for every schedule.
     """
     last = max(one.stage for row in timeline for one in row)
     ends: dict[tuple[int, bool, int], float] = {}
@@ -147,7 +147,9 @@ class Recorder:
 
 @final
 class PipelineProfile:
-    """What a pipeline's stages took, of ``Pipeline.profile``; filled when its block ends. ``print(profile)`` shows it as a table.
+    """What a pipeline's stages took, of ``Pipeline.profile``; filled when its block ends.
+
+    ``print(profile)`` shows it as a table.
 
     Attributes:
         steps: For each step and each rank of the pipeline what it computed, in its order.
@@ -157,9 +159,7 @@ class PipelineProfile:
         proposals: What would make it faster, each a line; the best first.
     """
 
-    def __init__(
-        self, schedule: str, microbatches: int, ranks: Sequence[int], blocks: Sequence[Sequence[str]]
-    ) -> None:
+    def __init__(self, schedule: str, microbatches: int, ranks: Sequence[int], blocks: Sequence[Sequence[str]]) -> None:
         self._schedule, self._microbatches, self._ranks, self._blocks = schedule, microbatches, ranks, blocks
         self.steps: list[Timeline] = []
         self.bubble = self.schedule_bubble = self.uneven_bubble = 0.0
@@ -175,7 +175,9 @@ class PipelineProfile:
         for one in (one for step in self.steps for row in step for one in row):
             of_kind.setdefault((one.stage, one.work), []).append(one.seconds)
         self._costs = {kind: median(seconds) for kind, seconds in of_kind.items()}
-        mean = {work: fmean(cost for (_, other), cost in self._costs.items() if other == work) for _, work in self._costs}  # fmt: skip
+        mean = {
+            work: fmean(cost for (_, other), cost in self._costs.items() if other == work) for _, work in self._costs
+        }
         self.bubble = find_bubble(self._middle)
         self.schedule_bubble = find_bubble(replay(self._middle, lambda one: mean[one.work]))
         self.uneven_bubble = find_bubble(self._play(self._costs))
@@ -201,19 +203,25 @@ class PipelineProfile:
 
     def _propose_cut(self) -> tuple[float, str] | None:
         """Balance the blocks anew, those of one stage taken as equal."""
-        whole = [sum(cost for (stage, _), cost in self._costs.items() if stage == number) for number in range(len(self._blocks))]  # fmt: skip
+        whole = [
+            sum(cost for (stage, _), cost in self._costs.items() if stage == number)
+            for number in range(len(self._blocks))
+        ]
         each = [cost / len(names) for cost, names in zip(whole, self._blocks, strict=True) for _ in names]
         begins = [*balance(each, len(self._blocks)), len(each)]
         sizes = [end - begin for begin, end in pairwise(begins)]
         if sizes == [len(names) for names in self._blocks]:
             return None
         after = [sum(each[begin:end]) for begin, end in pairwise(begins)]
-        costs = {(stage, work): cost * after[stage] / whole[stage] for (stage, work), cost in self._costs.items()}  # fmt: skip
+        costs = {(stage, work): cost * after[stage] / whole[stage] for (stage, work), cost in self._costs.items()}
         now, then = find_length(self._play(self._costs)), find_length(self._play(costs))
         gain = 1 - then / now
         if gain < _MUCH_GAIN:
             return None
-        return gain, f"cut={sizes}: a step takes {gain:.0%} less, if the blocks of a stage are alike; example=batch measures each block"  # fmt: skip
+        return (
+            gain,
+            f"cut={sizes}: a step takes {gain:.0%} less, if the blocks of a stage are alike; example=batch measures each block",
+        )
 
     def __str__(self) -> str:
         if not self.steps:
@@ -224,9 +232,9 @@ class PipelineProfile:
             f"{'stage':<6}{'rank':<6}{'blocks':<28}{'forward':>12}{'backward':>12}{'rank waits':>18}",
         ]
         for stage, names in enumerate(self._blocks):
-            place = next(number for number, row in enumerate(self._middle) if any(one.stage == stage for one in row))  # fmt: skip
+            place = next(number for number, row in enumerate(self._middle) if any(one.stage == stage for one in row))
             forward = self._costs[stage, "forward"]
-            backward = sum(cost for (other, work), cost in self._costs.items() if other == stage and work != "forward")  # fmt: skip
+            backward = sum(cost for (other, work), cost in self._costs.items() if other == stage and work != "forward")
             waits = length - sum(one.seconds for one in self._middle[place])
             held = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
             lines.append(

@@ -58,8 +58,10 @@ class _Buffers:
     def find(self, number: int, forms: Sequence[Form]) -> list[Tensor]:
         """Return room for the tensors of a micro-batch."""
         found = self.held.get(number)
-        if found is None or [(tuple(one.shape), one.dtype) for one in found] != [(one.shape, one.dtype) for one in forms]:  # fmt: skip
-            found = self.held[number] = [torch.empty(one.shape, dtype=one.dtype, device=self.device) for one in forms]  # fmt: skip
+        if found is None or [(tuple(one.shape), one.dtype) for one in found] != [
+            (one.shape, one.dtype) for one in forms
+        ]:
+            found = self.held[number] = [torch.empty(one.shape, dtype=one.dtype, device=self.device) for one in forms]
         return found
 
 
@@ -196,16 +198,28 @@ class Stage(PipelineStage):  # type: ignore[misc]
         self.check_outputs(chunk.outputs, plan)
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> None:  # noqa: FBT001 - torch's signature  # fmt: skip
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,  # noqa: FBT001 - torch's signature
+        last_backward: bool = False,  # noqa: FBT001
+    ) -> None:
         """Compute the gradients of a micro-batch; or those of its inputs, the weights' later."""
         start = self.recorder.mark() if self.recorder else None
         chunk = self._chunks[bwd_chunk_id]
         inputs = [one for one in chunk.received if one.requires_grad]
         # Of a tuple without gradients torch's whole backward takes nothing, and its half takes tuples only.
-        given: dict[str, Any] = {"stage_output": loss if full_backward or not inputs else (loss,), "output_grads": None, "input_values": inputs}  # fmt: skip
+        given: dict[str, Any] = {
+            "stage_output": loss if full_backward or not inputs else (loss,),
+            "output_grads": None,
+            "input_values": inputs,
+        }
         if not self.is_last:
-            pairs = [(one, grad) for one, grad in zip(chunk.outputs, chunk.output_grads, strict=True) if grad is not None]  # fmt: skip
-            given |= {"stage_output": tuple(one for one, _ in pairs), "output_grads": tuple(grad for _, grad in pairs)}  # fmt: skip
+            pairs = [
+                (one, grad) for one, grad in zip(chunk.outputs, chunk.output_grads, strict=True) if grad is not None
+            ]
+            given |= {"stage_output": tuple(one for one, _ in pairs), "output_grads": tuple(grad for _, grad in pairs)}
         chunk.outputs = chunk.output_grads = ()
         found: Sequence[Tensor | None] = ()
         if full_backward:
@@ -217,10 +231,12 @@ class Stage(PipelineStage):  # type: ignore[misc]
             chunk.halved = given, None
         gradients = dict(zip(map(id, inputs), found, strict=False))
         # What a stage passes by without using it has no gradient, and the stage before waits for one.
-        chunk.input_grads = tuple(_fill(gradients.get(id(one)), one) if one.requires_grad else None for one in chunk.received)  # fmt: skip
+        chunk.input_grads = tuple(
+            _fill(gradients.get(id(one)), one) if one.requires_grad else None for one in chunk.received
+        )
         chunk.received = ()
         if self.recorder:
-            self.recorder.add(self.stage_index, "backward" if full_backward else "input gradients", bwd_chunk_id, start)  # fmt: skip
+            self.recorder.add(self.stage_index, "backward" if full_backward else "input gradients", bwd_chunk_id, start)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:  # noqa: FBT001 - torch's signature
         """Compute the gradients of the weights."""

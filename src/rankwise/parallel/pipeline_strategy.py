@@ -30,9 +30,7 @@ class Pipelined(Strategy):
     """A model of ``apply_pipeline``; a micro-batch of the loop is cut again, into those of the pipeline."""
 
     needs_equal_numbers, why_equal = True, "a pipeline"
-    instead_of_loops = (
-        "pipe.step(batch), with is_last=False for all but the last batch of a step; or a Trainer"
-    )
+    instead_of_loops = "pipe.step(batch), with is_last=False for all but the last batch of a step; or a Trainer"
 
     def __init__(self, model: Any, ctx: RankContext | None) -> None:
         super().__init__(model, ctx or model.engine.ctx)
@@ -71,8 +69,8 @@ class Pipelined(Strategy):
         engine = self._engine
         if engine.counted and not self._has_gradients():
             engine.counted.clear()  # of a step that was dropped: zero_grad() before its last batch
-        # Where the mean is over this batch alone, its gradients are right as they are. Else they are those of sums, and what they are to be
-        # divided by is known when the losses are.
+        # Where the mean is over this batch alone, its gradients are right as they are. Else they are those of sums, and
+        # what they are to be divided by is known when the losses are.
         is_alone = is_last and not engine.counted and not self._axes
 
         def factor(value: Any) -> float:
@@ -134,7 +132,7 @@ class Pipelined(Strategy):
     def _fill_up(self, copies: Sequence[dist.ProcessGroup]) -> None:
         """Give zeros to what has a gradient on another copy only; what has none on any is not trained in this step, as in one process."""
         trained = [one for one in self.model.parameters() if one.requires_grad]
-        has = torch.tensor([one.grad is not None for one in trained], dtype=torch.int32, device=self._engine.ctx.device)  # fmt: skip
+        has = torch.tensor([one.grad is not None for one in trained], dtype=torch.int32, device=self._engine.ctx.device)
         for axis in copies:
             dist.all_reduce(has, dist.ReduceOp.MAX, group=axis)
         for one, is_anywhere in zip(trained, has.tolist(), strict=True):
@@ -188,8 +186,13 @@ class Ties:
     """
 
     def __init__(
-        self, ctx: RankContext, mesh: Mesh, model: nn.Module, deal: Deal, homes: Sequence[int],
-    ) -> None:  # fmt: skip
+        self,
+        ctx: RankContext,
+        mesh: Mesh,
+        model: nn.Module,
+        deal: Deal,
+        homes: Sequence[int],
+    ) -> None:
         self._ctx = ctx
         #: For each name of a parameter the first one that the whole model has for it.
         self.canonical = {name: names[0] for name, names in deal.names.items()}
@@ -221,9 +224,7 @@ class Ties:
                     one.grad = torch.zeros_like(one)
                 dist.all_reduce(to_local([one.grad])[0], group=tie.group)
 
-    def spread_optimizer(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[dict[str, Any], list[str]]:
+    def spread_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
         """Return the state that an optimizer of the whole model would have, with stand-ins; and the names of its parameters.
 
         Raises:
@@ -245,7 +246,10 @@ class Ties:
                 hint="build the same groups on every rank, empty where a stage has no such parameters",
             )
         order = {name: number for number, name in enumerate(self.canonical)}
-        whole = [sorted({name for one in groups_of for name in one[place]}, key=order.__getitem__) for place in range(len(groups))]  # fmt: skip
+        whole = [
+            sorted({name for one in groups_of for name in one[place]}, key=order.__getitem__)
+            for place in range(len(groups))
+        ]
         listed = [name for group in whole for name in group]
         state = {number: held[name] for number, name in enumerate(listed) if name in held}
         numbers = iter(range(len(listed)))
@@ -260,7 +264,7 @@ class Ties:
         return {id(one) for tie, one in self.list_held(model) if tie.ranks[0] != self._position}
 
 
-def _make_group(ctx: RankContext, columns: Sequence[Sequence[int]], ranks: Sequence[int]) -> dist.ProcessGroup | None:  # fmt: skip
+def _make_group(ctx: RankContext, columns: Sequence[Sequence[int]], ranks: Sequence[int]) -> dist.ProcessGroup | None:
     own = None
     for column in columns:
         members = [column[one] for one in ranks]

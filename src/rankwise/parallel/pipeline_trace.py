@@ -150,11 +150,15 @@ class Tape:
         self._note(None, function, numbers, self._list_changed(numbers, given, versions), result)
         return result
 
-    def _list_changed(self, numbers: Sequence[int], given: Sequence[Tensor], versions: Sequence[int]) -> tuple[int, ...]:  # fmt: skip
+    def _list_changed(
+        self, numbers: Sequence[int], given: Sequence[Tensor], versions: Sequence[int]
+    ) -> tuple[int, ...]:
         pairs = zip(numbers, given, versions, strict=True)
         return tuple(number for number, one, version in pairs if one._version != version)
 
-    def _note(self, unit: str | None, function: Any, inputs: tuple[int, ...], changed: tuple[int, ...], result: Any) -> None:  # fmt: skip
+    def _note(
+        self, unit: str | None, function: Any, inputs: tuple[int, ...], changed: tuple[int, ...], result: Any
+    ) -> None:
         number = len(self.events)
         returned, tensors = take_tensors(result)
         for one in tensors:
@@ -168,7 +172,7 @@ class Tape:
         is_plain = unit is None and not tensors and not changed
         outputs = tuple(self._numbers[id(one)] for one in tensors)
         # A size is known without the values.
-        self.events.append(Event(unit, function, () if is_plain else inputs, outputs, changed, returned, is_plain))  # fmt: skip
+        self.events.append(Event(unit, function, () if is_plain else inputs, outputs, changed, returned, is_plain))
 
     def watch(self, units: Mapping[str, nn.Module]) -> ExitStack:
         """Return a context in which a forward is recorded."""
@@ -176,14 +180,17 @@ class Tape:
         for name, module in units.items():
             entered: list[Any] = []
 
-            def enter(_: nn.Module, args: Any, kwargs: Any, *, name: str = name, entered: list[Any] = entered) -> None:  # fmt: skip
+            def enter(_: nn.Module, args: Any, kwargs: Any, *, name: str = name, entered: list[Any] = entered) -> None:
                 if self.depth:
-                    raise ModelError(f"{name!r} is called inside of another part of the model", hint="name the outer one: blocks=[...]")  # fmt: skip
+                    raise ModelError(
+                        f"{name!r} is called inside of another part of the model",
+                        hint="name the outer one: blocks=[...]",
+                    )
                 self.depth += 1
                 given = list_tensors((args, kwargs))
                 entered[:] = tuple(map(self._find, given)), given, [one._version for one in given]
 
-            def leave(_: nn.Module, __: Any, output: Any, *, name: str = name, entered: list[Any] = entered) -> None:  # fmt: skip
+            def leave(_: nn.Module, __: Any, output: Any, *, name: str = name, entered: list[Any] = entered) -> None:
                 numbers, given, versions = entered
                 self._note(name, None, numbers, self._list_changed(numbers, given, versions), output)
                 self.depth -= 1  # last, as what is done here is not the model's
@@ -210,7 +217,10 @@ class Intercept(TorchFunctionMode):  # type: ignore[misc]
 
 
 def is_getter(function: Any) -> bool:
-    """Whether a function reads an attribute. Of those that are no tensors not all are seen: a tensor without values has its own device."""
+    """Whether a function reads an attribute.
+
+    Of those that are no tensors not all are seen: a tensor without values has its own device.
+    """
     return getattr(function, "__name__", "") == "__get__"
 
 

@@ -50,22 +50,27 @@ def place(  # noqa: PLR0913 - most calls give two
 ) -> nn.Module:
     """Put the parts of a model on several devices of this process, and let hooks move tensors between them.
 
-    ``place(model, {"embed": 0, "blocks.0-11": 0, "blocks.12-23": 1, "head": 1})``. Names and the state dict stay, so a checkpoint goes from
-    any placement to any other. Before the optimizer, and after ``apply_checkpointing``; ``apply_ddp`` may follow, with the devices of each
-    process its own. What a module computes between its parts must find them on one device: place what is added up together.
+    ``place(model, {"embed": 0, "blocks.0-11": 0, "blocks.12-23": 1, "head": 1})``. Names and the state dict stay, so a
+    checkpoint goes from any placement to any other. Before the optimizer, and after ``apply_checkpointing``;
+    ``apply_ddp`` may follow, with the devices of each process its own. What a module computes between its parts must
+    find them on one device: place what is added up together.
 
     Args:
-        model: Changed in place: on any device, also on the meta device: then each part gets its values on its own device.
-        where: From patterns of names to devices: a number is that GPU. A pattern is the name of a module, parameter or buffer,
-            ``blocks.0-11`` twelve of them, ``*`` any part of a name up to the next dot, and ``**`` any number of parts. Or "balanced": consecutive parts of equal
-            bytes. Or "auto": within each device's memory, parts that take equally long, forward and backward, on the example; where devices
-            differ in kind ("cpu" beside GPUs), those that take the least time together.
+        model: Changed in place: on any device, also on the meta device: then each part gets its values on its own
+            device.
+        where: From patterns of names to devices: a number is that GPU. A pattern is the name of a module, parameter or
+            buffer, ``blocks.0-11`` twelve of them, ``*`` any part of a name up to the next dot, and ``**`` any number
+            of parts. Or "balanced": consecutive parts of equal bytes. Or "auto": within each device's memory, parts
+            that take equally long, forward and backward, on the example; where devices differ in kind ("cpu" beside
+            GPUs), those that take the least time together.
         example: A batch as the model is called with. Its activations are then counted, too; "auto" needs it.
         loss: From model and example to the loss, if the model is not called with the example itself.
         devices: For "auto" and "balanced", in the order of the layers; None: all GPUs of this rank, or the CPU.
         memory: What of a device may be used, ``{0: "20GB", "cpu": "64GB"}``; else what is free, less a twentieth.
-        optimizer: Whose states are counted, beside gradients: a name, or what makes one of parameters. None: the model is not trained.
-        outputs: "inputs": the outputs go where the first input tensor was; "last": they stay on the device that made them; or a device.
+        optimizer: Whose states are counted, beside gradients: a name, or what makes one of parameters. None: the model
+            is not trained.
+        outputs: "inputs": the outputs go where the first input tensor was; "last": they stay on the device that made
+            them; or a device.
         blocks: What is not cut; as for ``apply_fsdp``.
         init_weights: For a model on the meta device, as for ``apply_fsdp``; False: a checkpoint will be loaded.
         seed: For that.
@@ -74,14 +79,20 @@ def place(  # noqa: PLR0913 - most calls give two
         The model.
 
     Raises:
-        UsageError: A pattern matches nothing; a parameter or buffer is placed twice or not at all; tied ones are placed apart; there is no
-            such device.
+        UsageError: A pattern matches nothing; a parameter or buffer is placed twice or not at all; tied ones are placed
+            apart; there is no such device.
         ModelError: It does not fit: with what every device needs and has. Or the example can't be run.
     """
     if isinstance(where, str) and where not in {"auto", "balanced"}:
-        raise UsageError(f"where={where!r}", hint="'auto', 'balanced', or {'embed': 0, 'blocks.0-11': 0, 'blocks.12-23': 1, 'head': 1}")  # fmt: skip
+        raise UsageError(
+            f"where={where!r}",
+            hint="'auto', 'balanced', or {'embed': 0, 'blocks.0-11': 0, 'blocks.12-23': 1, 'head': 1}",
+        )
     if where == "auto" and example is None:
-        raise UsageError("place(model, 'auto') without an example, but time is measured on one", hint="place(model, 'auto', example=batch), or 'balanced', which goes by bytes")  # fmt: skip
+        raise UsageError(
+            "place(model, 'auto') without an example, but time is measured on one",
+            hint="place(model, 'auto', example=batch), or 'balanced', which goes by bytes",
+        )
     goal = outputs if isinstance(outputs, str) and outputs in {"inputs", "last"} else read_device(outputs)
     if isinstance(where, Mapping):
         found = read_names(model, where)
@@ -129,7 +140,10 @@ def _measure(
     kinds = {one.type: one for one in reversed(devices)}
     is_meta = any(one.is_meta for one in (*model.parameters(), *model.buffers()))
     if where == "auto" and is_meta and len(kinds) > 1:
-        raise UsageError(f"place(model, 'auto') of a model on the meta device over {' and '.join(kinds)}: how much slower one is can't be measured there", hint="build the model on the CPU, or restrict devices=... to one kind")  # fmt: skip
+        raise UsageError(
+            f"place(model, 'auto') of a model on the meta device over {' and '.join(kinds)}: how much slower one is can't be measured there",
+            hint="build the model on the CPU, or restrict devices=... to one kind",
+        )
     if where != "auto":
         costs = measure_costs(model, example, optimizer=optimizer, repeats=0, **options)
         return dict.fromkeys(kinds, costs)
@@ -224,7 +238,8 @@ def _sum_needs(
     needs = {device: Need(free=size) for device, size in free.items()}
     last = next(iter(needs))
     for one in costs:
-        # A unit whose parts lie on several devices counts for that of its first tensor; one without tensors works where its inputs are.
+        # A unit whose parts lie on several devices counts for that of its first tensor; one without tensors works where
+        # its inputs are.
         last = find_device(one.tensors[0] if one.tensors else one.name, devices, default=last)
         needs[last] = needs[last].add(one.memory)
     return needs
@@ -234,8 +249,8 @@ def _check_needs(needs: Mapping[torch.device, Need], optimizer: Any) -> None:
     """Refuse a placement that does not fit."""
     if all(need.fits for need in needs.values()):
         return
-    text = "; ".join(f"{device} needs {need}{'' if need.fits else ', TOO MUCH'}" for device, need in needs.items())  # fmt: skip
-    what = "" if optimizer is None else f" with {optimizer!r}" if isinstance(optimizer, str) else " with this optimizer"  # fmt: skip
+    text = "; ".join(f"{device} needs {need}{'' if need.fits else ', TOO MUCH'}" for device, need in needs.items())
+    what = "" if optimizer is None else f" with {optimizer!r}" if isinstance(optimizer, str) else " with this optimizer"
     raise ModelError(
         f"the model does not fit where it would be placed: {text}",
         hint=f"counted{what}; place less there, pass optimizer='sgd' or another if that is what you train with, or None for a model that is not trained",
@@ -260,13 +275,18 @@ def _cut_model(
         sizes=sizes,
         names=[str(one) for one in free],
         may_be_empty=True,
-        # Devices of one process work one after the other: between equal ones time is spread, a slower one is used if it must be.
+        # Devices of one process work one after the other: between equal ones time is spread, a slower one is used if it
+        # must be.
         total=how == "auto" and len(costs_of) > 1,
     )
-    where = {one.name: device for device, units in zip(free, list_parts(begins, len(first)), strict=True)
-             for unit in units for one in first[unit]}  # fmt: skip
+    where = {
+        one.name: device
+        for device, units in zip(free, list_parts(begins, len(first)), strict=True)
+        for unit in units
+        for one in first[unit]
+    }
     owners = _find_owners(model, costs_of[next(iter(free)).type])
-    return where | {name: where[owned[0]] for name, owned in owners.items() if find_owner(name, where) is None}  # fmt: skip
+    return where | {name: where[owned[0]] for name, owned in owners.items() if find_owner(name, where) is None}
 
 
 def _find_owners(model: nn.Module, costs: Sequence[UnitCost]) -> dict[str, list[str]]:
@@ -277,7 +297,7 @@ def _find_owners(model: nn.Module, costs: Sequence[UnitCost]) -> dict[str, list[
     units: dict[int, dict[str, None]] = {}
     for name, one in sorted(tensors, key=lambda pair: pair[0] not in counted):
         inside = (owner for owner in list_owners(name) if owner in names)
-        units.setdefault(id(one), {}).update(dict.fromkeys([*([counted[name]] if name in counted else []), *inside]))  # fmt: skip
+        units.setdefault(id(one), {}).update(dict.fromkeys([*([counted[name]] if name in counted else []), *inside]))
     return {name: list(units[id(one)]) for name, one in tensors}
 
 
@@ -292,7 +312,8 @@ def _merge_tied(model: nn.Module, costs: Sequence[UnitCost]) -> list[list[UnitCo
     return groups
 
 
-# ---------------- which part goes where: names, ranges of numbers, and patterns; every parameter and buffer exactly once
+# ---------------- which part goes where: names, ranges of numbers, and patterns; every parameter and buffer exactly
+# once
 
 
 #: What a caller may say: a number of an accelerator, "cpu", "cuda:1", or torch.device.
@@ -310,13 +331,18 @@ def read_device(wanted: Device) -> torch.device:
         else:
             device = torch.device(wanted)
     except (RuntimeError, TypeError) as error:
-        raise UsageError(f"device {wanted!r}: {str(error).splitlines()[0]}", hint="a number, 'cpu', 'cuda:1', or a torch.device") from None  # fmt: skip
+        raise UsageError(
+            f"device {wanted!r}: {str(error).splitlines()[0]}", hint="a number, 'cpu', 'cuda:1', or a torch.device"
+        ) from None
     if device.type in {"cpu", "meta"}:
         return torch.device(device.type)
-    count = torch.accelerator.device_count() if accelerator is not None and accelerator.type == device.type else 0  # fmt: skip
+    count = torch.accelerator.device_count() if accelerator is not None and accelerator.type == device.type else 0
     index = torch.accelerator.current_device_index() if device.index is None and count else device.index or 0
     if not 0 <= index < count:
-        raise UsageError(f"device {wanted!r} was requested, but torch {torch.__version__} finds {count} devices of type {device.type!r} here", hint="'cpu', or a number below that")  # fmt: skip
+        raise UsageError(
+            f"device {wanted!r} was requested, but torch {torch.__version__} finds {count} devices of type {device.type!r} here",
+            hint="'cpu', or a number below that",
+        )
     return torch.device(device.type, index)
 
 
@@ -330,10 +356,16 @@ def read_names(model: nn.Module, where: Mapping[str, Device]) -> dict[str, torch
         for one in _expand(pattern):
             matching = [name for name in names if matches(one, name) and bool(name) == bool(one)]
             if not matching:
-                raise UsageError(f"pattern {pattern!r}: the model has no module, parameter or buffer named like {one!r}", hint=f"it has {', '.join(repr(name) for name in list(names)[1 : 1 + _MOST_NAMED])} ...")  # fmt: skip
+                raise UsageError(
+                    f"pattern {pattern!r}: the model has no module, parameter or buffer named like {one!r}",
+                    hint=f"it has {', '.join(repr(name) for name in list(names)[1 : 1 + _MOST_NAMED])} ...",
+                )
             for name in matching:
                 if name in found:
-                    raise UsageError(f"{name or 'the model'!r} is placed twice, by {found[name][0]!r} and by {pattern!r}", hint="each part needs one pattern")  # fmt: skip
+                    raise UsageError(
+                        f"{name or 'the model'!r} is placed twice, by {found[name][0]!r} and by {pattern!r}",
+                        hint="each part needs one pattern",
+                    )
                 found[name] = pattern, device
     _check_all(tensors, found)
     return {name: device for name, (_, device) in found.items()}
@@ -350,13 +382,22 @@ def _check_all(tensors: list[tuple[str, Tensor]], found: Mapping[str, tuple[str,
             continue
         if len(owners) > 1:
             text = " and by ".join(f"{found[one][0]!r}, which names {one or 'the model'!r}" for one in owners)
-            raise UsageError(f"{name!r} is placed twice: by {text}", hint="leave one of them out, or name the parts of the larger one")  # fmt: skip
+            raise UsageError(
+                f"{name!r} is placed twice: by {text}",
+                hint="leave one of them out, or name the parts of the larger one",
+            )
         pattern, device = found[owners[0]]
         other, its_pattern, its_device = first.setdefault(id(tensor), (name, pattern, device))
         if its_device != device:
-            raise UsageError(f"{other!r} (on {its_device} by {its_pattern!r}) and {name!r} (on {device} by {pattern!r}) are one tensor, tied", hint="place both on one device: inputs are moved to it")  # fmt: skip
+            raise UsageError(
+                f"{other!r} (on {its_device} by {its_pattern!r}) and {name!r} (on {device} by {pattern!r}) are one tensor, tied",
+                hint="place both on one device: inputs are moved to it",
+            )
     if unplaced:
-        raise UsageError(f"no pattern places {quote(unplaced, _MOST_NAMED)}", hint=f"the patterns are {', '.join(map(repr, dict.fromkeys(pattern for pattern, _ in found.values())))}")  # fmt: skip
+        raise UsageError(
+            f"no pattern places {quote(unplaced, _MOST_NAMED)}",
+            hint=f"the patterns are {', '.join(map(repr, dict.fromkeys(pattern for pattern, _ in found.values())))}",
+        )
 
 
 def find_device(name: str, devices: Mapping[str, torch.device], default: torch.device) -> torch.device:

@@ -38,7 +38,11 @@ class Need(Memory):
         return self.free is None or self.total <= self.free
 
     def __str__(self) -> str:
-        parts = [f"{name} {show_size(getattr(self, name))}" for name in ("parameters", "buffers", "gradients", "optimizer", "activations") if getattr(self, name)]  # fmt: skip
+        parts = [
+            f"{name} {show_size(getattr(self, name))}"
+            for name in ("parameters", "buffers", "gradients", "optimizer", "activations")
+            if getattr(self, name)
+        ]
         free = "" if self.free is None else f" of {show_size(self.free)} free"
         return f"{show_size(self.total)}{free}" + (f" ({', '.join(parts)})" if parts else "")
 
@@ -60,7 +64,7 @@ class Placement:
         rows = []
         for device, need in self.needs.items():
             names = [name or "the model" for name, one in self.devices.items() if one == device]
-            rows.append(f"{device}: {', '.join(names) or 'nothing'}; needs {need}{'' if need.fits else ', too much'}")  # fmt: skip
+            rows.append(f"{device}: {', '.join(names) or 'nothing'}; needs {need}{'' if need.fits else ', too much'}")
         return "\n".join(rows)
 
 
@@ -93,9 +97,7 @@ def attach(model: nn.Module, placement: Placement, outputs: str | torch.device) 
         for module in _list_called(known[name]) if name in known else ():
             if id(module) not in hooked:
                 hooked.add(id(module))
-                hooks.handles.append(
-                    module.register_forward_pre_hook(_InputMover(moves, device), with_kwargs=True)
-                )
+                hooks.handles.append(module.register_forward_pre_hook(_InputMover(moves, device), with_kwargs=True))
     hooks.handles.append(model.register_forward_hook(hooks.end, with_kwargs=True, always_call=True))
 
 
@@ -135,8 +137,9 @@ class _Moves:
     def _bring(self, one: Tensor, device: torch.device) -> Tensor:
         if one.device == device:
             return one
-        # What needs gradients is handed from layer to layer, and would be held for nothing; so would all, in evaluation.
-        is_kept = self.depth > 0 and torch.is_grad_enabled() and not one.requires_grad and not one.is_inference()  # fmt: skip
+        # What needs gradients is handed from layer to layer, and would be held for nothing; so would all, in
+        # evaluation.
+        is_kept = self.depth > 0 and torch.is_grad_enabled() and not one.requires_grad and not one.is_inference()
         if is_kept:
             known = self.copies.get((id(one), device))
             if known is not None and known[1] == one._version:
@@ -165,8 +168,8 @@ class _InputMover:
 class _OperandMover(TorchFunctionMode):  # type: ignore[misc]
     """Lets tensors of several devices meet in a function between modules: a residual over a cut, a mask, a tied weight, a loss.
 
-    torch refuses such a call before it computes anything; it is made again where it belongs: at the parameter among its arguments, at
-    what it writes into, or on the device of the module that was called last.
+    torch refuses such a call before it computes anything; it is made again where it belongs: at the parameter among its
+    arguments, at what it writes into, or on the device of the module that was called last.
     """
 
     def __init__(self, moves: _Moves) -> None:
@@ -187,9 +190,7 @@ class _OperandMover(TorchFunctionMode):  # type: ignore[misc]
 
     def _find_place(self, func: Any, tensors: list[Tensor]) -> torch.device:
         name = getattr(func, "__name__", "")
-        if (name.endswith("_") and not name.endswith("__")) or (
-            name.startswith("__i") and name != "__invert__"
-        ):
+        if (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name != "__invert__"):
             return tensors[0].device
         held = next((one.device for one in tensors if isinstance(one, nn.Parameter)), None)
         there = {one.device for one in tensors}

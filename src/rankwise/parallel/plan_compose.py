@@ -124,7 +124,9 @@ def _list_pipelines(held: Facts, row: Row, job: Job, *, checkpointing: bool) -> 
         stages = _make_parts(row, list_bounds(row.blocks, pipeline, None))
         beside = job.num_ranks // pipeline
         for replicate, shard, name in ((beside, 1, "DDP"), (1, beside, "FSDP"))[: 1 + (beside > 1)]:
-            text = f"PP {pipeline}{f' x {name} {beside}' if beside > 1 else ''} ({schedule}, {microbatches} micro-batches)"
+            text = (
+                f"PP {pipeline}{f' x {name} {beside}' if beside > 1 else ''} ({schedule}, {microbatches} micro-batches)"
+            )
             made = Composition(
                 name=text, replicate=replicate, shard=shard, pipeline=pipeline, schedule=schedule, microbatches=microbatches, checkpointing=checkpointing
             )  # fmt: skip
@@ -137,7 +139,10 @@ def _list_pipelines(held: Facts, row: Row, job: Job, *, checkpointing: bool) -> 
 
 def _place(held: Facts, row: Row, devices: int, *, checkpointing: bool) -> Composition:
     """Return one process with several devices, cut as ``place(model, "balanced")`` does: equal bytes on each."""
-    sizes = {one.name: int(math.prod(one.shape) * (one.itemsize + (one.itemsize + one.states_itemsize) * one.is_trained)) for one in held.weights}  # fmt: skip
+    sizes = {
+        one.name: int(math.prod(one.shape) * (one.itemsize + (one.itemsize + one.states_itemsize) * one.is_trained))
+        for one in held.weights
+    }
     of_block = [0] * len(row.blocks)
     for name, stages in row.deal(range(len(of_block) + 1)).holders.items():
         of_block[stages[0]] += sizes.get(name, 0)  # of a tied one, one name counts
@@ -173,7 +178,7 @@ class Part:
         outside += kept.outside + kept.outside_split - kept.before if self.is_last else 0
         sizes = [sum(kept.blocks[one]) for one in calls]
         if checkpointing:
-            anew = max((size - kept.inputs_inside[one] for one, size in zip(calls, sizes, strict=True)), default=0)  # fmt: skip
+            anew = max((size - kept.inputs_inside[one] for one, size in zip(calls, sizes, strict=True)), default=0)
             return num_in_flight * (outside + sum(kept.received[one] for one in calls)) + anew
         # What was received is kept under its own address, and was counted with the block that saved it.
         received = 0 if self.is_first else kept.received[self.begin] - kept.inputs_inside[self.begin]
@@ -223,7 +228,7 @@ def _count(held: Facts, made: Composition) -> Memory:
     whole = [(one, _count_own(one, shard, tensor)) for one in held.weights if one.is_trained]
     optimizer, communication = memory.optimizer, 0
     if made.shards_optimizer:
-        optimizer = _largest_share([(count, _count_states(one, count)) for one, count in whole], made.replicate)  # fmt: skip
+        optimizer = _largest_share([(count, _count_states(one, count)) for one, count in whole], made.replicate)
     if is_sharded:
         communication = _count_gathered(held.weights, tensor)
     elif made.replicate > 1:
@@ -259,9 +264,10 @@ def _split(weight: Weight, tensor: int) -> list[int]:
 def _count_gathered(weights: Sequence[Weight], tensor: int) -> int:
     """Return what FSDP2 holds beside the shards, when it holds most.
 
-    The parameters outside of blocks stay gathered from forward to backward, as ``fully_shard`` does with the root, and so do
-    their gradients until the end. That is all of it in the backward of the largest blocks, or at the end, when gradients of
-    the root are copied, in the dtype of the shards, into the buffer that is scattered, as those of a block are before.
+    The parameters outside of blocks stay gathered from forward to backward, as ``fully_shard`` does with the root, and
+    so do their gradients until the end. That is all of it in the backward of the largest blocks, or at the end, when
+    gradients of the root are copied, in the dtype of the shards, into the buffer that is scattered, as those of a block
+    are before.
     """
     root, copied, blocks, scattered = 0, 0, dict[int, int](), dict[int, int]()
     for one in weights:

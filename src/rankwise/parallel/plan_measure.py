@@ -64,7 +64,8 @@ class Row:
     Attributes:
         blocks: Their names.
         deal: Gives each stage its parts, from the bounds of the stages.
-        replicated: What autograd keeps of one forward pass, by block; None without a batch. ``sharded``: the same under FSDP.
+        replicated: What autograd keeps of one forward pass, by block; None without a batch. ``sharded``: the same under
+            FSDP.
     """
 
     blocks: tuple[str, ...]
@@ -75,7 +76,7 @@ class Row:
     @property
     def is_traced(self) -> bool:
         """Whether each block was called once, so that it is known what each one keeps."""
-        return all(one is not None and len(one.blocks) == len(self.blocks) for one in (self.replicated, self.sharded))  # fmt: skip
+        return all(one is not None and len(one.blocks) == len(self.blocks) for one in (self.replicated, self.sharded))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +106,18 @@ def find_optimizer(optimizer: str | OptimizerFactory) -> OptimizerFactory:
     """Return what makes an optimizer of parameters."""
     if not isinstance(optimizer, str):
         return optimizer
-    classes = {name.lower(): one for name, one in vars(torch.optim).items()
-               if isinstance(one, type) and issubclass(one, torch.optim.Optimizer) and one is not torch.optim.Optimizer}  # fmt: skip
+    classes = {
+        name.lower(): one
+        for name, one in vars(torch.optim).items()
+        if isinstance(one, type) and issubclass(one, torch.optim.Optimizer) and one is not torch.optim.Optimizer
+    }
     made = _OPTIMIZERS.get(optimizer.lower()) or classes.get(optimizer.lower())
     if made is None:
         known = ", ".join(sorted({*_OPTIMIZERS, *classes}))
-        raise UsageError(f"there is no optimizer {optimizer!r}; there are {known}", hint="for another one pass a function in Python: rankwise.plan(..., optimizer=lambda parameters: Mine(parameters))")  # fmt: skip
+        raise UsageError(
+            f"there is no optimizer {optimizer!r}; there are {known}",
+            hint="for another one pass a function in Python: rankwise.plan(..., optimizer=lambda parameters: Mine(parameters))",
+        )
     return made
 
 
@@ -123,7 +130,10 @@ def measure(model: nn.Module, *, precision: str, optimizer: str | OptimizerFacto
     """
     lazy = [name for name, one in model.named_parameters() if is_lazy(one)]
     if lazy:
-        raise ModelError(f"{lazy[0]!r} has no shape yet: lazy layers take it from a first batch", hint="call the model once on the CPU, or give the layers their sizes")  # fmt: skip
+        raise ModelError(
+            f"{lazy[0]!r} has no shape yet: lazy layers take it from a first batch",
+            hint="call the model once on the CPU, or give the layers their sizes",
+        )
     if not any(True for _ in model.parameters()):
         raise ModelError("the model has no parameters, so there is nothing to plan")
     kept = torch.bfloat16 if precision == "bf16-params" else torch.float32
@@ -131,7 +141,7 @@ def measure(model: nn.Module, *, precision: str, optimizer: str | OptimizerFacto
     blocks = find_blocks(model)
     whole, sharded = _trace_both(model, blocks, kept, computed, work)
     split = sharded.split if sharded else {}
-    kinds = {name: (one.shape, cast(one.dtype, kept)) for name, one in model.named_parameters() if one.requires_grad}  # fmt: skip
+    kinds = {name: (one.shape, cast(one.dtype, kept)) for name, one in model.named_parameters() if one.requires_grad}
     states = measure_states(kinds, find_optimizer(optimizer))
     numbers = {name: number for number, name in enumerate(blocks)}
     holders = list_holders(model.named_parameters(remove_duplicate=False), blocks)
@@ -187,8 +197,7 @@ def measure_states(
     """Return the bytes of states for an element, and those beside, of each parameter: what one step has made."""
     with FakeTensorMode():
         fakes = {
-            name: nn.Parameter(torch.empty(shape, dtype=dtype, device="cpu"))
-            for name, (shape, dtype) in kinds.items()
+            name: nn.Parameter(torch.empty(shape, dtype=dtype, device="cpu")) for name, (shape, dtype) in kinds.items()
         }
         if not fakes:
             return {}
@@ -205,7 +214,10 @@ def measure_states(
         except Exception as error:
             # Adafactor looks at values, which fakes have not, but after all states are made.
             if any(fake not in optimizer.state for fake in fakes.values()):
-                raise UsageError(f"one step of {type(optimizer).__name__} can't be made without values: {type(error).__name__}: {error}", hint="give another optimizer with as many states, such as adamw") from error  # fmt: skip
+                raise UsageError(
+                    f"one step of {type(optimizer).__name__} can't be made without values: {type(error).__name__}: {error}",
+                    hint="give another optimizer with as many states, such as adamw",
+                ) from error
     found = {}
     for name, fake in fakes.items():
         states = [one for one in optimizer.state.get(fake, {}).values() if isinstance(one, Tensor)]

@@ -78,18 +78,28 @@ def _import(target: str) -> ModuleType:
 def _build(module: ModuleType, name: str, *, allocates: bool) -> nn.Module:
     builder = _find(module, name)
     try:
-        needed = [one.name for one in inspect.signature(builder).parameters.values()
-                  if one.default is one.empty and one.kind not in {one.VAR_POSITIONAL, one.VAR_KEYWORD}]  # fmt: skip
+        needed = [
+            one.name
+            for one in inspect.signature(builder).parameters.values()
+            if one.default is one.empty and one.kind not in {one.VAR_POSITIONAL, one.VAR_KEYWORD}
+        ]
     except (TypeError, ValueError):  # what is written in C has none
         needed = []
     if needed:
-        raise UsageError(f"{name}() of {module.__name__} needs {', '.join(needed)}", hint="name a function that needs no arguments: def build_model(): return Model(...)")  # fmt: skip
-    with contextlib.nullcontext() if allocates else torch.device("meta"):
-        model = _run_theirs(builder, f"{name}()", hint=None if allocates else "on the meta device tensors have no values: if that is the reason, --allocate builds the model in the host's memory")  # fmt: skip
-    if not isinstance(model, nn.Module):
         raise UsageError(
-            f"{name}() of {module.__name__} returned {type(model).__name__}, not a torch.nn.Module"
+            f"{name}() of {module.__name__} needs {', '.join(needed)}",
+            hint="name a function that needs no arguments: def build_model(): return Model(...)",
         )
+    with contextlib.nullcontext() if allocates else torch.device("meta"):
+        model = _run_theirs(
+            builder,
+            f"{name}()",
+            hint=None
+            if allocates
+            else "on the meta device tensors have no values: if that is the reason, --allocate builds the model in the host's memory",
+        )
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{name}() of {module.__name__} returned {type(model).__name__}, not a torch.nn.Module")
     return model
 
 
@@ -120,7 +130,10 @@ def _run_theirs(call: Callable[[], Any], what: str, *, hint: str | None = None) 
     try:
         return call()
     except SystemExit as leave:
-        raise UsageError(f"{what} ended the process with SystemExit({leave.code})", hint="put what trains, and reads arguments, under `if __name__ == \"__main__\":`") from leave  # fmt: skip
+        raise UsageError(
+            f"{what} ended the process with SystemExit({leave.code})",
+            hint='put what trains, and reads arguments, under `if __name__ == "__main__":`',
+        ) from leave
     except Exception as error:  # whatever the script raises
         traceback.print_exc()
         first = str(error).partition("\n")[0]

@@ -33,7 +33,8 @@ class Activations:
         outside: What is saved outside of blocks.
         blocks: For each call of a block: what is saved in it and stays whole, and what tensor parallelism splits.
         outside_split: What is saved outside of blocks and split by tensor parallelism.
-        inputs: What a checkpoint at each block keeps: the blocks' inputs, each once, as far as they aren't saved outside.
+        inputs: What a checkpoint at each block keeps: the blocks' inputs, each once, as far as they aren't saved
+            outside.
         inputs_inside: For each call, how much of what it saves is its own input.
         largest: The largest floating-point tensor among all: backward makes a gradient as large.
         before: How much of ``outside`` and ``outside_split`` is saved before the first block is called.
@@ -87,8 +88,9 @@ class _Saved:
 class ForwardTrace:
     """One forward pass, watched: which storage is saved where, and which Linear layers form pairs.
 
-    Tensor parallelism (Shoeybi et al., arXiv:1909.08053) splits the first layers of a pair by columns and the last one by rows,
-    and so all that is saved between them. Layers with the same input come first together: query, key and value; gate and up.
+    Tensor parallelism (Shoeybi et al., arXiv:1909.08053) splits the first layers of a pair by columns and the last one
+    by rows, and so all that is saved between them. Layers with the same input come first together: query, key and
+    value; gate and up.
     """
 
     own: set[int]
@@ -174,8 +176,12 @@ class ForwardTrace:
                 continue
             (split if one.is_split else whole)[one.call] += one.size
             own[one.call] += one.size if key in self.inputs[one.call] and not one.is_split else 0
-        inputs = {key: size for each in self.inputs for key, size in each.items()
-                  if key not in self.saved or self.saved[key].call is not None}  # fmt: skip
+        inputs = {
+            key: size
+            for each in self.inputs
+            for key, size in each.items()
+            if key not in self.saved or self.saved[key].call is not None
+        }
         return Activations(
             outside=outside[False], outside_split=outside[True], blocks=tuple(zip(whole, split, strict=True)), inputs=sum(inputs.values()),
             inputs_inside=tuple(own), largest=max((one.size for one in self.saved.values() if one.is_float), default=0),
@@ -193,12 +199,23 @@ def trace_forward(
     return traced
 
 
-def _trace_once(model: nn.Module, blocks: Mapping[str, nn.Module], dtype: torch.dtype, work: Work, *, autocast: bool, is_across: bool) -> ForwardTrace:  # fmt: skip
+def _trace_once(
+    model: nn.Module,
+    blocks: Mapping[str, nn.Module],
+    dtype: torch.dtype,
+    work: Work,
+    *,
+    autocast: bool,
+    is_across: bool,
+) -> ForwardTrace:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         fake = copy_as_fake(model, mode, dtype)
     except Exception as error:  # a module may hold what can't be copied, and raise anything
-        raise ModelError(f"the model can't be copied, which its forward pass without values needs: {type(error).__name__}: {error}", hint="leave the batch out: weights are counted without it") from error  # fmt: skip
+        raise ModelError(
+            f"the model can't be copied, which its forward pass without values needs: {type(error).__name__}: {error}",
+            hint="leave the batch out: weights are counted without it",
+        ) from error
     tensors = [*fake.parameters(), *fake.buffers()]
     trace = ForwardTrace(
         {one.untyped_storage()._cdata for one in tensors},
@@ -250,7 +267,10 @@ def make_fake_batch(batch: Any, micro_batch: int | None, dtype: torch.dtype) -> 
     """Return the batch as fakes, with as many samples as asked for; floating-point inputs as FSDP casts them."""
     counts = sorted({one.shape[0] for one in list_tensors(batch) if one.dim()})
     if micro_batch is not None and len(counts) > 1:
-        raise UsageError(f"micro_batch={micro_batch} needs tensors that begin with the same dim, and those of the batch begin with {' and '.join(map(str, counts))}", hint="give a batch of the right size, and micro_batch=None")  # fmt: skip
+        raise UsageError(
+            f"micro_batch={micro_batch} needs tensors that begin with the same dim, and those of the batch begin with {' and '.join(map(str, counts))}",
+            hint="give a batch of the right size, and micro_batch=None",
+        )
 
     def fake(one: Tensor) -> Tensor:
         shape = (micro_batch, *one.shape[1:]) if micro_batch is not None and one.dim() else one.shape

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16-params")
-#: What a process holds beside tensors: the CUDA context, NCCL's buffers, the workspaces of cuBLAS: about 1 GiB. And of what
-#: the allocator holds, a twentieth lies in pieces that fit nothing.
+#: What a process holds beside tensors: the CUDA context, NCCL's buffers, the workspaces of cuBLAS: about 1 GiB. And of
+#: what the allocator holds, a twentieth lies in pieces that fit nothing.
 _RESERVE_BYTES, _RESERVE_PART = 2**30, 0.05
 #: No more ranks are tried when none of those asked for fit.
 _MOST_RANKS = 2**15
@@ -47,11 +47,12 @@ class Plan:
         memory_bytes: Of a GPU; None if none was given.
         reserve_bytes: What of it is left free.
         blocks: Names of the blocks that FSDP gathers and checkpointing recomputes.
-        compositions: From the cheapest to the most expensive; all that were considered. Each has its ``name``, the sizes of its
-            axes ``replicate``, ``shard``, ``tensor`` and ``pipeline``, ``schedule`` and ``microbatches`` of a pipeline, ``devices`` of a placed model, ``shards_optimizer`` (ZeRO-1), ``checkpointing``, ``precision``,
-            ``fits``, and ``memory`` with ``parameters``, ``buffers``, ``gradients``, ``optimizer``, ``communication``,
-            ``activations`` and their ``total``, in bytes, of the rank that holds most. Of a pipeline, and of a placed model, ``parts``
-            has the same for each stage, or device.
+        compositions: From the cheapest to the most expensive; all that were considered. Each has its ``name``, the
+            sizes of its axes ``replicate``, ``shard``, ``tensor`` and ``pipeline``, ``schedule`` and ``microbatches``
+            of a pipeline, ``devices`` of a placed model, ``shards_optimizer`` (ZeRO-1), ``checkpointing``,
+            ``precision``, ``fits``, and ``memory`` with ``parameters``, ``buffers``, ``gradients``, ``optimizer``,
+            ``communication``, ``activations`` and their ``total``, in bytes, of the rank that holds most. Of a
+            pipeline, and of a placed model, ``parts`` has the same for each stage, or device.
         proposal: The cheapest that fits; None if none does, or no memory was given.
         why: The reason, in one sentence.
         ranks_needed: If none fits: with how many ranks one would; None if with none.
@@ -81,7 +82,11 @@ class Plan:
         return found | {"proposal": None if chosen is None else self.compositions.index(chosen)}
 
     def __str__(self) -> str:
-        rows = [f"{show_size(one.memory.total):>10}  {one}, {one.precision}" + ("" if one.fits is not False else "  (does not fit)") for one in self.compositions]  # fmt: skip
+        rows = [
+            f"{show_size(one.memory.total):>10}  {one}, {one.precision}"
+            + ("" if one.fits is not False else "  (does not fit)")
+            for one in self.compositions
+        ]
         return "\n".join([*rows, self.why, *self.notes])
 
 
@@ -104,10 +109,12 @@ def plan(  # noqa: PLR0913 - most calls give four
 
     No process group is needed, no GPU, and no memory: build the model under ``with torch.device("meta"):``.
 
-    Cheapest means least communication: DistributedDataParallel, then ZeRO-1 (``ZeroRedundancyOptimizer``; Rajbhandari et
+    Cheapest means least communication: DistributedDataParallel, then ZeRO-1 (``ZeroRedundancyOptimizer``; Rajbhandari
+        et
     al., arXiv:1910.02054), HSDP and FSDP (``fully_shard``; Zhao et al., arXiv:2304.11277), then the same four with
-    activation checkpointing, then tensor parallelism within a node times FSDP; then what lets ranks wait: pipelines (``apply_pipeline``), beside
-    copies or FSDP, and one process with several devices (``place``), which work one after the other.
+    activation checkpointing, then tensor parallelism within a node times FSDP; then what lets ranks wait: pipelines
+    (``apply_pipeline``), beside copies or FSDP, and one process with several devices (``place``), which work one after
+    the other.
 
     Args:
         model: What is trained, not wrapped; not changed.
@@ -122,9 +129,12 @@ def plan(  # noqa: PLR0913 - most calls give four
             matter. None: activations are not counted.
         loss: From model and batch to the loss, so that what it keeps is counted, too; the batch is then what it takes.
         micro_batch: Samples in one forward pass of a rank; None: as many as the batch has.
-        ranks_per_node: Tensor parallelism stays within them, HSDP shards among them, and one process has no more devices.
-        schedule: Of pipelines: "1f1b" keeps as many micro-batches in flight as stages follow, "gpipe" all. The others keep no more than gpipe.
-        microbatches: Of one step of a pipeline, each of ``micro_batch`` samples; None: twice the number of stages, as ``apply_pipeline`` has it.
+        ranks_per_node: Tensor parallelism stays within them, HSDP shards among them, and one process has no more
+            devices.
+        schedule: Of pipelines: "1f1b" keeps as many micro-batches in flight as stages follow, "gpipe" all. The others
+            keep no more than gpipe.
+        microbatches: Of one step of a pipeline, each of ``micro_batch`` samples; None: twice the number of stages, as
+            ``apply_pipeline`` has it.
 
     Returns:
         All compositions with their bytes, the proposal, and why.
@@ -133,12 +143,19 @@ def plan(  # noqa: PLR0913 - most calls give four
         UsageError: An invalid number or word; an optimizer that can't take these parameters.
         ModelError: The model has no parameters, or its forward pass can't be followed without values.
     """
-    numbers = {"num_ranks": num_ranks, "ranks_per_node": ranks_per_node, "micro_batch": micro_batch, "microbatches": microbatches}  # fmt: skip
+    numbers = {
+        "num_ranks": num_ranks,
+        "ranks_per_node": ranks_per_node,
+        "micro_batch": micro_batch,
+        "microbatches": microbatches,
+    }
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise UsageError(f"{name}={value} is below 1")
     if schedule not in {"1f1b", "gpipe"}:
-        raise UsageError(f"schedule={schedule!r} can't be planned", hint="'1f1b' or 'gpipe': the others keep no more than gpipe does")  # fmt: skip
+        raise UsageError(
+            f"schedule={schedule!r} can't be planned", hint="'1f1b' or 'gpipe': the others keep no more than gpipe does"
+        )
     if precision is not None and precision not in PRECISIONS:
         raise UsageError(f"there is no precision {precision!r}; there are {', '.join(PRECISIONS)}")
     memory_bytes = None if memory is None else parse_size(memory)
@@ -149,7 +166,9 @@ def plan(  # noqa: PLR0913 - most calls give four
         for name in ([precision] if precision is not None else _choose_precisions(model))
     }
     limit = None if memory_bytes is None else memory_bytes - reserve_bytes
-    job = Job(num_ranks=num_ranks, ranks_per_node=ranks_per_node, limit=limit, schedule=schedule, microbatches=microbatches)  # fmt: skip
+    job = Job(
+        num_ranks=num_ranks, ranks_per_node=ranks_per_node, limit=limit, schedule=schedule, microbatches=microbatches
+    )
     found = tuple(compose(facts, job))
     proposal = next((one for one in found if one.fits), None)
     needed = None if limit is None or proposal else _find_ranks_needed(facts, job)
@@ -165,9 +184,18 @@ def plan(  # noqa: PLR0913 - most calls give four
 def _choose_reserve(memory_bytes: int | None, reserve: str | int | None) -> int:
     if memory_bytes is None:
         return 0
-    chosen = _RESERVE_BYTES + int(memory_bytes * _RESERVE_PART) if reserve is None else 0 if reserve in {0, "0"} else parse_size(reserve)  # fmt: skip
+    chosen = (
+        _RESERVE_BYTES + int(memory_bytes * _RESERVE_PART)
+        if reserve is None
+        else 0
+        if reserve in {0, "0"}
+        else parse_size(reserve)
+    )
     if chosen >= memory_bytes:
-        raise UsageError(f"a reserve of {show_size(chosen)} leaves nothing of a memory of {show_size(memory_bytes)}", hint="give a smaller reserve, or a larger memory")  # fmt: skip
+        raise UsageError(
+            f"a reserve of {show_size(chosen)} leaves nothing of a memory of {show_size(memory_bytes)}",
+            hint="give a smaller reserve, or a larger memory",
+        )
     return chosen
 
 
@@ -203,7 +231,13 @@ def _find_ranks_needed(facts: Mapping[str, Facts], job: Job) -> tuple[int, Compo
     return high, found
 
 
-def _explain(found: Sequence[Composition], proposal: Composition | None, num_ranks: int, limit: int | None, needed: tuple[int, Composition] | None) -> str:  # fmt: skip
+def _explain(
+    found: Sequence[Composition],
+    proposal: Composition | None,
+    num_ranks: int,
+    limit: int | None,
+    needed: tuple[int, Composition] | None,
+) -> str:
     least = min(found, key=lambda one: one.memory.total)
     if limit is None:
         return f"no memory was given to compare with: the least is {_describe_need(least)} per rank, by {least}, {least.precision}"
@@ -249,4 +283,4 @@ def _note(facts: Facts, batch: Any) -> Iterator[str]:
     if batch is not None and facts.row is not None and not facts.row.is_traced:
         yield "the blocks are not called once each: pipelines and placement are not considered"
     if not facts.blocks:
-        yield "no repeated blocks were found (of one class in a ModuleList or Sequential): FSDP gathers the whole model, and nothing is checkpointed"  # fmt: skip
+        yield "no repeated blocks were found (of one class in a ModuleList or Sequential): FSDP gathers the whole model, and nothing is checkpointed"

@@ -59,7 +59,9 @@ class StepLoss(Protocol):
 
 
 class Strategy:
-    """A spread model, as a loop sees it: every rank runs the same program. What a class below does otherwise, it overrides.
+    """A spread model, as a loop sees it: every rank runs the same program.
+
+    What a class below does otherwise, it overrides.
 
     Args:
         model: What is called: ``model(inputs)``.
@@ -79,9 +81,7 @@ class Strategy:
     def __init__(self, model: nn.Module, ctx: RankContext | None, module: nn.Module | None = None) -> None:
         self.model, self.ctx, self.module = model, ctx, model if module is None else module
 
-    def forward_backward(
-        self, group: Iterable[Any], loss: StepLoss, backward: Callable[[Tensor], None]
-    ) -> None:
+    def forward_backward(self, group: Iterable[Any], loss: StepLoss, backward: Callable[[Tensor], None]) -> None:
         """Compute the gradients of one step, averaged over the ranks that share the data.
 
         Args:
@@ -271,7 +271,8 @@ def deal(strategy: Strategy, micro_batches: Iterable[Micro], ctx: RankContext | 
             with strategy.deferring():
                 yield micro
     except GeneratorExit:
-        # The loop was left. What was accumulated is this rank's own, and would go into a step as if it were the average.
+        # The loop was left. What was accumulated is this rank's own, and would go into a step as if it were the
+        # average.
         if not is_last:
             strategy.note_left(number)
         raise
@@ -305,8 +306,7 @@ def _compare_numbers(strategy: Strategy, number: int, ctx: RankContext) -> None:
     )
     if answers is not None:
         held = ", ".join(
-            f"rank {rank} {text.partition(chr(9))[2]}"
-            for rank, text in zip(ctx.control.ranks, answers, strict=True)
+            f"rank {rank} {text.partition(chr(9))[2]}" for rank, text in zip(ctx.control.ranks, answers, strict=True)
         )
         raise CollectiveError(
             f"with {strategy.why_equal} every rank must run the same number of micro-batches: {held}",

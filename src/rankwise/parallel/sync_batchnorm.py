@@ -57,9 +57,7 @@ class SyncBatchNorm(_BatchNormBase):  # type: ignore[misc]
     timeout: call ``model.eval()`` before you evaluate on one rank.
     """
 
-    def __init__(
-        self, num_features: int, *, process_group: dist.ProcessGroup | None = None, **options: Any
-    ) -> None:
+    def __init__(self, num_features: int, *, process_group: dist.ProcessGroup | None = None, **options: Any) -> None:
         super().__init__(num_features, **options)
         self.group = None if process_group is None else _Group(process_group)
         self.num_dims: tuple[int, ...] = ()
@@ -121,9 +119,7 @@ class SyncBatchNorm(_BatchNormBase):  # type: ignore[misc]
     def _normalize_alone(self, x_NC: Tensor, factor: float, *, uses_batch: bool) -> Tensor:
         keeps = not self.training or self.track_running_stats
         mean_C, var_C = (self.running_mean, self.running_var) if keeps else (None, None)
-        y_NC: Tensor = functional.batch_norm(
-            x_NC, mean_C, var_C, self.weight, self.bias, uses_batch, factor, self.eps
-        )
+        y_NC: Tensor = functional.batch_norm(x_NC, mean_C, var_C, self.weight, self.bias, uses_batch, factor, self.eps)
         return y_NC
 
 
@@ -205,8 +201,8 @@ def convert_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None = N
         group: The ranks to share with; None: all.
 
     Returns:
-        The model. Where it is on an NVIDIA GPU and the group uses NCCL, layers are torch's own SyncBatchNorm, which is tuned for these; and
-        a model that is a BatchNorm layer itself is a new one.
+        The model. Where it is on an NVIDIA GPU and the group uses NCCL, layers are torch's own SyncBatchNorm, which is
+        tuned for these; and a model that is a BatchNorm layer itself is a new one.
 
     Raises:
         ModelError: A layer is of a foreign class derived from BatchNorm: what it adds would be lost.

@@ -65,7 +65,8 @@ def apply_tensor_parallel(
 
     All ranks start from the weights of the axis' first rank. Build the optimizer afterwards: split parameters become
     DTensors. Everything that the plan does not name is not split, and has the same gradient on every rank, as long as
-    the ranks of the axis draw the same random numbers: with dropout, create the mesh first, and ``ctx.seed(seed)`` seeds
+    the ranks of the axis draw the same random numbers: with dropout, create the mesh first, and ``ctx.seed(seed)``
+        seeds
     them alike.
 
     A plan maps patterns of module names (``*`` is one part of a name, ``**`` any number of them) to styles of
@@ -85,10 +86,11 @@ def apply_tensor_parallel(
 
     - "replicate": not split, and the same work on every rank; only states that this is intended.
 
-    - "replicate_sum": not split, and gradients are summed over the ranks: a norm that each rank applies to its own heads.
+    - "replicate_sum": not split, and gradients are summed over the ranks: a norm that each rank applies to its own
+      heads.
 
-    For torch's ``loss_parallel``, which leaves the logits split over the vocabulary, give the head torch's style itself:
-    ``ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)``.
+    For torch's ``loss_parallel``, which leaves the logits split over the vocabulary, give the head torch's style
+    itself: ``ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)``.
 
     transformers' words ("colwise_rep", "embedding_rowwise", "replicated_with_grad_allreduce" ...) are understood too.
 
@@ -98,8 +100,10 @@ def apply_tensor_parallel(
     ``view(B, S, self.num_heads, self.head_dim)`` fits what a rank holds, as ``view(B, S, -1, self.head_dim)`` does.
     A forward that computes with the model's whole width in between (``C // self.n_head`` with C of its input, or
     ``view(B, S, C)`` before the output projection) fails at that line, with a hint: use -1.
-    transformers' Llama, Qwen, Gemma, Phi-3, BERT, DistilBERT, OPT, CLIP and ViT work as they are, and so do GPT-2 (transformers' and nanoGPT's) and timm's
-    ViT: their fused query-key-value layer is split, and its outputs are gathered, so that each rank computes all heads of attention.
+    transformers' Llama, Qwen, Gemma, Phi-3, BERT, DistilBERT, OPT, CLIP and ViT work as they are, and so do GPT-2
+    (transformers' and nanoGPT's) and timm's
+    ViT: their fused query-key-value layer is split, and its outputs are gathered, so that each rank computes all heads
+        of attention.
 
     Args:
         model: On the CPU or on the rank's device; changed in place.
@@ -248,8 +252,8 @@ def _parallelize(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle) -> N
 def _settle(parameter: torch.Tensor) -> None:
     """Add up the parts of a gradient that each rank has of its part of the sequence.
 
-    DTensor would let the optimizer do that. But on torch 2.8 ``mul_``, which an optimizer with momentum calls, counts each part as the whole, and
-    on 2.11 torch's functions on lists still do.
+    DTensor would let the optimizer do that. But on torch 2.8 ``mul_``, which an optimizer with momentum calls, counts
+    each part as the whole, and on 2.11 torch's functions on lists still do.
     """
     if parameter.grad is not None:
         parameter.grad = add_up(parameter.grad)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 #: Attributes of an attention module that count its heads: those of the queries first, then those of keys and values.
-HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_query_heads", "n_local_heads", "nhead")  # fmt: skip
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_query_heads", "n_local_heads", "nhead")
 KEY_VALUE_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "n_local_kv_heads")
 #: How wide one head is.
 HEAD_WIDTHS = ("head_dim", "attention_head_size", "head_size", "d_head", "dim_head", "d_kv")
@@ -58,9 +58,7 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def check_splits(
-    model: nn.Module, splits: Sequence[Split], degree: int, *, trusts_fused: bool = False
-) -> None:
+def check_splits(model: nn.Module, splits: Sequence[Split], degree: int, *, trusts_fused: bool = False) -> None:
     """See that each module can be split as planned."""
     for split in splits:
         if split.word == "colwise" and is_fused(split.name, split.module) and not trusts_fused:
@@ -123,8 +121,7 @@ def _check_shared(model: nn.Module, splits: Sequence[Split]) -> None:
         }
         if len(set(found.values())) > 1:
             text = "; ".join(
-                f"{name!r} is {'whole' if dim is None else f'split along dim {dim}'}"
-                for name, dim in found.items()
+                f"{name!r} is {'whole' if dim is None else f'split along dim {dim}'}" for name, dim in found.items()
             )
             raise UsageError(
                 f"one parameter is shared by modules that the plan splits in different ways: {text}",
@@ -149,9 +146,7 @@ def _check_between(model: nn.Module, splits: Sequence[Split]) -> None:
         beside = [split for split in splits if split.parent_name == parent_name]
         _check_widths(beside)
         whole = {
-            int(split.module.weight.shape[1 - split.weight_dim])
-            for split in beside
-            if split.weight_dim is not None
+            int(split.module.weight.shape[1 - split.weight_dim]) for split in beside if split.weight_dim is not None
         }
         for name, parameter in _list_unplanned(parent, planned):
             if not whole & set(parameter.shape):

@@ -344,7 +344,8 @@ def find_embedding_trouble(module: nn.Embedding) -> str | None:
     return next((f"{name}=True" for name in ("scale_grad_by_freq", "sparse") if getattr(module, name)), None)
 
 
-# ---------------- linear layers of both kinds: torch's, and transformers' Conv1D of GPT-2, whose weight lies the other way, (inputs, outputs)
+# Linear layers of both kinds: torch's, and transformers' Conv1D of GPT-2, whose weight lies the other way, (inputs,
+# outputs).
 
 
 def is_conv1d(module: nn.Module | None) -> bool:

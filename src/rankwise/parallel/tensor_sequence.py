@@ -85,9 +85,9 @@ def _find_container(model: nn.Module, name: str, splits: Sequence[Split]) -> str
     parts = name.split(".")
     for length in range(len(parts)):
         container = ".".join(parts[:length])
-        if isinstance(
-            model.get_submodule(container), (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-        ) and _is_block(".".join(parts[: length + 1]), splits):
+        if isinstance(model.get_submodule(container), (nn.ModuleList, nn.Sequential, nn.ModuleDict)) and _is_block(
+            ".".join(parts[: length + 1]), splits
+        ):
             return container
     return None
 

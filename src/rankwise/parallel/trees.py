@@ -46,7 +46,10 @@ def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def describe(tree: Any) -> list[str]:
     """Return the leaves of a batch as text: tensors by form."""
-    return [f"{path} {tuple(one.shape)} {one.dtype}" if isinstance(one, Tensor) else f"{path} {one!r}" for path, one in flatten(tree)]  # fmt: skip
+    return [
+        f"{path} {tuple(one.shape)} {one.dtype}" if isinstance(one, Tensor) else f"{path} {one!r}"
+        for path, one in flatten(tree)
+    ]
 
 
 @final
@@ -67,9 +70,7 @@ def take_tensors(tree: Any) -> tuple[Any, tuple[Tensor, ...]]:
     leaves = [leaf for _, leaf in flatten(tree)]
     tensors = [one for one in leaves if isinstance(one, Tensor)]
     slots = iter(map(Slot, range(len(tensors))))
-    return unflatten(tree, [next(slots) if isinstance(one, Tensor) else one for one in leaves]), tuple(
-        tensors
-    )
+    return unflatten(tree, [next(slots) if isinstance(one, Tensor) else one for one in leaves]), tuple(tensors)
 
 
 def put_tensors(tree: Any, tensors: Sequence[Any]) -> Any:
@@ -93,7 +94,14 @@ def list_held(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *model.buffers(), *(one for one in attributes if isinstance(one, Tensor))]
 
 
-def make_fakes(model: nn.Module, mode: FakeTensorMode, memo: dict[int, Any], *, dtype: torch.dtype | None = None, device: Any = "cpu") -> None:  # fmt: skip
+def make_fakes(
+    model: nn.Module,
+    mode: FakeTensorMode,
+    memo: dict[int, Any],
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = "cpu",
+) -> None:
     """Put a fake into a memo for each tensor of a model that is not in it, of split layers for this rank's part: ``copy.deepcopy`` finds it there.
 
     ``dtype`` is that of floating-point tensors, None their own; ``device`` is where the fakes say they are.

@@ -46,18 +46,20 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):  # type: ignore[misc]
 def apply_zero1(optimizer: Optimizer, *, ctx: RankContext | None = None) -> ShardedOptimizer:
     """Shard an optimizer's states over the ranks: each keeps those of some parameters, updates these, and sends them to the others.
 
-    Adam's two states take twice the memory of the weights; afterwards a rank has its share of that. The weights are those of
-    the optimizer itself, to the bit. The model is one of ``apply_ddp``::
+    Adam's two states take twice the memory of the weights; afterwards a rank has its share of that. The weights are
+    those of the optimizer itself, to the bit. The model is one of ``apply_ddp``::
 
         model = rankwise.apply_ddp(Net())
         optimizer = rankwise.apply_zero1(torch.optim.AdamW(model.parameters(), lr=1e-3))
 
     Args:
-        optimizer: Any that goes through its parameters one by one, before its first step. Don't use it any more: use what is returned.
+        optimizer: Any that goes through its parameters one by one, before its first step. Don't use it any more: use
+            what is returned.
         ctx: The job; None: the one that ``init()`` joined.
 
     Returns:
-        torch's ZeroRedundancyOptimizer. Checkpoints save and load it like any other, at any number of ranks; schedulers are built over it.
+        torch's ZeroRedundancyOptimizer. Checkpoints save and load it like any other, at any number of ranks; schedulers
+        are built over it.
 
     Raises:
         UsageError: It has made steps, a scheduler moves it, or its parameters are sharded.
@@ -102,9 +104,15 @@ def _find_problem(optimizer: Optimizer, parameters: list[torch.Tensor]) -> tuple
         return f"apply_zero1 was given a {kind}, whose states are sharded already", "call it once"
     # Adagrad has states from the start.
     if any(state.get("step", 1) > 0 for state in optimizer.state.values()):
-        return f"this {kind} has made steps, and its states are not sharded", "call apply_zero1 before the first step, and load a checkpoint afterwards"  # fmt: skip
+        return (
+            f"this {kind} has made steps, and its states are not sharded",
+            "call apply_zero1 before the first step, and load a checkpoint afterwards",
+        )
     if any("initial_lr" in group for group in optimizer.param_groups):
-        return f"a scheduler was built over this {kind}, and would not move what apply_zero1 returns", "build the scheduler afterwards"  # fmt: skip
+        return (
+            f"a scheduler was built over this {kind}, and would not move what apply_zero1 returns",
+            "build the scheduler afterwards",
+        )
     if any(isinstance(one, DTensor) for one in parameters):
         return (
             f"the parameters of this {kind} are sharded, and so are its states",

@@ -52,9 +52,7 @@ def plan_batch(
         UsageError: Both or none of ``global_size`` and ``per_rank`` are given, or a number is below what can be.
     """
     if (global_size is None) == (per_rank is None):
-        raise UsageError(
-            f"global_size={global_size} and per_rank={per_rank}", hint="give exactly one of them"
-        )
+        raise UsageError(f"global_size={global_size} and per_rank={per_rank}", hint="give exactly one of them")
     total = per_rank * world_size if global_size is None and per_rank is not None else int(global_size or 0)
     if total < world_size:
         raise UsageError(

@@ -118,7 +118,8 @@ def _hook() -> None:
     _wrap_worker_signals()
 
 
-#: Daemons that multiprocessing has forked while the shield was open; and when they were asked to end, in monotonic seconds.
+#: Daemons that multiprocessing has forked while the shield was open; and when they were asked to end, in monotonic
+#: seconds.
 _daemons: WeakSet[Any] = WeakSet()
 _asked_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 

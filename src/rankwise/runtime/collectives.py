@@ -46,9 +46,7 @@ __all__ = [
 
 
 @eager
-def barrier(
-    name: str | None = None, *, timeout_s: float | timedelta | None = None, group: Group | None = None
-) -> None:
+def barrier(name: str | None = None, *, timeout_s: float | timedelta | None = None, group: Group | None = None) -> None:
     """Wait until every rank has arrived, and the earlier work of the device is done.
 
     The line of the call is not compared: ranks rightly reach it from different lines, as in "rank 0 downloads first".
@@ -60,7 +58,8 @@ def barrier(
 
     Raises:
         CollectiveError: A rank is in another collective, or in a barrier of another name.
-        CollectiveTimeoutError: Some rank did not arrive; names it. The same call may be made again, and continues to wait.
+        CollectiveTimeoutError: Some rank did not arrive; names it. The same call may be made again, and continues to
+            wait.
         UsageError: ``timeout_s`` is not a time.
 
     Collective: every rank of the group must call this, in the same order.

@@ -62,7 +62,8 @@ def connect(
         RendezvousError: The ranks could not connect; names those that have gone meanwhile.
     """
     timeout, is_late = timedelta(seconds=timeout_s), False
-    # Bound to the device, NCCL connects here and now. To Gloo it is nothing, and torch would look for NCCL's methods there.
+    # Bound to the device, NCCL connects here and now. To Gloo it is nothing, and torch would look for NCCL's methods
+    # there.
     is_bound = device.type != "cpu" and find_carrier(backend, device.type) != "gloo"
     options: dict[str, Any] = {"device_id": device} if is_bound else {}
 
@@ -97,9 +98,7 @@ def connect(
         "a rank ended in between, a firewall keeps the ranks' own ports shut, or they listen on the wrong interface: "
         "set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to the one that the hosts share"
     )  # fmt: skip
-    raise RendezvousError(
-        f"the {it.world_size} ranks joined at {place}, but {reason}", rank=it.rank, hint=hint
-    )
+    raise RendezvousError(f"the {it.world_size} ranks joined at {place}, but {reason}", rank=it.rank, hint=hint)
 
 
 def find_carrier(backend: str, device_type: str) -> str:
@@ -112,8 +111,9 @@ def find_carrier(backend: str, device_type: str) -> str:
 def unbound() -> Iterator[None]:
     """Let a Gloo group of some ranks be made beside NCCL.
 
-    Where the job's group is bound to a device, torch has the ranks outside a new group split NCCL's communicator, whatever
-    carries the new one; its members do that for NCCL only, and are waited for in vain (pytorch#145376, torch 2.5 to 2.13).
+    Where the job's group is bound to a device, torch has the ranks outside a new group split NCCL's communicator,
+    whatever carries the new one; its members do that for NCCL only, and are waited for in vain (pytorch#145376, torch
+    2.5 to 2.13).
     """
     world: Any = dist.group.WORLD
     bound = getattr(world, "bound_device_id", None)

@@ -90,9 +90,7 @@ class RankContext:
     _counts: dict[str, int] = field(default_factory=dict, repr=False)
     _stop: list[StopWatch] = field(default_factory=list, repr=False)
     _meshes: list[Mesh] = field(default_factory=list, repr=False)
-    _lay_mesh: Callable[[RankContext, Mapping[str, int] | DeviceMesh], Mesh] | None = field(
-        default=None, repr=False
-    )
+    _lay_mesh: Callable[[RankContext, Mapping[str, int] | DeviceMesh], Mesh] | None = field(default=None, repr=False)
     _at_step: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _before_leaving: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
@@ -123,12 +121,12 @@ class RankContext:
     def mesh(self, degrees: Mapping[str, int] | DeviceMesh | None = None, /, **of_axes: int) -> Mesh:
         """Lay the ranks out as a grid: ``ctx.mesh(replicate=2, shard=-1)``; or return the grid that was laid out.
 
-        Along "replicate" and "shard" the ranks have different samples, along "tensor" and "pipeline" the same: loaders, samplers and
-        metrics that are made from now on follow that.
+        Along "replicate" and "shard" the ranks have different samples, along "tensor" and "pipeline" the same: loaders,
+        samplers and metrics that are made from now on follow that.
 
         Args:
-            degrees: How many ranks each axis has, one of which may be -1: the remaining ranks. Or torch's own mesh, with named axes.
-                None, and no axis: none is laid out, and where there is none yet all ranks replicate.
+            degrees: How many ranks each axis has, one of which may be -1: the remaining ranks. Or torch's own mesh,
+                with named axes. None, and no axis: none is laid out, and where there is none yet all ranks replicate.
             **of_axes: The same, as arguments.
 
         Returns:
@@ -212,9 +210,7 @@ class RankContext:
             return
         key = f"turns/{self._count('turns')}/{first}"
         bound_s = self.timeout_s if timeout_s is None else timeout_s
-        with take_turns(
-            self.store, key, is_first=self.rank == first, first=first, rank=self.rank, timeout_s=bound_s
-        ):
+        with take_turns(self.store, key, is_first=self.rank == first, first=first, rank=self.rank, timeout_s=bound_s):
             yield
 
     def seed(self, seed: int, *, same: bool = False) -> int:
@@ -279,8 +275,11 @@ class RankContext:
         for rank, text in zip(self.control.ranks, answers, strict=True):
             groups.setdefault(text, []).append(rank)
         shown = "; ".join(f"ranks {ranks}: {text[:200]}" for text, ranks in groups.items())
-        raise CollectiveError(f"the ranks do not agree on {name}: {shown}", rank=self.rank,
-                              hint="determine it on one rank and broadcast it, or find out why the hosts differ")  # fmt: skip
+        raise CollectiveError(
+            f"the ranks do not agree on {name}: {shown}",
+            rank=self.rank,
+            hint="determine it on one rank and broadcast it, or find out why the hosts differ",
+        )
 
     # -------------------------------------------------------- stopping early
 
@@ -288,10 +287,11 @@ class RankContext:
         """Return whether it is time to save and leave: the same answer on every rank, at the same step.
 
         Call it once a step, at the end. It costs about a microsecond and sends nothing. After SIGTERM or SIGUSR1 to any
-        rank, or at a deadline (see ``listen_for_stop``), it returns True on all ranks at one agreed call, and from then on.
-        The first call begins to listen; a script that never calls it is terminated by these signals as usual.
+        rank, or at a deadline (see ``listen_for_stop``), it returns True on all ranks at one agreed call, and from then
+        on. The first call begins to listen; a script that never calls it is terminated by these signals as usual.
 
-        In a job with parameter servers the calls of ranks don't correspond: each stops at its first call after the notice has reached it.
+        In a job with parameter servers the calls of ranks don't correspond: each stops at its first call after the
+        notice has reached it.
 
         Returns:
             Whether to stop. If so, save, and leave by ``leave_for_requeue()``.
@@ -303,8 +303,11 @@ class RankContext:
         Collective: every rank must call this equally often, in the main thread.
         """
         if self not in _open:
-            raise UsageError("this process has left the job, or never joined it", rank=self.rank,
-                             hint="call should_stop() before ctx.close(), and not in a forked child")  # fmt: skip
+            raise UsageError(
+                "this process has left the job, or never joined it",
+                rank=self.rank,
+                hint="call should_stop() before ctx.close(), and not in a forked child",
+            )
         if not self._stop:
             self.listen_for_stop()
         for check in self._at_step:
@@ -326,7 +329,8 @@ class RankContext:
         Args:
             after_s: Stop by yourself after so many seconds, whatever the scheduler allows.
             margin_s: Seconds that agreeing and saving take: that long before the time in SLURM_JOB_END_TIME (set by
-                Slurm) or RANKWISE_DEADLINE (seconds since the epoch) the job stops; at most half of the time that is left.
+                Slurm) or RANKWISE_DEADLINE (seconds since the epoch) the job stops; at most half of the time that is
+                left.
             signals: The signals that are notices: names, numbers or ``signal.SIGTERM`` and the like.
 
         Raises:
@@ -350,8 +354,8 @@ class RankContext:
     def request_stop(self, reason: str) -> None:
         """Have ``should_stop()`` return True on all ranks soon, at one agreed call: what one rank finds out is true for all.
 
-        Nothing is waited for, and any rank may call it; of several reasons the first one counts. A job that stops by its own
-        request need not be started again: leave it by ``close()``, not by ``leave_for_requeue()``.
+        Nothing is waited for, and any rank may call it; of several reasons the first one counts. A job that stops by
+        its own request need not be started again: leave it by ``close()``, not by ``leave_for_requeue()``.
 
         Args:
             reason: Why; ``stop_reason`` shows it on all ranks.
@@ -427,7 +431,10 @@ class RankContext:
             self._before_leaving.append(before_leaving)
 
     def close(self) -> None:
-        """Leave the job: the process groups are destroyed, with a bound, and ``init()`` may be called again. A second call does nothing."""
+        """Leave the job: the process groups are destroyed, with a bound, and ``init()`` may be called again.
+
+        A second call does nothing.
+        """
         self._leave(_DESTROY_S)
 
     def __enter__(self) -> RankContext:

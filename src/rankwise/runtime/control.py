@@ -107,7 +107,8 @@ class Control:
         Args:
             text: What to compare.
             what: What the ranks are about to do, for the error of one that waits in vain: "all_reduce at train.py:7".
-            kind: Who can read ``text``; texts of two kinds are never given to one reader. None: the first word of ``what``.
+            kind: Who can read ``text``; texts of two kinds are never given to one reader. None: the first word of
+                ``what``.
             timeout_s: Seconds to wait for the slowest rank; None: as long as collectives may take.
 
         Returns:
@@ -207,9 +208,7 @@ class Control:
         whole = [view_memory(row.data_ptr(), int(length)) for row, length in zip(rows, lengths, strict=True)]
         return [pickle.loads(one) for one in whole]  # noqa: S301
 
-    def broadcast(
-        self, data: torch.Tensor, *, sender: int, what: str, timeout_s: float | None = None
-    ) -> None:
+    def broadcast(self, data: torch.Tensor, *, sender: int, what: str, timeout_s: float | None = None) -> None:
         """Give every rank the bytes of one, in place.
 
         Args:

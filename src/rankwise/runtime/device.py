@@ -98,9 +98,7 @@ def choose_backend(wanted: str | None, device: torch.device, rank: int) -> str:
                 hint="leave the backend out: it is chosen by the device",
             )
         if name == "gloo" and not dist.is_gloo_available():
-            raise UsageError(
-                f"backend {wanted!r}: torch {torch.__version__} is built without Gloo", rank=rank
-            )
+            raise UsageError(f"backend {wanted!r}: torch {torch.__version__} is built without Gloo", rank=rank)
     return wanted.lower()
 
 

@@ -54,7 +54,8 @@ def all_gather_with_grad(x: Tensor, *, group: Group | None = None, name: str | N
     Raises:
         CollectiveError: The ranks call different things; or dtypes or dims after the first differ, or whether it
             requires grad; or ``x`` is not a float tensor.
-        CollectiveTimeoutError: Some rank did not call; names it. In the backward pass: its loss does not use the result.
+        CollectiveTimeoutError: Some rank did not call; names it. In the backward pass: its loss does not use the
+            result.
 
     Collective: every rank of the group must call this, in the same order, and use the result in its loss.
     """
@@ -113,9 +114,7 @@ def _find_fault(x: Any, op: str | None, *, reduces: bool) -> CollectiveError | N
 
 def _sum_over_ranks(x: Tensor, call: _Call) -> Tensor:
     """Return the sum over the ranks as a tensor of its own."""
-    total = (
-        x.detach().to(choose_carrier(call.group, x.device.type)).clone(memory_format=torch.contiguous_format)
-    )
+    total = x.detach().to(choose_carrier(call.group, x.device.type)).clone(memory_format=torch.contiguous_format)
     if call.group.size > 1 and total.numel():
         with naming(call.group, f"{call.name} at {show_site(call.site)}"):
             dist.all_reduce(total, group=call.group.process_group)

@@ -131,8 +131,8 @@ def new_group(ranks: Sequence[int], *, timeout_s: float | timedelta | None = Non
 
     Args:
         ranks: Global ranks of the members, in any order, the same on every rank of the job.
-        timeout_s: Seconds that its collectives may wait; None: as long as the job's. (torch.distributed.new_group uses the backend's own
-            default, not that of init_process_group.)
+        timeout_s: Seconds that its collectives may wait; None: as long as the job's. (torch.distributed.new_group uses
+            the backend's own default, not that of init_process_group.)
 
     Returns:
         The group; on ranks outside it, one that only knows its members.
@@ -193,11 +193,7 @@ def _make(world: Group, members: list[int], bound_s: float) -> tuple[dist.Proces
 
 
 def _find_fault(members: list[Any], world: Group) -> CollectiveError | None:
-    wrong = [
-        rank
-        for rank in members
-        if not isinstance(rank, int) or isinstance(rank, bool) or rank not in world.ranks
-    ]
+    wrong = [rank for rank in members if not isinstance(rank, int) or isinstance(rank, bool) or rank not in world.ranks]
     if not members:
         text, hint = "no ranks", "name one member at least; ranks outside still call with the same list"
     elif wrong:

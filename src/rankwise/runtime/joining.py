@@ -80,23 +80,27 @@ def init(  # noqa: PLR0913 - most calls give none
     """Join the job that this process belongs to; without any variables it is a world of one.
 
     The rank comes from torchrun's variables (``rankwise run`` sets them too), an srun step, mpirun,
-    TF_CONFIG, Kubernetes or SkyPilot, or from the arguments. Where both are set, they must agree. Before anything else is sent,
-    all ranks publish who they are: absent, duplicate and mismatched ones are named.
+    TF_CONFIG, Kubernetes or SkyPilot, or from the arguments. Where both are set, they must agree. Before anything else
+    is sent, all ranks publish who they are: absent, duplicate and mismatched ones are named.
 
     Args:
-        backend: As in ``torch.distributed.init_process_group``; None: by the device, ``cpu:gloo,cuda:nccl`` or ``gloo``.
+        backend: As in ``torch.distributed.init_process_group``; None: by the device, ``cpu:gloo,cuda:nccl`` or
+            ``gloo``.
         init_method: ``env://`` (the default), ``tcp://HOST:PORT`` or ``file:///PATH``.
         store: A store for the rendezvous, instead of ``init_method``.
         rank: This process's rank, where no variable sets it.
         world_size: The number of ranks, where no variable sets it.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:3"``; None: the GPU of this local rank, or the CPU where there is none.
-        timeout_s: Seconds that a collective may wait for the slowest rank; None: 600 with NCCL, 1800 without, as in torch.
-            Groups of ``rankwise.new_group`` inherit it (those of ``torch.distributed.new_group`` have torch's default).
-        arrival_timeout_s: Seconds from the first rank's arrival to the last one's; None: RANKWISE_ARRIVAL_TIMEOUT, or 60.
+        timeout_s: Seconds that a collective may wait for the slowest rank; None: 600 with NCCL, 1800 without, as in
+            torch. Groups of ``rankwise.new_group`` inherit it (those of ``torch.distributed.new_group`` have torch's
+            default).
+        arrival_timeout_s: Seconds from the first rank's arrival to the last one's; None: RANKWISE_ARRIVAL_TIMEOUT, or
+            60.
         mesh: Lay the ranks out as a grid, ``{"replicate": 2, "shard": -1}``; see ``ctx.mesh``. None: no grid.
-        role: This rank's role in a job of servers and workers, ``"ps"``, ``"chief"`` or ``"worker"``, the ``"ps"`` being the first
-            ranks; None: as ``rankwise run --role-counts ps=2,worker=6`` says, or TF_CONFIG with tasks ``ps``. Ranks with roles don't wait
-            for each other here, and there is no process group of all of them: any of them may die and be restarted.
+        role: This rank's role in a job of servers and workers, ``"ps"``, ``"chief"`` or ``"worker"``, the ``"ps"``
+            being the first ranks; None: as ``rankwise run --role-counts ps=2,worker=6`` says, or TF_CONFIG with tasks
+            ``ps``. Ranks with roles don't wait for each other here, and there is no process group of all of them: any
+            of them may die and be restarted.
 
     Returns:
         The context. Use it in a ``with`` block, or let the end of the process close it.
@@ -104,7 +108,8 @@ def init(  # noqa: PLR0913 - most calls give none
     Raises:
         UsageError: Variables and arguments contradict each other or are incomplete, or there is no such device.
         RendezvousError: The store was not found in time, or the ranks could not connect to each other.
-        HandshakeError: Ranks are absent, duplicate, or differ in what must be the same; all ranks that arrived raise it.
+        HandshakeError: Ranks are absent, duplicate, or differ in what must be the same; all ranks that arrived raise
+            it.
 
     Collective: every rank of the job must call this; with roles, none waits for another.
     """
@@ -149,11 +154,17 @@ def _check_not_open() -> None:
     context = find_current()
     is_grouped = dist.is_initialized() and context is not None and dist.group.WORLD is context.group
     if context is not None and (is_grouped or context.role is not None):
-        raise UsageError(f"this process has already joined a job, at {context.opened_at}", rank=context.rank,
-                         hint="use rankwise.current() for the context, or close it before you join again")  # fmt: skip
+        raise UsageError(
+            f"this process has already joined a job, at {context.opened_at}",
+            rank=context.rank,
+            hint="use rankwise.current() for the context, or close it before you join again",
+        )
     if context is None and dist.is_initialized():
-        raise UsageError("this process already has a process group, which rankwise.init() did not create", rank=dist.get_rank(),
-                         hint="remove the other init_process_group (a framework may have called it), or rankwise.init()")  # fmt: skip
+        raise UsageError(
+            "this process already has a process group, which rankwise.init() did not create",
+            rank=dist.get_rank(),
+            hint="remove the other init_process_group (a framework may have called it), or rankwise.init()",
+        )
     if context is not None:
         context.close()  # the script destroyed the group under it
 
@@ -161,9 +172,7 @@ def _check_not_open() -> None:
 def _to_seconds(value: object, name: str) -> float | None:
     seconds = None if value is None else read_seconds(value)
     if value is not None and seconds is None:
-        raise UsageError(
-            f"{name}={value!r} is not a number of seconds above 0", hint=f"for example {name}=300"
-        )
+        raise UsageError(f"{name}={value!r} is not a number of seconds above 0", hint=f"for example {name}=300")
     return seconds
 
 
@@ -257,11 +266,17 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
             ),
         )  # fmt: skip
     except OverdueError:
-        raise RendezvousError(f"the store at {place} was reached, but did not answer", rank=it.rank,
-                              hint="the process that serves it (rank 0, or the launcher) is stopped, or its host is: look there first") from None  # fmt: skip
+        raise RendezvousError(
+            f"the store at {place} was reached, but did not answer",
+            rank=it.rank,
+            hint="the process that serves it (rank 0, or the launcher) is stopped, or its host is: look there first",
+        ) from None
     except dist.DistError as error:
-        raise RendezvousError(f"the store at {place} failed: {str(error).splitlines()[0]}", rank=it.rank,
-                              hint="the process that serves it (rank 0, or the launcher) has probably ended: look at its output") from error  # fmt: skip
+        raise RendezvousError(
+            f"the store at {place} failed: {str(error).splitlines()[0]}",
+            rank=it.rank,
+            hint="the process that serves it (rank 0, or the launcher) has probably ended: look at its output",
+        ) from error
     _report(meeting, it)
     return store, meeting
 

@@ -88,7 +88,8 @@ def lay_mesh(ctx: RankContext, wanted: Mapping[str, int] | DeviceMesh) -> Mesh:
 
     Args:
         ctx: The job.
-        wanted: How many ranks each axis has, of which one may be -1: all that are left. Or a mesh of torch's whose axes have names.
+        wanted: How many ranks each axis has, of which one may be -1: all that are left. Or a mesh of torch's whose axes
+            have names.
 
     Raises:
         UsageError: Degrees that don't make up the number of ranks, or an unknown axis.

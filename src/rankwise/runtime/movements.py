@@ -92,9 +92,7 @@ def broadcast_(tree: Any, *, root: int = 0, group: Group | None = None, name: st
 
 
 @eager
-def _broadcast_in_place(
-    tree: Any, temporary: str | None, root: int, group: Group | None, name: str | None
-) -> None:
+def _broadcast_in_place(tree: Any, temporary: str | None, root: int, group: Group | None, name: str | None) -> None:
     members, site = resolve_group(group), locate(name)
     tree, leaves, endless = open_tree(tree)
     fault = endless or check_root(root, members)
@@ -122,9 +120,7 @@ def _broadcast_in_place(
 
 
 @eager
-def all_gather(
-    tree: Any, *, concat: bool = False, group: Group | None = None, name: str | None = None
-) -> Any:
+def all_gather(tree: Any, *, concat: bool = False, group: Group | None = None, name: str | None = None) -> Any:
     """Give every rank the value of each.
 
     Args:
@@ -201,8 +197,7 @@ def _all_gather_serialized(
 ) -> list[Any]:
     if alike:
         columns = [
-            serialization.all_gather_bytes(buffer, [buffer.numel()] * group.size, group)
-            for buffer in payload.buffers
+            serialization.all_gather_bytes(buffer, [buffer.numel()] * group.size, group) for buffer in payload.buffers
         ]
         rows = ([column[i] for column in columns] for i in range(group.size))
         return [serialization.deserialize_like(tree, row, group) for row in rows]
@@ -272,9 +267,7 @@ def find_unfit_leaf(tree: Any) -> CollectiveError | None:
     return fault or next(filter(None, (find_unfit(leaf, path) for path, leaf in leaves)), None)
 
 
-def serialize_or_explain(
-    tree: Any, group: Group
-) -> tuple[serialization.SerializedTree | None, CollectiveError | None]:
+def serialize_or_explain(tree: Any, group: Group) -> tuple[serialization.SerializedTree | None, CollectiveError | None]:
     """Serialize a tree, or return why it can not be pickled."""
     try:
         return serialization.serialize(tree, group), None

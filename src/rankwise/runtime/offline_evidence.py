@@ -37,5 +37,7 @@ def leave_evidence(identity: Identity) -> None:
         offline_setup.say(f"[rank {identity.rank}] no evidence is recorded: {error}")
         return
     if identity.rank == 0:
-        offline_setup.say(f"evidence of this run is written to {prepared.folder}; if it hangs or fails: rankwise report {prepared.folder}")  # fmt: skip
+        offline_setup.say(
+            f"evidence of this run is written to {prepared.folder}; if it hangs or fails: rankwise report {prepared.folder}"
+        )
     offline_setup.arm(prepared)

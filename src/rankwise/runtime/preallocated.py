@@ -55,9 +55,7 @@ def all_gather_into(out: Any, tree: Any, *, group: Group | None = None, name: st
 
 
 @outside_graphs
-def gather_into(
-    out: Any, tree: Any, *, root: int = 0, group: Group | None = None, name: str | None = None
-) -> None:
+def gather_into(out: Any, tree: Any, *, root: int = 0, group: Group | None = None, name: str | None = None) -> None:
     """Fill tensors on one rank with the rows of all ranks, in the order of the ranks.
 
     Args:
@@ -123,12 +121,16 @@ def _find_source_fault(leaves: Sequence[tuple[str, Any]]) -> CollectiveError | N
     return None
 
 
-def _find_fault(leaves: Sequence[tuple[str, Any]], targets: Sequence[tuple[str, Any]], temporary: str | None, functional: str,
-                *, same: bool) -> CollectiveError | None:  # fmt: skip
+def _find_fault(
+    leaves: Sequence[tuple[str, Any]],
+    targets: Sequence[tuple[str, Any]],
+    temporary: str | None,
+    functional: str,
+    *,
+    same: bool,
+) -> CollectiveError | None:
     if not same:
-        return CollectiveError(
-            "out and tree are nested differently", hint="pass the same containers and keys in both"
-        )
+        return CollectiveError("out and tree are nested differently", hint="pass the same containers and keys in both")
     if (fault := find_target_fault(list(targets), temporary, functional)) is not None:
         return CollectiveError(f"out: {fault.message}", hint=fault.hint)
     for (path, leaf), (_, target) in zip(leaves, targets, strict=True):

@@ -12,8 +12,17 @@ from rankwise.runtime.stores import Place, find_place, place_from_env
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-_TORCH_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-                "TORCHELASTIC_RUN_ID"}  # fmt: skip
+_TORCH_NAMES = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+}
 
 
 def identify(
@@ -64,8 +73,10 @@ def _read(rank: int | None, world_size: int | None, env: dict[str, str]) -> Iden
 
 def _merge(name: str, ours: int | None, theirs: int | None, here: str, there: str) -> int | None:
     if ours is not None and theirs is not None and ours != theirs:
-        raise UsageError(f"{name} is {ours} in {here} and {theirs} in {there}: two worlds that would never join",
-                         hint=f"set it in one place: leave it out of {here}, or unset the variable")  # fmt: skip
+        raise UsageError(
+            f"{name} is {ours} in {here} and {theirs} in {there}: two worlds that would never join",
+            hint=f"set it in one place: leave it out of {here}, or unset the variable",
+        )
     return ours if ours is not None else theirs
 
 
@@ -75,8 +86,10 @@ def _from_arguments(rank: int | None, world_size: int | None, env: dict[str, str
         rank, world_size = 0, 1
     if rank is None or world_size is None:
         have, lack = ("world_size", "rank") if rank is None else ("rank", "world_size")
-        raise UsageError(f"{have}={world_size if rank is None else rank} was given, but neither the call nor the environment gives the {lack}",
-                         hint=f"pass {lack} too, or start the script with `rankwise run`")  # fmt: skip
+        raise UsageError(
+            f"{have}={world_size if rank is None else rank} was given, but neither the call nor the environment gives the {lack}",
+            hint=f"pass {lack} too, or start the script with `rankwise run`",
+        )
     if rank < 0 or world_size < 1:
         raise UsageError(f"rank={rank}, world_size={world_size}", hint="ranks are 0 to world_size - 1")
     return Identity(

@@ -57,8 +57,8 @@ def all_reduce(
     Args:
         tree: Tensors, numbers and NumPy arrays of equal shapes on all ranks, in nested dicts, lists, tuples, named
             tuples and dataclasses; not modified.
-        op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"product"``; for bools ``"any"`` and ``"all"``. NaN wins as in
-            ``torch.max``. torch's ``ReduceOp.SUM`` and the like are understood too.
+        op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"product"``; for bools ``"any"`` and ``"all"``. NaN wins as
+            in ``torch.max``. torch's ``ReduceOp.SUM`` and the like are understood too.
         precise: Add floats of all widths in float64, and return them so; for metrics.
         group: The group; None: all ranks.
         name: Compared between the ranks instead of the line of the call, for calls that match from different lines.
@@ -67,7 +67,8 @@ def all_reduce(
         A new tree of the same structure; numbers come back as numbers.
 
     Raises:
-        CollectiveError: The ranks call different things, or with leaves that differ in path, dtype or shape; says who has what.
+        CollectiveError: The ranks call different things, or with leaves that differ in path, dtype or shape; says who
+            has what.
         CollectiveTimeoutError: Some rank did not call; names it.
 
     Collective: every rank of the group must call this, in the same order.
@@ -105,9 +106,7 @@ def all_reduce_(tree: Any, op: Op = "sum", *, group: Group | None = None, name: 
 
 
 @eager
-def _all_reduce_in_place(
-    tree: Any, temporary: str | None, op: Any, group: Group | None, name: str | None
-) -> None:
+def _all_reduce_in_place(tree: Any, temporary: str | None, op: Any, group: Group | None, name: str | None) -> None:
     members, site, op = resolve_group(group), locate(name), read_op(op)
     tree, leaves, endless = open_tree(tree)
     fault = endless or find_target_fault(leaves, temporary, "all_reduce") or find_cast(leaves, op)
@@ -229,9 +228,7 @@ def cut_slots(slots: Any, group: Group) -> tuple[list[Any], CollectiveError | No
         text = f"got {len(slots)} slots for {group.size} ranks"
     else:
         return list(slots), None
-    return [], CollectiveError(
-        text, hint="pass a list with one entry for each rank of the group, in its order"
-    )
+    return [], CollectiveError(text, hint="pass a list with one entry for each rank of the group, in its order")
 
 
 def check_root(root: Any, group: Group) -> CollectiveError | None:
@@ -244,8 +241,17 @@ def check_root(root: Any, group: Group) -> CollectiveError | None:
     )
 
 
-def _agree(group: Group, call: str, site: str, tree: Any, leaves: Leaves, *, op: str,
-           fault: CollectiveError | None = None, **more: Any) -> list[int]:  # fmt: skip
+def _agree(
+    group: Group,
+    call: str,
+    site: str,
+    tree: Any,
+    leaves: Leaves,
+    *,
+    op: str,
+    fault: CollectiveError | None = None,
+    **more: Any,
+) -> list[int]:
     """Compare the call; return the leaves that hold NaN on some rank, where that matters."""
     unfit = (check_leaf(path, leaf, op) for path, leaf in leaves)
     wrong = fault or check_op(op) or next(filter(None, unfit), None)
@@ -328,9 +334,7 @@ def _wait(works: Sequence[Any]) -> None:
         work.wait()
 
 
-def _finish(
-    group: Group, what: str, wires: list[Wire], plan: list[list[int]], flats: list[Tensor]
-) -> list[Any]:
+def _finish(group: Group, what: str, wires: list[Wire], plan: list[list[int]], flats: list[Tensor]) -> list[Any]:
     results: list[Any] = [None] * len(wires)
     try:
         for bucket, flat in zip(plan, flats, strict=True):

@@ -42,7 +42,8 @@ def scatter(
         This rank's value; a copy, except on the root.
 
     Raises:
-        CollectiveError: The ranks call different things, or name different roots, or there are not as many slots as ranks.
+        CollectiveError: The ranks call different things, or name different roots, or there are not as many slots as
+            ranks.
         CollectiveTimeoutError: Some rank did not call; names it.
 
     Collective: every rank of the group must call this, in the same order.
@@ -69,9 +70,7 @@ def scatter(
 
 
 @eager
-def all_to_all(
-    slots: Sequence[Any] | Tensor, *, group: Group | None = None, name: str | None = None
-) -> list[Any]:
+def all_to_all(slots: Sequence[Any] | Tensor, *, group: Group | None = None, name: str | None = None) -> list[Any]:
     """Give each rank its own value of every rank's.
 
     Args:

@@ -127,9 +127,7 @@ def list_buffers(metas: Sequence[Any], group: Group) -> list[tuple[int, torch.de
     padded = [-(-size // _ALIGN) * _ALIGN for size in sizes]
     plans = plan(metas)
     totals = [sizes[one[0]] if len(one) == 1 else sum(padded[i] for i in one) for one in plans]
-    return [
-        (total, choose_carrier(group, metas[one[0]][2])) for total, one in zip(totals, plans, strict=True)
-    ]
+    return [(total, choose_carrier(group, metas[one[0]][2])) for total, one in zip(totals, plans, strict=True)]
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -244,9 +242,7 @@ def connect(group: Group) -> None:
     _connected.add(group.control)
 
 
-def send_and_receive(
-    sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]], group: Group
-) -> None:
+def send_and_receive(sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]], group: Group) -> None:
     """Send tensors to global ranks, and fill others from them; both sides must name the same, in the same order."""
     pg = group.process_group
     for device_type in sorted({tensor.device.type for _, tensor in [*sends, *receives]}):
@@ -288,9 +284,7 @@ def swap(sends: Mapping[int, SerializedTree], sizes: Mapping[int, int], group: G
 
 def new_buffers(metas: Sequence[Any], group: Group) -> list[Tensor]:
     """Return empty buffers for what a manifest announces."""
-    return [
-        torch.empty(size, dtype=torch.uint8, device=device) for size, device in list_buffers(metas, group)
-    ]
+    return [torch.empty(size, dtype=torch.uint8, device=device) for size, device in list_buffers(metas, group)]
 
 
 def read_metas(manifest: bytes) -> list[Any]:

@@ -81,9 +81,7 @@ def set_checking(level: Checking) -> Checking:
     Collective: every rank must choose the same level at the same point; a rank that compares waits for the others.
     """
     if level not in get_args(Checking):
-        raise UsageError(
-            f"there is no checking level {level!r}", hint=f"choose one of {', '.join(get_args(Checking))}"
-        )
+        raise UsageError(f"there is no checking level {level!r}", hint=f"choose one of {', '.join(get_args(Checking))}")
     before, _checking[0] = _checking[0], level
     return before
 
@@ -125,8 +123,16 @@ def _is_name(site: str) -> bool:
     return site.startswith("'")
 
 
-def agree(group: Group, call: str, *, site: str, must: Mapping[str, Any], may: Any = None,
-          fault: CollectiveError | None = None, timeout_s: float | None = None) -> list[Any] | None:  # fmt: skip
+def agree(
+    group: Group,
+    call: str,
+    *,
+    site: str,
+    must: Mapping[str, Any],
+    may: Any = None,
+    fault: CollectiveError | None = None,
+    timeout_s: float | None = None,
+) -> list[Any] | None:
     """Make sure that all ranks of a group are about to do the same.
 
     A rank whose own call is wrong still takes part, so that the others read the same error and do not wait for it.
@@ -302,7 +308,9 @@ def _tell_tree(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
     common = set(paths[0]).intersection(*paths[1:])
     if all(set(own) == common for own in paths):
         return [str(one[key]) for one in seen], "pass the same containers on every rank"
-    hint = "every rank must pass the same keys and lengths: fill in a zero, or None everywhere, where a rank has nothing"
+    hint = (
+        "every rank must pass the same keys and lengths: fill in a zero, or None everywhere, where a rank has nothing"
+    )
     lines = []
     for own in paths:
         extra = [path for path in own if path not in common]
@@ -313,9 +321,7 @@ def _tell_tree(key: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
 
 def _tell_leaves(_: str, seen: list[dict[str, Any]]) -> tuple[list[str], str]:
     all_leaves = [one["leaves"] for one in seen]
-    index = next(
-        i for i in range(len(all_leaves[0])) if any(own[i] != all_leaves[0][i] for own in all_leaves)
-    )
+    index = next(i for i in range(len(all_leaves[0])) if any(own[i] != all_leaves[0][i] for own in all_leaves))
     path, _first = all_leaves[0][index]
     facets = [own[index][1] for own in all_leaves]
     where = f"{path} is " if path else ""

@@ -47,9 +47,7 @@ def find_deadline(clock: Clock, *, after_s: float | None, margin_s: float, rank:
     """
     for name, value in (("after_s", after_s), ("margin_s", margin_s)):
         if value is not None and not 0 <= value < math.inf:
-            raise UsageError(
-                f"{name}={value!r} is not a number of seconds", rank=rank, hint="for example 3600"
-            )
+            raise UsageError(f"{name}={value!r} is not a number of seconds", rank=rank, hint="for example 3600")
     now_s = clock.monotonic()
     found = [] if after_s is None else [Deadline(at_s=now_s + after_s, reason=f"{after_s:g} s are over")]
     for name in _VARIABLES:

@@ -66,13 +66,22 @@ class StopWatch:
         deadline: When to stop without a signal; None for never.
         signals: Numbers of the signals that are notices.
         clock: Where time comes from.
-        agrees: Whether all ranks stop at one agreed call; else each stops at its next one after it has heard of the notice.
+        agrees: Whether all ranks stop at one agreed call; else each stops at its next one after it has heard of the
+            notice.
     """
 
     def __init__(
-        self, *, rank: int, world_size: int, store: dist.Store, timeout_s: float, deadline: Deadline | None,
-        signals: tuple[int, ...], clock: Clock, agrees: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        store: dist.Store,
+        timeout_s: float,
+        deadline: Deadline | None,
+        signals: tuple[int, ...],
+        clock: Clock,
+        agrees: bool = True,
+    ) -> None:
         self.agrees = agrees
         self._rank, self._world_size, self._timeout_s = rank, world_size, timeout_s
         self._store, self._deadline, self._clock = store, deadline, clock
@@ -141,7 +150,10 @@ class StopWatch:
         self.close()
 
     def close(self) -> None:
-        """Stop listening. After a notice the handlers stay: the rank is leaving, and a second signal must not end it."""
+        """Stop listening.
+
+        After a notice the handlers stay: the rank is leaving, and a second signal must not end it.
+        """
         self._closing.set()
         self._came.put(None)
         if self._thread is not None:
@@ -200,7 +212,8 @@ class StopWatch:
         self._has_notice = True
         self._came.put(number)
         before = self._before[number]
-        # Python's own for SIGINT is no handler of the script's: it would raise KeyboardInterrupt, and nothing would be saved.
+        # Python's own for SIGINT is no handler of the script's: it would raise KeyboardInterrupt, and nothing would be
+        # saved.
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
 

@@ -106,8 +106,10 @@ def find_place(init_method: str | None, store: dist.Store | None) -> Place | Non
 
 def _find_file(init_method: str, url: ParseResult, query: dict[str, Any]) -> Place:
     if url.netloc and os.name != "nt":
-        raise UsageError(f"init_method={init_method!r} names the host {url.netloc!r} and the path {url.path!r}",
-                         hint=f"write file:///{url.netloc}{url.path}, with three slashes")  # fmt: skip
+        raise UsageError(
+            f"init_method={init_method!r} names the host {url.netloc!r} and the path {url.path!r}",
+            hint=f"write file:///{url.netloc}{url.path}, with three slashes",
+        )
     if not url.path.strip("/"):
         raise UsageError(f"init_method={init_method!r} has no path", hint="write file:///folder/file")
     path = url2pathname(url.netloc + url.path) if os.name == "nt" else url.path
@@ -157,9 +159,7 @@ def place_from_env(host: str | None, port: int | None, source: str, rank: int) -
             hint="use a free port from 1024 to 65535, the same on all ranks",
         )
     is_served = get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Place(
-        kind="tcp", host=host, port=port, is_served=is_served, attempt=get("TORCHELASTIC_RESTART_COUNT", "0")
-    )
+    return Place(kind="tcp", host=host, port=port, is_served=is_served, attempt=get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def open_store(
@@ -192,19 +192,28 @@ def open_store(
         return make(is_master=True, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
         if "EADDRINUSE" not in str(error) and "ddress already in use" not in str(error):
-            raise RendezvousError(f"rank 0 can't serve the store at {place}: {_first_line(error)}", rank=rank,
-                                  hint=f"{place.host} must be a name or address of the host that rank 0 runs on") from error  # fmt: skip
+            raise RendezvousError(
+                f"rank 0 can't serve the store at {place}: {_first_line(error)}",
+                rank=rank,
+                hint=f"{place.host} must be a name or address of the host that rank 0 runs on",
+            ) from error
         holder = find_port_holder(place.port) or "another process"
-        raise RendezvousError(f"rank 0 can't serve the store at {place}: the port is taken by {holder}", rank=rank,
-                              hint="use another MASTER_PORT, or end that process; if it is of this job, two processes claim rank 0") from error  # fmt: skip
+        raise RendezvousError(
+            f"rank 0 can't serve the store at {place}: the port is taken by {holder}",
+            rank=rank,
+            hint="use another MASTER_PORT, or end that process; if it is of this job, two processes claim rank 0",
+        ) from error
 
 
 def _resolve(place: Place, rank: int) -> str:
     try:
         found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise RendezvousError(f"the host name {place.host!r} of the store has no address here: {error.strerror or error}", rank=rank,
-                              hint="set MASTER_ADDR to a name or address of rank 0's host that every host can look up (`getent hosts NAME`)") from error  # fmt: skip
+        raise RendezvousError(
+            f"the host name {place.host!r} of the store has no address here: {error.strerror or error}",
+            rank=rank,
+            hint="set MASTER_ADDR to a name or address of rank 0's host that every host can look up (`getent hosts NAME`)",
+        ) from error
     return ", ".join(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
@@ -249,8 +258,11 @@ def _open_file(place: Place, rank: int, world_size: int) -> dist.Store:
     # Written by torch after the handshake: whoever finds it has reached a meeting that is over.
     traces = (b"default_pg", GROUP_PREFIX.encode(), MEETING_PREFIX.encode() + b"/verdict")
     if any(trace in left for trace in traces):
-        raise RendezvousError(f"{place} holds the traces of another run ({len(left)} bytes)", rank=rank,
-                              hint=f"if that run is over: rm {place.path}; better use a new file for each run, or env://")  # fmt: skip
+        raise RendezvousError(
+            f"{place} holds the traces of another run ({len(left)} bytes)",
+            rank=rank,
+            hint=f"if that run is over: rm {place.path}; better use a new file for each run, or env://",
+        )
     if not path.parent.is_dir():
         raise RendezvousError(
             f"{place}: there is no folder {path.parent}",
@@ -258,9 +270,7 @@ def _open_file(place: Place, rank: int, world_size: int) -> dist.Store:
             hint="create it, on a file system that all ranks share",
         )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise RendezvousError(
-            f"{place} can't be written", rank=rank, hint="all ranks need read and write access to it"
-        )
+        raise RendezvousError(f"{place} can't be written", rank=rank, hint="all ranks need read and write access to it")
     return dist.FileStore(place.path, world_size)
 
 

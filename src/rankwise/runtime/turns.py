@@ -64,10 +64,16 @@ def _wait(store: dist.Store, key: str, first: int, rank: int, timeout_s: float) 
         outcome = call_within(timeout_s + _GRACE_S, wait)
     except (OverdueError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "imeout" not in str(error):
-            raise CollectiveError(f"main_first: the job's store is gone ({str(error).splitlines()[0]})", rank=rank,
-                                  hint="the process that serves it (rank 0, or the launcher) has ended: look at its output") from error  # fmt: skip
-        raise CollectiveTimeoutError(f"main_first: rank {first} had not finished after {round(timeout_s, 1):g} s", rank=rank,
-                                     hint=f"look at what rank {first} does in the block, or pass a longer timeout_s") from error  # fmt: skip
+            raise CollectiveError(
+                f"main_first: the job's store is gone ({str(error).splitlines()[0]})",
+                rank=rank,
+                hint="the process that serves it (rank 0, or the launcher) has ended: look at its output",
+            ) from error
+        raise CollectiveTimeoutError(
+            f"main_first: rank {first} had not finished after {round(timeout_s, 1):g} s",
+            rank=rank,
+            hint=f"look at what rank {first} does in the block, or pass a longer timeout_s",
+        ) from error
     if outcome:
         raise CollectiveError(
             f"main_first: rank {first} failed in the block: {outcome[0]}",

@@ -239,9 +239,7 @@ def native_op(op: str) -> Any:
 def plan_buckets(wires: Sequence[Wire]) -> list[list[int]]:
     """Return which wires travel together: small ones of one dtype, device and operation; equal on all ranks."""
     tensors = ((wire.tensor, wire.op) for wire in wires)
-    return fill_buckets(
-        ((one.dtype, one.device, op), one.numel() * one.element_size()) for one, op in tensors
-    )
+    return fill_buckets(((one.dtype, one.device, op), one.numel() * one.element_size()) for one, op in tensors)
 
 
 def fill_buckets(items: Iterable[tuple[Any, int]]) -> list[list[int]]:

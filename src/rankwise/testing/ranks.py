@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 _GRACE_S = 5.0
 #: Until a process that is told to die of its stack's dump must have done so.
 _STACKS_S = 2.0
-#: Imported once for all ranks of all cases, as far as it is installed; the functions that ranks run come from test modules,
-#: and pytest, once torch is there, takes a rank twenty times as long as all else before its first line.
+#: Imported once for all ranks of all cases, as far as it is installed; the functions that ranks run come from test
+#: modules, and pytest, once torch is there, takes a rank twenty times as long as all else before its first line.
 _PRELOAD = [
     "torch",
     "torch.distributed",
@@ -82,8 +82,14 @@ class RankOutcome:
     failed_s: float | None = field(default=None, repr=False)
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0, cuda: bool = False,
-              env: Mapping[str, str | None] | None = None) -> list[Any]:  # fmt: skip
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = 60.0,
+    cuda: bool = False,
+    env: Mapping[str, str | None] | None = None,
+) -> list[Any]:
     """Run ``function(*args)`` on ``world_size`` ranks and return what each returned.
 
     Args:
@@ -109,8 +115,15 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     raise RankFailedError("\n".join(texts), rank=failed[0][0]) from failed[0][1].error
 
 
-def try_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0, cuda: bool = False,
-              env: Mapping[str, str | None] | None = None, grace_s: float = _GRACE_S) -> list[RankOutcome]:  # fmt: skip
+def try_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = 60.0,
+    cuda: bool = False,
+    env: Mapping[str, str | None] | None = None,
+    grace_s: float = _GRACE_S,
+) -> list[RankOutcome]:
     """Run ``function(*args)`` on ``world_size`` ranks and return how each ended; for tests of what goes wrong.
 
     Args:
@@ -120,7 +133,8 @@ def try_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         timeout_s: Seconds until the ranks are killed.
         cuda: Start fresh processes.
         env: Variables for all ranks.
-        grace_s: Seconds that the others get to end when a rank has failed; more where they are meant to continue without it.
+        grace_s: Seconds that the others get to end when a rank has failed; more where they are meant to continue
+            without it.
 
     Returns:
         An outcome for each rank.
@@ -130,9 +144,7 @@ def try_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     context: Any = multiprocessing.get_context("spawn" if cuda else "forkserver")
     if not cuda:
         context.set_forkserver_preload(_PRELOAD)
-    store = TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-    )
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
     outcomes = [RankOutcome() for _ in range(world_size)]
     payload = _pickle(function, args)
     with tempfile.TemporaryDirectory(prefix="rankwise-stacks-") as folder:
@@ -172,9 +184,7 @@ def _build_env(rank: int, world_size: int, port: int) -> dict[str, str | None]:
     }  # fmt: skip
 
 
-def _collect(
-    ranks: dict[int, Any], outcomes: list[RankOutcome], bounds_s: tuple[float, float], folder: Path
-) -> None:
+def _collect(ranks: dict[int, Any], outcomes: list[RankOutcome], bounds_s: tuple[float, float], folder: Path) -> None:
     """Wait until all ranks have ended; kill those that have not in time, and keep their stacks."""
     timeout_s, grace_s = bounds_s
     end, waiting = time.monotonic() + timeout_s, dict(ranks)
@@ -223,9 +233,7 @@ def _hear(process: Any, pipe: Connection, outcome: RankOutcome) -> bool:
     return True
 
 
-def _kill(
-    waiting: dict[int, Any], outcomes: list[RankOutcome], folder: Path, bounds_s: tuple[float, float]
-) -> None:
+def _kill(waiting: dict[int, Any], outcomes: list[RankOutcome], folder: Path, bounds_s: tuple[float, float]) -> None:
     """End the ranks that are left, all their stacks first."""
     if hasattr(signal, "SIGUSR1"):
         for process, _ in waiting.values():
@@ -270,7 +278,8 @@ def _run_rank(payload: bytes, variables: Mapping[str, str | None], pipe: Connect
             os.environ.pop(name, None)  # noqa: TID251 - this process is a rank being made
         else:
             os.environ[name] = value  # noqa: TID251 - the same
-    # A child of multiprocessing starts its own as it was started; a rank of a launcher, such as loaders' workers, as the platform does.
+    # A child of multiprocessing starts its own as it was started; a rank of a launcher, such as loaders' workers, as
+    # the platform does.
     multiprocessing.set_start_method(None, force=True)
     with open(stacks, "a") as file:  # noqa: PTH123 - held open as long as we live
         faulthandler.enable(file)
@@ -281,9 +290,7 @@ def _run_rank(payload: bytes, variables: Mapping[str, str | None], pipe: Connect
             value = function(*args)
             pipe.send(("value", cloudpickle.dumps(value), "", 0.0))
         except BaseException as error:  # noqa: BLE001 - told to the test
-            pipe.send(
-                ("error", _pickle_error(error), "".join(traceback.format_exception(error)), time.monotonic())
-            )
+            pipe.send(("error", _pickle_error(error), "".join(traceback.format_exception(error)), time.monotonic()))
         # A thread of Gloo that drops its last work while Python goes down aborts the process (pytorch#190489).
         pipe.close()
         sys.stdout.flush()

@@ -37,7 +37,8 @@ class Checkpoint:
         """Save as ``file_prefix/step-N``, where N is one more than the last.
 
         Args:
-            file_prefix: A folder of these checkpoints; shared by all hosts, the same on all ranks. None is deleted: ``CheckpointManager`` does that.
+            file_prefix: A folder of these checkpoints; shared by all hosts, the same on all ranks. None is deleted:
+                ``CheckpointManager`` does that.
 
         Returns:
             The checkpoint's folder, for ``restore``.
@@ -165,7 +166,8 @@ class TerminationConfig:
     """What happens at a scheduler's notice.
 
     Attributes:
-        exit_fn: Called after the save; None: the job leaves with exit code 75 (``rankwise.REQUEUE``): to be started again.
+        exit_fn: Called after the save; None: the job leaves with exit code 75 (``rankwise.REQUEUE``): to be started
+            again.
         grace_period: Seconds that agreeing and saving take; see ``margin_s`` of ``ctx.listen_for_stop``.
     """
 
@@ -193,9 +195,12 @@ class PreemptionCheckpointHandler:
     """
 
     def __init__(
-        self, cluster_resolver: Any, checkpoint_or_checkpoint_manager: Checkpoint | CheckpointManager,
-        checkpoint_dir: str | Path | None = None, termination_config: TerminationConfig | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        cluster_resolver: Any,
+        checkpoint_or_checkpoint_manager: Checkpoint | CheckpointManager,
+        checkpoint_dir: str | Path | None = None,
+        termination_config: TerminationConfig | None = None,
+    ) -> None:
         del cluster_resolver
         given = checkpoint_or_checkpoint_manager
         if isinstance(given, Checkpoint):
@@ -247,8 +252,8 @@ class PreemptionCheckpointHandler:
 class BackupAndRestore:
     """Counts the steps of a training, continues after the last one that was saved, and removes the backup at its end.
 
-    Keras's is a callback of ``fit``; a ``Trainer`` with a folder does the same without one. This is for loops of one's own:
-    ``for step in BackupAndRestore("backup", save_freq=100).steps(checkpoint, 10_000)``.
+    Keras's is a callback of ``fit``; a ``Trainer`` with a folder does the same without one. This is for loops of one's
+    own: ``for step in BackupAndRestore("backup", save_freq=100).steps(checkpoint, 10_000)``.
 
     Args:
         backup_dir: Where; shared by all hosts.

@@ -42,9 +42,9 @@ class InputOptions:
 
     Attributes:
         experimental_fetch_to_device: Whether batches are put on the replica's device.
-        auto_shard_policy: What tf takes from the data set's own options. AUTO and DATA: each global batch is split, so that all replicas
-            together have what one process has. FILE: the parts of a ``ConcatDataset`` are files, and each replica reads its own.
-            OFF: each replica reads all of it, in batches of its own part of the size.
+        auto_shard_policy: What tf takes from the data set's own options. AUTO and DATA: each global batch is split, so
+            that all replicas together have what one process has. FILE: the parts of a ``ConcatDataset`` are files, and
+            each replica reads its own. OFF: each replica reads all of it, in batches of its own part of the size.
     """
 
     experimental_fetch_to_device: bool = True
@@ -93,9 +93,7 @@ class DistributedDataset:
         device: Where they go; None: they stay where they are.
     """
 
-    def __init__(
-        self, open_pass: Callable[[], Iterator[Any]], length: int | None, device: torch.device | None
-    ) -> None:
+    def __init__(self, open_pass: Callable[[], Iterator[Any]], length: int | None, device: torch.device | None) -> None:
         self._open, self._length, self._device = open_pass, length, device
 
     def __iter__(self) -> Iterator[Any]:
@@ -180,9 +178,7 @@ class _Shares:
     The order is drawn anew in each pass, from a seed that the first replica has drawn.
     """
 
-    def __init__(
-        self, loader: DataLoader[Any], num_replicas: int, replica_id: int, policy: AutoShardPolicy
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], num_replicas: int, replica_id: int, policy: AutoShardPolicy) -> None:
         self._num_replicas, self._replica_id, self._policy = num_replicas, replica_id, policy
         self._pass, self._rows = 0, deque[int]()
         seed = int(torch.randint(1 << 62, ()).item())
@@ -254,8 +250,7 @@ class _Shares:
         dealt: Iterator[tuple[list[int], int]]
         if self._own_size is None:
             dealt = (
-                (batch[find_part(len(batch), self._num_replicas, self._replica_id)], batch[0])
-                for batch in batches
+                (batch[find_part(len(batch), self._num_replicas, self._replica_id)], batch[0]) for batch in batches
             )
         else:
             dealt = islice(chain(((batch, 0) for batch in batches), repeat(([], 0))), self._own_size)

@@ -26,8 +26,8 @@ def compute_average_loss(
     Args:
         per_example_loss: Shape (batch, ...), of a loss with ``reduction="none"``; the batch may be empty.
         sample_weight: Multiplied with it.
-        global_batch_size: Samples of the step over all replicas; None: those here times the number of replicas, which is wrong where
-            the last batch of an epoch is split unevenly.
+        global_batch_size: Samples of the step over all replicas; None: those here times the number of replicas, which
+            is wrong where the last batch of an epoch is split unevenly.
 
     Returns:
         A 0-d tensor: the sum divided by ``global_batch_size``.

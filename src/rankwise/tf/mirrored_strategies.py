@@ -52,8 +52,8 @@ def join(
 ) -> RankContext:
     """Return the job that this process has joined, or join it.
 
-    Rank and addresses are the resolver's, whose jobs are in the given order among the ranks; without one the environment's, TF_CONFIG's among
-    others. A rank has a role where there is no process group of all ranks.
+    Rank and addresses are the resolver's, whose jobs are in the given order among the ranks; without one the
+    environment's, TF_CONFIG's among others. A rank has a role where there is no process group of all ranks.
     """
     ctx = find_current()
     if ctx is not None:

@@ -132,7 +132,9 @@ def sum_gradients(parameters: Sequence[Tensor]) -> None:
     all_reduce_([has, [one.grad for one in trained]], name="the gradients of optimizer.step()")
     present, sparse = has.tolist()
     # As in one process: the sum with a dense one is dense.
-    _make_sparse([(one, own) for one, own, n, all_ in zip(trained, rows, sparse, present, strict=True) if 0 < n == all_])  # fmt: skip
+    _make_sparse(
+        [(one, own) for one, own, n, all_ in zip(trained, rows, sparse, present, strict=True) if 0 < n == all_]
+    )
     for one, number in zip(trained, present, strict=True):
         if not number:
             one.grad = None
@@ -236,7 +238,10 @@ def _refuse_strangers(parameters: Sequence[Tensor], running: Strategy) -> None:
 
 
 def _find_name(parameter: Tensor) -> str:
-    """Return module and name of a parameter. An optimizer doesn't know them: all modules of the process are searched, for an error only."""
+    """Return module and name of a parameter.
+
+    An optimizer doesn't know them: all modules of the process are searched, for an error only.
+    """
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     found = [
         f"{type(one).__name__}.{name}"

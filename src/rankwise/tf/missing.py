@@ -21,7 +21,9 @@ RENAMED = {
     "CollectiveHints": "CommunicationOptions",
     "ReplicaContextBase": "ReplicaContext",
 }
-_DEVICES = "place layers by rankwise.place, split them by rankwise.apply_tensor_parallel, or shard them by rankwise.apply_fsdp"
+_DEVICES = (
+    "place layers by rankwise.place, split them by rankwise.apply_tensor_parallel, or shard them by rankwise.apply_fsdp"
+)
 _LEFT_OUT = {
     "TPUStrategy": "MirroredStrategy() on this host's GPUs, MultiWorkerMirroredStrategy() on several hosts",
     "TPUClusterResolver": "a launcher's variables are read by MultiWorkerMirroredStrategy()",
@@ -129,8 +131,6 @@ def _find_in_torch(name: str) -> str | None:
     """Return what torch has under this name. It is not imported for this: whoever looks at the room may not want it."""
     for place in ("torch", "torch.nn.functional", "torch.nn", "torch.optim", "torch.cuda"):
         found = getattr(sys.modules.get(place), name, None)
-        if found is not None and not (
-            isinstance(found, ModuleType) and not found.__name__.startswith("torch")
-        ):
+        if found is not None and not (isinstance(found, ModuleType) and not found.__name__.startswith("torch")):
             return f"{place}.{name}"
     return None

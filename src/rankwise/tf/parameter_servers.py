@@ -69,7 +69,8 @@ class ParameterServerStrategy(Strategy):
         cluster_resolver: With tasks "ps", "chief" and "worker"; None: TF_CONFIG, or the ranks of a launcher:
             ``rankwise run --nproc-per-node 6 train.py`` has a server, a coordinator and four workers.
         variable_partitioner: Which variables are split; None: those above some MiB.
-        scheduler: Makes a learning-rate schedule of a server's optimizer, one step for each update: tf has it in the optimizer.
+        scheduler: Makes a learning-rate schedule of a server's optimizer, one step for each update: tf has it in the
+            optimizer.
 
     Raises:
         UsageError: There are too few ranks.
@@ -195,7 +196,8 @@ def make_untrained_equal(noted: Noted, ctx: RankContext) -> None:
     untrained = [one.detach() for one in noted.tensors.values() if not one.requires_grad]
     key = f"scope/{ctx._count('scopes')}"
     store = JobStore(ctx.store, ctx.rank)
-    # Also if there are none: others may have some, and would wait. Or else this process takes the place of one that died.
+    # Also if there are none: others may have some, and would wait. Or else this process takes the place of one that
+    # died.
     if ctx.rank == 0 and not store.check([key]):
         store.set(key, pack([one.cpu() for one in untrained]).numpy().tobytes())
     if not untrained:
@@ -307,7 +309,8 @@ class PerWorkerDataset:
 class ClusterCoordinator:
     """Schedules functions on the workers of a ``ParameterServerStrategy``; a function whose worker is lost runs again on another.
 
-    On servers and workers ``schedule``, ``join``, ``done`` and ``fetch`` do not return: they do the rank's part, and end the process.
+    On servers and workers ``schedule``, ``join``, ``done`` and ``fetch`` do not return: they do the rank's part, and
+    end the process.
 
     Args:
         strategy: Whose workers.
@@ -341,8 +344,10 @@ class ClusterCoordinator:
             RankFailedError: An earlier one raised; what had not begun is cancelled.
         """
         ps, named = self._coordinate(), dict(kwargs or {})
-        given = [getattr(one, "made", one) if isinstance(one, (PerWorkerIterator, PerWorkerDataset)) else one
-                 for one in (*args, *named.values())]  # fmt: skip
+        given = [
+            getattr(one, "made", one) if isinstance(one, (PerWorkerIterator, PerWorkerDataset)) else one
+            for one in (*args, *named.values())
+        ]
         handle = ps.schedule(call_scheduled, (fn, tuple(named), *given))
         while self._open and self._open[0].is_done:
             self._open.popleft()
@@ -381,7 +386,8 @@ class ClusterCoordinator:
 
         Args:
             dataset_or_dataset_fn: A function of the script's top level that returns what gives batches; it may call
-                ``strategy.distribute_datasets_from_function``, which tells the worker's index. Or a data set that can be pickled.
+                ``strategy.distribute_datasets_from_function``, which tells the worker's index. Or a data set that can
+                be pickled.
         """
         return PerWorkerDataset(dataset_or_dataset_fn)
 

@@ -15,9 +15,7 @@ from rankwise.base.identity_facts import expand_tasks
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_HOW = (
-    'TF_CONFIG is JSON: {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
-)
+_HOW = 'TF_CONFIG is JSON: {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
 
 
 @final
@@ -83,9 +81,7 @@ class ClusterResolver:
 
     _where = "the cluster"
 
-    def __init__(
-        self, cluster: ClusterSpec, task_type: str | None, task_id: int | None, master: str = ""
-    ) -> None:
+    def __init__(self, cluster: ClusterSpec, task_type: str | None, task_id: int | None, master: str = "") -> None:
         self.task_type, self.task_id = task_type, task_id
         self._cluster, self._master = cluster, master
 
@@ -93,9 +89,7 @@ class ClusterResolver:
         """Return the cluster."""
         return self._cluster
 
-    def master(
-        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
-    ) -> str:
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the address of a task; of this one if none is named.
 
         Args:
@@ -222,9 +216,7 @@ class SlurmClusterResolver(ClusterResolver):
                 f"SLURM_PROCID={variables.get('SLURM_PROCID', '')}, {len(hosts)} hosts in SLURM_STEP_NODELIST, {len(tasks)} numbers in SLURM_STEP_TASKS_PER_NODE",
                 hint="start the script by srun, in whose tasks these variables are",
             )
-        addresses = [
-            f"{host}:{port_base + index}" for host, n in zip(hosts, tasks, strict=True) for index in range(n)
-        ]
+        addresses = [f"{host}:{port_base + index}" for host, n in zip(hosts, tasks, strict=True) for index in range(n)]
         jobs = {"worker": len(addresses)} if jobs is None else jobs
         if sum(jobs.values()) != len(addresses) or not 0 <= rank < len(addresses):
             raise UsageError(
@@ -241,7 +233,8 @@ class SlurmClusterResolver(ClusterResolver):
 class KubernetesClusterResolver(ClusterResolver):
     """Reads the variables of an indexed Kubernetes job, whose pods differ in their index only; it queries no API server.
 
-    Needs JOB_COMPLETION_INDEX, which Kubernetes sets, WORLD_SIZE, and MASTER_ADDR with the name of the pod with index 0: ``train-0.train``.
+    Needs JOB_COMPLETION_INDEX, which Kubernetes sets, WORLD_SIZE, and MASTER_ADDR with the name of the pod with index
+        0: ``train-0.train``.
 
     Args:
         tf_server_port: The port of each task.

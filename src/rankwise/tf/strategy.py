@@ -116,8 +116,8 @@ def _send_parameters(optimizer: Optimizer, *_: Any) -> None:
 class Strategy:
     """How a training is spread over replicas; made as one of its kinds.
 
-    On torch each replica is a process. Values that differ between replicas are ordinary values in each; the methods that join them are
-    called by all.
+    On torch each replica is a process. Values that differ between replicas are ordinary values in each; the methods
+    that join them are called by all.
 
     Attributes:
         num_replicas_in_sync: How many replicas share a global batch.
@@ -195,7 +195,8 @@ class Strategy:
             What the function returned in this replica; ``reduce`` and ``gather`` join it with the others'.
 
         Raises:
-            UsageError: This is a replica's function already; or a loss is a mean over its own samples, or a step updates what is not added up.
+            UsageError: This is a replica's function already; or a loss is a mean over its own samples, or a step
+                updates what is not added up.
 
         Collective: every replica, if the function has a step or another collective in it.
         """
@@ -213,9 +214,11 @@ class Strategy:
         """Add or average a value over the replicas.
 
         Args:
-            reduce_op: ``ReduceOp.SUM`` or ``MEAN``, or their names. A value that is the same on all replicas is added as often as there are.
+            reduce_op: ``ReduceOp.SUM`` or ``MEAN``, or their names. A value that is the same on all replicas is added
+                as often as there are.
             value: What ``run`` has returned: nested containers of tensors and numbers.
-            axis: A dim to reduce as well, whose size may differ between replicas; each row counts alike. None: elementwise.
+            axis: A dim to reduce as well, whose size may differ between replicas; each row counts alike. None:
+                elementwise.
 
         Returns:
             The result, on all replicas; without a gradient.
@@ -257,14 +260,13 @@ class Strategy:
 
     # ------------------------------------------------------------------------------ data
 
-    def experimental_distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None
-    ) -> DistributedDataset:
+    def experimental_distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
         """Split global batches among the replicas, as tf does: consecutive rows for each, the last ones with fewer or none.
 
         Args:
-            dataset: A torch ``DataLoader`` whose batch size is that of all replicas together; each replica reads its own samples only,
-                in an order that all share. Or anything else that gives batches, the same on all replicas: each reads all, and cuts.
+            dataset: A torch ``DataLoader`` whose batch size is that of all replicas together; each replica reads its
+                own samples only, in an order that all share. Or anything else that gives batches, the same on all
+                replicas: each reads all, and cuts.
             options: How it is split, and where it goes.
 
         Returns:
@@ -289,8 +291,8 @@ class Strategy:
         """Have each replica make its own batches; those whose data has ended get batches without rows until all have.
 
         Args:
-            dataset_fn: Given an ``InputContext``, returns what gives batches of a replica's size. It must distribute the samples:
-                ``range(context.input_pipeline_id, len(data), context.num_input_pipelines)``.
+            dataset_fn: Given an ``InputContext``, returns what gives batches of a replica's size. It must distribute
+                the samples: ``range(context.input_pipeline_id, len(data), context.num_input_pipelines)``.
             options: Where batches go.
 
         Returns:

@@ -38,11 +38,13 @@ class VariableAggregation(Enum, metaclass=NamedMembers):
 class Variable(nn.Module):  # type: ignore[misc]
     """A tensor that is a buffer of the model that it is an attribute of.
 
-    ON_READ: each replica has its own value; reading it between the replicas aggregates. ON_WRITE (and AUTO): all have one value; what
+    ON_READ: each replica has its own value; reading it between the replicas aggregates. ON_WRITE (and AUTO): all have
+        one value; what
     replicas assign is aggregated first.
 
     Args:
-        initial_value: A tensor or a number; each replica begins with it, as in tf: with ON_READ and SUM their sum is read.
+        initial_value: A tensor or a number; each replica begins with it, as in tf: with ON_READ and SUM their sum is
+            read.
         trainable: Must be False: what is trained is an ``nn.Parameter``.
         name: Of no effect.
         dtype: In place of the value's.
@@ -77,7 +79,8 @@ class Variable(nn.Module):  # type: ignore[misc]
     def assign(self, value: Any) -> Variable:
         """Write a value.
 
-        In a replica's function with ON_WRITE the replicas' values are aggregated first. Between the replicas with ON_READ and SUM each gets its part.
+        In a replica's function with ON_WRITE the replicas' values are aggregated first. Between the replicas with
+        ON_READ and SUM each gets its part.
 
         Args:
             value: Of the variable's shape.

@@ -22,9 +22,17 @@ _EVALUATION = "Trainer(..., evaluation=rankwise.train.Evaluation(dataset, metric
 
 
 def check_arguments(  # noqa: PLR0913 - one for each argument of the Trainer
-    loader: Any, loss: Any, config: Any, *, optimizer: Any, scheduler: Any, evaluation: Any,
-    callbacks: tuple[Callback, ...], loggers: tuple[Logger, ...], ctx: RankContext,
-) -> None:  # fmt: skip
+    loader: Any,
+    loss: Any,
+    config: Any,
+    *,
+    optimizer: Any,
+    scheduler: Any,
+    evaluation: Any,
+    callbacks: tuple[Callback, ...],
+    loggers: tuple[Logger, ...],
+    ctx: RankContext,
+) -> None:
     """Refuse what can't be meant.
 
     Args:
@@ -73,9 +81,7 @@ def _check_kinds(loss: Any, config: Any, evaluation: Any) -> None:
             hint="pass a function of the model and a batch: lambda model, batch: criterion(model(batch[0]), batch[1])",
         )
     if not isinstance(config, TrainerConfig):
-        raise UsageError(
-            f"config is a {type(config).__name__}", hint="config=rankwise.TrainerConfig(epochs=10, ...)"
-        )
+        raise UsageError(f"config is a {type(config).__name__}", hint="config=rankwise.TrainerConfig(epochs=10, ...)")
     if evaluation is not None and not isinstance(evaluation, Evaluation):
         raise UsageError(f"evaluation is a {type(evaluation).__name__}", hint=_EVALUATION)
 
@@ -113,10 +119,7 @@ def _check_monitor(evaluation: Evaluation | None, config: TrainerConfig) -> None
     if evaluation is None:
         raise UsageError(f"monitor={config.monitor!r}, but there is nothing to evaluate", hint=_EVALUATION)
     # Of a metric with several results one is named "name/result".
-    if (
-        config.monitor not in evaluation.metrics
-        and config.monitor.partition("/")[0] not in evaluation.metrics
-    ):
+    if config.monitor not in evaluation.metrics and config.monitor.partition("/")[0] not in evaluation.metrics:
         raise UsageError(
             f"monitor={config.monitor!r}, but the evaluation has {', '.join(map(repr, evaluation.metrics)) or 'no metrics'}",
             hint="name one of these in TrainerConfig(monitor=...), or add it to the evaluation's metrics",

@@ -13,7 +13,8 @@ class Callback:
     """What a user adds to the loop; derive from it, and override the methods that are needed.
 
     All methods are called on all ranks, so they may call collectives; to print, check ``trainer.ctx.is_main``,
-    and what only records is better a ``Logger``. To end the training, call ``trainer.stop(reason)``, on one rank or on all.
+    and what only records is better a ``Logger``. To end the training, call ``trainer.stop(reason)``, on one rank or on
+    all.
     """
 
     def on_start(self, trainer: Trainer, started: Started) -> None:

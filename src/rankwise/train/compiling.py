@@ -25,8 +25,9 @@ _LOGGER = get_logger(__name__)
 class Compilation:
     """A model whose calls are compiled from now on, with its class, its names and its parameters as they were.
 
-    ``torch.compile`` of a DistributedDataParallel, and ``Module.compile`` of a Sequential, compile nothing in torch 2.13: a forward that is
-    torch's own code is left out, and so is all that it calls. A function of ours between the two is compiled, with what it calls.
+    ``torch.compile`` of a DistributedDataParallel, and ``Module.compile`` of a Sequential, compile nothing in torch
+    2.13: a forward that is torch's own code is left out, and so is all that it calls. A function of ours between the
+    two is compiled, with what it calls.
 
     Args:
         model: What is compiled, inside DistributedDataParallel; its forward must not have run compiled before.
@@ -40,7 +41,8 @@ class Compilation:
         chosen = options if isinstance(options, Mapping) else {}
         blocks = list_innermost(model)
         if blocks:
-            # FSDP2's hooks gather and can't be compiled: what runs between them is (torchtitan compiles each block as well).
+            # FSDP2's hooks gather and can't be compiled: what runs between them is (torchtitan compiles each block as
+            # well).
             _compile_blocks(blocks, chosen)
             return
 

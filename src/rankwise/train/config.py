@@ -30,19 +30,25 @@ class TrainerConfig:
         clip_norm: Largest L2 norm of the gradient, over all parameters; None: not clipped.
         sync_batchnorm: Let BatchNorm see the samples of all ranks; on the CPU too.
         compile: Compile the model by ``torch.compile``; or a dict of its options.
-        fused: Let torch's optimizers run fused where they can and the user has left it open; on a CPU AdamW is much faster.
-        seed: Seeds random numbers at the start, each rank's differently, so that no two ranks draw the same dropout; None: left alone.
+        fused: Let torch's optimizers run fused where they can and the user has left it open; on a CPU AdamW is much
+            faster.
+        seed: Seeds random numbers at the start, each rank's differently, so that no two ranks draw the same dropout;
+            None: left alone.
         scheduler_every: Whether the learning rate schedule moves at each "step" or each "epoch".
-        log_every: Steps between two reports; the loss stays on the device until then. "auto": as many as a quarter of a second has.
+        log_every: Steps between two reports; the loss stays on the device until then. "auto": as many as a quarter of a
+            second has.
         evaluate_every: Steps between two evaluations, or "epoch".
-        save_every: Steps between two checkpoints, or "epoch"; one is written at the end and before a requeue in any case.
+        save_every: Steps between two checkpoints, or "epoch"; one is written at the end and before a requeue in any
+            case.
         keep: Which checkpoints stay; None: the last two, and the best if there is a ``monitor``.
         monitor: The evaluation's metric that decides which checkpoint is the best, and when to stop early.
-        mode: Whether a small ("min") or a great ("max") monitor is good; None: "min" for a name with "loss" in it, else it must be said.
+        mode: Whether a small ("min") or a great ("max") monitor is good; None: "min" for a name with "loss" in it, else
+            it must be said.
         patience: Stop after so many evaluations in a row without a better monitor; None: don't.
         min_delta: What counts as better.
-        non_finite: What to do when a loss or a gradient is NaN or infinite: "stop" with an error before anything is saved, "skip" the step
-            on all ranks (ten in a row are an error; thirty with fp16, whose scaler skips by itself), or "keep" going.
+        non_finite: What to do when a loss or a gradient is NaN or infinite: "stop" with an error before anything is
+            saved, "skip" the step on all ranks (ten in a row are an error; thirty with fp16, whose scaler skips by
+            itself), or "keep" going.
         check_replicas_every: Steps between two comparisons of the parameters over all ranks, to the bit; None: never.
         norms_every: Steps between two records of each parameter's norm, for ``rankwise compare``; None: never.
         progress: Show a progress bar on a terminal, and lines elsewhere; on rank 0.

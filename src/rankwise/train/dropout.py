@@ -35,24 +35,26 @@ _HALF = 1 << 31
 class GlobalDropout(nn.Module):  # type: ignore[misc]
     """Dropout whose masks are equal at any number of ranks and micro-batches, and after a resume with others.
 
-    In training each element is set to 0 with probability ``p``, and the rest is divided by ``1 - p``; in evaluation nothing happens. The mask
-    of a sample depends on four things: this layer's key, the epoch, the sample's position in the epoch's order (``rankwise.DataLoader``
-    knows it), and the element's coordinates in the sample, so that padding at the end of a dim changes nothing for what was there before.
+    In training each element is set to 0 with probability ``p``, and the rest is divided by ``1 - p``; in evaluation
+    nothing happens. The mask of a sample depends on four things: this layer's key, the epoch, the sample's position in
+    the epoch's order (``rankwise.DataLoader`` knows it), and the element's coordinates in the sample, so that padding
+    at the end of a dim changes nothing for what was there before.
 
-    The key is a buffer, drawn from torch's default generator when the layer is made: the same seed before the model is built gives the same
-    masks. Checkpoints keep it, and DistributedDataParallel gives all ranks that of rank 0.
+    The key is a buffer, drawn from torch's default generator when the layer is made: the same seed before the model is
+    built gives the same masks. Checkpoints keep it, and DistributedDataParallel gives all ranks that of rank 0.
 
-    A layer that is called several times for one micro-batch draws another mask each time. Under activation checkpointing, one that is called
-    once is recomputed as it was; for one that is called more often ``same_masks`` is needed, and without it the backward is an error.
-    A backward belongs before the next micro-batch. Copies of a layer (``copy.deepcopy``) have its key, and count their calls together.
+    A layer that is called several times for one micro-batch draws another mask each time. Under activation
+    checkpointing, one that is called once is recomputed as it was; for one that is called more often ``same_masks`` is
+    needed, and without it the backward is an error. A backward belongs before the next micro-batch. Copies of a layer
+    (``copy.deepcopy``) have its key, and count their calls together.
 
     Args:
         p: Probability of an element to be dropped, 0 to 1; counted in steps of 2**-32.
-        unit: What is dropped as one: an "element", a "channel" (what stands at one place of the first dim behind the samples', as in
-            nn.Dropout1d to 3d), or a whole "sample" (stochastic depth).
+        unit: What is dropped as one: an "element", a "channel" (what stands at one place of the first dim behind the
+            samples', as in nn.Dropout1d to 3d), or a whole "sample" (stochastic depth).
         batch_dim: Which dim of the input counts the samples.
-        flattened: That dim holds several rows of each sample, one sample after the other, as after ``x.flatten(0, 1)``. Without it, any other
-            size than the micro-batch's is an error.
+        flattened: That dim holds several rows of each sample, one sample after the other, as after ``x.flatten(0, 1)``.
+            Without it, any other size than the micro-batch's is an error.
 
     Attributes:
         key: int64, shape ().
@@ -61,9 +63,7 @@ class GlobalDropout(nn.Module):  # type: ignore[misc]
         UsageError: Invalid arguments. In the forward: the size is not that of the micro-batch, or there is none.
     """
 
-    def __init__(
-        self, p: float = 0.5, *, unit: Unit = "element", batch_dim: int = 0, flattened: bool = False
-    ) -> None:
+    def __init__(self, p: float = 0.5, *, unit: Unit = "element", batch_dim: int = 0, flattened: bool = False) -> None:
         super().__init__()
         if not 0 <= p <= 1:
             raise UsageError(f"GlobalDropout(p={p!r})", hint="p is a probability, 0 to 1")
@@ -77,7 +77,8 @@ class GlobalDropout(nn.Module):  # type: ignore[misc]
     def reset_parameters(self) -> None:
         """Draw another key, from torch's default generator."""
         drawn = torch.randint(1 << 62, (), device="cpu")
-        # Calls are counted by it: on the CPU, as nobody should wait for a GPU; a tensor, as torch.compile would compile anew for each number.
+        # Calls are counted by it: on the CPU, as nobody should wait for a GPU; a tensor, as torch.compile would compile
+        # anew for each number.
         self._name = drawn
         self.key.copy_(drawn)
 
@@ -129,8 +130,8 @@ def decide_kept(tickets_B: Tensor, key: Tensor, p: float, sizes: list[int]) -> T
     wide = _blend(tickets_B, key)
     for size in sizes[:-1]:
         wide = _blend(wide.unsqueeze(-1), torch.arange(1, size + 1, device=wide.device))
-    # The last dim, which most of the work is for, in 32 bits: twice as fast. What is different for each row and for each
-    # column is random already, and is added and mixed.
+    # The last dim, which most of the work is for, in 32 bits: twice as fast. What is different for each row and for
+    # each column is random already, and is added and mixed.
     wide.unsqueeze_(-1)
     row_B1, other_B1 = wide.to(torch.int32), (wide >> 32).to(torch.int32)
     column_E = torch.arange(1, sizes[-1] + 1, dtype=torch.int32, device=wide.device)
@@ -212,7 +213,8 @@ def _number_site() -> int:
     return next(_sites)
 
 
-# Opaque to torch.compile: it runs at each call, and reads which micro-batch is at hand. On the CPU, so that no CUDA graph records its result.
+# Opaque to torch.compile: it runs at each call, and reads which micro-batch is at hand. On the CPU, so that no CUDA
+# graph records its result.
 @torch.library.custom_op("rankwise::draw_tickets", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
 def _draw_outside(name: Tensor, num_rows: int, flattened: bool, site: int) -> Tensor:  # noqa: ARG001, FBT001 - see _number_site
     return _draw_tickets(name, num_rows, flattened).clone()  # an operator may not return what it holds
@@ -223,7 +225,8 @@ def _(name: Tensor, num_rows: int, flattened: bool, site: int) -> Tensor:  # noq
     return torch.empty(num_rows, dtype=torch.int64, device="cpu")
 
 
-#: While activations are computed again by the leave of ``same_masks``: the place of their forward, and the calls counted before it.
+#: While activations are computed again by the leave of ``same_masks``: the place of their forward, and the calls
+#: counted before it.
 _recalled: tuple[Place, dict[int, int]] | None = None
 
 
@@ -323,10 +326,11 @@ _UNITS: dict[type[nn.Module], Unit] = {
 def replace_dropout(model: nn.Module, *, batch_dim: int = 0, partly: bool = False) -> nn.Module:
     """Replace each nn.Dropout, nn.Dropout1d, 2d and 3d of a model by a GlobalDropout.
 
-    Call it on every rank with the same seed, or before ``apply_ddp``. What can't be replaced: dropout that a layer does inside of its own
-    forward, as nn.MultiheadAttention (its weights) and nn.LSTM, nn.GRU, nn.RNN (between layers) do; nn.AlphaDropout and
-    nn.FeatureAlphaDropout; classes derived from any of these. Calls of ``torch.nn.functional.dropout`` and
-    ``scaled_dot_product_attention(dropout_p=...)`` in a forward are not seen from outside.
+    Call it on every rank with the same seed, or before ``apply_ddp``. What can't be replaced: dropout that a layer does
+    inside of its own forward, as nn.MultiheadAttention (its weights) and nn.LSTM, nn.GRU, nn.RNN (between layers) do;
+    nn.AlphaDropout and nn.FeatureAlphaDropout; classes derived from any of these. Calls of
+    ``torch.nn.functional.dropout`` and ``scaled_dot_product_attention(dropout_p=...)`` in a forward are not seen from
+    outside.
 
     Args:
         model: Changed in place.
@@ -361,9 +365,7 @@ def replace_dropout(model: nn.Module, *, batch_dim: int = 0, partly: bool = Fals
 def _find_foreign(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     base: Any = nn.Dropout.__base__
     for name, layer in model.named_modules():
-        own = (
-            getattr(layer, "dropout", 0.0) if isinstance(layer, (nn.MultiheadAttention, nn.RNNBase)) else 0.0
-        )
+        own = getattr(layer, "dropout", 0.0) if isinstance(layer, (nn.MultiheadAttention, nn.RNNBase)) else 0.0
         is_derived = isinstance(layer, base) and type(layer) not in _UNITS and layer.p > 0
         if is_derived or own > 0:
             yield name, layer

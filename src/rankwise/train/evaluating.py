@@ -29,7 +29,8 @@ class Evaluation:
         dataset: As for ``DataLoader``.
         metrics: By name: those of ``rankwise.data.metrics``, one of your own, or of torchmetrics.
         batch_size: Samples of one forward pass of a rank.
-        predict: Takes the model and a batch; returns outputs and targets. None: a batch is a pair of inputs and targets.
+        predict: Takes the model and a batch; returns outputs and targets. None: a batch is a pair of inputs and
+            targets.
         collate_fn: Makes a batch of a list of samples.
         num_workers: Processes that load, for each rank.
 

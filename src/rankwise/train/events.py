@@ -24,7 +24,8 @@ class Started:
         num_epochs: Epochs of the whole training; None if it ends by steps only.
         world_size: How many ranks.
         global_batch: Samples of one optimizer step over all ranks.
-        settings: What else identifies a run, plain values only: precision, optimizer, learning rate, seed, device, versions …
+        settings: What else identifies a run, plain values only: precision, optimizer, learning rate, seed, device,
+            versions …
         digests: A digest of the bits of each parameter, by name.
     """
 
@@ -57,7 +58,8 @@ class Report:
         tokens_per_s: What was counted, where the loss comes as (sum, count); None elsewhere.
         elapsed_s: Since ``fit()`` began.
         eta_s: Seconds that the rest will take at this speed; None if it is not known how much is left.
-        norms: The L2 norm of each parameter, by step and name: at steps 1, 2, 4, 8 and so on, and every ``norms_every``; of most steps there are none.
+        norms: The L2 norm of each parameter, by step and name: at steps 1, 2, 4, 8 and so on, and every
+            ``norms_every``; of most steps there are none.
     """
 
     step: int
@@ -119,7 +121,8 @@ class Ended:
 class Logger(Protocol):
     """Records the events of a training; on rank 0 only.
 
-    The events come in this order: one ``Started``, any number of ``Report`` and ``Evaluated``, one ``Ended``. After a resume there is a
+    The events come in this order: one ``Started``, any number of ``Report`` and ``Evaluated``, one ``Ended``. After a
+        resume there is a
     new ``Started`` with the step that it continues from: what was recorded of later steps did not happen.
     """
 

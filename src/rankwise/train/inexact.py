@@ -43,7 +43,8 @@ def warn_of_inexact_layers(model: nn.Module, ctx: RankContext) -> None:
     if lines:
         warnings.warn(
             f"the losses of {ctx.world_size} ranks will differ from those of one process: {'; '.join(lines)}",
-            # The user's line that calls `fit`, above which are that, the block that it runs in, and contextlib's entry of it.
+            # The user's line that calls `fit`, above which are that, the block that it runs in, and contextlib's entry
+            # of it.
             stacklevel=5,
         )
 

@@ -48,8 +48,8 @@ class Journal:
     Attributes:
         path: The file.
         starts: The starts, by the step they begin after; the first is where the run began, the others are resumes.
-        reports: By step. Where a resume has taken back a part of a report's steps, the rest is left of it: without metrics,
-            and with the share of the samples that these steps have.
+        reports: By step. Where a resume has taken back a part of a report's steps, the rest is left of it: without
+            metrics, and with the share of the samples that these steps have.
         evaluations: By step.
         ended: How the last start ended; None if it was killed, or still runs.
         num_skipped: Lines that could not be read: a kill has cut them off.
@@ -84,7 +84,7 @@ class Journal:
         Args:
             step: A step, from 1.
         """
-        return next((one.started for one in reversed(self.starts) if one.started.step < step), self.starts[0].started)  # fmt: skip
+        return next((one.started for one in reversed(self.starts) if one.started.step < step), self.starts[0].started)
 
     def losses(self) -> dict[int, float]:
         """Return the loss of each step that is known."""
@@ -146,8 +146,17 @@ def read_journal(run: str | Path) -> Journal:
                 num_skipped += 1
     if not starts:
         what = "is empty" if not num_skipped and not reports else "does not record how the run began"
-        raise UsageError(f"{path} {what}", hint="a run writes the first line when it starts to train; was it killed before?")  # fmt: skip
-    return Journal(path=path, starts=tuple(starts), reports=tuple(reports), evaluations=tuple(evaluations), ended=ended, num_skipped=num_skipped)  # fmt: skip
+        raise UsageError(
+            f"{path} {what}", hint="a run writes the first line when it starts to train; was it killed before?"
+        )
+    return Journal(
+        path=path,
+        starts=tuple(starts),
+        reports=tuple(reports),
+        evaluations=tuple(evaluations),
+        ended=ended,
+        num_skipped=num_skipped,
+    )
 
 
 def _find(run: Path) -> Path:
@@ -160,7 +169,7 @@ def _find(run: Path) -> Path:
         raise UsageError(f"there is no file or folder {run}", hint=f"pass a run's folder, or its {JOURNAL}")
     below = sorted(one.parent for one in run.glob(f"*/{JOURNAL}"))
     found = f"; there is one in {', '.join(map(str, below[:3]))}" if below else ""
-    raise UsageError(f"{run} has no {JOURNAL}{found}", hint="pass the folder that the Trainer or Track was given")  # fmt: skip
+    raise UsageError(f"{run} has no {JOURNAL}{found}", hint="pass the folder that the Trainer or Track was given")
 
 
 def _read_events(path: Path) -> Iterator[tuple[float, Any]]:
@@ -187,21 +196,28 @@ def _to_event(body: dict[str, Any], place: str) -> Any:
     needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
     missing = sorted(needed - body.keys())
     if missing:
-        raise UsageError(f"{place}: {body['kind']!r} without {', '.join(missing)}", hint="another version of rankwise wrote this journal: compare it with that one")  # fmt: skip
+        raise UsageError(
+            f"{place}: {body['kind']!r} without {', '.join(missing)}",
+            hint="another version of rankwise wrote this journal: compare it with that one",
+        )
     # What a newer version tells besides is left out.
     known = {one.name for one in fields(kind)} & body.keys()
     values = {name: body[name] if name in _TEXTS else _to_number(body[name]) for name in known}
     if kind is Report and "norms" in values:
         values["norms"] = _read_steps(values["norms"])
     event = kind(**values)
-    if type(event.step) is not int or (kind is Report and (event.norms is None or not isinstance(event.losses, tuple))):  # fmt: skip
-        raise UsageError(f"{place}: a {body['kind']!r} of another form", hint="pass a journal that a Trainer or Track has written")  # fmt: skip
+    if type(event.step) is not int or (kind is Report and (event.norms is None or not isinstance(event.losses, tuple))):
+        raise UsageError(
+            f"{place}: a {body['kind']!r} of another form", hint="pass a journal that a Trainer or Track has written"
+        )
     return event
 
 
 def _read_steps(norms: Any) -> dict[int, dict[str, float]] | None:
     """Return norms by step: the keys of JSON are texts; None for what has another form."""
-    if not isinstance(norms, dict) or not all(isinstance(one, dict) and step.isdecimal() for step, one in norms.items()):  # fmt: skip
+    if not isinstance(norms, dict) or not all(
+        isinstance(one, dict) and step.isdecimal() for step, one in norms.items()
+    ):
         return None
     return {int(step): one for step, one in norms.items()}
 

@@ -28,9 +28,7 @@ class LoggerSet:
         is_main: Whether this is rank 0.
     """
 
-    def __init__(
-        self, folder: Path | None, loggers: Iterable[Logger], *, progress: bool, is_main: bool
-    ) -> None:
+    def __init__(self, folder: Path | None, loggers: Iterable[Logger], *, progress: bool, is_main: bool) -> None:
         self._wanted = (folder, tuple(loggers), progress)
         self._is_main = is_main
         self._loggers: list[Logger] = []

@@ -79,7 +79,8 @@ class LossAccumulator:
         """Note the loss of a micro-batch.
 
         Args:
-            value: A scalar. With a weight: a sum; without: scaled so that the mean over the ranks is the mean over the samples.
+            value: A scalar. With a weight: a sum; without: scaled so that the mean over the ranks is the mean over the
+                samples.
             weight: The number of what was summed.
         """
         self._values.append(value.detach())
@@ -132,9 +133,7 @@ class LossAccumulator:
             totals, counts = zip(*self._metrics[name], strict=True)
             parts += [_gather(totals, device).sum()[None], _gather(counts, device).sum()[None]]
         # Not from a tensor on the host: a GPU would be waited for.
-        parts.append(
-            torch.full((1,), proposal if self._ctx.is_main else 0, dtype=parts[0].dtype, device=device)
-        )
+        parts.append(torch.full((1,), proposal if self._ctx.is_main else 0, dtype=parts[0].dtype, device=device))
         exchange = Exchange(
             ctx=self._ctx,
             sums=torch.cat(parts),
@@ -223,9 +222,7 @@ class Exchange:
         return Totals(
             losses=losses,
             weights=weights,
-            metrics={
-                name: total / count if count else float("nan") for name, (total, count) in pairs.items()
-            },
+            metrics={name: total / count if count else float("nan") for name, (total, count) in pairs.items()},
             grad_norms=beside[: self.num_norms],
             extras=beside[self.num_norms :],
             proposal=proposal,
@@ -238,11 +235,7 @@ def _add_up(values: list[Any]) -> Any:
     if len(values) == 1:
         return values[0]
     try:
-        return (
-            torch.stack(values).double().sum()
-            if values[0].device.type != "mps"
-            else torch.stack(values).sum()
-        )
+        return torch.stack(values).double().sum() if values[0].device.type != "mps" else torch.stack(values).sum()
     except (RuntimeError, TypeError, AttributeError):
         return sum(float(value) for value in values)
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from rankwise.runtime.context import RankContext
     from rankwise.train.tracking import Track
 
-_HINT = 'return a scalar tensor (the mean over the batch\'s samples), (sum, count), or a dict of these with the key "loss"'
+_HINT = (
+    'return a scalar tensor (the mean over the batch\'s samples), (sum, count), or a dict of these with the key "loss"'
+)
 
 
 @final
@@ -91,7 +93,10 @@ class LossWeighting:
         *,
         stand_in: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        """Tell the track of a loss, which may have been differentiated elsewhere; return it, weighed. Arguments and errors as above."""
+        """Tell the track of a loss, which may have been differentiated elsewhere; return it, weighed.
+
+        Arguments and errors as above.
+        """
         named = self._name(returned)
         self._num_micro += 1
         loss, count = self._read("loss", named["loss"])
@@ -118,9 +123,7 @@ class LossWeighting:
     def _name(self, returned: Any) -> dict[str, Any]:
         named = returned if isinstance(returned, dict) else {"loss": returned}
         if "loss" not in named:
-            raise UsageError(
-                f"the loss function returned a dict with {sorted(named)}", rank=self._ctx.rank, hint=_HINT
-            )
+            raise UsageError(f"the loss function returned a dict with {sorted(named)}", rank=self._ctx.rank, hint=_HINT)
         return named
 
     def _read(self, name: str, value: Any) -> tuple[Tensor, Any]:
@@ -173,11 +176,7 @@ class LossWeighting:
 
     def _send_counts(self, device: torch.device) -> None:
         if all(isinstance(count, torch.Tensor) for count in self._counts):
-            total = (
-                torch.stack([count.detach().reshape(()) for count in self._counts])
-                .sum()
-                .to(device, torch.float64)
-            )
+            total = torch.stack([count.detach().reshape(()) for count in self._counts]).sum().to(device, torch.float64)
         else:
             number = sum(float(count) for count in self._counts)
             # Not from a tensor on the host: a GPU would be waited for.
@@ -224,9 +223,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _show(value: Any) -> str:
-    return f"{type(value).__name__}" + (
-        f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
-    )
+    return f"{type(value).__name__}" + (f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "")
 
 
 def _group_by_dtype(gradients: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:

@@ -22,8 +22,8 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 def choose_fused(optimizer: Optimizer) -> bool:
     """Let an optimizer of torch run fused, if the user has left open how it runs, and it has not made a step yet.
 
-    By itself torch goes through the parameters one by one on a CPU; fused AdamW takes less than half of that time there. The
-    results differ by rounding only.
+    By itself torch goes through the parameters one by one on a CPU; fused AdamW takes less than half of that time
+    there. The results differ by rounding only.
 
     Args:
         optimizer: Changed in place.

@@ -7,7 +7,8 @@ from typing import Literal, final
 
 from rankwise.base.errors import UsageError
 
-#: Often enough for people; where steps take milliseconds, a report at each would cost more than the step's own arithmetic.
+#: Often enough for people; where steps take milliseconds, a report at each would cost more than the step's own
+#: arithmetic.
 _SECONDS = 0.25
 _MOST_STEPS, _GROWTH = 1000, 4
 

@@ -43,9 +43,7 @@ class Precision:
         self.scaler: torch.amp.GradScaler | None = None
         if name == "fp16":
             self.scaler = (
-                ShardedScaler(device.type, group)
-                if differs_by_rank(model)
-                else torch.amp.GradScaler(device.type)
+                ShardedScaler(device.type, group) if differs_by_rank(model) else torch.amp.GradScaler(device.type)
             )
 
     def autocast(self) -> AbstractContextManager[Any]:

@@ -89,9 +89,7 @@ class Stepping:
         Collective: every rank.
         """
         if self._skips:
-            self._kept_buffers = [
-                (one, one.clone()) for one in self.model.buffers() if one.is_floating_point()
-            ]
+            self._kept_buffers = [(one, one.clone()) for one in self.model.buffers() if one.is_floating_point()]
         self.strategy.forward_backward(step, _Loss(self, step, track), self._backward)
 
     def evaluate_loss(self, model: nn.Module, batch: Any) -> Any:
@@ -104,9 +102,7 @@ class Stepping:
         num_samples = _count_samples(step)
         outputs: list[Any] = []
         watch = (
-            None
-            if num_samples
-            else model.register_forward_hook(lambda _module, _inputs, given: outputs.append(given))
+            None if num_samples else model.register_forward_hook(lambda _module, _inputs, given: outputs.append(given))
         )
         with self.precision.autocast():
             returned = self._loss(model, batch)
@@ -140,9 +136,7 @@ class Stepping:
 
     def _make_zero(self, outputs: list[Any]) -> Tensor:
         """Return a zero that depends on what the model has returned: the other ranks wait for a backward through it."""
-        tensors = [
-            leaf for _, leaf in flatten(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        ]
+        tensors = [leaf for _, leaf in flatten(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         return self.strategy.make_zero(tensors, self._ctx.device)
 
     def forget(self) -> None:
@@ -187,9 +181,7 @@ class Stepping:
                 buffer.copy_(kept)  # running statistics, of a batch that is none
         else:
             self._num_skipped = 0
-        if (
-            not is_skipped or self.precision.scaler is not None
-        ):  # a scaler skips by itself, and takes a smaller scale
+        if not is_skipped or self.precision.scaler is not None:  # a scaler skips by itself, and takes a smaller scale
             self.precision.step(self._optimizer)
         self._optimizer.zero_grad()
         self._kept_buffers = []

@@ -58,8 +58,8 @@ _LONGEST_REASON = 120
 class Track:
     """Counts steps, adds up losses over the ranks, and notifies the loggers.
 
-    Entered after ``checkpoint.load``, so that the loggers know where the training continues. It has ``state_dict()`` and
-    ``load_state_dict()``: put it among the parts of a checkpoint, and call ``flush()`` before you save.
+    Entered after ``checkpoint.load``, so that the loggers know where the training continues. It has ``state_dict()``
+    and ``load_state_dict()``: put it among the parts of a checkpoint, and call ``flush()`` before you save.
 
     Args:
         loader: What the training reads.
@@ -67,7 +67,8 @@ class Track:
         epochs: Epochs of the whole training, as far as known.
         steps: Steps of the whole training; with ``epochs`` too, what comes first.
         model: For the digests and norms of the parameters, which ``rankwise compare`` shows; wrapped or not.
-        folder: Where journal.jsonl, the tables (steps.csv, reports.csv, evaluations.csv) and curves.svg go; None: nowhere.
+        folder: Where journal.jsonl, the tables (steps.csv, reports.csv, evaluations.csv) and curves.svg go; None:
+            nowhere.
         loggers: More that listen, on rank 0.
         progress: Show a progress bar on a terminal, and lines elsewhere.
         log_every: Steps between two reports; "auto": as many as a quarter of a second has.
@@ -169,9 +170,7 @@ class Track:
         self._begun_step = self.steps_done
         return started
 
-    def end(
-        self, reason: str, *, is_over: bool = True, before: Callable[[Ended], None] | None = None
-    ) -> Ended:
+    def end(self, reason: str, *, is_over: bool = True, before: Callable[[Ended], None] | None = None) -> Ended:
         """Report what is left, and notify the loggers that it is over.
 
         Args:
@@ -209,9 +208,7 @@ class Track:
 
     def _make_end(self, reason: str, *, is_over: bool) -> Ended:
         elapsed_s = self._clock.monotonic() - self._begun_s
-        return Ended(
-            step=self.steps_done, epoch=self._epoch, reason=reason, is_over=is_over, elapsed_s=elapsed_s
-        )
+        return Ended(step=self.steps_done, epoch=self._epoch, reason=reason, is_over=is_over, elapsed_s=elapsed_s)
 
     # ------------------------------------------------------------------------- steps
 
@@ -355,9 +352,7 @@ class Track:
         totals = pending.exchange.read()
         self._pace.follow(self.steps_done, totals.proposal)
         weights = totals.weights or pending.sizes
-        finite = [
-            (loss, weight) for loss, weight in zip(totals.losses, weights, strict=True) if math.isfinite(loss)
-        ]
+        finite = [(loss, weight) for loss, weight in zip(totals.losses, weights, strict=True) if math.isfinite(loss)]
         total = sum(weight for _, weight in finite)
         loss = sum(loss * weight for loss, weight in finite) / total if total else math.nan
         width = len(self._norm_names)
@@ -400,9 +395,7 @@ class Track:
         own = totals.own_losses[first]
         answers = self.ctx.control.exchange(repr(own), what="naming the rank whose loss is not finite")
         guilty = [rank for rank, text in enumerate(answers) if not math.isfinite(float(text))]
-        where = (
-            f"on ranks {guilty}" if len(guilty) > 1 else f"on rank {guilty[0]}" if guilty else "in the sum"
-        )
+        where = f"on ranks {guilty}" if len(guilty) > 1 else f"on rank {guilty[0]}" if guilty else "in the sum"
         before = totals.losses[first - 1] if first else self._last_loss
         raise NumericsError(
             f"the loss of step {step} is {totals.losses[first]} ({where})"

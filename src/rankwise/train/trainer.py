@@ -47,19 +47,22 @@ _TERMINATED = 128 + 15
 class Trainer:
     """Trains a model on all ranks as one process would train it, and continues where it was stopped.
 
-    With a folder: it loads the latest checkpoint there, whatever the number of ranks was, saves in the background, and stops in time on a
-    scheduler's notice (see ``ctx.should_stop``). Rank 0 writes journal.jsonl, the tables steps.csv, reports.csv and evaluations.csv, and curves.svg there.
+    With a folder: it loads the latest checkpoint there, whatever the number of ranks was, saves in the background, and
+        stops in time on a
+    scheduler's notice (see ``ctx.should_stop``). Rank 0 writes journal.jsonl, the tables steps.csv, reports.csv and
+    evaluations.csv, and curves.svg there.
 
     Args:
         model: On any device, or wrapped by ``apply_ddp`` with options of your own.
         optimizer: Over the model's parameters.
         loader: The training data, split by global batches.
-        loss: Takes the model and a batch, and returns the mean loss over the batch's samples; or ``(sum, count)``, for a mean over
-            tokens that are not masked; or a dict of these, where "loss" is trained and the others are shown.
+        loss: Takes the model and a batch, and returns the mean loss over the batch's samples; or ``(sum, count)``, for
+            a mean over tokens that are not masked; or a dict of these, where "loss" is trained and the others are
+            shown.
         config: How long, how precisely, and what besides.
         folder: Where checkpoints and logs go; None: nothing is saved.
-        scheduler: Of the learning rate; stepped once a global step, or as ``config.scheduler_every`` says. One that waits for a
-            plateau is stepped with ``config.monitor`` after each evaluation.
+        scheduler: Of the learning rate; stepped once a global step, or as ``config.scheduler_every`` says. One that
+            waits for a plateau is stepped with ``config.monitor`` after each evaluation.
         evaluation: What to evaluate, exactly, over all ranks.
         callbacks: Called on every rank.
         loggers: Called on rank 0.
@@ -145,7 +148,8 @@ class Trainer:
         Raises:
             NumericsError: A loss was NaN or infinite; nothing was saved after it.
             CheckpointError: Another job trains in the folder; raised before anything is written there.
-            SystemExit: With ``rankwise.REQUEUE``, after a scheduler's notice: the state is saved, and the job is to be started again.
+            SystemExit: With ``rankwise.REQUEUE``, after a scheduler's notice: the state is saved, and the job is to be
+                started again.
 
         Collective: every rank.
         """
@@ -153,9 +157,7 @@ class Trainer:
             for epoch in self._epochs():
                 for step in self._steps():
                     self._stepping.run(step, self.track)
-                    self._stepping.move_weights(
-                        step, self.track, self._tell_gradients if self._watching else None
-                    )
+                    self._stepping.move_weights(step, self.track, self._tell_gradients if self._watching else None)
                     self._schedule("step")
                     self._do_what_is_due()
                 if self._reason is None:
@@ -180,7 +182,10 @@ class Trainer:
         Collective: every rank.
         """
         if self.evaluation is None:
-            raise UsageError("this Trainer has nothing to evaluate", hint="Trainer(..., evaluation=rankwise.train.Evaluation(dataset, metrics, batch_size))")  # fmt: skip
+            raise UsageError(
+                "this Trainer has nothing to evaluate",
+                hint="Trainer(..., evaluation=rankwise.train.Evaluation(dataset, metrics, batch_size))",
+            )
         self._load_once()
         self.track.flush()
         start_s = SYSTEM_CLOCK.monotonic()
@@ -261,7 +266,9 @@ class Trainer:
         if self._folder is not None:
             self.ctx.leave_for_requeue()
         if self.ctx.is_main:
-            _LOGGER.info(f"stopped after step {self.step} by {self.ctx.stop_reason}; nothing is saved, as the Trainer has no folder")  # fmt: skip
+            _LOGGER.info(
+                f"stopped after step {self.step} by {self.ctx.stop_reason}; nothing is saved, as the Trainer has no folder"
+            )
         raise SystemExit(_TERMINATED)
 
     # ------------------------------------------------------------------ epochs, steps

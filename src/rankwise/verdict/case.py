@@ -124,10 +124,12 @@ class Case:
         findings: What was said of them while they ran, the first first.
         decided: What the nodes of a job of several have agreed on, the cause first: it is the verdict on each of them.
         hung: Whether we stopped the ranks because they hung.
-        elsewhere: What has failed on another node that has ended the attempt for all; empty if none has. ``elsewhere_code`` is its exit code.
+        elsewhere: What has failed on another node that has ended the attempt for all; empty if none has.
+            ``elsewhere_code`` is its exit code.
         min_nodes: With how many nodes the job can go on.
         strict: Whether a silent mismatch makes the job fail.
-        lost_nodes: Nodes of the job that were lost, for which we have ended the ranks, or without which these had failed.
+        lost_nodes: Nodes of the job that were lost, for which we have ended the ranks, or without which these had
+            failed.
         given_up: Why the other nodes have gone on without this one; empty if they haven't.
     """
 

@@ -43,9 +43,7 @@ def from_json(body: Plain) -> Case:
 
 def write_findings(findings: Iterable[JobFinding]) -> str:
     """Return findings as one line of text, for another node; moments are left out, as its clock is another."""
-    return json.dumps(
-        [{**spread(finding, _PARTS), "since_s": None} for finding in findings], separators=(",", ":")
-    )
+    return json.dumps([{**spread(finding, _PARTS), "since_s": None} for finding in findings], separators=(",", ":"))
 
 
 def read_findings(text: str) -> tuple[JobFinding, ...]:

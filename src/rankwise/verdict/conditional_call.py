@@ -47,11 +47,7 @@ def find_conditional_call(view: SceneView, mismatch: Mismatch) -> ConditionalCal
         ranks, op = guarded[0]
         asked = next(guard for guard in view.guards_where(ranks[0], op.site) if guard.is_rank_test)
         return _describe_rank_test(asked, ranks, op) if len(guarded) == 1 else None
-    called = [
-        (test, ranks, op)
-        for ranks, op in mismatch.sides
-        if (test := _find_test_of_callers(view, ranks[0], op))
-    ]
+    called = [(test, ranks, op) for ranks, op in mismatch.sides if (test := _find_test_of_callers(view, ranks[0], op))]
     if len(called) == 1 and not _was_there(mismatch, *called[0][1:]):
         return _describe_rank_test(*called[0])
     found = [(ranks, op, at) for ranks, op in mismatch.sides if (at := _find_own_test(view, mismatch, op))]
@@ -92,12 +88,7 @@ def _was_there(mismatch: Mismatch, ranks: tuple[int, ...], op: Op) -> bool:
 def _find_own_test(view: SceneView, mismatch: Mismatch, op: Op) -> str | None:
     """Return the line of a condition that a side alone is under, and that the others may have passed by."""
     ranks = next(ranks for ranks, one in mismatch.sides if one is op)
-    others = {
-        guard
-        for side, one in mismatch.sides
-        if one is not op
-        for guard in view.guards_where(side[0], one.site)
-    }
+    others = {guard for side, one in mismatch.sides if one is not op for guard in view.guards_where(side[0], one.site)}
     lines = _list_inside(view, mismatch, op)
     tests = [guard for line in lines for guard in view.guards_at(line) if guard not in others]
     if _was_there(mismatch, ranks, op):

@@ -159,8 +159,4 @@ def _is_shifted(more: Mapping[int, Op], less: Mapping[int, Op], numbers: range, 
 
 
 def _is_alike(one: Op, other: Op) -> bool:
-    return (
-        one.site == other.site
-        and find_family(one) == find_family(other)
-        and one.num_elements == other.num_elements
-    )
+    return one.site == other.site and find_family(one) == find_family(other) and one.num_elements == other.num_elements

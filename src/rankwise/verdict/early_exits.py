@@ -46,9 +46,7 @@ def find_early_exits_here(case: Case) -> JobFinding | None:
     if case.scene is None:
         return None
     # Who was stopped and yet complains lost its peer before.
-    ends = {
-        end.rank: end for end in case.ranks if end.code is not None and (end.stopped_s is None or end.fault)
-    }
+    ends = {end.rank: end for end in case.ranks if end.code is not None and (end.stopped_s is None or end.fault)}
     ranks = tuple(
         replace(facts, state="ended", code=end.code, fault=end.fault, left_at=end.left_at)
         if (end := ends.get(facts.rank))
@@ -133,9 +131,7 @@ def _make_finding(view: SceneView, gone: tuple[int, ...], missed: dict[int, Op])
         # Who stops before a collective that is no step of training has left early, whatever it asked for.
         class_id="R6" if class_id == "D16" and not trained else class_id,
         where=where,
-        waiting=tuple(
-            Waiting(rank=rank, where=op.site, op=name_briefly(op)) for rank, op in sorted(missed.items())
-        ),
+        waiting=tuple(Waiting(rank=rank, where=op.site, op=name_briefly(op)) for rank, op in sorted(missed.items())),
         message=f"{who} {verb(gone, 'have', 'has')} ended with exit code 0; {name_ranks(tuple(missed))} "
         f"still needed {'them' if len(gone) > 1 else 'it'} in {name_op(missed[first])} from {at}",
         fix=fix,

@@ -35,7 +35,12 @@ def find_exit_words(sources: Mapping[str, str], words: str) -> str | None:
 
 
 def _find_only(sources: Mapping[str, str], fits: Callable[[int | str, bool], bool]) -> str | None:
-    found = [f"{file}:{line}" for file, text in sources.items() for line, given, is_guarded in _list_exits(text) if fits(given, is_guarded)]  # fmt: skip
+    found = [
+        f"{file}:{line}"
+        for file, text in sources.items()
+        for line, given, is_guarded in _list_exits(text)
+        if fits(given, is_guarded)
+    ]
     return found[0] if len(found) == 1 else None
 
 

@@ -73,7 +73,9 @@ def _explain_kill(case: Case) -> str:
 
 def _explain_bus(case: Case) -> str:
     if case.shm_free_bytes is not None and case.shm_free_bytes < 64 << 20:
-        return f"/dev/shm is full ({case.shm_free_bytes >> 20} MiB free), and data-loading workers pass batches through it"
+        return (
+            f"/dev/shm is full ({case.shm_free_bytes >> 20} MiB free), and data-loading workers pass batches through it"
+        )
     return "usually a full /dev/shm, or a truncated memory-mapped file"
 
 

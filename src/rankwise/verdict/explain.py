@@ -37,20 +37,14 @@ def explain_mismatch(
 ) -> JobFinding:
     """Return the finding of ranks that diverged under one number; ``lead`` is the side to name first, where no side is the minority."""
     culprits = culprits or _find_culprits(view, mismatch)
-    ordered = sorted(
-        mismatch.sides, key=lambda side: (not set(side[0]) & set(culprits), side[1] is not lead, side[0])
-    )
+    ordered = sorted(mismatch.sides, key=lambda side: (not set(side[0]) & set(culprits), side[1] is not lead, side[0]))
     is_past = mismatch.is_through or mismatch.later is not None
     sides = [
         f"{name_ranks(ranks)} {verb(ranks, 'were' if is_past else 'are', 'was' if is_past else 'is')} "
         f"in {name_op(op, number=False)} at {shorten(op.site)}"
         for ranks, op in ordered
     ]
-    went_on = (
-        "; they were paired anyway and continued, with wrong results"
-        if mismatch.is_through
-        else mismatch.then
-    )
+    went_on = "; they were paired anyway and continued, with wrong results" if mismatch.is_through else mismatch.then
     involved = [
         view.rank_states[rank]
         for rank in mismatch.sequence.ranks
@@ -123,9 +117,7 @@ def explain_absence(
         culprits=blamed,
         class_id=class_id,
         where=find_place(view, blamed, absence),
-        waiting=view.list_waiting(
-            [one for one in absence.waiting if one.rank not in blamed or len(blamed) > 1]
-        ),
+        waiting=view.list_waiting([one for one in absence.waiting if one.rank not in blamed or len(blamed) > 1]),
         message=clause,
         fix=fix,
         is_stuck=certainty == "proof" if is_stuck is None else is_stuck,
@@ -156,11 +148,7 @@ def put_at(finding: JobFinding, where: str | None) -> JobFinding:
 
 def key_of(absence: Absence) -> str:
     """Return what is equal for the same absence at a later moment."""
-    at = (
-        f" {absence.sequence.key if absence.sequence else absence.op.name} #{absence.op.seq}"
-        if absence.op
-        else ""
-    )
+    at = f" {absence.sequence.key if absence.sequence else absence.op.name} #{absence.op.seq}" if absence.op else ""
     return f"absent {name_ranks(absence.missing, None)}{at}"
 
 
@@ -234,9 +222,7 @@ def _describe_pause(view: SceneView, rank: int) -> str:
     facts, where = view.by_rank[rank], view.rank_states[rank].where
     if facts.state != "ended" and facts.stack is not None and is_at_exit(facts.stack):
         raised = facts.fault.message.strip()[:_LONGEST].splitlines()[:1] if facts.fault is not None else []
-        return (
-            f"at its exit{f' after {raised[0]}' if raised else ''}{f', at {shorten(where)}' if where else ''}"
-        )
+        return f"at its exit{f' after {raised[0]}' if raised else ''}{f', at {shorten(where)}' if where else ''}"
     local_wait = view.local_waits.get(rank)
     if local_wait is None:
         return ""

@@ -40,7 +40,8 @@ _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in na
 KNOWN_NAMES = frozenset({*_FAMILY_OF, "send", "recv", "isend", "irecv", "monitored_barrier"})
 #: Made of messages: it has no number of its own.
 UNNUMBERED = frozenset({"monitored_barrier"})
-#: With fewer operations than this, nothing of a rank's past has fallen out of its ring or of what the flight recorder shows.
+#: With fewer operations than this, nothing of a rank's past has fallen out of its ring or of what the flight recorder
+#: shows.
 WHOLE_BELOW = 200
 
 

@@ -39,8 +39,8 @@ class Guard:
     """A condition that a line stands under.
 
     Attributes:
-        kind: "if": an arm of an if or a match, what follows ``and``, the body of a ``while rank == 0``, what stands behind an
-            ``if rank != 0: return``. "except", "finally": what is done about an exception.
+        kind: "if": an arm of an if or a match, what follows ``and``, the body of a ``while rank == 0``, what stands
+            behind an ``if rank != 0: return``. "except", "finally": what is done about an exception.
         line: Where it begins.
         is_rank_test: Whether it asks for the rank.
         is_own_test: Whether it asks for something else that each rank has of its own: a time, a loss, a file.

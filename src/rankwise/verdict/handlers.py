@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 #: How a block of lines is left. "done": the process ends with exit code 0, by its own order.
 Way = Literal["raise", "exit", "done", "return", "break", "continue", "fall"]
 
-_TAKES = frozenset({"RuntimeError", "Exception", "BaseException", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})  # fmt: skip
+_TAKES = frozenset(
+    {
+        "RuntimeError",
+        "Exception",
+        "BaseException",
+        "DistError",
+        "DistBackendError",
+        "DistNetworkError",
+        "DistStoreError",
+    }
+)
 _EXITS = frozenset({"exit", "_exit", "quit", "abort", "kill"})
 #: What ends a step for good, whatever the exception: a test's own failure, too.
 _ENDINGS = _EXITS | {"interrupt_main", "fail"}
@@ -41,7 +51,8 @@ _SAID = (
 def goes_on(texts: Mapping[str, str], sites: Sequence[str]) -> bool:
     """Tell whether a script goes on with its work when the innermost of its lines raises what torch raises.
 
-    Not if nobody catches it, if it is raised again, or if nothing is left to be done behind it: then the rank ends by it.
+    Not if nobody catches it, if it is raised again, or if nothing is left to be done behind it: then the rank ends by
+        it.
 
     Args:
         texts: The user's files, by path.

@@ -17,12 +17,11 @@ _MOST_HOSTS = 4
 
 
 def with_hosts(finding: JobFinding, nodes: Sequence[tuple[str, range]]) -> JobFinding:
-    """Return a finding whose sentence tells on which hosts its culprits run; as it is where that says nothing. Each node has a host's name and its ranks."""
-    homes = [
-        (host, ranks, own)
-        for host, ranks in nodes
-        if (own := [one for one in finding.culprits if one in ranks])
-    ]
+    """Return a finding whose sentence tells on which hosts its culprits run; as it is where that says nothing.
+
+    Each node has a host's name and its ranks.
+    """
+    homes = [(host, ranks, own) for host, ranks in nodes if (own := [one for one in finding.culprits if one in ranks])]
     if len(nodes) < 2 or not homes:
         return finding
     hosts = list(dict.fromkeys(host for host, _, _ in homes))

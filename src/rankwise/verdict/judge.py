@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 _SILENT_EXIT = "look for a silent exit (os._exit, sys.exit), anywhere in what runs once {at} has run: an exception instead would name its line"
-_EXIT_CALL = (
-    "it {left} by the exit call at {at}: raise an exception there instead, which the report would name"
+_EXIT_CALL = "it {left} by the exit call at {at}: raise an exception there instead, which the report would name"
+_EXPIRED = (
+    "the body of the timer's `with` took longer than `after`: look at what the rank did there, or allow more time"
 )
-_EXPIRED = "the body of the timer's `with` took longer than `after`: look at what the rank did there, or allow more time"
 _LOST_NODE = "check that host; with --nnodes MIN:MAX the job continues on the remaining nodes, with --max-restarts it waits for a replacement"
 
 
@@ -179,7 +179,7 @@ def _find_cause(case: Case) -> _Cause:  # noqa: PLR0911 - one for each cause, th
 
 def _judge_lost_nodes(case: Case) -> _Cause:
     if case.given_up:
-        return _Cause(message=f"the other nodes continue without this one: {case.given_up}")  # fmt: skip
+        return _Cause(message=f"the other nodes continue without this one: {case.given_up}")
     return _Cause(message="; ".join(one.describe() for one in case.lost_nodes), fix=_LOST_NODE)
 
 
@@ -225,9 +225,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         fix=(_EXPIRED if first.expired else "")
         or find_fix(first.error, meaning)
         or (
-            _EXIT_CALL.format(at=shorten(left_at), left="left" if first.left_at else "may have left")
-            if left_at
-            else ""
+            _EXIT_CALL.format(at=shorten(left_at), left="left" if first.left_at else "may have left") if left_at else ""
         )
         or (_SILENT_EXIT.format(at=shorten(last.site)) if last else ""),
         # How a rank ended that we stopped while it still dealt with its error tells nothing.
@@ -332,11 +330,17 @@ def _judge_timeout(case: Case, waited: Sequence[RankEnd]) -> _Cause:
     if not culprits:
         return _Cause(kind="hang", culprits=(first,), where=first.where, message=say(first), fix=fix)
     if class_id is None and all(_is_in_init(end) for end in culprits):
-        class_id, fix = "L12", "both sides were in init_process_group but never connected: the script changes RANK, " \
-            "WORLD_SIZE, MASTER_ADDR or MASTER_PORT on some ranks"  # fmt: skip
+        class_id, fix = (
+            "L12",
+            "both sides were in init_process_group but never connected: the script changes RANK, "
+            "WORLD_SIZE, MASTER_ADDR or MASTER_PORT on some ranks",
+        )
     if class_id is None and are_at_work_alone(case, [end.rank for end in culprits]):
-        class_id, fix = "X14", "do what only some ranks have to do before init_process_group, or give it a longer timeout: " \
-            "the others wait for it from there on"  # fmt: skip
+        class_id, fix = (
+            "X14",
+            "do what only some ranks have to do before init_process_group, or give it a longer timeout: "
+            "the others wait for it from there on",
+        )
     place = culprits[0].where or first.where
     doing = f", which {'was' if len(culprits) == 1 else 'were'} at {place}" if place else ""
     return _Cause(
@@ -380,11 +384,7 @@ def _judge_lost(case: Case, left: Sequence[RankEnd]) -> _Cause:
             + (f" at {place}" if place else ""),
             fix="make all ranks run the same number of steps and collectives, with a barrier before destroy_process_group",
         )
-    if (
-        felt.fault is not None
-        and "connectFullMesh" in felt.fault.message
-        and "file://" in felt.fault.callstack
-    ):
+    if felt.fault is not None and "connectFullMesh" in felt.fault.message and "file://" in felt.fault.callstack:
         return _Cause(
             culprits=(felt,),
             class_id="I13",

@@ -147,7 +147,9 @@ def _judge_by_stacks(case: Case) -> Verdict:
         gone, places = [end.rank for end, _ in named], {stack.where for _, stack in named}
         where = f"at {shorten(places.pop())}" if len(places) == 1 else "elsewhere"
         waited = name_ranks([end.rank for end, _ in waiting])
-        text = f"{name_ranks(gone)} did not reach a collective, but {verb(gone, 'were', 'was')} {where}; {waited} waited"
+        text = (
+            f"{name_ranks(gone)} did not reach a collective, but {verb(gone, 'were', 'was')} {where}; {waited} waited"
+        )
     return Verdict(
         kind="hang",
         culprits=tuple(sorted(end.rank for end, _ in named)),
@@ -172,9 +174,7 @@ def judge_silent(case: Case) -> Verdict | None:
     if finding is None:
         return None
     if finding.is_drift and not finding.is_proof:
-        return Verdict(
-            kind="ok", message="all ranks finished", notes=(f"{finding.message}\n  -> {finding.fix}",)
-        )
+        return Verdict(kind="ok", message="all ranks finished", notes=(f"{finding.message}\n  -> {finding.fix}",))
     is_ = "is" if finding.is_proof else "may be"
     note = f"all ranks finished with exit code 0, but what they computed from this collective on {is_} wrong"
     if finding.is_drift:

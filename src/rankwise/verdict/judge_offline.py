@@ -98,7 +98,9 @@ def _describe_absent(left: OfflineRun) -> list[str]:
     who = left.absent[:_MOST_NAMED]
     more = len(left.absent) - len(who)
     named = name_ranks(who) + (f" and {more} more" if more else "")
-    return [f"{named} {verb(left.absent, 'have', 'has')} left no evidence: never started, or on a host whose folder was not passed, or without rankwise.watch"]  # fmt: skip
+    return [
+        f"{named} {verb(left.absent, 'have', 'has')} left no evidence: never started, or on a host whose folder was not passed, or without rankwise.watch"
+    ]
 
 
 def _judge_absent(left: OfflineRun) -> Verdict | None:

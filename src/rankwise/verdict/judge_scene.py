@@ -42,9 +42,7 @@ def judge_scene(scene: Scene, notes: Sequence[str] = (), *, has_hung: bool = Fal
     found = tuple(strip_escapes(note) for note in (*fold(scene), *notes))
     if findings and not has_hung and not _are_stuck(findings):
         message = render_finding(findings[0], now_s=scene.now_s)
-        return Verdict(
-            kind="ok", culprits=findings[0].culprits, where=findings[0].where, message=message, notes=found
-        )
+        return Verdict(kind="ok", culprits=findings[0].culprits, where=findings[0].where, message=message, notes=found)
     if findings:
         verdict = judge(Case(ranks=_to_ends(scene), world_size=scene.world_size, scene=scene, hung=True))
         if not any(finding.is_proof for finding in findings):
@@ -68,15 +66,11 @@ def _are_stuck(findings: Sequence[JobFinding]) -> bool:
 
 def _hide_unknown(verdict: Verdict) -> Verdict:
     """Return a verdict in which a line that nobody has told is not shown as one."""
-    hide = {
-        name: getattr(verdict, name).replace(UNKNOWN_LINE, "an unknown line") for name in ("message", "fix")
-    }
+    hide = {name: getattr(verdict, name).replace(UNKNOWN_LINE, "an unknown line") for name in ("message", "fix")}
     return replace(
         verdict,
         where=None if verdict.where == UNKNOWN_LINE else verdict.where,
-        waiting=tuple(
-            replace(one, where=None) if one.where == UNKNOWN_LINE else one for one in verdict.waiting
-        ),
+        waiting=tuple(replace(one, where=None) if one.where == UNKNOWN_LINE else one for one in verdict.waiting),
         notes=tuple(note.replace(UNKNOWN_LINE, "an unknown line") for note in verdict.notes),
         **hide,
     )
@@ -85,9 +79,7 @@ def _hide_unknown(verdict: Verdict) -> Verdict:
 def _to_ends(scene: Scene) -> tuple[RankEnd, ...]:
     """Return all ranks as stopped at that moment: how one has ended is not what is asked."""
     return tuple(
-        RankEnd(
-            rank=facts.rank, local_rank=facts.rank, pid=facts.pid, stopped_s=scene.now_s, stack=facts.stack
-        )
+        RankEnd(rank=facts.rank, local_rank=facts.rank, pid=facts.pid, stopped_s=scene.now_s, stack=facts.stack)
         for facts in scene.ranks
     )
 
@@ -116,11 +108,11 @@ def _describe_rank(facts: RankFacts, rank_state: RankState) -> str:
         within = f", in {inner}" if place is not None and place is not facts.stack.frames[0] else ""
         return f"at {shorten(facts.stack.where)}{within}"
     if last is not None:
-        return f"its last was {name_op(last)} from {shorten(last.site)}{', which has completed' if last.is_over else ''}"
+        return (
+            f"its last was {name_op(last)} from {shorten(last.site)}{', which has completed' if last.is_over else ''}"
+        )
     return (
-        "nothing is known about it"
-        if facts.cpu_share is None
-        else f"{facts.state}, {100 * facts.cpu_share:.0f} % CPU"
+        "nothing is known about it" if facts.cpu_share is None else f"{facts.state}, {100 * facts.cpu_share:.0f} % CPU"
     )
 
 
@@ -133,7 +125,11 @@ def _describe_nothing(scene: Scene, *, has_hung: bool) -> str:
     if not any(facts.stack or facts.ops for facts in scene.ranks):
         return "without stacks it is not known which rank waits for which"
     if not scene.is_whole:
-        here = "all ranks seen here are waiting" if _do_all_wait(scene, has_hung=has_hung) else "nothing here shows that one rank keeps another waiting"  # fmt: skip
+        here = (
+            "all ranks seen here are waiting"
+            if _do_all_wait(scene, has_hung=has_hung)
+            else "nothing here shows that one rank keeps another waiting"
+        )
         return f"{here}; the job's other ranks can't be seen from here: look at them too"
     if _do_all_wait(scene, has_hung=has_hung):
         return "all ranks wait in the same collective: if that stays so, look at the network between them"

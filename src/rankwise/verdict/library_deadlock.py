@@ -22,9 +22,7 @@ def find_crossing(view: SceneView) -> Mismatch | None:
     rank_states = [view.rank_states[rank] for rank in view.deadlocked]
     places = [(one, one.op, view.sequence_of(one.rank, one.op) if one.op else None) for one in rank_states]
     known = [
-        (one, op, sequence)
-        for one, op, sequence in places
-        if op is not None and (sequence is not None or not op.group)
+        (one, op, sequence) for one, op, sequence in places if op is not None and (sequence is not None or not op.group)
     ]
     others = [(op, sequence) for _, op, sequence in known if op.library_call is None and sequence is not None]
     is_met = len(known) == len(places) and 0 < len(others) < len(known)

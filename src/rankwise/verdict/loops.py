@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from rankwise.verdict.source_text import Step
 
-#: "not finite", "exception": the step is skipped for such a loss, or in an except. "empty": there is nothing in the batch. "no loss": the
-#: step before has made none. "stop": the loop is left early, for a measure of the rank's own. "swallowed": an except around the step goes on.
-#: "own": either of both for the rank, or for another value that the loop has read or computed, which may differ between ranks.
+#: "not finite", "exception": the step is skipped for such a loss, or in an except. "empty": there is nothing in the
+#: batch. "no loss": the step before has made none. "stop": the loop is left early, for a measure of the rank's own.
+#: "swallowed": an except around the step goes on. "own": either of both for the rank, or for another value that the
+#: loop has read or computed, which may differ between ranks.
 Reason = Literal["not finite", "exception", "empty", "no loss", "stop", "swallowed", "own"]
 
 _NOT_FINITE = re.compile(r"^(isinf|is_?nan|is_?finite|.*_nan|nan_.*|found_inf)$", re.IGNORECASE)
@@ -36,7 +37,16 @@ _STOPPING = re.compile(
     r"^(stop|stopper|stopped|stopping)$|early|patience|patient|no_improve|not_improved|worse|plateau|converged|should_stop|stop_training|(^|_)(bad|best|loss|acc|accuracy|score|metric)(_|$)",
     re.IGNORECASE,
 )
-_NO_FAILURE = {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "StopAsyncIteration", "ImportError", "ModuleNotFoundError", "Empty"}  # fmt: skip
+_NO_FAILURE = {
+    "KeyboardInterrupt",
+    "SystemExit",
+    "GeneratorExit",
+    "StopIteration",
+    "StopAsyncIteration",
+    "ImportError",
+    "ModuleNotFoundError",
+    "Empty",
+}
 #: Iterators whose items are the same on all ranks.
 _COUNTS = {"range", "trange", "count"}
 #: Functions beside torch.distributed's own that make one value of all ranks'.

@@ -271,9 +271,7 @@ def _find_layout(op: Op) -> tuple[tuple[int, ...], ...] | None:
 def _is_model_check_met(ops: dict[int, Op]) -> bool:
     """Tell whether some ranks compared their models in DDP's constructor, and others are known to have done something else."""
     others = [op for op in ops.values() if not is_wrapping(op)]
-    return 0 < len(others) < len(ops) and all(
-        op.site and (op.source == "python" or op.inside) for op in others
-    )
+    return 0 < len(others) < len(ops) and all(op.site and (op.source == "python" or op.inside) for op in others)
 
 
 def _is_bucket_met(ops: dict[int, Op]) -> bool:
@@ -309,7 +307,8 @@ def _split_swapped(sequence: GroupSequence, seq: int, ops: dict[int, Op]) -> dic
 def is_swap(sequence: GroupSequence, seq: int, one: int, other: int) -> bool:
     """Tell whether two ranks are in step again behind two collectives that they made crosswise.
 
-    One that made a collective more does what the other did, one number later: that looks the same for as long as two lines take turns.
+    One that made a collective more does what the other did, one number later: that looks the same for as long as two
+        lines take turns.
     """
     mine, theirs = sequence.ops[one], sequence.ops[other]
     if seq - 1 in mine and seq - 1 in theirs and mine[seq - 1].site != theirs[seq - 1].site:

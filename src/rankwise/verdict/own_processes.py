@@ -77,9 +77,7 @@ def _find_place(who: str, stack: Stack, sources: Mapping[str, str]) -> _Place:
     if stack.op is not None:
         return _Place(who=who, doing=f"in {stack.op} from {at}", op=stack.op)
     wait = find_local_wait(RankFacts(rank=-1, stack=stack), sources)
-    return _Place(
-        who=who, doing=f"{wait.doing} at {at}" if wait else f"at {at}", advice=wait.advice if wait else ""
-    )
+    return _Place(who=who, doing=f"{wait.doing} at {at}" if wait else f"at {at}", advice=wait.advice if wait else "")
 
 
 def _advise(places: Sequence[_Place], scene: Scene) -> str:

@@ -83,9 +83,7 @@ def find_state(facts: RankFacts) -> RankState:
         where = facts.fault.where
     ops = _with_module(_find_open(facts, wait), facts.stack) if wait else ()
     call = _find_call(facts.stack, wait) if facts.stack and wait else None
-    return RankState(
-        rank=facts.rank, wait=wait, doing=_find_doing(facts, wait), where=where, ops=ops, call=call
-    )
+    return RankState(rank=facts.rank, wait=wait, doing=_find_doing(facts, wait), where=where, ops=ops, call=call)
 
 
 def is_at_exit(stack: Stack) -> bool:
@@ -160,9 +158,7 @@ def _find_open(facts: RankFacts, wait: Wait) -> tuple[Op, ...]:
     if wait == "backward":
         found = [op for op in found if op.source == "native"]
     if wait == "library":
-        return tuple(reversed([op for op in found if op.library_call is not None]))[:1] or _find_turn(
-            facts.stack
-        )
+        return tuple(reversed([op for op in found if op.library_call is not None]))[:1] or _find_turn(facts.stack)
     if wait in {"call", "handle"} and read_flow(facts.stack.module) is not None:
         # Of all that a schedule has under way, this one is waited for.
         return tuple(op for op in reversed(found) if op.module == facts.stack.module)[:1]

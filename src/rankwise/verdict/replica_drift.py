@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from rankwise.evidence.reader.scene import Evidence, Op, Scene
 
 _Moment = tuple[int, int]
-#: Between different machines numbers are rounded otherwise, so only so large a difference, of the larger number, is one.
+#: Between different machines numbers are rounded otherwise, so only so large a difference, of the larger number, is
+#: one.
 _ROUNDED = 1e-2
 #: How exact the numbers of a type are.
 _EXACTNESS = {"f": 1.2e-7, "d": 2.3e-16, "e": 9.8e-4, "b": 7.9e-3}
 _MOST_NAMED = 3
-#: Steps between two digests. Weights may be changed on each rank for fewer, and restored: to adapt them to data, or to try a learning rate.
+#: Steps between two digests. Weights may be changed on each rank for fewer, and restored: to adapt them to data, or to
+#: try a learning rate.
 _FAR = 16
 #: Records of one rank of which the oldest may be gone.
 _MANY_RECORDS = 1000
@@ -87,9 +89,10 @@ class ReplicaDrift:
 def find_drifts(scene: Scene, kind: str) -> tuple[ReplicaDrift, ...]:
     """Return the models whose replicas differ for long enough, or at the end of a job that is over.
 
-    Only digests of the same step are compared, and only if the ranks had made as many collectives by then: ranks that have
-    legally made other numbers of steps are not compared at all. What one optimizer has made of a model is no drift if another one
-    finds the replicas equal, before or later: then it was undone.
+    Only digests of the same step are compared, and only if the ranks had made as many collectives by then: ranks that
+        have
+    legally made other numbers of steps are not compared at all. What one optimizer has made of a model is no drift if
+    another one finds the replicas equal, before or later: then it was undone.
     """
     groups: dict[tuple[object, ...], dict[int, Replica]] = {}
     for facts in scene.ranks:
@@ -103,17 +106,13 @@ def find_drifts(scene: Scene, kind: str) -> tuple[ReplicaDrift, ...]:
     for place, by_rank in groups.items():
         drift = _compare(by_rank, evidence, is_over=by_rank.keys() <= over)
         # The optimizers of models that are in no wrapper may have nothing to do with each other.
-        others = [
-            other for one, other in groups.items() if one[:2] == place[:2] and one != place and kind == "ddp"
-        ]
+        others = [other for one, other in groups.items() if one[:2] == place[:2] and one != place and kind == "ddp"]
         if drift is not None and (drift.is_proof or not any(_is_undone(drift, other) for other in others)):
             found.append(drift)
     return tuple(found)
 
 
-def _compare(
-    by_rank: Mapping[int, Replica], evidence: Mapping[int, Evidence], *, is_over: bool
-) -> ReplicaDrift | None:
+def _compare(by_rank: Mapping[int, Replica], evidence: Mapping[int, Evidence], *, is_over: bool) -> ReplicaDrift | None:
     if len(by_rank) < 2 or any(replica.is_hooked for replica in by_rank.values()):
         return None
     lines = [{(step, seq): total for step, seq, total in replica.moments} for replica in by_rank.values()]
@@ -159,8 +158,7 @@ def _find_digests(by_rank: Mapping[int, Replica]) -> dict[_Moment, dict[int, Dig
         for rank, replica in by_rank.items()
     }
     return {
-        moment: {rank: known[moment] for rank, known in of_rank.items()}
-        for moment in _find_common([*of_rank.values()])
+        moment: {rank: known[moment] for rank, known in of_rank.items()} for moment in _find_common([*of_rank.values()])
     }
 
 
@@ -200,9 +198,7 @@ def _find_apart(by_rank: Mapping[int, Replica], digests_by_rank: Mapping[int, Di
     return apart
 
 
-def _measure(
-    by_rank: Mapping[int, Replica], digests_by_rank: Mapping[int, Digest], place: int
-) -> float | None:
+def _measure(by_rank: Mapping[int, Replica], digests_by_rank: Mapping[int, Digest], place: int) -> float | None:
     """Return by how much of the larger one the sampled elements of a parameter differ; None if they can't be read."""
     values = [read_sample(by_rank[rank], digest, place) for rank, digest in digests_by_rank.items()]
     known = [value for value in values if value is not None]
@@ -314,16 +310,18 @@ def explain_drift(drift: ReplicaDrift) -> str:
     else:
         shown = ", ".join(chosen[:_MOST_NAMED]) + (", …" if len(chosen) > _MOST_NAMED else "")
         what = f"{shown} ({len(chosen)} of {len(names)} parameters) {'differs' if len(chosen) == 1 else 'differ'}"
-    return (
-        f"{what} between {_describe_camps(drift)} {_describe_since(drift)}{_describe_example(drift, names)}"
-    )
+    return f"{what} between {_describe_camps(drift)} {_describe_since(drift)}{_describe_example(drift, names)}"
 
 
 def _describe_camps(drift: ReplicaDrift) -> str:
     camps = drift.camps
     if len(camps) == 2:
         most, fewest = camps
-        return f"{name_ranks(fewest)} and {name_ranks(most)}" if len(most) > len(fewest) else " and ".join(map(name_ranks, camps))  # fmt: skip
+        return (
+            f"{name_ranks(fewest)} and {name_ranks(most)}"
+            if len(most) > len(fewest)
+            else " and ".join(map(name_ranks, camps))
+        )
     return name_ranks(tuple(sorted(drift.digests)))
 
 

@@ -38,7 +38,8 @@ def render(
         attempt: Which attempt it was, from 0.
         allowed: How many there may be, when another one follows; None when the job ends with this one.
         colour: Whether to use a terminal's colours.
-        width: Of the terminal, whose lines long sentences are broken into; None for a file, which keeps a sentence in a line.
+        width: Of the terminal, whose lines long sentences are broken into; None for a file, which keeps a sentence in a
+            line.
     """
     paint = _paint if colour else _plain
     lines = [paint("bold red", f"rankwise: {_head(verdict, attempt, allowed)}")]
@@ -73,10 +74,7 @@ def _wrap(text: str, width: int | None) -> list[str]:
     if width is None or width < NARROWEST:
         return [text]
     room = width - _MARGIN
-    broken = [
-        textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False)
-        for line in text.splitlines()
-    ]
+    broken = [textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()]
     return [line for lines in broken for line in lines]
 
 
@@ -127,9 +125,7 @@ def shorten_tail(verdict: Verdict) -> str:
     known = {line.strip() for line in verdict.traceback.splitlines()}
     # torch puts "[rank3]: " before each line of a traceback.
     clean = [_RANK_PREFIX.sub("", strip_escapes(line)) for line in verdict.last_words.splitlines()]
-    lines = [
-        line for line in clean if line.strip() and line.strip() not in known and set(line.strip()) - set("~^")
-    ]
+    lines = [line for line in clean if line.strip() and line.strip() not in known and set(line.strip()) - set("~^")]
     if len(lines) == 1 and lines[0].strip() in verdict.message:
         return ""
     return "\n".join(lines[-_TAIL_LINES:])
@@ -151,9 +147,7 @@ def _join_waiting(waiting: tuple[Waiting, ...]) -> list[str]:
         doing = f"in {op} " if op else ""
         lines.append(f"{name_ranks(ranks)} {'were' if len(ranks) > 1 else 'was'} {doing}at {where}")
     more = len(lines) - _MOST_PLACES
-    return (
-        lines if more < 1 else [*lines[:_MOST_PLACES], f"and others at {more} more place{'s' * (more > 1)}"]
-    )
+    return lines if more < 1 else [*lines[:_MOST_PLACES], f"and others at {more} more place{'s' * (more > 1)}"]
 
 
 def _join_casualties(casualties: tuple[Casualty, ...]) -> list[str]:

@@ -33,8 +33,15 @@ def judge_requeue(case: Case) -> Verdict:
     killed = [end.rank for end in case.ranks if _was_killed(end)]
     stopped_by = None if case.interrupted is None else name_signal(case.interrupted)
     text = f" after {stopped_by}" if stopped_by else ""
-    notes = (f"{name_ranks(killed)} had not left in time and was killed" if len(killed) == 1 else
-             f"{name_ranks(killed)} had not left in time and were killed",) if killed else ()  # fmt: skip
+    notes = (
+        (
+            f"{name_ranks(killed)} had not left in time and was killed"
+            if len(killed) == 1
+            else f"{name_ranks(killed)} had not left in time and were killed",
+        )
+        if killed
+        else ()
+    )
     return Verdict(
         kind="requeue",
         message=f"stopped for a requeue{text}: start the same command again to continue (exit code {REQUEUE})",

@@ -183,9 +183,7 @@ class SceneView:
         key = (id(sequence), op.seq)
         if key not in self._behind:
             self._behind[key] = frozenset(
-                other
-                for other in sequence.ranks
-                if self._records(other) and sequence.is_behind(other, op.seq)
+                other for other in sequence.ranks if self._records(other) and sequence.is_behind(other, op.seq)
             )
         return self._behind[key]
 
@@ -204,9 +202,7 @@ class SceneView:
         peer = self.by_rank.get(op.peer) if op.peer is not None else None
         if peer is None or peer.evidence is None:
             return frozenset()
-        mine = [
-            one for one in peer.ops if one.is_message and one.is_send != op.is_send and one.peer in {rank, -1}
-        ]
+        mine = [one for one in peer.ops if one.is_message and one.is_send != op.is_send and one.peer in {rank, -1}]
         if not mine and len(peer.ops) >= WHOLE_BELOW:
             return frozenset()  # its answer may have been long ago
         has_answered = any(one.seq >= op.seq or one.peer == -1 for one in mine)
@@ -295,11 +291,7 @@ class SceneView:
         elsewhere = [rank for rank in self.rank_states if self._is_elsewhere(rank) and self.has_joined(rank)]
         if not unexplained or not elsewhere or not self.scene.is_whole:
             return []
-        return [
-            Absence(
-                op=None, sequence=None, waiting=tuple(unexplained), missing=tuple(elsewhere), is_known=False
-            )
-        ]
+        return [Absence(op=None, sequence=None, waiting=tuple(unexplained), missing=tuple(elsewhere), is_known=False)]
 
     def has_joined(self, rank: int) -> bool:
         """Tell whether a rank has made its first group."""
@@ -385,9 +377,7 @@ class SceneView:
         times = [self.by_rank[rank].ended_s for rank in gone]
         ends = [self.scene.now_s - moment for moment in times if moment is not None]
         quiet = min((self.by_rank[one.rank].still_s for one in absence.waiting), default=0.0)
-        is_sure = (
-            len(gone) == len(absence.missing) and len(ends) == len(gone) and min([quiet, *ends]) >= _SURE_S
-        )
+        is_sure = len(gone) == len(absence.missing) and len(ends) == len(gone) and min([quiet, *ends]) >= _SURE_S
         return gone if is_sure and self.scene.is_whole else ()
 
     def list_waiting(self, rank_states: Sequence[RankState]) -> tuple[Waiting, ...]:

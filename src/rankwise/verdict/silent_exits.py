@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from rankwise.evidence.reader.scene import Scene
     from rankwise.verdict.case import Case, RankEnd
 
-#: A process that says nothing at its end, as by os._exit, is known to be gone only when it is reaped: so long after it may be.
+#: A process that says nothing at its end, as by os._exit, is known to be gone only when it is reaped: so long after it
+#: may be.
 _REAPED_S = 2.0
 
 

@@ -23,7 +23,8 @@ class Step:
         node: The statement.
         block: The block that it is a part of.
         at: Its place in that.
-        part: Which part of it holds the line: "body", "orelse", "finalbody", "handler", or the number of a "case"; empty if that is its head.
+        part: Which part of it holds the line: "body", "orelse", "finalbody", "handler", or the number of a "case";
+            empty if that is its head.
         arm: That ``except``.
     """
 
@@ -39,7 +40,8 @@ class Step:
 def parse(text: str) -> ast.Module:
     """Return a file's syntax tree, which nobody may change; an empty one if the text is no Python.
 
-    A tree that has left the cache is parsed again, so nodes of two calls are compared by their lines, never by their identity.
+    A tree that has left the cache is parsed again, so nodes of two calls are compared by their lines, never by their
+    identity.
     """
     try:
         return ast.parse(text)
@@ -61,11 +63,7 @@ def find_path(text: str, line: int) -> tuple[Step, ...]:
     while (at := next((n for n, one in enumerate(block) if spans(one, line)), None)) is not None:
         node = block[at]
         part, arm, inner = next(
-            (
-                found
-                for found in _list_parts(node)
-                if any(spans(one, line) for one in (found[1], *found[2]) if one)
-            ),
+            (found for found in _list_parts(node) if any(spans(one, line) for one in (found[1], *found[2]) if one)),
             ("", None, ()),
         )
         steps.append(Step(node, block, at, part, arm))

@@ -29,8 +29,8 @@ _OF_WAITS = {"circle", "absent_from_meeting", "kept_waiting", "fewer_steps", "st
 def are_ranks_the_launchers(scene: Scene) -> bool:
     """Tell whether ranks are numbered in torch.distributed as the launcher has numbered them, and are all of one world.
 
-    A script may give its own numbers to ``init_process_group``, or make two worlds of one launch. Then nobody knows from
-    outside which records belong together.
+    A script may give its own numbers to ``init_process_group``, or make two worlds of one launch. Then nobody knows
+    from outside which records belong together.
     """
     for facts in scene.ranks:
         for group in facts.evidence.groups.values() if facts.evidence is not None else ():
@@ -42,9 +42,7 @@ def are_ranks_the_launchers(scene: Scene) -> bool:
 def doubt(findings: Iterable[JobFinding], view: SceneView) -> tuple[JobFinding, ...]:
     """Return the findings, and call those suspicions that something speaks against."""
     return tuple(
-        replace(finding, certainty="suspicion")
-        if finding.is_proof and _is_doubtful(finding, view)
-        else finding
+        replace(finding, certainty="suspicion") if finding.is_proof and _is_doubtful(finding, view) else finding
         for finding in findings
     )
 
@@ -63,9 +61,7 @@ def _is_doubtful(finding: JobFinding, view: SceneView) -> bool:
 def _may_still_meet(view: SceneView) -> bool:
     """Tell whether a living rank has yet to reach init_process_group: the world that is awaited may be a part of the job only."""
     return any(
-        facts.state != "ended"
-        and not view.has_joined(facts.rank)
-        and view.rank_states[facts.rank].wait != "meeting"
+        facts.state != "ended" and not view.has_joined(facts.rank) and view.rank_states[facts.rank].wait != "meeting"
         for facts in view.scene.ranks
         if facts.rank in view.rank_states
     )
@@ -77,8 +73,8 @@ def _may_still_meet(view: SceneView) -> bool:
 def _is_handled(finding: JobFinding, view: SceneView) -> bool:
     """Tell whether the script goes on when the wait for a rank that has ended comes to its end by an exception.
 
-    Gloo tells a rank whose neighbour has closed its connection; and when that one goes on and leaves, the next. Where nobody
-    has ended, only a timeout would end the wait: that is the hang.
+    Gloo tells a rank whose neighbour has closed its connection; and when that one goes on and leaves, the next. Where
+    nobody has ended, only a timeout would end the wait: that is the hang.
     """
     absence = next((one for one in view.absences if key_of(one) == finding.key), None)
     met = () if absence is None else (*absence.missing, *(one.rank for one in absence.waiting))
@@ -102,9 +98,7 @@ def _has_gone_on(one: RankState, view: SceneView) -> bool:
     sequence = view.sequence_of(one.rank, one.op) if one.op is not None else None
     if sequence is None or one.op is None:
         return False
-    return any(
-        _lives_on(view.by_rank[rank], sequence, one.op) for rank in sequence.ops if rank in view.by_rank
-    )
+    return any(_lives_on(view.by_rank[rank], sequence, one.op) for rank in sequence.ops if rank in view.by_rank)
 
 
 def _lives_on(facts: RankFacts, sequence: GroupSequence, op: Op) -> bool:
@@ -113,7 +107,5 @@ def _lives_on(facts: RankFacts, sequence: GroupSequence, op: Op) -> bool:
         return False
     # Its end takes a while; and what stands in a finally may be raised again behind it.
     is_ending = facts.fault is not None or facts.finished_s is not None or facts.evidence.has_left
-    is_ending = is_ending or (
-        facts.stack is not None and (is_at_exit(facts.stack) or facts.stack.is_farewell)
-    )
+    is_ending = is_ending or (facts.stack is not None and (is_at_exit(facts.stack) or facts.stack.is_farewell))
     return not is_ending and MAIN not in (facts.evidence.handled or {})

@@ -135,9 +135,7 @@ def advise_even_steps(view: SceneView, rank: int, site: str | None, *, is_sharde
     )
 
 
-def are_in_step(
-    view: SceneView, site: str | None, waiting: int, missing: Sequence[int], *, any_loop: bool
-) -> bool:
+def are_in_step(view: SceneView, site: str | None, waiting: int, missing: Sequence[int], *, any_loop: bool) -> bool:
     """Tell whether ranks are known to be in the loop in which the others make a step: then they have not run out of batches.
 
     Args:
@@ -154,7 +152,9 @@ def are_in_step(
     )
 
 
-def explain_uneven(view: SceneView, finding: JobFinding, fewer: Sequence[int], more: Sequence[int], site: str | None) -> JobFinding:  # fmt: skip
+def explain_uneven(
+    view: SceneView, finding: JobFinding, fewer: Sequence[int], more: Sequence[int], site: str | None
+) -> JobFinding:
     """Return a finding that says first that the batches are uneven, with the numbers of steps and the loop if they are known.
 
     Args:
@@ -165,14 +165,14 @@ def explain_uneven(view: SceneView, finding: JobFinding, fewer: Sequence[int], m
         site: Where these make it.
     """
     where = find_loop(view, more[0], site)
-    evidences = [
-        [view.by_rank[rank].evidence for rank in ranks if rank in view.by_rank] for ranks in (fewer, more)
-    ]
+    evidences = [[view.by_rank[rank].evidence for rank in ranks if rank in view.by_rank] for ranks in (fewer, more)]
     less, last = ({0 if one is None else one.steps for one in ranks} for ranks in evidences)
     numbers = ""
     if len(less) == len(last) == 1 and 0 < min(less) <= min(last):
         steps = f"{min(less)} step{'s' if min(less) > 1 else ''}"
-        numbers = f" ({name_ranks(fewer)} made {steps}, {name_ranks(more)} {verb(more, 'are', 'is')} in step {min(last) + 1})"
+        numbers = (
+            f" ({name_ranks(fewer)} made {steps}, {name_ranks(more)} {verb(more, 'are', 'is')} in step {min(last) + 1})"
+        )
     head = "uneven batches" if finding.is_proof else "probably uneven batches"
     return replace(finding, message=f"{head}{numbers}: {finding.message}", where=where or finding.where)
 

@@ -36,8 +36,17 @@ def _name_op(case: Case, rank: int, stack: Stack) -> str | None:
     """Return what a rank waited in: with the module for which FSDP made it, or that ran, where that is known."""
     ops, inside = case.list_ops(rank), {frame.function for frame in stack.frames}
     # What C++ issued is over, by its own word, once it has failed, though the rank may still stand in it.
-    last = next((op for op in reversed(ops) if op.is_over is False or op.has_raised or op.source == "native"
-                 or (op.inside and op.module == stack.module and inside.issuperset(op.inside))), None)  # fmt: skip
+    last = next(
+        (
+            op
+            for op in reversed(ops)
+            if op.is_over is False
+            or op.has_raised
+            or op.source == "native"
+            or (op.inside and op.module == stack.module and inside.issuperset(op.inside))
+        ),
+        None,
+    )
     if stack.op == "wait_tensor" and last is not None:
         return name_briefly(last)
     if stack.op is None or last is None or last.site != stack.where:

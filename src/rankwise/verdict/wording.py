@@ -154,9 +154,7 @@ def is_of_shards(op: Op) -> bool:
 
 def is_wrapping(op: Op) -> bool:
     """Tell whether it belongs to the construction of DDP."""
-    return bool(
-        {"_verify_param_shape_across_processes", "_sync_module_states", "_ddp_init_helper"} & set(op.inside)
-    )
+    return bool({"_verify_param_shape_across_processes", "_sync_module_states", "_ddp_init_helper"} & set(op.inside))
 
 
 def is_of_shapes(op: Op) -> bool:

@@ -212,7 +212,10 @@ def renew_streams() -> None:
 
 
 def wait_adoption(supervisor: int, strangers: tuple[int, int]) -> None:
-    """Wait until we are the supervisor's child, then die with it. It takes milliseconds, or somebody has stopped them."""
+    """Wait until we are the supervisor's child, then die with it.
+
+    It takes milliseconds, or somebody has stopped them.
+    """
     end = time.monotonic() + _ADOPTION_S
     while os.getppid() in strangers and time.monotonic() < end:
         time.sleep(0.0001)
@@ -241,8 +244,8 @@ def renew_identity() -> None:
 def show(environ: Any, argv: list[str] | None = None) -> None:
     """Let /proc/PID, ``ps`` and ``ps e`` show this rank's variables, by which people find a rank; else the server's.
 
-    The kernel lets a process say where these lie (prctl(2), PR_SET_MM_MAP, Linux 3.18). Where it may not, nothing is lost
-    but the view.
+    The kernel lets a process say where these lie (prctl(2), PR_SET_MM_MAP, Linux 3.18). Where it may not, nothing is
+    lost but the view.
 
     Args:
         environ: The variables, as bytes.
@@ -258,7 +261,8 @@ def show(environ: Any, argv: list[str] | None = None) -> None:
     # Numbered as in proc(5), from 3 on.
     at = {number: int(fields[number - 3]) for number in (26, 27, 28, 45, 46, 47, 48, 49)}
     _libc.mmap.restype = _libc.sbrk.restype = ctypes.c_void_p
-    # Private memory, as only that is shown; never given back. Both in one, as programs that rename themselves expect it.
+    # Private memory, as only that is shown; never given back. Both in one, as programs that rename themselves expect
+    # it.
     memory = _libc.mmap(None, ctypes.c_size_t(len(command) + len(block)), 3, 0x22, -1, ctypes.c_long(0))
     if memory in (None, ctypes.c_void_p(-1).value):
         return

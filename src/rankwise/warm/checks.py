@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci", "/dev/neuron")
 #: What in a sitecustomize would be another thing in the server than in a rank: Debian's and Ubuntu's has none of it.
-_PER_PROCESS = re.compile(
-    r"environ|getenv|getpid|getppid|print\(|open\(|write\(|logging|Thread|socket|time\."
-)
+_PER_PROCESS = re.compile(r"environ|getenv|getpid|getppid|print\(|open\(|write\(|logging|Thread|socket|time\.")
 # jemalloc (in pyarrow, so in pandas and datasets) is made for this: a forked child cleans up in the foreground.
 _FORK_SAFE = frozenset({"jemalloc_bg_thd"})
 

@@ -43,9 +43,7 @@ class CommandLine:
             get.restype = ctypes.c_void_p
             with contextlib.suppress(OSError), _Memory() as memory:  # /proc may be hidden
                 self._find(memory, get())
-        self.can_change = (len(self._texts), len(self._first)) == {"": (1, 1), "-m": (1, 0), "-c": (0, 0)}[
-            self._how
-        ]
+        self.can_change = (len(self._texts), len(self._first)) == {"": (1, 1), "-m": (1, 0), "-c": (0, 0)}[self._how]
 
     def _find(self, memory: _Memory, start: int) -> None:
         wanted = NAME if self._how else _make_absolute(NAME)

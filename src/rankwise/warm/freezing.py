@@ -66,7 +66,8 @@ def freeze(libraries: set[str]) -> None:
 def _leave_out_destructors(known: set[str]) -> None:
     """Have a rank end when its interpreter has: to take the C++ of torch apart costs 0.1 s of CPU.
 
-    Not where that may show: libraries of the script's own may write something at the very end, and torch tells of collectives that nobody waited for.
+    Not where that may show: libraries of the script's own may write something at the very end, and torch tells of
+        collectives that nobody waited for.
     """
     libc: Any = ctypes.CDLL(None)
     pythons = os.path.dirname(getattr(_ctypes, "__file__", ""))
@@ -87,9 +88,7 @@ def _is_torchs(library: str) -> bool:
 def list_libraries() -> set[str]:
     """Return the files that the process has code of, and "" where the system does not show them."""
     with contextlib.suppress(OSError), open("/proc/self/maps", errors="surrogateescape") as maps:
-        return {
-            line[line.index("/") :].rstrip() for line in maps if "x" in line.split(None, 2)[1] and "/" in line
-        }
+        return {line[line.index("/") :].rstrip() for line in maps if "x" in line.split(None, 2)[1] and "/" in line}
     return {""}
 
 

@@ -37,7 +37,8 @@ class Loaded:
         self._list_importable = list_importable
         self.begin_s = time.time() - _measure_age_s()
         self._stamps: dict[str, Stamp] = {}
-        # With each folder's stamp what matters there: all that is installed; or, where users write, what hides a loaded module.
+        # With each folder's stamp what matters there: all that is installed; or, where users write, what hides a loaded
+        # module.
         self._folders: dict[str, tuple[Stamp, frozenset[str]]] = {}
         self._site_folders = frozenset(_list_site_folders())
         # Taken now: a part of it may be relative to the folder that this process was started in.
@@ -50,7 +51,8 @@ class Loaded:
         """Keep the stamp of a file or folder, whether it is there or not."""
         if path not in self._stamps:
             stamp = _stamp(path)
-            # What was written while this process imports may be newer than what it has loaded: then it is changed already.
+            # What was written while this process imports may be newer than what it has loaded: then it is changed
+            # already.
             is_new = stamp[0] >= (self.begin_s - _STEP_S) * 1e9 or path.endswith(" (deleted)")
             self._stamps[path] = _NEVER if is_new else stamp
 
@@ -75,9 +77,7 @@ class Loaded:
             self.note_module(module)
         for path in (*_list_mapped(), sys.executable, os.path.join(sys.prefix, "pyvenv.cfg")):
             self.note(path)
-        self._tops = frozenset(
-            {"sitecustomize", "usercustomize", *(name.partition(".")[0] for name in sys.modules)}
-        )
+        self._tops = frozenset({"sitecustomize", "usercustomize", *(name.partition(".")[0] for name in sys.modules)})
         for path in sys.path:
             self.note(os.path.join(path, "sitecustomize.py"))
         for folder in (*self._site_folders, *self._user_folders):
@@ -140,5 +140,6 @@ def _stamp(path: str) -> Stamp:
         found = os.stat(path)
     except OSError:
         return _ABSENT
-    # An installer may give a file the time that it had in its package; no program can set the time of the inode's change.
+    # An installer may give a file the time that it had in its package; no program can set the time of the inode's
+    # change.
     return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns)

@@ -110,9 +110,7 @@ def plan_start(program: str, *, is_module: bool, cwd: Path) -> Plan:
         for file in [*(_find_local(program, path, first) if is_module else ()), path]:
             _read(file, first, text, seen)
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
-        return Plan(
-            cold=f"{path.name} can't be read: {type(error).__name__}", is_expected=True, first_path=first
-        )
+        return Plan(cold=f"{path.name} can't be read: {type(error).__name__}", is_expected=True, first_path=first)
     return _decide(text, first)
 
 
@@ -138,9 +136,7 @@ def _decide(text: _Text, first: Path) -> Plan:
         ]
     packages = sorted(foreign - {"torch", "numpy", "rankwise"})
     wanted = tuple((module, name) for module, name in text.wanted if module.partition(".")[0] in packages)
-    return Plan(
-        modules=tuple(dict.fromkeys(modules)), first_path=first, packages=tuple(packages), wanted=wanted
-    )
+    return Plan(modules=tuple(dict.fromkeys(modules)), first_path=first, packages=tuple(packages), wanted=wanted)
 
 
 def _find_module(name: str, cwd: Path) -> Path | None:
@@ -284,9 +280,7 @@ def _get_set_name(node: ast.AST) -> str:
     if name in {"putenv", "unsetenv"} or (of_environ and name in {"setdefault", "pop", "__setitem__"}):
         return _get_text(node.args[0]) if node.args else ""
     if of_environ and name == "update":
-        names = [keyword.arg or "" for keyword in node.keywords] + [
-            _get_key(argument) for argument in node.args
-        ]
+        names = [keyword.arg or "" for keyword in node.keywords] + [_get_key(argument) for argument in node.args]
         return next((name for name in names if name.startswith(LATCHED)), "")
     return ""
 

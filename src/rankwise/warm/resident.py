@@ -200,7 +200,7 @@ class Resident:
         if changed := self._loaded.find_changed():
             _say(sock, {"refused": f"{changed} has changed on disk since it was loaded"})
             self._leave()
-        missing = [name for name in request["modules"] if name.startswith(_IMPORTABLE) and name not in sys.modules]  # fmt: skip
+        missing = [name for name in request["modules"] if name.startswith(_IMPORTABLE) and name not in sys.modules]
         if missing:
             self._server.extend(missing)
             self._note_loaded()
@@ -287,7 +287,8 @@ class Resident:
                 self._runs.remove(pid)
                 has_ended = True
                 if status == 0:
-                    # By itself a supervisor ends all that was its run's; what it has left alone the script left running on purpose.
+                    # By itself a supervisor ends all that was its run's; what it has left alone the script left running
+                    # on purpose.
                     self._left_alone.update(_list_children())
                 else:
                     self._sweep_until_s = now_s + _SWEEP_S
@@ -312,9 +313,7 @@ class Resident:
         """Tell whether there is another server for all of our runs, which has the lower number: one of the two is enough."""
         start = os.path.join(self._orders["folder"], f"{self._orders['key']}-")
         pids = [path[len(start) : -len(".sock")] for path in glob.glob(f"{glob.escape(start)}*.sock")]
-        return any(
-            pid.isdigit() and int(pid) < os.getpid() and _can_give_what_we_can(int(pid)) for pid in pids
-        )
+        return any(pid.isdigit() and int(pid) < os.getpid() and _can_give_what_we_can(int(pid)) for pid in pids)
 
     def _note_loaded(self) -> None:
         self._loaded.note_all([*sys.modules.values(), *self._server.list_own_modules()])

@@ -28,10 +28,32 @@ if TYPE_CHECKING:
 # Ignored by the server: its command line is the ranks' own, so a `pkill -f train.py` means them.
 _DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 #: What packages that a user may preload read when they are imported.
-_FRAMEWORKS = ("HF_", "TRANSFORMERS_", "HUGGINGFACE_", "DATASETS_", "WANDB_", "TOKENIZERS_", "ACCELERATE_", "TRL_", "DS_")  # fmt: skip
+_FRAMEWORKS = (
+    "HF_",
+    "TRANSFORMERS_",
+    "HUGGINGFACE_",
+    "DATASETS_",
+    "WANDB_",
+    "TOKENIZERS_",
+    "ACCELERATE_",
+    "TRL_",
+    "DS_",
+)
 #: What each rank has its own of; there is none in the server.
-_RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR",
-                        "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"})  # fmt: skip
+_RANKS_OWN = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_RUN_ID",
+    }
+)
 _REHEARSAL_S = 10.0
 #: Ranks forked by one process between; each order comes with seven descriptors.
 _MOST_AT_ONCE = 8
@@ -48,9 +70,10 @@ def serve(orders: str, *, known: frozenset[str], hook_folder: str, load: Callabl
 
     Args:
         orders: JSON: ``fd`` of the socket; names to import: ``torch`` (must succeed), ``asked`` (by the user) and
-            ``later``, and the ``wanted`` parts of what was asked for; ``first_path``, the folder that the script will have in front of its sys.path, or null;
-            ``latched``, prefixes of variables that libraries read when they are imported, from C or in other ways
-            that are not seen here; ``resident``, for a server that serves one run after the other: see ``resident.py``.
+            ``later``, and the ``wanted`` parts of what was asked for; ``first_path``, the folder that the script will
+            have in front of its sys.path, or null; ``latched``, prefixes of variables that libraries read when they are
+            imported, from C or in other ways that are not seen here; ``resident``, for a server that serves one run
+            after the other: see ``resident.py``.
         known: Modules that had been loaded before any of ours.
         hook_folder: Where the hook is, for a rank that starts again by itself.
         load: Gives another module of this folder, loaded as this one was.
@@ -258,9 +281,7 @@ class Server:
         text = os.read(read_end, 4096).decode() if ready else ""
         os.close(read_end)
         if text != "ok":
-            raise Cold(
-                text or f"a forked child of the warm server made no progress within {_REHEARSAL_S:.0f} s"
-            )
+            raise Cold(text or f"a forked child of the warm server made no progress within {_REHEARSAL_S:.0f} s")
 
     def find_obstacle(self) -> str:
         """Tell why no rank can be forked off this process now; empty if one can."""
@@ -427,9 +448,7 @@ class Server:
 
     # ------------------------------------------------------------ in a rank
 
-    def _become(
-        self, order: dict[str, Any], fds: list[int], *, mask: set[Any], strangers: tuple[int, int]
-    ) -> None:
+    def _become(self, order: dict[str, Any], fds: list[int], *, mask: set[Any], strangers: tuple[int, int]) -> None:
         """Make this forked process what a started one would be."""
         os.setsid()
         self._sock.close()
@@ -467,9 +486,7 @@ class Server:
         latched, read = tuple(self._orders["latched"]), self._read_by_torch - _RANKS_OWN
         # Names are taken as they are; prefixes are for packages that go through the whole environment.
         asked = (*(self._asked_for - _RANKS_OWN), *_FRAMEWORKS) if self._orders["asked"] else ()
-        late = self.becoming.LateEnvironment(
-            latched, read, asked, start, inherited, ignored=ignored, mask=mask
-        )
+        late = self.becoming.LateEnvironment(latched, read, asked, start, inherited, ignored=ignored, mask=mask)
         self._watch.begin(late)
 
 

@@ -29,16 +29,12 @@ class Block(nn.Module):
 
 def build() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(16, WIDTH), *(Block() for _ in range(4)), nn.Linear(WIDTH, NUM_CLASSES)
-    ).double()
+    return nn.Sequential(nn.Linear(16, WIDTH), *(Block() for _ in range(4)), nn.Linear(WIDTH, NUM_CLASSES)).double()
 
 
 def make_batch() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(24, 16, generator=generator).double(), torch.randint(
-        NUM_CLASSES, (24,), generator=generator
-    )
+    return torch.randn(24, 16, generator=generator).double(), torch.randint(NUM_CLASSES, (24,), generator=generator)
 
 
 def train(model: nn.Module, device: str) -> list[float]:
@@ -139,9 +135,7 @@ def trainer() -> Any:
         return [one.flatten().tolist() for one in model.state_dict().values()]
 
     placed, whole = fit({"0-2": "cpu", "3-5": ctx.device}), fit(None)
-    return max(
-        abs(a - b) for one, other in zip(placed, whole, strict=True) for a, b in zip(one, other, strict=True)
-    )
+    return max(abs(a - b) for one, other in zip(placed, whole, strict=True) for a, b in zip(one, other, strict=True))
 
 
 ctx.close()

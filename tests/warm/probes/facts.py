@@ -187,9 +187,7 @@ with warnings.catch_warnings():
 
 
 def list_threads():
-    return sorted(
-        Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")
-    )
+    return sorted(Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task"))
 
 
 try:

@@ -37,8 +37,6 @@ if __name__ == "__main__":
     facts = {f"loader, {method}": load(method) for method in ("fork", "spawn", "forkserver")}
     for method in ("fork", "spawn"):
         tensor = torch.zeros(2).share_memory_()
-        torch.multiprocessing.start_processes(
-            fill, (tensor,), nprocs=2 if method == "fork" else 1, start_method=method
-        )
+        torch.multiprocessing.start_processes(fill, (tensor,), nprocs=2 if method == "fork" else 1, start_method=method)
         facts[f"start_processes, {method}"] = tensor.tolist()
     Path(os.environ["DUMP_TO"], os.environ["RANK"] + ".json").write_text(json.dumps(facts))

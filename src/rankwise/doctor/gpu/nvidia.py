@@ -18,7 +18,8 @@ _FIELDS = "index,uuid,name,pci.bus_id,driver_version,memory.total,memory.used,co
 NO_DEVICES = {"", "-1", "NoDevFiles", "none"}
 
 _CSV = "--format=csv,noheader,nounits"
-#: ``none``: no GPU of NVIDIA here. ``broken``: one, and its driver does not serve it. ``blind``: a driver, and no nvidia-smi to ask it.
+#: ``none``: no GPU of NVIDIA here. ``broken``: one, and its driver does not serve it. ``blind``: a driver, and no
+#: nvidia-smi to ask it.
 Status = Literal["ok", "none", "amd", "blind", "broken", "late"]
 
 

@@ -26,7 +26,8 @@ class Process:
         command: The program and its script: ``python train.py``; arguments may be secret, and are left out.
         name: What the process calls itself: ``pt_data_worker``.
         user: Whose it is: a name, else a number.
-        is_stuck: Whether it is stuck in the kernel; ``is_dead``: whether it has ended, and its parent has not yet noticed.
+        is_stuck: Whether it is stuck in the kernel; ``is_dead``: whether it has ended, and its parent has not yet
+            noticed.
         env: The environment that it was started with; empty where it is another user's.
     """
 
@@ -123,8 +124,22 @@ def find_port_user(host: Host, port: int) -> tuple[str, str]:
     return holder, pid
 
 
-#: In a container process 1 may be the launcher itself, or a shell that waits for it, or start one program and fetch the dead.
-_MAY_LAUNCH = ("python", "pypy", "sh", "bash", "dash", "zsh", "env", "torchrun", "rankwise", "accelerate", "deepspeed", "mpirun")  # fmt: skip
+#: In a container process 1 may be the launcher itself, or a shell that waits for it, or start one program and fetch the
+#: dead.
+_MAY_LAUNCH = (
+    "python",
+    "pypy",
+    "sh",
+    "bash",
+    "dash",
+    "zsh",
+    "env",
+    "torchrun",
+    "rankwise",
+    "accelerate",
+    "deepspeed",
+    "mpirun",
+)
 _SMALL_INITS = {"tini", "dumb-init", "docker-init", "catatonit", "pause"}
 _APART_S = 60.0
 _GPU_FILES = ("/dev/nvidia", "/dev/kfd")
@@ -138,7 +153,8 @@ def list_suspects(host: Host) -> list[Process]:
 def list_left_over(host: Host, suspects: Iterable[Process]) -> list[Process]:
     """Return those of some suspects whose launcher is gone.
 
-    A process that somebody has sent to the background is none, nor is a service, nor what a rank of a living job has started.
+    A process that somebody has sent to the background is none, nor is a service, nor what a rank of a living job has
+    started.
     """
     adopted = [one for one in suspects if _is_adopted(host, one)]
     ages = _list_living_jobs(host) if adopted else {}

@@ -69,10 +69,7 @@ class Firewall:
     def accepts(self, networks: Iterable[str], interface: str) -> bool:
         """Return whether a rule that names no port accepts one of some IPv4 networks, or a part of it, or all that comes in by their interface."""
         whole = (
-            found
-            for one in self.chains
-            if one.hook == "input"
-            for found in map(_ACCEPTS_ALL.fullmatch, one.rules)
+            found for one in self.chains if one.hook == "input" for found in map(_ACCEPTS_ALL.fullmatch, one.rules)
         )
         if any(fnmatch(interface, (found[1] or "*").replace("+", "*")) for found in whole if found):
             return True
@@ -105,7 +102,11 @@ def find_firewall(host: Host) -> Firewall:
     chains = _read_iptables(saved.out) if saved.is_good else []
     names = {one.name for one in chains}
     # What iptables keeps in nftables, iptables-save has printed already.
-    nft = [one for one in (_read_nftables(listed.out) if listed.is_good else []) if (one.family, one.table) != ("ip", "filter") or one.name not in names]  # fmt: skip
+    nft = [
+        one
+        for one in (_read_nftables(listed.out) if listed.is_good else [])
+        if (one.family, one.table) != ("ip", "filter") or one.name not in names
+    ]
     why = _explain_silence(saved, listed)
     return Firewall(program=_find_program(host, chains, nft), chains=(*chains, *nft), why=why)
 
@@ -113,7 +114,8 @@ def find_firewall(host: Host) -> Firewall:
 def suggest(firewall: Firewall, networks: Sequence[str], hook: Hook) -> str:
     """Return the commands that let TCP in from some networks (``10.0.0.0/24``), or out to them, one a line.
 
-    Each chain decides alone, and a drop in one is not undone by another: all that may drop are opened. If nothing here is in the way, it is
+    Each chain decides alone, and a drop in one is not undone by another: all that may drop are opened. If nothing here
+        is in the way, it is
     a comment with what to do.
     """
     is_in, chains, lines = hook == "input", firewall.list_dropping(hook), list[str]()

@@ -52,7 +52,8 @@ def uses_nccl(host: Host) -> bool:
     """Return whether ranks here will use NCCL: they ask for it, or there are GPUs and they ask for nothing else."""
     if host.job.backend:
         return "nccl" in host.job.backend
-    # WSL has no such folder, and a library of Windows' driver. Where no file tells, nvidia-smi does, or is missing, at once.
+    # WSL has no such folder, and a library of Windows' driver. Where no file tells, nvidia-smi does, or is missing, at
+    # once.
     is_wsl = host.has("/dev/dxg") and host.has("/usr/lib/wsl/lib/libcuda.so.1")
     # A container without GPUs sees those of its host in /proc, and has no devices.
     is_nvidia = bool(host.names("/proc/driver/nvidia/gpus")) and host.has("/dev/nvidiactl")
@@ -67,8 +68,8 @@ def list_rdma_devices(host: Host) -> list[str]:
 def choose_nccl_interfaces(host: Host, interfaces: Sequence[Interface]) -> tuple[Interface, ...]:
     """Return the interfaces that NCCL will take, the first one for its bootstrap; none if it finds none, and fails.
 
-    NCCL_SOCKET_IFNAME chooses by beginnings of names. Without it, interfaces that begin with ``ib`` are taken; if there are none,
-    those in the network of NCCL_COMM_ID; then all but docker's, virbr and lo; then these.
+    NCCL_SOCKET_IFNAME chooses by beginnings of names. Without it, interfaces that begin with ``ib`` are taken; if there
+    are none, those in the network of NCCL_COMM_ID; then all but docker's, virbr and lo; then these.
     """
     return tuple(interface for interface, _ in _choose(host, interfaces))
 
@@ -144,8 +145,8 @@ def split_names(value: str) -> tuple[str, ...]:
 def find_gloo_address(host: Host, interfaces: Sequence[Interface]) -> str:
     """Return the address at which Gloo will listen here; empty if it finds none, and fails.
 
-    It is the first address of the (first) interface that GLOO_SOCKET_IFNAME names. Without that variable it is the first address
-    of the host's name that a socket can be bound to, and the loopback address if there is none.
+    It is the first address of the (first) interface that GLOO_SOCKET_IFNAME names. Without that variable it is the
+    first address of the host's name that a socket can be bound to, and the loopback address if there is none.
     """
     named = split_names(host.env.get("GLOO_SOCKET_IFNAME", ""))
     if named:

@@ -56,7 +56,8 @@ class Address:
 class Interface:
     """A network interface; its addresses of IPv4 come first.
 
-    ``kind``: ``container`` is docker0, veth and their kin, ``vpn`` a tunnel, ``virtual`` anything else without hardware.
+    ``kind``: ``container`` is docker0, veth and their kin, ``vpn`` a tunnel, ``virtual`` anything else without
+    hardware.
     """
 
     name: str
@@ -153,7 +154,8 @@ _ALIKE = 0.6
 
 def find_master(host: Host) -> tuple[str, int | None]:
     """Return the name and the port of the rendezvous: the job's, else those of the environment; empty and None if not told."""
-    # Launchers' flags may have an IPv6 address in brackets; what else is wrong with a name, the probe of the address tells.
+    # Launchers' flags may have an IPv6 address in brackets; what else is wrong with a name, the probe of the address
+    # tells.
     text = host.env.get("MASTER_PORT", "").strip()
     port = host.job.master_port or (int(text) if text.isascii() and text.isdecimal() else None)
     return (host.job.master_addr or host.env.get("MASTER_ADDR", "")).strip().strip("[]"), port

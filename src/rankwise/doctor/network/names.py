@@ -47,7 +47,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9._:-]+")
 
 def remove_name(name: str) -> str:
     """Return the command that takes a name out of ``/etc/hosts``, and leaves the other names of its lines there."""
-    # A line without a name goes, too. The last `a` ends the last line where it has no end: more is to be added behind it.
+    # A line without a name goes, too. The last `a` ends the last line where it has no end: more is to be added behind
+    # it.
     take_out = rf":a;s/^([^#]*[[:space:]]){_escape(name)}([[:space:]#]|$)/\1\2/I;ta;/^[[:space:]]*[^#[:space:]]+[[:space:]]*(#.*)?$/d;$a"
     return _rewrite(f"{take_out}\\")
 

@@ -89,9 +89,7 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         return
     local = [host for host, info in facts.items() if not info.get("is_shared")]
     folder = next((str(info.get("folder")) for info in facts.values()), "")
-    kinds = {
-        host: f"{one.get('kind') or 'unknown'} on {one.get('source') or '?'}" for host, one in facts.items()
-    }
+    kinds = {host: f"{one.get('kind') or 'unknown'} on {one.get('source') or '?'}" for host, one in facts.items()}
     # Where a file system is missing, the checkpoints of these hosts are lost to the others for sure.
     verdict: Verdict = "fail" if 0 < len(local) < len(facts) else "warn"
     what, fix = (
@@ -163,4 +161,6 @@ def _judge_mount(folder: str, mount: Mount | None) -> Iterator[Reading]:
         yield warn(what, why, fix)
 
 
-PROBE = Probe("checkpoint-folder", "the folder for checkpoints", "storage", "quick", look, classes=("K8",), compare=compare)  # fmt: skip
+PROBE = Probe(
+    "checkpoint-folder", "the folder for checkpoints", "storage", "quick", look, classes=("K8",), compare=compare
+)

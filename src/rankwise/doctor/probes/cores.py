@@ -165,4 +165,4 @@ def _check_throttled(host: Host) -> Iterator[Reading]:
             return
 
 
-PROBE = Probe("cores", "cores against ranks, threads and workers", "resources", "instant", look, classes=("X17",))  # fmt: skip
+PROBE = Probe("cores", "cores against ranks, threads and workers", "resources", "instant", look, classes=("X17",))

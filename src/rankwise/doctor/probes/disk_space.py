@@ -75,9 +75,7 @@ def _list_places(host: Host, current: str) -> list[_Place]:
     return [one for one in places if one.folder]
 
 
-def _judge(
-    host: Host, place: _Place, folder: str, usage: tuple[int, int], mount: Mount | None
-) -> Iterator[Reading]:
+def _judge(host: Host, place: _Place, folder: str, usage: tuple[int, int], mount: Mount | None) -> Iterator[Reading]:
     size, free = usage
     where, disk, top = f"{place.title} {place.folder}", "", folder
     if mount:

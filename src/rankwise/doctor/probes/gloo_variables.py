@@ -85,4 +85,4 @@ def _set(host: Host, variable: str, *, near: str = "") -> str:
     return f"export {variable}={name}" if name else f"unset {variable}"
 
 
-PROBE = Probe("gloo-variables", "variables of Gloo", "environment", "instant", look, classes=("I6", "I5"))  # fmt: skip
+PROBE = Probe("gloo-variables", "variables of Gloo", "environment", "instant", look, classes=("I6", "I5"))

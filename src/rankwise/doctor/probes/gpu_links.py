@@ -30,7 +30,9 @@ from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
 from rankwise.doctor.units import format_count
 
 _NOW = "NCCL_P2P_DISABLE=1 rankwise run …  # at once, and slower"
-_WHY = "NCCL takes the direct way, and the copies crawl or never arrive: the first collective hangs with all GPUs at 100 %"
+_WHY = (
+    "NCCL takes the direct way, and the copies crawl or never arrive: the first collective hangs with all GPUs at 100 %"
+)
 _REASONS = {
     "CNS": "the chipset does not allow it", "GNS": "these GPUs can't", "TNS": "not on these paths", "NS": "not supported", "DR": "switched off",
 }  # fmt: skip
@@ -148,7 +150,9 @@ def _check_access_control(host: Host, places: set[str]) -> Iterator[Reading]:
     if not above:
         return
     ran = host.run("lspci", "-vvv", timeout_s=10.0)
-    what = f"whether ACS is on at {format_count(len(above), 'PCIe switch', 'PCIe switches')} above the GPUs is not known"
+    what = (
+        f"whether ACS is on at {format_count(len(above), 'PCIe switch', 'PCIe switches')} above the GPUs is not known"
+    )
     if not ran.is_good:
         why = ran.why or f"lspci ended with {ran.code}: {' '.join(ran.err.split())[:200]}"
         fix = "sudo apt-get install pciutils" if ran.code is None and "No such file" in ran.why else ""

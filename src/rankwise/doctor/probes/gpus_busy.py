@@ -57,9 +57,7 @@ def _report(gpu: Gpu, who: str, orphans: list[int], used_mib: int) -> Reading:
     fix = "nvidia-smi  # whose it is; or choose other GPUs: CUDA_VISIBLE_DEVICES=… rankwise run …"
     if orphans:
         what += f"; the launcher of {len(orphans)} of them is gone"
-        why = (
-            "left over from an earlier job: a new one ends with `CUDA out of memory`, or is slowed down by it"
-        )
+        why = "left over from an earlier job: a new one ends with `CUDA out of memory`, or is slowed down by it"
         fix = "kill " + " ".join(map(str, orphans))
     is_full = used_mib > _FULL * gpu.memory_mib
     return Reading("fail" if is_full else "warn", what, why, fix, "R5" if orphans else "")

@@ -170,8 +170,9 @@ def _check_health(nvidia: NvidiaReport, host: Host) -> Iterator[Reading]:
                 "ranks there end with `uncorrectable ECC error encountered`, or compute wrong numbers", f"{reset}; errors that come back need repair"
             )  # fmt: skip
         for name, says in {
-            pending: "has memory rows that wait for a reset to be replaced", failure: "could not replace broken memory rows",
-        }.items():  # fmt: skip
+            pending: "has memory rows that wait for a reset to be replaced",
+            failure: "could not replace broken memory rows",
+        }.items():
             if values.get(name, "0") == "Yes" or to_int(values.get(name, "0")):
                 why = "ranks there end with `uncorrectable ECC error encountered`"
                 yield warn(f"GPU {index} {says}", why, f"{reset}; a failure needs repair")
@@ -199,4 +200,12 @@ def _read_kernel_log(host: Host) -> dict[tuple[str, int], int]:
     return found
 
 
-PROBE = Probe("gpus-seen", "GPUs that the driver and the job see", "gpu", "slow", look, classes=("L7", "R14", "R13", "I17"), compare=compare)  # fmt: skip
+PROBE = Probe(
+    "gpus-seen",
+    "GPUs that the driver and the job see",
+    "gpu",
+    "slow",
+    look,
+    classes=("L7", "R14", "R13", "I17"),
+    compare=compare,
+)

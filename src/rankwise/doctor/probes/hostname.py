@@ -68,4 +68,6 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
             )  # fmt: skip
 
 
-PROBE = Probe("hostname", "the address of the host's own name", "network", "quick", look, classes=("I5",), compare=_compare)  # fmt: skip
+PROBE = Probe(
+    "hostname", "the address of the host's own name", "network", "quick", look, classes=("I5",), compare=_compare
+)

@@ -105,6 +105,4 @@ def _report_none(interfaces: Sequence[Interface]) -> Reading:
     )  # fmt: skip
 
 
-PROBE = Probe(
-    "interfaces", "network interfaces, and which ones are used", "network", "quick", look, classes=("I7",)
-)
+PROBE = Probe("interfaces", "network interfaces, and which ones are used", "network", "quick", look, classes=("I7",))

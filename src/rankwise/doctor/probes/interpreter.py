@@ -91,4 +91,6 @@ def _find_interpreter(host: Host, launcher: str) -> str:
     return found if found.startswith("/") or not found else find_program(host, found)
 
 
-PROBE = Probe("interpreter", "Python and torch of the ranks", "software", "slow", look, classes=("L17", "R11"), compare=compare)  # fmt: skip
+PROBE = Probe(
+    "interpreter", "Python and torch of the ranks", "software", "slow", look, classes=("L17", "R11"), compare=compare
+)

@@ -46,4 +46,11 @@ def look(host: Host) -> Iterator[Reading]:
         yield ok("no variable says that this process is one of several")
 
 
-PROBE = Probe("launcher-variables", "variables of launchers", "environment", "instant", look, classes=("I1", "I3", "I4", "I10", "I11", "I12", "I24", "L7", "L16"))  # fmt: skip
+PROBE = Probe(
+    "launcher-variables",
+    "variables of launchers",
+    "environment",
+    "instant",
+    look,
+    classes=("I1", "I3", "I4", "I10", "I11", "I12", "I24", "L7", "L16"),
+)

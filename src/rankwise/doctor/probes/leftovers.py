@@ -37,7 +37,8 @@ _MUCH_BYTES = 256 * _MIB
 _MOST_NAMES = 20
 #: torch, NCCL, Python's shared memory.
 _NAMES = re.compile(r"(torch_\d+_\d+_\d+|nccl-\w{6}|psm_[0-9a-f]{8})")
-#: The kernel's own number of the first namespace of processes: elsewhere other containers may use a file, and can't be seen.
+#: The kernel's own number of the first namespace of processes: elsewhere other containers may use a file, and can't be
+#: seen.
 _FIRST_NAMESPACE = "pid:[4026531836]"
 
 
@@ -87,9 +88,7 @@ def _describe_holdings(has_gpus: bool, memory_bytes: int, ports: list[int]) -> s
     info += [f"{noun} {', '.join(map(str, ports[:4]))} (`address already in use`)"] * bool(ports)
     if info:
         return f"they hold {', '.join(info)}"
-    return (
-        "no GPU, no port and little memory of theirs can be seen; they may still take cores from the next job"
-    )
+    return "no GPU, no port and little memory of theirs can be seen; they may still take cores from the next job"
 
 
 def _list_dead_files(host: Host) -> dict[str, int]:
@@ -127,4 +126,6 @@ def _warn_of_others(host: Host) -> str:
     return "  # if no other container shares this /dev/shm"
 
 
-PROBE = Probe("leftovers", "processes and files of earlier jobs", "resources", "quick", look, classes=("R5", "I9", "X16"))  # fmt: skip
+PROBE = Probe(
+    "leftovers", "processes and files of earlier jobs", "resources", "quick", look, classes=("R5", "I9", "X16")
+)

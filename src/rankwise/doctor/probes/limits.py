@@ -34,7 +34,8 @@ from rankwise.doctor.units import format_bytes
 _GIB = 1 << 30
 #: What any Linux allows; a worker's batch of many tensors takes some hundreds.
 _FEW_FILES, _MANY_WORKERS = 1024, 8
-#: A rank of torch has some ten threads of its own; a worker has about five, and its own of Gloo and NCCL come with each peer.
+#: A rank of torch has some ten threads of its own; a worker has about five, and its own of Gloo and NCCL come with each
+#: peer.
 _RANK_THREADS, _WORKER_THREADS = 30, 5
 _CAP_IPC_LOCK = 14
 
@@ -45,9 +46,7 @@ def look(host: Host) -> Iterator[Reading]:
         yield skipped("this system does not report its limits", "there is no /proc/self/limits")
         return
     checks = (_check_files, _check_processes, _check_memory, _check_kills)
-    files, processes = (
-        _describe(limits.get(name, Limit()).soft) for name in ("Max open files", "Max processes")
-    )
+    files, processes = (_describe(limits.get(name, Limit()).soft) for name in ("Max open files", "Max processes"))
     locked = _describe_bytes(limits.get("Max locked memory", Limit()).soft)
     fine = ok(f"{files} open files, {processes} processes, {locked} of locked memory")
     yield from [one for check in checks for one in check(host, limits)] or [fine]

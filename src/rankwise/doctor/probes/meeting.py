@@ -19,4 +19,10 @@ not started. If it is dropped, a firewall is in between.
 
 from rankwise.doctor.probe import Probe
 
-PROBE = Probe("meeting", "whether all hosts reach the master's address", "hosts", "slow", classes=("I1", "I2", "I4", "I10", "I11", "I12"))  # fmt: skip
+PROBE = Probe(
+    "meeting",
+    "whether all hosts reach the master's address",
+    "hosts",
+    "slow",
+    classes=("I1", "I2", "I4", "I10", "I11", "I12"),
+)

@@ -13,4 +13,4 @@ hosts really have. A name that has no address is not reported: a host that can't
 
 from rankwise.doctor.probe import Probe
 
-PROBE = Probe("names", "what the hosts' names resolve to on other hosts", "hosts", "quick", classes=("I2", "I5"))  # fmt: skip
+PROBE = Probe("names", "what the hosts' names resolve to on other hosts", "hosts", "quick", classes=("I2", "I5"))

@@ -117,7 +117,8 @@ def _find_fault(host: Host, value: str, form: Variable) -> tuple[str, str]:
         case "number":
             return _find_wrong_number(value, form)
         case "terms":
-            # An algorithm or protocol, and the collective that it is for: ``ring,tree``, ``^tree``, ``allreduce:tree;broadcast:ring``.
+            # An algorithm or protocol, and the collective that it is for: ``ring,tree``, ``^tree``,
+            # ``allreduce:tree;broadcast:ring``.
             terms = [term.rpartition(":")[2].lstrip("^") for term in value.split(";")]
             fault = _find_unknown([word.strip() for term in terms for word in term.split(",")], form)
             why = "NCCL refuses to start, or chooses among what is left, by its version"
@@ -241,4 +242,4 @@ def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
         )  # fmt: skip
 
 
-PROBE = Probe("nccl-variables", "variables of NCCL", "environment", "instant", look, classes=("I7",), compare=_compare)  # fmt: skip
+PROBE = Probe("nccl-variables", "variables of NCCL", "environment", "instant", look, classes=("I7",), compare=_compare)

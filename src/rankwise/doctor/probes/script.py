@@ -121,4 +121,6 @@ def _find_module(start: Path, name: str) -> list[Path]:
     return found
 
 
-PROBE = Probe("script", "the same program on all hosts", "software", "quick", look, classes=("X19", "D12", "C3"), compare=compare)  # fmt: skip
+PROBE = Probe(
+    "script", "the same program on all hosts", "software", "quick", look, classes=("X19", "D12", "C3"), compare=compare
+)

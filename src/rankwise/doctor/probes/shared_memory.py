@@ -148,7 +148,8 @@ def _describe_more(host: Host, size: int) -> str:
 
     found = re.search(r"^MemTotal:\s+(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
     memory = min(int(found[1]) * 1024 if found else math.inf, find_memory_room(host)[0])
-    # Files of more than the memory would have the kernel kill processes. Half of it is what a plain host gives from the start, or next to that.
+    # Files of more than the memory would have the kernel kill processes. Half of it is what a plain host gives from the
+    # start, or next to that.
     most = int(min(_AMPLE_BYTES, memory / 2))
     if most <= size * 1.1:
         return ""

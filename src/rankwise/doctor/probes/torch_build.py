@@ -161,4 +161,12 @@ def _to_numbers(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
 
 
-PROBE = Probe("torch-build", "torch against the GPUs, the driver and NCCL", "software", "slow", look, classes=("I17", "R11"), compare=compare)  # fmt: skip
+PROBE = Probe(
+    "torch-build",
+    "torch against the GPUs, the driver and NCCL",
+    "software",
+    "slow",
+    look,
+    classes=("I17", "R11"),
+    compare=compare,
+)

@@ -19,11 +19,10 @@ from rankwise.doctor.network.gloo_nccl import uses_nccl
 from rankwise.doctor.probe import Probe, Reading, Verdict, ok
 from rankwise.doctor.variables.table import report_misspellings
 
-_OURS = re.compile(
-    r"TORCH_(NCCL|DISTRIBUTED|DIST|CPP_LOG|GLOO)_|(CUDA_LAUNCH_BLOCKING|USE_LIBUV|OMP_NUM_THREADS)$"
-)
+_OURS = re.compile(r"TORCH_(NCCL|DISTRIBUTED|DIST|CPP_LOG|GLOO)_|(CUDA_LAUNCH_BLOCKING|USE_LIBUV|OMP_NUM_THREADS)$")
 _ON = r"\s*(1|true|yes|on|y)\s*"
-#: A variable, the pattern of a value that is wrong or slow (in any case), how bad that is, what stands behind the value, what comes of it, the fix.
+#: A variable, the pattern of a value that is wrong or slow (in any case), how bad that is, what stands behind the
+#: value, what comes of it, the fix.
 _RULES: tuple[tuple[str, str, Verdict, str, str, str], ...] = (
     (
         "TORCH_DISTRIBUTED_DEBUG", r"(?!(OFF|INFO|DETAIL)$).+", "fail", " is not one of OFF, INFO, DETAIL",

@@ -68,9 +68,7 @@ def plan_reduce(torch: Mapping[str, Message], address: str) -> dict[str, Message
     """
 
     def may_use_nccl(one: Message) -> bool:
-        return (
-            "nccl" in texts(one, "backends") and number(one, "devices") > 0 and text(one, "backend") != "gloo"
-        )
+        return "nccl" in texts(one, "backends") and number(one, "devices") > 0 and text(one, "backend") != "gloo"
 
     is_nccl = all(map(may_use_nccl, torch.values()))
     counts = {name: int(number(one, "devices")) if is_nccl else 1 for name, one in torch.items()}
@@ -152,9 +150,7 @@ def _report_failed(why: str) -> Message:
     return {"ranks": [{"why": one_line(why, _MOST_WHY)}]}
 
 
-def read_reduce(
-    orders: Mapping[str, Message], message: Mapping[str, Message], lost: Collection[str] = ()
-) -> AllReduce:
+def read_reduce(orders: Mapping[str, Message], message: Mapping[str, Message], lost: Collection[str] = ()) -> AllReduce:
     """Return the result of all ranks; where hosts were lost meanwhile, whatever the others say comes of that."""
     if lost:
         return AllReduce(why=f"{', '.join(lost)} was lost while it ran")

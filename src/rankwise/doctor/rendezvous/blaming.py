@@ -15,8 +15,8 @@ class Blame:
     """What explains some bad ways.
 
     Attributes:
-        kind: ``in``, ``out``, ``both``: a host's ways; ``link``: between two hosts, one way or both; ``split``: between groups of hosts;
-            ``all``: none is good.
+        kind: ``in``, ``out``, ``both``: a host's ways; ``link``: between two hosts, one way or both; ``split``: between
+            groups of hosts; ``all``: none is good.
         hosts: The host; of a link both of them, the source first; of a split all that are in its groups.
         bad: The ways that it explains.
         tried: How many of this kind were tried.
@@ -40,8 +40,8 @@ def find_blames(tried: Collection[Way], bad: Collection[Way]) -> list[Blame]:
     """Explain bad ways, of all that were tried, by as few culprits as possible.
 
     Returns:
-        What lies between groups of hosts that are well among themselves; hosts of which most ways in or out are bad, those with the
-        most first; then links. With two hosts there are only links.
+        What lies between groups of hosts that are well among themselves; hosts of which most ways in or out are bad,
+        those with the most first; then links. With two hosts there are only links.
     """
     hosts = sorted({host for way in tried for host in way})
     left = set(bad)

@@ -17,11 +17,9 @@ LIBRARIES: dict[Plane, tuple[str, str]] = {
     "gloo": ("Gloo", "GLOO_SOCKET_IFNAME"),
     "nccl": ("NCCL", "NCCL_SOCKET_IFNAME"),
 }
-#: How a connection went. ``no route``: the source's kernel has no route there. ``other host``: another host answers at that address.
-#: ``stalled``: it opened, and large data did not pass.
-Outcome = Literal[
-    "ok", "refused", "timeout", "unreachable", "no route", "reset", "other host", "stalled", "not tried"
-]
+#: How a connection went. ``no route``: the source's kernel has no route there. ``other host``: another host answers at
+#: that address. ``stalled``: it opened, and large data did not pass.
+Outcome = Literal["ok", "refused", "timeout", "unreachable", "no route", "reset", "other host", "stalled", "not tried"]
 
 #: A link in one direction: from which host to which.
 Way: TypeAlias = "tuple[str, str]"
@@ -34,13 +32,15 @@ class HostReport:
     """One host of the set; what it did not say, or was not measured, is None.
 
     Attributes:
-        name: Its name; made distinct by its address where two hosts have the same: ``own_name`` is what it calls itself.
+        name: Its name; made distinct by its address where two hosts have the same: ``own_name`` is what it calls
+            itself.
         address: Where the rendezvous saw it come from.
         clock_ahead_s: By how much its clock is ahead of the first host's; ``clock_error_s``: how far off that may be.
         lost: Why it could not be looked at to the end; empty for all well.
         interfaces: Its interfaces, each with one of its addresses.
         gloo_address: Where Gloo will listen there; ``nccl_address``: the same for NCCL, empty where it is not used.
-        opening: The commands that open its firewall for what comes from the others; ``opening_out``: for what goes to them.
+        opening: The commands that open its firewall for what comes from the others; ``opening_out``: for what goes to
+            them.
         private: Those of its addresses that mean another place on each host: of containers' bridges.
     """
 
@@ -156,7 +156,8 @@ class ClusterReport:
 
     Attributes:
         hosts: Those that came, in the order of their numbers; the first one held the rendezvous.
-        missing: Those that did not come, by the name that they were expected by, or as ``node rank 2``, or as ``1 of 4 hosts``.
+        missing: Those that did not come, by the name that they were expected by, or as ``node rank 2``, or as ``1 of 4
+            hosts``.
         doubled: Hosts that claimed one node rank: the first one, the second one, who was refused, and the rank.
         readings: What was judged from comparing hosts, links and measures; those of single hosts stand with these.
     """

@@ -66,7 +66,10 @@ class Coordinator:
         return [one for one in self.peers if one.is_here]
 
     async def ask(self, orders: Mapping[Peer, Message], timeout_s: float, doing: str) -> dict[Peer, Message]:
-        """Give orders (all of one kind, which stands as ``do``), and return the answers. A host that is late is lost; OwnHostLostError: our own host is lost."""
+        """Give orders (all of one kind, which stands as ``do``), and return the answers.
+
+        A host that is late is lost; OwnHostLostError: our own host is lost.
+        """
         kind = next((wire.text(one, "do") for one in orders.values()), "")
         for peer, order in orders.items():
             peer.answers.pop(kind, None)
@@ -172,8 +175,9 @@ class Coordinator:
             writer.close()
             return
         self._connections.add(connection)
-        # A handler that is cancelled at the end must end quietly: asyncio logs it otherwise (Python 3.11). Its connection is closed by
-        # `close`: Ctrl-C cancels all tasks at once (Python 3.10), and the other hosts are still to be told.
+        # A handler that is cancelled at the end must end quietly: asyncio logs it otherwise (Python 3.11). Its
+        # connection is closed by `close`: Ctrl-C cancels all tasks at once (Python 3.10), and the other hosts are still
+        # to be told.
         with suppress(asyncio.CancelledError):
             peer = await self._admit(connection) if self._num_unknown < _MOST_UNKNOWN else None
             if peer is not None:

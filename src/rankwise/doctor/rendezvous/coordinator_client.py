@@ -124,7 +124,8 @@ def bind_endpoint(host: Host, plan: Plan) -> socket.socket | None:
 async def join(host: Host, plan: Plan, say: Callable[[str], None], *, secret: str = "") -> CoordinatorClient:
     """Connect to the coordinator, and be admitted; try again until the time is over, and tell by ``say`` what is waited for.
 
-    A coordinator in this process knows us by its ``secret``. It is a JoinError if none can be reached, or if we are rejected.
+    A coordinator in this process knows us by its ``secret``. It is a JoinError if none can be reached, or if we are
+    rejected.
     """
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
@@ -154,9 +155,7 @@ async def _try_join(host: Host, plan: Plan, until_s: float, secret: str) -> Coor
     return client
 
 
-async def _shake_hands(
-    client: CoordinatorClient, host: Host, plan: Plan, secret: str, bound_s: float
-) -> None:
+async def _shake_hands(client: CoordinatorClient, host: Host, plan: Plan, secret: str, bound_s: float) -> None:
     nonce = wire.make_nonce()
     client.send(_make_hello(host, plan, nonce=nonce, own=secret))
     answer = await client.receive(bound_s)
@@ -314,7 +313,10 @@ def _report_address(host: Host, name: str) -> tuple[str, bool]:
 
 
 def _write_check(name: str, *, is_written: bool) -> list[str]:
-    """Return how to see what is wrong with a name. Which of the two it is nobody knows here: nothing is changed by what can be pasted."""
+    """Return how to see what is wrong with a name.
+
+    Which of the two it is nobody knows here: nothing is changed by what can be pasted.
+    """
     lines = [
         f"# is {name} the first host? All hosts must be given the same one, by --master-addr, --rdzv-endpoint or MASTER_ADDR",
         f"getent hosts {shlex.quote(name)}  # is that the address of {name}?",

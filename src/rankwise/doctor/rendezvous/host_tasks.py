@@ -38,7 +38,16 @@ _TURNS = BoundedSemaphore(6)
 _NAMES_S, _NAMES_AT_ONCE, _SUGGEST_S = 6.0, 16, 6.0
 _HOOKS: dict[str, Hook] = {"opening": "input", "opening_out": "output"}
 #: From the best to the worst: of several ports, the worst counts.
-_OUTCOMES: tuple[Outcome, ...] = ("ok", "not tried", "no route", "unreachable", "reset", "refused", "timeout", "other host")  # fmt: skip
+_OUTCOMES: tuple[Outcome, ...] = (
+    "ok",
+    "not tried",
+    "no route",
+    "unreachable",
+    "reset",
+    "refused",
+    "timeout",
+    "other host",
+)
 
 
 @final
@@ -97,9 +106,7 @@ class HostTasks:
         opened = [(plane, address, self._listen(server, address)) for plane, address in places]
         if not opened[0][2]:  # Gloo's address can't be used: the link itself is tried all the same
             opened[0] = ("gloo", own, self._listen(server, own))
-        planes: list[Fact] = [
-            {"plane": one, "address": at, "ports": ports} for one, at, ports in opened if ports
-        ]
+        planes: list[Fact] = [{"plane": one, "address": at, "ports": ports} for one, at, ports in opened if ports]
         return {
             "planes": planes, "gloo": gloo, "nccl": nccl, "reached_at": own, "own_name": host.name,
             "private": [address.ip for one in interfaces if one.kind == "container" for address in one.addresses],

@@ -84,7 +84,9 @@ def _judge_losses(found: ClusterReport) -> Iterator[Reading]:
             why = "the doctors use different protocols: this host's findings are not in the result, and nothing is known about its links"
             fix = f"# on {one.name} and on the others: is it the same version of rankwise on all hosts?\nrankwise --version"
         elif one.lost == INTERRUPTED:
-            why = "somebody pressed Ctrl-C there, or what started it ended: what it had not sent yet is not in the result"
+            why = (
+                "somebody pressed Ctrl-C there, or what started it ended: what it had not sent yet is not in the result"
+            )
             fix = "# start the doctor on all hosts again"
         yield fail(f"{one.name} was lost: {one.lost}", why, fix, hosts=(one.name,))
 

@@ -112,9 +112,7 @@ def _report_elsewhere(plane: Plane, links: Sequence[Link], reports: Reports) -> 
     for (address, interface), found in places.items():
         targets = list(dict.fromkeys(one.target for one in found))
         what = f"{LIBRARIES[plane][0]} listens at {address} ({interface}) on {join_names(targets)}"
-        reached = (
-            f"the rendezvous reached {join_names([f'{name} at {reports[name].address}' for name in targets])}"
-        )
+        reached = f"the rendezvous reached {join_names([f'{name} at {reports[name].address}' for name in targets])}"
         yield fail(
             "; ".join([what, *_list_reasons(found, targets, reports), reached]), _WHY_ELSEWHERE[plane],
             "\n".join(on_host(name, _take_interface(plane, reports[name])) for name in targets),
@@ -193,9 +191,7 @@ def _report_split(plane: Plane, blame: Blame, bad: Sequence[Link], reports: Repo
         what += f"; {join_names(list(guilty))}'s own {'firewalls drop' if len(guilty) > 1 else 'firewall drops'} it: see firewall"
         why = f"check the other hosts' own firewalls as well, and then what is between them: {between}"
     else:
-        why = (
-            f"something between them blocks it: {between}, or their own firewalls; no host is to blame alone"
-        )
+        why = f"something between them blocks it: {between}, or their own firewalls; no host is to blame alone"
     return fail(
         what, f"{why}. {_WHY[plane]}", _suggest_for_split(blame, guilty, reports), _CLASSES[plane], hosts=blame.hosts
     )  # fmt: skip
@@ -255,9 +251,7 @@ def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostReport], reports: R
     sides: list[Side] = ["out"] if blame.kind == "out" else ["in", "out"] if blame.kind == "both" else ["in"]
     lines = [on_host(it.name, *(_open(side, it.name, reports) for side in sides)) for it in fixed]
     # What others reach at another address needs no open firewall at this one.
-    apart = [
-        it for it in fixed if "in" in sides and plane == "gloo" and it.gloo_address not in {"", it.address}
-    ]
+    apart = [it for it in fixed if "in" in sides and plane == "gloo" and it.gloo_address not in {"", it.address}]
     return "\n".join([*lines, *(f"# or, on {it.name}: {_take_interface(plane, it)}" for it in apart)])
 
 
@@ -320,9 +314,7 @@ def _report_nowhere(plane: Plane, lost: Sequence[Link]) -> Iterator[Reading]:
     for source, links in by_source.items():
         targets = join_names([f"{one.target} ({one.address})" for one in links])
         address = links[0].address
-        net = ipaddress.ip_network(
-            f"{address.partition('%')[0]}/{64 if ':' in address else 24}", strict=False
-        )
+        net = ipaddress.ip_network(f"{address.partition('%')[0]}/{64 if ':' in address else 24}", strict=False)
         lines = [f"# on {source}: which way should it be?", f"ip route get {address}; ip addr; ip route"]
         lines.append(f"# then, with the gateway that leads there: sudo ip route add {net} via GATEWAY")
         why = "its ranks fail at init_process_group or in their first collective: 'connectFullMesh failed', 'Network is unreachable'"

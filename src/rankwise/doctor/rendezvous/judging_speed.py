@@ -14,7 +14,8 @@ from rankwise.doctor.rendezvous.blaming import Blame, find_blames
 from rankwise.doctor.rendezvous.cluster_report import LOSSY, ClusterReport, HostReport, Measure, Way
 from rankwise.doctor.units import format_rate, format_seconds, join_names
 
-#: Slow is a host's links, or a single one, below this share of what the better links reach; and below so many bytes in a second.
+#: Slow is a host's links, or a single one, below this share of what the better links reach; and below so many bytes in
+#: a second.
 _HOST_SHARE, _HOST_FLOOR, _LINK_SHARE, _LINK_FLOOR = 1 / 3, 250e6, 1 / 5, 100e6
 #: Below this all are slow: 100 Mbit/s.
 _ALL_FLOOR = 12.5e6
@@ -75,7 +76,10 @@ def _list_alive(found: ClusterReport) -> list[Measure]:
 
 
 def _find_reference(measures: Sequence[Measure]) -> float:
-    """Return what the better links reach: the upper quarter begins there. With three hosts a slow one has four of six links."""
+    """Return what the better links reach: the upper quarter begins there.
+
+    With three hosts a slow one has four of six links.
+    """
     speeds = sorted(one.bytes_per_s for one in measures)
     return speeds[min(len(speeds) - 1, 3 * len(speeds) // 4)] if speeds else 0.0
 
@@ -115,7 +119,9 @@ def _report_slow(measures: Sequence[Measure], reports: dict[str, HostReport]) ->
             what = f"{blame.hosts[0]} is slow: it {does} at {format_rate(speed)} ({len(blame.bad)} of {blame.tried} ways), other links reach {format_rate(reference)}"
         else:
             noun = "the way" if blame.kind == "split" else "the link"
-            what = f"{noun} {_name_way(blame)} is slow: {format_rate(speed)}, other links reach {format_rate(reference)}"
+            what = (
+                f"{noun} {_name_way(blame)} is slow: {format_rate(speed)}, other links reach {format_rate(reference)}"
+            )
         yield warn(
             what, "a ring is as fast as its slowest link: in each all-reduce all hosts wait for this one" + _either_side(blame, reports),
             _look_at_interfaces(blame, reports), hosts=blame.hosts

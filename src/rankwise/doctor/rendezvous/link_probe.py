@@ -15,7 +15,8 @@ from rankwise.doctor.probe import Fact
 from rankwise.doctor.rendezvous.cluster_report import Outcome, Plane
 from rankwise.doctor.rendezvous.wire import GREETING, GoneError, StrangerError, decode, explain, text, whole
 
-#: A first packet that is lost is sent again after 1 s and after 3 s. A host that has accepted may be busy: its greeting may take longer.
+#: A first packet that is lost is sent again after 1 s and after 3 s. A host that has accepted may be busy: its greeting
+#: may take longer.
 _OPEN_S, _GREETING_S = 3.5, 10.0
 _MOST_GREETING_BYTES = 1024
 _RESET = {errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE}
@@ -67,7 +68,8 @@ async def wait_ready(sock: socket.socket, timeout_s: float, *, to_write: bool = 
         if not ready.done():
             ready.set_exception(TimeoutError()) if is_late else ready.set_result(None)
 
-    # A process that was stopped meanwhile sees what has come before it sees that its time is over: the loop looks at sockets first.
+    # A process that was stopped meanwhile sees what has come before it sees that its time is over: the loop looks at
+    # sockets first.
     (loop.add_writer if to_write else loop.add_reader)(sock, settle)
     timer = loop.call_later(max(0.0, timeout_s), partial(settle, is_late=True))
     try:
@@ -128,7 +130,8 @@ async def try_all(
 ) -> list[LinkAttempt]:
     """Connect to all targets, many at a time, and see who answers; the results are in their order.
 
-    A host that answers must send the mark of the rendezvous, within ``greeting_s``. Without a source address the kernel chooses one.
+    A host that answers must send the mark of the rendezvous, within ``greeting_s``. Without a source address the kernel
+    chooses one.
     """
     gate = asyncio.Semaphore(at_once)
 
@@ -139,9 +142,7 @@ async def try_all(
     return list(await asyncio.gather(*map(try_one, targets)))
 
 
-async def _try(
-    one: LinkAttempt, mark: str, clock: Clock, source_address: str, greeting_s: float
-) -> LinkAttempt:
+async def _try(one: LinkAttempt, mark: str, clock: Clock, source_address: str, greeting_s: float) -> LinkAttempt:
     try:
         sock = open_socket(one.address, source_address)
     except OSError as error:
@@ -151,7 +152,8 @@ async def _try(
         try:
             begin_connect(sock, one.address, one.port)
         except OSError as error:
-            # Where IPv6 is switched off, there is no address of our own to connect from. With IPv4 it is the ports that have run out.
+            # Where IPv6 is switched off, there is no address of our own to connect from. With IPv4 it is the ports that
+            # have run out.
             is_off = error.errno == errno.EADDRNOTAVAIL and ":" in one.address
             outcome: Outcome = "no route" if is_off or error.errno in _NO_ROUTE else judge_error(error)
             return replace(one, outcome=outcome, detail=explain(error))
@@ -166,9 +168,7 @@ async def _try(
             elif whole(greeting, "number") != one.number:
                 outcome, detail = "other host", text(greeting, "name") or "another host"
         except OSError as error:
-            outcome, detail = (
-                ("timeout", silence) if error.errno is None else (judge_error(error), explain(error))
-            )
+            outcome, detail = ("timeout", silence) if error.errno is None else (judge_error(error), explain(error))
         except GoneError as error:
             outcome, detail = "other host" if isinstance(error, StrangerError) else "reset", str(error)
         return replace(one, outcome=outcome, detail=detail, connect_s=connect_s)

@@ -29,7 +29,8 @@ _LEAST_RESENT, _LEAST_SENT = 4, 100
 async def measure_link(order: Message, clock: Clock, source_address: str) -> Message:
     """Measure the link to a host that listens (`LinkServer`), as the coordinator orders it; return the answer, or ``why`` there is none.
 
-    It takes ``seconds`` and some more. ``pace`` is how many bytes a second to send at most, where the kernel can pace; 0: as fast as it goes.
+    It takes ``seconds`` and some more. ``pace`` is how many bytes a second to send at most, where the kernel can pace;
+    0: as fast as it goes.
     """
     pace, seconds = wire.number(order, "pace"), max(0.0, min(wire.number(order, "seconds"), _MOST_S))
     try:
@@ -106,7 +107,8 @@ def _read_resent(sock: socket.socket) -> float | None:
     return float(min(1.0, resent / max(sent, 1)))
 
 
-#: What a measuring host asks for, and the answer to a stream: the kind, milliseconds (in an answer microseconds), bytes.
+#: What a measuring host asks for, and the answer to a stream: the kind, milliseconds (in an answer microseconds),
+#: bytes.
 ORDER = struct.Struct("!c3xIQ")
 PING, STREAM, TAKEN = b"P", b"S", b"T"
 #: So long a stream may bring nothing at all before it is said to have stalled.
@@ -120,9 +122,7 @@ class LinkServer:
     """Listens at ports that the kernel chooses, as the host of a name and a number in the rendezvous."""
 
     def __init__(self, *, mark: str, number: int, name: str, clock: Clock) -> None:
-        self._greeting = wire.encode(
-            {wire.GREETING: wire.VERSION, "mark": mark, "number": number, "name": name}
-        )
+        self._greeting = wire.encode({wire.GREETING: wire.VERSION, "mark": mark, "number": number, "name": name})
         self._clock = clock
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()

@@ -37,13 +37,11 @@ class RemoteHosts:
         self._describe = say
         self._remotes: list[_Remote] = []
 
-    def start(
-        self, host: str, command: Sequence[str], *, keeps_output: bool = False, secret: str = ""
-    ) -> None:
+    def start(self, host: str, command: Sequence[str], *, keeps_output: bool = False, secret: str = "") -> None:
         """Start a command on a host; UsageError if the ssh command is no program.
 
-        ``secret`` is the first line of its standard input: a command line can be read by all users of a host. Only with ``keeps_output``
-        there is something for ``take_output``.
+        ``secret`` is the first line of its standard input: a command line can be read by all users of a host. Only with
+        ``keeps_output`` there is something for ``take_output``.
         """
         line = f"cd {shlex.quote(self._folder)} 2>/dev/null; exec {shlex.join(command)}"
         words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`

@@ -24,12 +24,14 @@ from rankwise.doctor.rendezvous.wire import INTERRUPTED, INVALID_ANSWER, BadMess
 
 Take: TypeAlias = Callable[[Peer, Message], None]
 _OPEN_S, _ALL_REDUCE_S = 30.0, 100.0
-#: At the end all hosts are waited for: so long at most, and less if nobody takes anything of what still waits to be sent.
+#: At the end all hosts are waited for: so long at most, and less if nobody takes anything of what still waits to be
+#: sent.
 _LEAVE_S, END_S = 3.0, 60.0
 _FIRST_SAY_S, _SAY_S = 2.0, 10.0
 #: Trying all links takes as long for each as one that drops everything, and some more where there are many.
 _CONNECT_S, _CONNECT_S_PER_HOST = 45.0, 0.5
-#: For so long all links are measured; then again, alone, those that seem slow: a busy host must not look like a slow link.
+#: For so long all links are measured; then again, alone, those that seem slow: a busy host must not look like a slow
+#: link.
 _MEASURE_S, _AGAIN_S, _TRIES = 15.0, 10.0, 3
 _MEASURE_SLACK_S = 25.0
 _CLOCK_ROUNDS = 8

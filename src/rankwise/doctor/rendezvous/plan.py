@@ -24,8 +24,8 @@ class Plan:
         is_coordinator: Whether the rendezvous is at this host; None: it is if the endpoint's address is its own.
         expected: Names of the hosts that are to come; may be empty.
         token: What this rendezvous calls itself: two meetings at one port do not mix.
-        listen_address: Where to listen, and from where to connect, in the place of Gloo's and NCCL's addresses: for many hosts
-            that are simulated by one. Their names mean nothing then, and are not looked up.
+        listen_address: Where to listen, and from where to connect, in the place of Gloo's and NCCL's addresses: for
+            many hosts that are simulated by one. Their names mean nothing then, and are not looked up.
     """
 
     endpoint_host: str
@@ -43,7 +43,10 @@ class Plan:
 
     @property
     def silence_s(self) -> float:
-        """After so long a silence the other side is taken for dead. Hosts that are all played by one wait for its cores."""
+        """After so long a silence the other side is taken for dead.
+
+        Hosts that are all played by one wait for its cores.
+        """
         return 60.0 if self.listen_address else SILENCE_S
 
     @property
@@ -135,7 +138,9 @@ def _plan_by_place(requested: Requested, env: Mapping[str, str]) -> Plan | None:
     host, _, port = env.get("PET_RDZV_ENDPOINT", "").rpartition(":")
     host = given or env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
     if not host:
-        what = f"{place.source} says that this is one of {place.num_nodes} nodes, but nothing says where they rendezvous"
+        what = (
+            f"{place.source} says that this is one of {place.num_nodes} nodes, but nothing says where they rendezvous"
+        )
         raise UsageError(what, hint="--master-addr ADDRESS-OF-NODE-0")
     ports = (env.get("PET_MASTER_PORT", ""), port, env.get("MASTER_PORT", ""))
     at, rank = requested_port or int(next(filter(str.isdecimal, ports), DEFAULT_PORT)), place.node_rank

@@ -36,7 +36,8 @@ def list_readings(report: ClusterReport) -> list[Reading]:
 def group(readings: Iterable[Reading]) -> list[Line]:
     """Join readings that say the same of several hosts; the worst first, else in the order of the readings.
 
-    Where many hosts say the same with other numbers (a process id, what is free), the first one's is told for all of them.
+    Where many hosts say the same with other numbers (a process id, what is free), the first one's is told for all of
+    them.
     """
     lines: dict[tuple[str, ...], list[Line]] = {}
     for line in join_same(readings):

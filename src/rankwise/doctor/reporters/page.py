@@ -213,13 +213,9 @@ def render_map(one: HeatMap, names: Sequence[str]) -> str:
     head = "".join(f'<th class="top"><span>{escape(name)}</span></th>' for name in names)
     rows = []
     for source in names:
-        cells = "".join(
-            _render_cell(one.cells.get((source, target)), is_self=source == target) for target in names
-        )
+        cells = "".join(_render_cell(one.cells.get((source, target)), is_self=source == target) for target in names)
         rows.append(f"<tr><th>{escape(source)}</th>{cells}</tr>")
-    steps = "".join(
-        f'<span style="background:{color(heat)}">{escape(text)}</span>' for heat, text in one.legend
-    )
+    steps = "".join(f'<span style="background:{color(heat)}">{escape(text)}</span>' for heat, text in one.legend)
     return f'<p>{escape(one.about)}</p><p class="legend">{steps}</p><div class="scroll"><table class="heat{small}"><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
 
 

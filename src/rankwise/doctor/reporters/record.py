@@ -15,7 +15,10 @@ SCHEMA = 1
 
 
 def record(report: ClusterReport, *, version: str, made: str, exit_code: int) -> dict[str, Fact]:
-    """Return the report as plain JSON: first what a gate asks for, then what hosts tell each other as it is. ``made`` is UTC, ISO 8601."""
+    """Return the report as plain JSON: first what a gate asks for, then what hosts tell each other as it is.
+
+    ``made`` is UTC, ISO 8601.
+    """
     readings = list_readings(report)
     counts = Counter(one.verdict for one in readings)
     bad = [line for line in join_same(readings) if line.reading.is_bad]

@@ -32,8 +32,8 @@ def render(
 ) -> str:
     """Return the report.
 
-    ``width`` is that of the terminal (None: a file, which keeps a sentence in a line); ``verbose`` tells of several hosts also what is well,
-    ``quiet`` of none.
+    ``width`` is that of the terminal (None: a file, which keeps a sentence in a line); ``verbose`` tells of several
+    hosts also what is well, ``quiet`` of none.
     """
     return "\n".join(_Text(report, color=color, width=width).lines(verbose=verbose, quiet=quiet))
 

@@ -12,12 +12,15 @@ from typing import final
 
 from rankwise.doctor.host import Host
 
-#: Those that several hosts can have at once; what a program provides (FUSE) mostly is one of a network or of an object store, too.
+#: Those that several hosts can have at once; what a program provides (FUSE) mostly is one of a network or of an object
+#: store, too.
 _SHARED = {
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "wekafs", "cifs", "smb3", "afs", "panfs", "pvfs2", "orangefs", "9p", "virtiofs",
     "glusterfs", "vastnfs", "ocfs2", "gfs2", "quobyte",
 }  # fmt: skip
-_LOCAL_FUSE = {f"fuse.{name}" for name in ("fuse-overlayfs", "mergerfs", "bindfs", "lxcfs", "unionfs", "gvfsd-fuse", "portal")}  # fmt: skip
+_LOCAL_FUSE = {
+    f"fuse.{name}" for name in ("fuse-overlayfs", "mergerfs", "bindfs", "lxcfs", "unionfs", "gvfsd-fuse", "portal")
+}
 
 
 @final
@@ -80,7 +83,10 @@ def find_current(host: Host) -> str:
 
 
 def is_object_store(folder: Path) -> bool:
-    """Return whether a folder is none, but the address of something else: ``s3://bucket/x``. As a path it has lost a slash."""
+    """Return whether a folder is none, but the address of something else: ``s3://bucket/x``.
+
+    As a path it has lost a slash.
+    """
     return re.match(r"(?!file:)[a-z][a-z0-9+.-]+:/", str(folder), re.IGNORECASE) is not None
 
 
@@ -105,7 +111,10 @@ def find_existing(host: Host, folder: str) -> str:
 
 
 def find_dangling(host: Host, folder: str) -> str:
-    """Return the link on a folder's path that leads to nothing, or to where we may not look; empty without one. We can't make a folder there."""
+    """Return the link on a folder's path that leads to nothing, or to where we may not look; empty without one.
+
+    We can't make a folder there.
+    """
     path = Path(folder)
     while not host.has(str(path)) and path != path.parent:
         with suppress(OSError):  # a folder above that we may not look into

@@ -72,9 +72,7 @@ def write_remedy(mistake: AddressMistake, port: int | None) -> str:
         return f"{command} MASTER_PORT={mistake.port}  # a port belongs in MASTER_PORT"
     if port == mistake.port:
         return f"{command}  # its port is in MASTER_PORT"
-    return (
-        f"{command}  # MASTER_PORT is {port}; if {mistake.port} is meant: export MASTER_PORT={mistake.port}"
-    )
+    return f"{command}  # MASTER_PORT is {port}; if {mistake.port} is meant: export MASTER_PORT={mistake.port}"
 
 
 def is_plain(host: str) -> bool:

@@ -117,7 +117,8 @@ def _is_this_host(addr: str) -> bool:
 def _is_stale(env: Mapping[str, str]) -> bool:
     """Return whether RANK and WORLD_SIZE are what people export by hand: rank 0, and of one, or without the rest that launchers set.
 
-    Ray orders its nodes itself, a step may hold trainers beside servers, and each task may spawn a world of its own on its node.
+    Ray orders its nodes itself, a step may hold trainers beside servers, and each task may spawn a world of its own on
+    its node.
     """
     if number(env, "RANK") not in {None, 0}:
         return False
@@ -220,7 +221,8 @@ def _check_tasks(env: Mapping[str, str]) -> Iterator[Reading]:
     is_rank = "TORCHELASTIC_RUN_ID" in env
     nodes = number(env, "GROUP_WORLD_SIZE" if is_rank else "PET_NNODES")
     each = f"each of them a launcher of a job of {nodes} nodes"
-    # The first task of a node may be the only one that starts a launcher: scripts do that. And variables alone start none.
+    # The first task of a node may be the only one that starts a launcher: scripts do that. And variables alone start
+    # none.
     if not is_rank:
         each = f"PET_NNODES={nodes} is for launchers on {nodes} nodes"
     if (nodes or 0) > 1:

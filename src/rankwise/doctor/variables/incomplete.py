@@ -12,7 +12,8 @@ from rankwise.base.identity import read_all
 from rankwise.doctor.probe import Reading, warn
 from rankwise.doctor.variables.places import Place, find_endpoint, find_place, number, write_static
 
-#: ``PALS_LOCAL_RANKID``, ``HOROVOD_LOCAL_RANK``, ``MPI_LOCALRANKID``: what launchers call the local rank, with a name of their own before it.
+#: ``PALS_LOCAL_RANKID``, ``HOROVOD_LOCAL_RANK``, ``MPI_LOCALRANKID``: what launchers call the local rank, with a name
+#: of their own before it.
 _OTHER_LOCAL_RANK = re.compile(r"([A-Z][A-Z0-9_]*?)_LOCAL_?(?:RANK|RANKID|ID)")
 
 
@@ -63,7 +64,8 @@ def _find_other(env: Mapping[str, str], local: int) -> tuple[str, str] | None:
 def find_exported_node(env: Mapping[str, str]) -> Place | None:
     """Return the place for a launcher that NODE_RANK and NNODES tell, as scripts set them by hand; None if they don't.
 
-    Nobody but such scripts knows these names, so only who asks for a command gets one: no probe waits for other hosts by them.
+    Nobody but such scripts knows these names, so only who asks for a command gets one: no probe waits for other hosts
+        by them.
     """
     node, nodes = number(env, "NODE_RANK"), number(env, "NNODES", "NUM_NODES")
     # What lies around by itself says nothing; node 0 of several is told where the others come, as they are.

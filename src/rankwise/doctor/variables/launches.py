@@ -14,12 +14,11 @@ from rankwise.doctor.variables.places import count, number, try_read
 _YES = {"1", "true", "yes", "on", "y", "t"}
 
 
-def find_launch_contradictions(
-    env: Mapping[str, str], *, num_nodes: int | None = None
-) -> tuple[Reading, ...]:
+def find_launch_contradictions(env: Mapping[str, str], *, num_nodes: int | None = None) -> tuple[Reading, ...]:
     """Return what can't be true in the environment of a launcher; whoever examines a host masks the secrets in it.
 
-    A reading is ``fail`` if the job breaks or hangs, ``warn`` if it may. ``num_nodes`` is the most of a range; None is what is not known.
+    A reading is ``fail`` if the job breaks or hangs, ``warn`` if it may. ``num_nodes`` is the most of a range; None is
+    what is not known.
     """
     return (*check_tasks(env, num_nodes), *_check_nodes(env, num_nodes), *check_switches(env))
 
@@ -28,7 +27,9 @@ def count_devices(env: Mapping[str, str]) -> int | None:
     """Return how many GPUs CUDA_VISIBLE_DEVICES shows; None if it is not set, or hides all, as jobs on CPUs do."""
     entries = [one.strip() for one in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     # CUDA stops at the first entry that is no device.
-    shown = next((n for n, one in enumerate(entries) if not one or one.startswith("-") or one == "NoDevFiles"), len(entries))  # fmt: skip
+    shown = next(
+        (n for n, one in enumerate(entries) if not one or one.startswith("-") or one == "NoDevFiles"), len(entries)
+    )
     return shown or None
 
 
@@ -67,7 +68,9 @@ def check_tasks(
     outer = find_outer(env)
     if outer is None or (outer.local_world_size or 1) < 2 or num_nodes in {None, outer.world_size}:
         return
-    tasks = f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.origins['local_world_size']})"
+    tasks = (
+        f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.origins['local_world_size']})"
+    )
     why = f"more launchers than the {num_nodes} nodes of the job: worlds that overlap, ports that are taken, or ranks that wait forever"
     yield Reading(
         "fail" if num_nodes > 1 and outer.local_rank and is_sure else "warn", f"{tasks}, and {each}",
@@ -91,7 +94,7 @@ def _check_nodes(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Read
 
 
 #: The drivers of NVIDIA (also in containers, in WSL, on Jetson) and AMD.
-_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd")  # fmt: skip
+_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd")
 
 
 def may_have_gpus(host: Host) -> bool | None:

@@ -14,25 +14,47 @@ from rankwise.doctor.variables.table import find, find_family, is_explained, ran
 MASK = "***"
 _WORDS = r"TOKEN(?!IZ)|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|SIGNATURE|PRIVATE|CERT|BEARER"
 _SECRET_NAME = re.compile(_WORDS, re.IGNORECASE)
-# The patterns below are compiled when a text needs them, which is hardly ever: launchers mask what they tell at each start.
+# The patterns below are compiled when a text needs them, which is hardly ever: launchers mask what they tell at each
+# start.
 #: Names that only sound so: folders, sockets, numbers of sessions and networks, names of files, Python's errors.
 _OPEN_NAME = r"(?i)(?:OLD)?PWD$|SSH_AUTH_SOCK$|XDG_SESSION_|NCCL_IB_PKEY|GLOO_DEVICE_TRANSPORT_TCP_TLS_|\w+(?:Error|Exception|Warning)$|authors?$"
 #: ``user:password@`` and ``token@`` in front of a host. Up to the last @ of the part: a password may hold one.
 _USER = r"((?<![\w/])(?:\w[\w+.-]*:)?//)[^\s/?#\"']+@"
-#: ``user:password@`` without a scheme. Not a tag and its digest (``image:24.01@sha256:…``), not servers of Lustre (``10.0.0.1@tcp:10.0.0.2@tcp:/``).
+#: ``user:password@`` without a scheme. Not a tag and its digest (``image:24.01@sha256:…``), not servers of Lustre
+#: (``10.0.0.1@tcp:10.0.0.2@tcp:/``).
 _NO_WORD = r"\s,;|&()\[\]{}<>\"'`"
 _BARE_USER = (
     rf"(?<![\w@./-])(?:[^{_NO_WORD}:@/=$]+:(?![/:])[^{_NO_WORD}]*|[^{_NO_WORD}:/=$]+:[^{_NO_WORD}:/]*)[^{_NO_WORD}@]"
     r"@(?!sha256:|(?:tcp|o2ib|gni|kfi)\d*\b)"
 )
 #: ``api_key=…``, ``"token": "…"``, ``Authorization: Bearer …``, inside a longer text.
-_PAIR = rf"(?i)()([\w-]*(?:{_WORDS})[\w-]*)([\"']?\s*[:=]\s*)(?:(?:bearer|basic)\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}}\]]+)"
+_PAIR = (
+    rf"(?i)()([\w-]*(?:{_WORDS})[\w-]*)([\"']?\s*[:=]\s*)(?:(?:bearer|basic)\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}}\]]+)"
+)
 #: ``--api-key …``, as command lines have it. What begins with a dash is the next flag.
 _FLAG = rf"(?i)(?<![\w-])(--?)([\w-]*(?:{_WORDS})[\w-]*)([^\S\n]+)(\"[^\"]*\"|'[^']*'|(?!-)\S*[^\s\"'`),.;])"
 #: ``Bearer …`` by itself.
 _BEARER = r"(?i)\b(bearer\s+)[\w.~+/=-]{6,}"
-#: What well-known services give out. Folders and hosts may begin alike (hf_checkpoints, sk-seoul-1), and are shorter, or have breaks.
-_KNOWN_STARTS = ("hf_", "sk-", "pk-", "gh", "glpat-", "xox", "AKIA", "ASIA", "AIza", "ya29.", "npm_", "pypi-", "dckr_pat_", "wandb_v", "eyJ", "-----BEGIN")  # fmt: skip
+#: What well-known services give out. Folders and hosts may begin alike (hf_checkpoints, sk-seoul-1), and are shorter,
+#: or have breaks.
+_KNOWN_STARTS = (
+    "hf_",
+    "sk-",
+    "pk-",
+    "gh",
+    "glpat-",
+    "xox",
+    "AKIA",
+    "ASIA",
+    "AIza",
+    "ya29.",
+    "npm_",
+    "pypi-",
+    "dckr_pat_",
+    "wandb_v",
+    "eyJ",
+    "-----BEGIN",
+)
 _KNOWN_FORMS = (
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9]{16,}|[sp]k-(?:proj|ant|svcacct|or|lf)-[\w-]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}"
     r"|xox[abprs]-[\w-]{8,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w-]{8,}|ya29\.[\w-]{8,}|npm_[A-Za-z0-9]{16,}|pypi-[A-Za-z0-9_]{16,}[\w-]*|dckr_pat_[\w-]{8,}"
@@ -164,9 +186,7 @@ def escape(text: str, *, newlines: bool = False) -> str:
         return text
     # What is no UTF-8 in the environment comes as half a pair, which no stream takes: it is written out, too.
     kept = "" if newlines else "\n"
-    return "".join(
-        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in text
-    )
+    return "".join(one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in text)
 
 
 def _mask_users(text: str) -> str:
@@ -190,7 +210,10 @@ def _mask_named(found: re.Match[str]) -> str:
 
 
 def _mask_forms(text: str) -> str:
-    """Mask what well-known services give out. A folder may begin like it: in a path only what has capitals is masked, as keys do by chance."""
+    """Mask what well-known services give out.
+
+    A folder may begin like it: in a path only what has capitals is masked, as keys do by chance.
+    """
     form, shown, at = re.compile(_KNOWN_FORMS), "", 0
     while found := form.search(text, at):
         before, head = text[: found.start()], found[0].partition("/")[0]
@@ -210,9 +233,7 @@ def _mask_json(info: Fact) -> Fact:
         secret_flags = [
             is_flag and is_secret_name(str(one).lstrip("-")) for one, is_flag in zip(info, flags, strict=True)
         ]
-        hidden = [
-            is_after and not is_flag for is_after, is_flag in zip([False, *secret_flags], flags, strict=False)
-        ]
+        hidden = [is_after and not is_flag for is_after, is_flag in zip([False, *secret_flags], flags, strict=False)]
         return [MASK if is_hidden else _mask_json(one) for one, is_hidden in zip(info, hidden, strict=True)]
     # A JSON text may hold another one: SM_TRAINING_ENV does.
     return mask_value("", info) if isinstance(info, str) else info

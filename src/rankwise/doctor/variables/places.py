@@ -23,7 +23,8 @@ from rankwise.doctor.variables.addresses import find_mistake, is_plain
 _PET_SIGNS = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")
 #: Who has these is a rank.
 _RANKS = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK")
-#: Clusters that start one process on each host: how it is read, whose it is and what, the variables with its GPUs, and with a sign of a single host.
+#: Clusters that start one process on each host: how it is read, whose it is and what, the variables with its GPUs, and
+#: with a sign of a single host.
 _CLUSTERS = (
     (read_tf_config, "TF_CONFIG", "TF_CONFIG lists one process a host", "", ""),
     (read_sagemaker, "SageMaker", "a host of a SageMaker job", "SM_NUM_GPUS", "SM_HOSTS"),
@@ -39,7 +40,8 @@ _CLUSTERS = (
 DEFAULT_PORT = 29500
 #: The step in which Slurm runs the shell of `salloc`.
 _INTERACTIVE = "4294967290"
-#: What a job gives each task, and srun takes over; newer versions of Slurm end if CPUs or GPUs are asked for beside the last two.
+#: What a job gives each task, and srun takes over; newer versions of Slurm end if CPUs or GPUs are asked for beside the
+#: last two.
 _OF_A_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK")
 
 
@@ -94,8 +96,8 @@ def find_endpoint(
 ) -> tuple[str, int]:
     """Return the address and port where nodes are to meet, as they may stand in a command; ``blank`` is for one that is to be filled in.
 
-    ``derived`` is what the cluster says, read without MASTER_ADDR, which may be a slip or mean this host only: that is right where the command
-    is for the node itself (``is_first``).
+    ``derived`` is what the cluster says, read without MASTER_ADDR, which may be a slip or mean this host only: that is
+    right where the command is for the node itself (``is_first``).
     """
     info, ports = env.get("MASTER_ADDR", ""), [number(env, "MASTER_PORT")]
     mistake = find_mistake(info)
@@ -203,8 +205,9 @@ def _read_allocation(env: Mapping[str, str]) -> Place | None:
 def _write_srun(env: Mapping[str, str], nodes: int) -> tuple[str, str]:
     """Return how srun is called, and what it is to be asked for, so that one task has all that the job has on a node.
 
-    Since 22.05 srun does not take --cpus-per-task over from sbatch; asked for none, it gives a task the whole node. The GPUs of a task it
-    takes over even where the variable is unset, unless they are counted otherwise; more of them a task than the job's it refuses.
+    Since 22.05 srun does not take --cpus-per-task over from sbatch; asked for none, it gives a task the whole node. The
+    GPUs of a task it takes over even where the variable is unset, unless they are counted otherwise; more of them a
+    task than the job's it refuses.
     """
     # How many tasks the job was to have on each node, as far as it is told.
     each = count(env, "SLURM_NTASKS_PER_NODE") or max(1, (count(env, "SLURM_NTASKS") or 1) // nodes)
@@ -241,9 +244,7 @@ def _read_cluster(env: Mapping[str, str]) -> Place | None:
         if it and it.local_world_size == 1 and (it.num_nodes or 1) > 1 and it.node_rank is not None:
             addr, port = find_endpoint(env, it)
             command = write_static(str(it.num_nodes), str(it.node_rank), addr, str(port), ranks)
-            return Place(
-                source=it.source, what=what, node_rank=it.node_rank, num_nodes=it.num_nodes, command=command
-            )
+            return Place(source=it.source, what=what, node_rank=it.node_rank, num_nodes=it.num_nodes, command=command)
         if env.get(sign):
             return _alone(source, what.replace("a ", "the only ", 1), ranks)
     return None

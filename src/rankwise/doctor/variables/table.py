@@ -20,8 +20,8 @@ class Variable:
     """One variable, in the family that it is shown in.
 
     Attributes:
-        kind: What it may hold: ``number``, ``file``, ``word``, ``word or number``, ``exact``, ``list`` or ``terms``; or whose other
-            name it is: ``old name of``, ``replaced by``, ``slip for``. Empty if nothing is known.
+        kind: What it may hold: ``number``, ``file``, ``word``, ``word or number``, ``exact``, ``list`` or ``terms``; or
+            whose other name it is: ``old name of``, ``replaced by``, ``slip for``. Empty if nothing is known.
         words: The words that it may hold, or that other name.
         does: What it does; empty if it is not explained.
     """

@@ -12,9 +12,19 @@ from rankwise.doctor.variables.incomplete import find_exported_node, find_half_s
 from rankwise.doctor.variables.masking import mask_text, mask_value
 from rankwise.doctor.variables.places import Place, find_place
 
-#: ``rank``: one of several; ``node``: a launcher is to be started here; ``alone``: nothing says anything; ``unclear``: what is said can't be right, or is half of it.
+#: ``rank``: one of several; ``node``: a launcher is to be started here; ``alone``: nothing says anything; ``unclear``:
+#: what is said can't be right, or is half of it.
 Role = Literal["rank", "node", "alone", "unclear"]
-VALUES = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes", "master_addr", "master_port")  # fmt: skip
+VALUES = (
+    "rank",
+    "world_size",
+    "local_rank",
+    "local_world_size",
+    "node_rank",
+    "num_nodes",
+    "master_addr",
+    "master_port",
+)
 _LAUNCHERS = {
     "RANK and WORLD_SIZE": "whatever set RANK and WORLD_SIZE",
     "Slurm": "srun (Slurm)",
@@ -79,15 +89,11 @@ def understand(env: Mapping[str, str]) -> Understood:
         role: Role = "unclear" if place is None else "node"
         hint = mask_text(error.hint or "")
         return Understood(role=role, place=place, problem=mask_text(error.message), hint=hint)
-    others = tuple(
-        _describe(one) for one in read_all(env) if it is None or getattr(one, "source", "") != it.source
-    )
+    others = tuple(_describe(one) for one in read_all(env) if it is None or getattr(one, "source", "") != it.source)
     if it is None:
         half = next(find_half_set(env), None)
         if half is not None:
-            return Understood(
-                role="unclear", others=others, problem=mask_text(half.what), hint=mask_text(half.fix)
-            )
+            return Understood(role="unclear", others=others, problem=mask_text(half.what), hint=mask_text(half.fix))
         place = place or _mask(find_exported_node(env))
         return Understood(role="alone" if place is None else "node", place=place, others=others)
     is_rank = place is None or place.is_rank_too

@@ -13,9 +13,20 @@ if TYPE_CHECKING:
 
 _TORCHS, _LIBRARYS, _USERS, _SHARDS = range(4)
 #: What says nothing about a call: decorators, and how a module is called.
-DULL = {"wrapper", "inner", "decorate_context", "_fn", "_wrapped_call_impl", "_call_impl", "wrapped", "<lambda>", "_wrapped"}  # fmt: skip
+DULL = {
+    "wrapper",
+    "inner",
+    "decorate_context",
+    "_fn",
+    "_wrapped_call_impl",
+    "_call_impl",
+    "wrapped",
+    "<lambda>",
+    "_wrapped",
+}
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-#: Functions of torch that are kept: at the collective's end, and at that of the user's line, which called one of them itself.
+#: Functions of torch that are kept: at the collective's end, and at that of the user's line, which called one of them
+#: itself.
 _MOST_INNER, _MOST_OUTER = 10, 4
 _MOST_KEPT = 4096
 #: Names of modules that are kept: the table of texts is small.
@@ -122,9 +133,7 @@ class CallSites:
                 called = frame
             frame = frame.f_back
         if not inside and called is not None:
-            inside = [
-                _name_call(called, self._rankwise)
-            ]  # no function of torch's is between: it is rankwise's own
+            inside = [_name_call(called, self._rankwise)]  # no function of torch's is between: it is rankwise's own
         site = "" if last is None else f"{last.f_code.co_filename}:{last.f_lineno}"
         blocks = not {"send", "recv"}.isdisjoint(inside[:_MOST_INNER])
         numbers = self._intern(site), self._intern(">".join(_shorten(inside))), blocks
@@ -134,11 +143,7 @@ class CallSites:
 
     def _is_rankwises(self, file: str) -> bool:
         """Tell whether code is of rankwise's library: neither of its evidence, nor a decorator of its functions."""
-        return (
-            file.startswith(self._rankwise)
-            and not file.startswith(self._ours)
-            and not file.endswith(_DECORATORS)
-        )
+        return file.startswith(self._rankwise) and not file.startswith(self._ours) and not file.endswith(_DECORATORS)
 
     def _judge(self, code: Any) -> int:
         kind = _SHARDS if self._holds_shards(code) else self._judge_file(code.co_filename)
@@ -151,9 +156,7 @@ class CallSites:
     def _judge_file(self, file: str) -> int:
         if file.startswith(self._torch):
             return _TORCHS
-        is_library = (
-            file.startswith(self._library) or file == "<string>" or any(part in file for part in _INSTALLED)
-        )
+        is_library = file.startswith(self._library) or file == "<string>" or any(part in file for part in _INSTALLED)
         return _LIBRARYS if is_library else _USERS
 
 

@@ -14,7 +14,8 @@ import zlib
 from importlib import import_module
 from typing import Any
 
-#: Elements that are read of all parameters of a model together, and at least of each; so many parts a large one is read in.
+#: Elements that are read of all parameters of a model together, and at least of each; so many parts a large one is read
+#: in.
 _MOST_READ, _FEWEST_READ, _NUM_PARTS = 1 << 20, 256, 8
 #: By element size, what torch calls whole numbers of that size.
 _WHOLE = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
@@ -49,9 +50,7 @@ def describe_machine(device: Any) -> str:
     model = ""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            model = next(
-                (line.partition(":")[2].strip() for line in file if line.startswith("model name")), ""
-            )
+            model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
     except OSError:
         pass
     return f"{model}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
@@ -69,9 +68,7 @@ def read(tensors: list[Any], turn: int) -> Pending:
     there: dict[tuple[Any, int], list[int]] = {}
     for place, tensor in enumerate(tensors):
         if tensor.device.type == "cpu":
-            pending.sums[place], pending.samples[place] = _read_here(
-                tensor, _cut(tensor.numel(), quota, turn)
-            )
+            pending.sums[place], pending.samples[place] = _read_here(tensor, _cut(tensor.numel(), quota, turn))
         else:
             there.setdefault((tensor.device, tensor.element_size()), []).append(place)
     for (_, size), places in there.items():

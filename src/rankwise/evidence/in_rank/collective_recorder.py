@@ -19,7 +19,8 @@ _MODULE = "torch.distributed.distributed_c10d"
 _MAKE, _LET_GO = "_new_process_group_helper", "_unregister_all_process_groups"
 #: Called by init_process_group before ``_MAKE``, unless the script brings a store: it may wait already.
 _MEET = "rendezvous"
-#: How torch.distributed calls what ProcessGroup calls so, and which argument tells of the tensors that go in (of scatter: come out).
+#: How torch.distributed calls what ProcessGroup calls so, and which argument tells of the tensors that go in (of
+#: scatter: come out).
 _METHODS: dict[str, tuple[str, int | None]] = {
     "allreduce": ("all_reduce", 0),
     "allreduce_coalesced": ("all_reduce_coalesced", 0),
@@ -58,9 +59,7 @@ _MOST_PENDING = 4096
 class CollectiveRecorder:
     """The recording of this process; ``on_meet`` is called when a default process group is about to be made."""
 
-    def __init__(
-        self, module: Any, load: Callable[[str], Any], writer: Any, call_sites: Any, on_meet: Any
-    ) -> None:
+    def __init__(self, module: Any, load: Callable[[str], Any], writer: Any, call_sites: Any, on_meet: Any) -> None:
         self._module, self._writer, self._call_sites, self._on_meet = module, writer, call_sites, on_meet
         self._ring, self._wrappers, self._split_sizes = load("ring"), load("wrappers"), load("split_sizes")
         self.groups = groups = load("process_groups").Groups(module, self._ring, writer)
@@ -97,9 +96,7 @@ class CollectiveRecorder:
                 )
         raw_wait, raw_asks = work_class.wait, work_class.is_completed
         work_class.wait = self._wrappers.imitate(self._make_wait(raw_wait, raw_asks), "wait", raw_wait)
-        work_class.is_completed = self._wrappers.imitate(
-            self._make_is_completed(raw_asks), "is_completed", raw_asks
-        )
+        work_class.is_completed = self._wrappers.imitate(self._make_is_completed(raw_asks), "is_completed", raw_asks)
         self._wrap_functions()
         self._wrappers.hide_from_compiler(
             self._enter, self._enter_exchange, self._settle, self._writer.leave, self._note_made, self._note_left,
@@ -232,8 +229,8 @@ class CollectiveRecorder:
         """Record that a call begins; ``form`` tells what its tensors are, if that is known already.
 
         Returns:
-            The record's number, torch's sequence number before, who has told it, the number of the group's text, and of a message
-            the key of its count; None if nothing is recorded.
+            The record's number, torch's sequence number before, who has told it, the number of the group's text, and of
+            a message the key of its count; None if nothing is recorded.
         """
         if not self.is_on:
             return None
@@ -275,20 +272,14 @@ class CollectiveRecorder:
             return None
         return number, before, source, text, message
 
-    def _enter_exchange(
-        self, name: str, group: Any, args: Any, kwargs: Any, frame: Any
-    ) -> tuple[Any, ...] | None:
+    def _enter_exchange(self, name: str, group: Any, args: Any, kwargs: Any, frame: Any) -> tuple[Any, ...] | None:
         """Record that a call begins in which each member may get as much as it likes from each other."""
         form = None
         try:
             known = self._known.get(id(group)) or self._groups.find(group)
-            split_sizes = (
-                self._split_sizes.count_split_sizes(name, args, len(known.members)) if self.is_on else None
-            )
+            split_sizes = self._split_sizes.count_split_sizes(name, args, len(known.members)) if self.is_on else None
             if split_sizes is not None:
-                form = self._tensor_specs.add_split_sizes(
-                    self._tensor_specs.describe(args[1]), known, split_sizes
-                )
+                form = self._tensor_specs.add_split_sizes(self._tensor_specs.describe(args[1]), known, split_sizes)
         except Exception:
             form = None
         return self._enter(name, group, args, kwargs, frame, form)
@@ -303,7 +294,8 @@ class CollectiveRecorder:
             group: The group.
             tensors: Those that go in; None: there are none.
             root: The root's rank in the group; negative: there is none.
-            split_sizes: Counts what each member gives and gets, for a number of members; None: it is no such collective.
+            split_sizes: Counts what each member gives and gets, for a number of members; None: it is no such
+                collective.
             frame: The innermost one of Python.
 
         Returns:

@@ -29,7 +29,7 @@ class DigestLog:
             names: Of its parameters.
             tensors: Its parameters.
         """
-        shapes = [(tuple(one.shape), () if one.is_contiguous() else one.stride(), str(one.dtype)) for one in tensors]  # fmt: skip
+        shapes = [(tuple(one.shape), () if one.is_contiguous() else one.stride(), str(one.dtype)) for one in tensors]
         form = zlib.crc32(repr((names, shapes)).encode())
         key = (body["kind"], body["members"], body["model"], body["optimizer"], form)
         log = self._logs.get(key)
@@ -57,7 +57,9 @@ class DigestLog:
 
 
 class Source:
-    """What a log is about, so that it can be read once more at the end, when its optimizer may be gone. It keeps none of it alive.
+    """What a log is about, so that it can be read once more at the end, when its optimizer may be gone.
+
+    It keeps none of it alive.
 
     Attributes:
         log: It.
@@ -80,9 +82,7 @@ class Source:
         if self.model is not None:
             ddp = self.model()
             there = dict(ddp.module.named_parameters()) if ddp is not None else {}
-            found = [
-                one if there.get(name) is one else None for name, one in zip(self.names, found, strict=True)
-            ]
+            found = [one if there.get(name) is one else None for name, one in zip(self.names, found, strict=True)]
         return [] if any(one is None for one in found) else found
 
 

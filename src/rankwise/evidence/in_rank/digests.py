@@ -16,7 +16,8 @@ from importlib import import_module
 from typing import Any
 
 _MODULE, _LET_GO = "torch.distributed.distributed_c10d", "_unregister_all_process_groups"
-#: Steps up to here are digested at 1, 4, 16, 64, 256; later ones at each multiple of it. The step after each is digested too.
+#: Steps up to here are digested at 1, 4, 16, 64, 256; later ones at each multiple of it. The step after each is
+#: digested too.
 _EVERY = 512
 #: The part of the time that digests may take, once there have been a few.
 _MOST_SHARE, _FREE_UNTIL = 0.002, 17
@@ -38,7 +39,8 @@ class _Model:
         members: Of its group, as global ranks.
         number: Which of these members' wrappers it is.
         site: The user's line that made it.
-        taken: What the wrapper knew when it was made: by name the parameter, whether it was trained, its device and type.
+        taken: What the wrapper knew when it was made: by name the parameter, whether it was trained, its device and
+            type.
     """
 
     __slots__ = ("members", "num_optimizers", "number", "ref", "site", "taken")

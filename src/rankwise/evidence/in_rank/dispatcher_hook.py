@@ -58,9 +58,7 @@ class DispatcherHook:
             for operator in (f"{name}_", name):
                 if not name.startswith("monitored") and hasattr(torch.ops.c10d, operator):
                     overload = getattr(torch.ops.c10d, operator).default
-                    kernel = self._make_kernel(
-                        overload, name, self._writer.intern(spoken), place, after, split_sizes
-                    )
+                    kernel = self._make_kernel(overload, name, self._writer.intern(spoken), place, after, split_sizes)
                     wrappers.hide_from_compiler(kernel)
                     library.impl(operator, kernel, _KEY, with_keyset=True)
                     break

@@ -24,8 +24,18 @@ SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _NO_RECORDER = "this torch has no flight recorder: collectives issued from C++, such as DDP's, are not seen"
 _OFF = "torch's flight recorder is switched off (TORCH_FR_BUFFER_SIZE=0): collectives issued from C++, such as DDP's, are not seen"
 #: torch's C++ names of types, where they are not Python's.
-TYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16", "char": "int8",
-          "byte": "uint8", "complexfloat": "complex64", "complexdouble": "complex128"}  # fmt: skip
+TYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "char": "int8",
+    "byte": "uint8",
+    "complexfloat": "complex64",
+    "complexdouble": "complex128",
+}
 
 
 class Flight:
@@ -35,9 +45,7 @@ class Flight:
         self._ring, self._writer, self._call_sites, self._sees_native = ring, writer, call_sites, sees_native
         native: Any = import_module("torch._C._distributed_c10d")
         # NCCL keeps what it issues in a recorder of its own, beside that of all other backends.
-        self._dump, self._dump_nccl = (
-            getattr(native, f"_dump_{name}_trace", None) for name in ("fr", "nccl")
-        )
+        self._dump, self._dump_nccl = (getattr(native, f"_dump_{name}_trace", None) for name in ("fr", "nccl"))
 
     def write(self) -> None:
         """Write what the flight recorder has into the memory file."""
@@ -63,9 +71,7 @@ class Flight:
         entries = [] if self._dump is None else _load(self._dump)
         if self._dump_nccl is not None and (self._dump is None or sys.modules["torch"].cuda.is_initialized()):
             with _CaptureGuard():
-                entries = sorted(
-                    [*entries, *_load(self._dump_nccl)], key=lambda one: int(one["time_created_ns"])
-                )
+                entries = sorted([*entries, *_load(self._dump_nccl)], key=lambda one: int(one["time_created_ns"]))
         is_off = not entries and _is_switched_off()
         missing = [_OFF] if is_off and not self._sees_native else []
         chosen = [one for one in entries[-_NEWEST:] if not one.get("is_p2p")]
@@ -91,8 +97,8 @@ class Flight:
 class _CaptureGuard:
     """Lets this thread ask the GPU for the state of events while another one captures a CUDA graph.
 
-    NCCL's recorder looks whether collectives are over as it is read. By default CUDA refuses that to all threads as long as one
-    captures, and the capture fails. torch's own watchdog goes through the same door.
+    NCCL's recorder looks whether collectives are over as it is read. By default CUDA refuses that to all threads as
+    long as one captures, and the capture fails. torch's own watchdog goes through the same door.
     """
 
     def __init__(self) -> None:
@@ -128,9 +134,9 @@ def _is_switched_off() -> bool:
 def _dump_with_frames(dump: Any) -> Any:
     """Return the flight recorder's pickle, without the import of torch's compiler that it would begin: that takes a second.
 
-    To name the lines of compiled code torch looks for ``torch._inductor``, which is imported when somebody looks for it. Where
-    nobody has so far, something else stands there for as long as the lock of the interpreter is ours: no bytecode runs between,
-    and no collector, so no other thread can see it.
+    To name the lines of compiled code torch looks for ``torch._inductor``, which is imported when somebody looks for
+    it. Where nobody has so far, something else stands there for as long as the lock of the interpreter is ours: no
+    bytecode runs between, and no collector, so no other thread can see it.
     """
     torch: Any = sys.modules["torch"]
     has_lock = getattr(sys, "_is_gil_enabled", bool)  # only a Python without that lock says no

@@ -48,7 +48,8 @@ def install(
         load: Returns a module of ours by its name.
         recorder: Writes into this rank's notes how it ends.
         settle: Waits, so many seconds at most, until the groups' threads are at rest.
-        record: Begins to record this rank's collectives, when given torch.distributed's module; None if nobody wants to know.
+        record: Begins to record this rank's collectives, when given torch.distributed's module; None if nobody wants to
+            know.
         reports_absent: Whether absent ranks are reported: not where others may have started some.
     """
     is_off = os.environ.get("RANKWISE_HANDSHAKE") in {"0", "off"}
@@ -123,7 +124,8 @@ class _Watch:
         def make_group(*args: Any, **kwargs: Any) -> Any:
             stay = self._enter(module, args)
             if stay is not None and stay.number > 1 and stay.all_are_ours():
-                # Of the addresses that the groups before have left in the store, torch would take those of dead sockets.
+                # Of the addresses that the groups before have left in the store, torch would take those of dead
+                # sockets.
                 args = (*args[:4], module.PrefixStore(f"rankwise/again/{stay.number}", args[4]), *args[5:])
             try:
                 return original(*args, **kwargs)
@@ -146,11 +148,7 @@ class _Watch:
 
         world_size, rank, _, backend, store = args[:5]
         # rankwise.init() makes it in a thread of that name, after a handshake of its own.
-        if (
-            not isinstance(world_size, int)
-            or world_size < 2
-            or threading.current_thread().name == "rankwise-deadline"
-        ):
+        if not isinstance(world_size, int) or world_size < 2 or threading.current_thread().name == "rankwise-deadline":
             return None
         # By name: a process may be in groups of its own that others have no part in.
         name = str(args[5]) if len(args) > 5 else ""
@@ -225,7 +223,8 @@ class _Stay:
         self._registry = module.RendezvousRegistry(store, record)
         for problem in self._registry.enter():
             if "local_ranks" in problem:
-                # Whoever comes last sees it; torch may connect the first two all the same, and the others lose them later.
+                # Whoever comes last sees it; torch may connect the first two all the same, and the others lose them
+                # later.
                 self._note_problem(problem)
         while not self._done.wait(_STUCK_S) and time.monotonic() - self._start < _NOTICE_S:
             if self._registry.is_contested:
@@ -240,7 +239,8 @@ class _Stay:
         if self._registry is None or not self._registry.seat:
             return []
         found = self._module.judge(self._registry.read(), time.monotonic() - self._start)
-        # Only where this launcher has started all of them, each with a hook, is a rank that is not in the registry absent.
+        # Only where this launcher has started all of them, each with a hook, is a rank that is not in the registry
+        # absent.
         result = _CERTAIN | ({"absent"} if self.all_are_ours() else set())
         return [problem for problem in found if problem["kind"] in result]
 
@@ -274,11 +274,7 @@ class _Stay:
 
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = traceback.extract_stack(frame)
-        own = [
-            entry
-            for entry in stack
-            if "site-packages" not in entry.filename and not entry.filename.startswith("<")
-        ]
+        own = [entry for entry in stack if "site-packages" not in entry.filename and not entry.filename.startswith("<")]
         own = [entry for entry in own if os.path.dirname(entry.filename) != os.path.dirname(__file__)]
         where = f"{own[-1].filename}:{own[-1].lineno}" if own else None
         text = f"rankwise.HandshakeError: {problems[0]['text']}"

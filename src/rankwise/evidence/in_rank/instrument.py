@@ -23,7 +23,8 @@ def begin(module: Any, channel: dict[str, Any], load: Callable[[str], Any], reco
 
     Args:
         module: torch.distributed.distributed_c10d, which has just been imported.
-        channel: What the parent has told: the memory file's descriptor, that of the questions, and what both are; and which process it has told.
+        channel: What the parent has told: the memory file's descriptor, that of the questions, and what both are; and
+            which process it has told.
         load: Returns a module of ours by its name.
         recorder: Notes how this process ends.
     """
@@ -85,7 +86,8 @@ def _begin(module: Any, channel: dict[str, Any], load: Callable[[str], Any], rec
 def _switch_on_recorder(names: tuple[str, ...]) -> None:
     """Have torch keep what it issues, before it makes its first group: up to 2.8 it does not unless it is told to.
 
-    For C alone: the script, whose ``os.environ`` was read before, has the environment that torchrun would have given it.
+    For C alone: the script, whose ``os.environ`` was read before, has the environment that torchrun would have given
+        it.
     """
     if any(name in os.environ for name in names):
         return

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 #: The thread looks so often whether the rank has moved.
 _TICK_S = 1.0
-#: A rank that has been quiet for so long is copied with its stacks; then again when it has been for twice as long, and so on.
+#: A rank that has been quiet for so long is copied with its stacks; then again when it has been for twice as long, and
+#: so on.
 _QUIET_S, _LONGEST_S = 3.0, 30.0
 #: Less of a core is no sign of life: threads that wake up now and then use it.
 _IDLE_SHARE = 0.05
@@ -54,8 +55,8 @@ def install(keep: dict[str, Any], load: Callable[[str], Any], stacks: int) -> Ca
         What to load modules by from now on.
     """
     offline_recorder = OfflineRecorder(keep, load)
-    # Invisible to the script, and C alone: it works while the main thread waits in a collective, and the rank ends as it would
-    # have. A handler that the script has, or sets, is the only one.
+    # Invisible to the script, and C alone: it works while the main thread waits in a collective, and the rank ends as
+    # it would have. A handler that the script has, or sets, is the only one.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGTERM, file=stacks, all_threads=False, chain=True)
     atexit.register(offline_recorder.end)
@@ -253,9 +254,7 @@ class OfflineRecorder:
     def _complain(self, error: Exception) -> None:
         if not self._has_complained:
             self._has_complained = True
-            sys.stderr.write(
-                f"rankwise: the evidence of rank {self._head['rank']} can't be kept: {error!r}\n"
-            )
+            sys.stderr.write(f"rankwise: the evidence of rank {self._head['rank']} can't be kept: {error!r}\n")
 
     def _read(self, path: str, size: int) -> bytes:
         with open(path, "rb", buffering=0) as file:
@@ -326,7 +325,5 @@ def _list_children() -> list[tuple[int, str, str]]:
                     head, _, tail = file.read().rpartition(b")")
             except OSError:
                 continue
-            found.append(
-                (int(pid), head.partition(b"(")[2].decode("utf-8", "replace"), tail.split()[0].decode())
-            )
+            found.append((int(pid), head.partition(b"(")[2].decode("utf-8", "replace"), tail.split()[0].decode()))
     return found

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _MODULE, _STAGE = "torch.distributed.pipelining.stage", "_PipelineStageBase"
 ACTIVATIONS, GRADIENTS = "activations", "gradients"
-#: The methods that list messages, what they carry, and whether the other stage is the next one (1) or the one before (-1).
+#: The methods that list messages, what they carry, and whether the other stage is the next one (1) or the one before
+#: (-1).
 _LISTS = {
     "get_fwd_recv_ops": (ACTIVATIONS, -1),
     "get_fwd_send_ops": (ACTIVATIONS, 1),
@@ -91,9 +92,7 @@ class PipelineStages:
         for op in ops:
             peer = getattr(op, "group_peer", None)
             # With torch's tracer values may pass over stages.
-            there = [
-                one for one, rank in ranks.items() if rank == peer and (one - stage.stage_index) * step > 0
-            ]
+            there = [one for one, rank in ranks.items() if rank == peer and (one - stage.stage_index) * step > 0]
             near = stage.stage_index + step
             other = near if near in there or not there else min(there, key=lambda one: abs(one - near))
             text = write_flow(Flow(stage.stage_index, carries, chunk, other))

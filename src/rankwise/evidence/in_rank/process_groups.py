@@ -16,8 +16,10 @@ class Group:
         text: The number of its text.
         members: As global ranks, in the order of their ranks in the group; empty if unknown.
         order: Their places in that order, by ascending global rank; None if that is the same.
-        texts: The number of its text by kind of device, where it has different backends for them: each counts for itself.
-        ahead: By text: what must be added to torch's number to get the flight recorder's, which messages don't count for.
+        texts: The number of its text by kind of device, where it has different backends for them: each counts for
+            itself.
+        ahead: By text: what must be added to torch's number to get the flight recorder's, which messages don't count
+            for.
         messages: How many there were, by kind and peer.
     """
 

@@ -44,16 +44,15 @@ def arm(
         stack_signal: The signal that asks for stacks; None where the system has none to spare.
         lifeline: The read end of a pipe that the parent holds open; its end means that the parent is gone.
             None where the kernel itself sees to that.
-        identities: Device and inode of both files, where they came as descriptors, and of the standard error that the parent reads.
-        end_mark: What the parent takes out of standard error again, with a gap for a number: 1 is written where the interpreter begins
-            to end, 2 behind the functions of atexit. None if standard error is not the parent's.
+        identities: Device and inode of both files, where they came as descriptors, and of the standard error that the
+            parent reads.
+        end_mark: What the parent takes out of standard error again, with a gap for a number: 1 is written where the
+            interpreter begins to end, 2 behind the functions of atexit. None if standard error is not the parent's.
 
     Returns:
         The recorder; None if there is nowhere to write.
     """
-    if any(
-        _is_foreign(place, known) for place, known in ((notes, identities[:2]), (stacks, identities[2:4]))
-    ):
+    if any(_is_foreign(place, known) for place, known in ((notes, identities[:2]), (stacks, identities[2:4]))):
         return None  # a grandchild of a rank without a recorder: the number is somebody's file by now
     notes_fd = _take(notes)
     recorder = _Recorder(notes_fd, end_mark, (identities[4], identities[5]) if len(identities) > 5 else None)
@@ -65,7 +64,8 @@ def arm(
     if end_mark is not None:
         import threading
 
-        # Python has just printed the text of sys.exit, and waits for threads next; called behind what others register later.
+        # Python has just printed the text of sys.exit, and waits for threads next; called behind what others register
+        # later.
         if hasattr(threading, "_register_atexit"):
             threading._register_atexit(recorder.mark_end, 1)
     recorder.note("armed")
@@ -75,7 +75,8 @@ def arm(
     if not faulthandler.is_enabled():
         faulthandler.enable(file=stacks_fd, all_threads=True)
     if stack_signal is not None and hasattr(faulthandler, "register"):
-        # The thread that takes the signal, and no other: reading the frames of one that runs meanwhile can crash the rank.
+        # The thread that takes the signal, and no other: reading the frames of one that runs meanwhile can crash the
+        # rank.
         faulthandler.register(stack_signal, file=stacks_fd, all_threads=False, chain=False)
     if lifeline is not None:
         _end_with(lifeline)
@@ -90,13 +91,15 @@ class _Recorder:
         self._end_mark = end_mark
         self._stderr = stderr
         self._num_modules = len(sys.modules)
-        #: Names the module of a model in which an exception was raised, from its traceback; once torch.distributed is there.
+        #: Names the module of a model in which an exception was raised, from its traceback; once torch.distributed is
+        #: there.
         self.name_module: Any = None
 
     def mark_end(self, stage: int, *, may_wait: bool = True) -> None:
         """Mark in standard error how far the interpreter's end is; where that would have to wait, only if it may.
 
-        What stands before the first mark tells why. Where nothing does, what functions of atexit have written may: loggers that
+        What stands before the first mark tells why. Where nothing does, what functions of atexit have written may:
+            loggers that
         hold back. What is printed behind the second one, by what is taken apart, tells of no cause.
         """
         if self._end_mark is None or os.getpid() != self._pid or _identity(2) != self._stderr:
@@ -227,7 +230,8 @@ def _list_callers(most: int = 64) -> list[tuple[str, int, str]]:
 def _write_at_once(fd: int, text: bytes) -> None:
     """Write to a pipe or a terminal; raise OSError where that would have to wait.
 
-    Opened anew it has flags of its own: those of ``fd`` others share. No module is needed, whose import may wait as well.
+    Opened anew it has flags of its own: those of ``fd`` others share. No module is needed, whose import may wait as
+        well.
     """
     own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -337,7 +341,8 @@ def let_threads_settle(bound_s: float = 2.0) -> None:
     """Wait until the threads of Gloo's process groups have nothing left to do: some milliseconds, and no longer than the bound.
 
     Such a thread drops each work some time after those who waited for it have gone on, and needs the interpreter's lock
-    for the tensors in it. If the group goes just then, two things happen: whoever ends it waits for that thread with the
+    for the tensors in it. If the group goes just then, two things happen: whoever ends it waits for that thread with
+        the
     lock in hand (the Reducer of DistributedDataParallel does), and the process hangs for ever; or the interpreter goes
     down, and the process aborts ("terminate called without an active exception", pytorch#190489). While we sleep here
     such a thread gets the lock and finishes. Work that nobody has waited for may still be on its way; that is not seen.

@@ -211,8 +211,7 @@ def conclude(records: list[Record], waited_s: float | None, time_s: float) -> di
     if any(record["local_rank"] is None for record in records):
         # Somebody can't tell its place on its host: each finds it in here.
         verdict["nodes"] = [
-            [record["rank"] for record in sorted(records, key=_rank) if _machine(record) == host]
-            for host in hosts
+            [record["rank"] for record in sorted(records, key=_rank) if _machine(record) == host] for host in hosts
         ]
     return verdict
 
@@ -233,8 +232,13 @@ def judge(records: list[Record], waited_s: float | None) -> list[Problem]:
     sizes = _group(records, "world_size")
     if len(sizes) > 1:
         shown = "; ".join(f"{size} on {_name_all(members)}" for size, members in sizes.items())
-        return [_error("world sizes", f"the ranks disagree about the world size: {shown}",
-                       "start all ranks of a job with the same WORLD_SIZE (--nnodes times --nproc-per-node)")]  # fmt: skip
+        return [
+            _error(
+                "world sizes",
+                f"the ranks disagree about the world size: {shown}",
+                "start all ranks of a job with the same WORLD_SIZE (--nnodes times --nproc-per-node)",
+            )
+        ]
     world_size = int(records[0]["world_size"])
     problems = _find_misplaced(records, world_size)
     if not problems and waited_s is not None:
@@ -259,22 +263,40 @@ def _find_misplaced(records: list[Record], world_size: int) -> list[Problem]:
             where = " and ".join(
                 f"{_place(member)} with LOCAL_RANK {member['given']}" for member in members[:_MOST_NAMED]
             )
-            found = _error("clash", f"{what}: {where}{nobody}",
-                          "don't set RANK or WORLD_SIZE in the script, nor pass rank=: the launcher gives each process its own RANK")  # fmt: skip
+            found = _error(
+                "clash",
+                f"{what}: {where}{nobody}",
+                "don't set RANK or WORLD_SIZE in the script, nor pass rank=: the launcher gives each process its own RANK",
+            )
             problems.append(found | {"local_ranks": " ".join(member["given"] for member in members)})
         else:
             where = " and ".join(_place(member) for member in members[:_MOST_NAMED])
-            rest.append(_error("clash", f"{what}: {where}{_describe_jobs(members)}{nobody}",
-                               "give each process its own RANK (torchrun, rankwise: its own --node-rank), and terminate what is left of an earlier job"))  # fmt: skip
+            rest.append(
+                _error(
+                    "clash",
+                    f"{what}: {where}{_describe_jobs(members)}{nobody}",
+                    "give each process its own RANK (torchrun, rankwise: its own --node-rank), and terminate what is left of an earlier job",
+                )
+            )
     # Processes of one launch are no leftovers: those that claim a place twice have come and gone because of that.
     gone = [record for record in records if is_gone(record)]
     if gone:
-        problems.append(_error("gone", f"{_name_all(gone)}: left before all had joined",
-                               "look at its output; if it is of an earlier run, take another MASTER_PORT or a new file"))  # fmt: skip
+        problems.append(
+            _error(
+                "gone",
+                f"{_name_all(gone)}: left before all had joined",
+                "look at its output; if it is of an earlier run, take another MASTER_PORT or a new file",
+            )
+        )
     wrong = [record for record in records if not 0 <= record["rank"] < world_size]
     if wrong:
-        problems.append(_error("out of range", f"{_name_all(wrong)}: the ranks of a world of {world_size} are 0 to {world_size - 1}",
-                               "give each process a RANK of its own below WORLD_SIZE; on several nodes, continue the numbers from node to node"))  # fmt: skip
+        problems.append(
+            _error(
+                "out of range",
+                f"{_name_all(wrong)}: the ranks of a world of {world_size} are 0 to {world_size - 1}",
+                "give each process a RANK of its own below WORLD_SIZE; on several nodes, continue the numbers from node to node",
+            )
+        )
     return problems + rest
 
 
@@ -308,8 +330,11 @@ def _find_shared_devices(records: list[Record]) -> list[Problem]:
         if record["device"] and "nccl" in record["backend"]:
             users.setdefault(f"{record['boot'] or record['host']}/{record['device']}", []).append(record)
     fix = "pick the device by LOCAL_RANK, and start no more ranks on a host than it has visible GPUs"
-    return [_error("device", f"{_name_all(members)} use the same GPU {members[0]['device']}", fix)
-            for members in users.values() if len(members) > 1]  # fmt: skip
+    return [
+        _error("device", f"{_name_all(members)} use the same GPU {members[0]['device']}", fix)
+        for members in users.values()
+        if len(members) > 1
+    ]
 
 
 def _find_different(records: list[Record]) -> list[Problem]:
@@ -328,21 +353,29 @@ def _find_different(records: list[Record]) -> list[Problem]:
         scripts.setdefault("/".join(record["script"].replace("\\", "/").split("/")[-2:]), []).append(record)
     for name, members in scripts.items():
         if name and len(groups := _group(members, "script_hash")) > 1:
-            problems.append(_error("different", f"{name} is not the same file on all ranks: {_name_groups(groups)}",
-                                   f"copy the same code to all hosts, or start it from a shared folder{_LENIENT}"))  # fmt: skip
+            problems.append(
+                _error(
+                    "different",
+                    f"{name} is not the same file on all ranks: {_name_groups(groups)}",
+                    f"copy the same code to all hosts, or start it from a shared folder{_LENIENT}",
+                )
+            )
     return problems
 
 
 def _find_loopback_hosts(records: list[Record]) -> list[Problem]:
     hosts = {record["host"] for record in records}
-    lost = [
-        record for record in sorted(records, key=_rank) if record["loopback"] and "gloo" in record["backend"]
-    ]
+    lost = [record for record in sorted(records, key=_rank) if record["loopback"] and "gloo" in record["backend"]]
     if len(hosts) < 2 or not lost:
         return []
     shown = ", ".join(dict.fromkeys(f"{record['host']} is {record['loopback']}" for record in lost))
-    return [_error("address", f"{len(hosts)} hosts, some of which resolve their own names to loopback addresses, where Gloo listens: {shown}",
-                   "set GLOO_SOCKET_IFNAME to the interface that the hosts share (`ip -br addr` lists them), or fix /etc/hosts")]  # fmt: skip
+    return [
+        _error(
+            "address",
+            f"{len(hosts)} hosts, some of which resolve their own names to loopback addresses, where Gloo listens: {shown}",
+            "set GLOO_SOCKET_IFNAME to the interface that the hosts share (`ip -br addr` lists them), or fix /etc/hosts",
+        )
+    ]
 
 
 def _error(kind: str, text: str, hint: str) -> Problem:
@@ -388,7 +421,5 @@ def name_ranks(ranks: list[int]) -> str:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
-    shown = ", ".join(
-        str(first) if first == last else f"{first}-{last}" for first, last in spans[:_MOST_NAMED]
-    )
+    shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans[:_MOST_NAMED])
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (", …" if len(spans) > _MOST_NAMED else "")

@@ -21,7 +21,8 @@ from importlib import import_module
 from typing import Any
 
 _QUESTION = struct.Struct("<Q")
-#: Seconds between two looks at the flight recorder: at least, while nothing happens, and as a multiple of what one has cost.
+#: Seconds between two looks at the flight recorder: at least, while nothing happens, and as a multiple of what one has
+#: cost.
 _FIRST_S, _LOOK_EVERY_S, _IDLE_S, _COST_FACTOR = 2.0, 1.0, 8.0, 500.0
 _MOST_THREADS, _MOST_FRAMES = 64, 100
 #: So long may an answer take that has just begun, when the script is over.
@@ -40,9 +41,7 @@ class StackResponder:
         find_module: Returns the name of the module that a frame is in.
     """
 
-    def __init__(
-        self, asks: int, ring: Any, writer: Any, flight: Any, list_handled: Any, find_module: Any
-    ) -> None:
+    def __init__(self, asks: int, ring: Any, writer: Any, flight: Any, list_handled: Any, find_module: Any) -> None:
         self._asks, self._ring, self._writer, self._flight = asks, ring, writer, flight
         self._list_handled, self._find_module = list_handled, find_module
         self._lock = threading.Lock()

@@ -27,8 +27,8 @@ STACKS_BYTES = 96 << 10
 DIGESTS_BYTES = 128 << 10
 
 #: Where the header has what. All are numbers of 8 bytes; those of time are floats.
-_MAGIC_AT, PID_AT, ASKED_AT, NUM_OVER_AT, HEAD_AT, NUM_TEXTS_AT, STEPS_AT, STEP_S_AT, JOINED_AT, LEFT_AT = (
-    range(0, 80, 8)
+_MAGIC_AT, PID_AT, ASKED_AT, NUM_OVER_AT, HEAD_AT, NUM_TEXTS_AT, STEPS_AT, STEP_S_AT, JOINED_AT, LEFT_AT = range(
+    0, 80, 8
 )
 #: The number of the first record, and the time, of the present default group: its numbers begin at 1 again.
 FIRST_AT, FIRST_S_AT, FULL_AT, _FLIGHT_TURN_AT, _STACKS_TURN_AT = range(80, 120, 8)
@@ -37,7 +37,8 @@ MEETS_AT = 120
 _DIGESTS_TURN_AT = 128
 _MARK_BYTES = 136
 
-#: number + 1, sequence number, entered, over, state; texts: name, group, site, inside, reduce op, module; root, peer; the tensors; number + 1 again.
+#: number + 1, sequence number, entered, over, state; texts: name, group, site, inside, reduce op, module; root, peer;
+#: the tensors; number + 1 again.
 _RECORD = struct.Struct("<QqddiIIIIIIii96sQ")
 RECORD_BYTES = _RECORD.size
 #: Both ends of a record, which are its number.
@@ -229,7 +230,10 @@ def add_split_sizes(form: bytes, split_sizes: bytes) -> bytes:
 
 
 def map_file(fd: int) -> Any:
-    """Return the memory file as a buffer. Not by ``mmap``: that keeps a descriptor of its own, in the script's numbers."""
+    """Return the memory file as a buffer.
+
+    Not by ``mmap``: that keeps a descriptor of its own, in the script's numbers.
+    """
     import ctypes  # torch has imported it by now
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -286,7 +290,28 @@ class Record:
         ValueError: It was being written.
     """
 
-    __slots__ = ("dtypes", "entered_s", "form", "gets", "gives", "group", "inside", "is_clear", "is_native", "module", "name", "number", "over_s", "peer", "reduce_op", "root", "seq", "shapes", "site", "state")  # fmt: skip
+    __slots__ = (
+        "dtypes",
+        "entered_s",
+        "form",
+        "gets",
+        "gives",
+        "group",
+        "inside",
+        "is_clear",
+        "is_native",
+        "module",
+        "name",
+        "number",
+        "over_s",
+        "peer",
+        "reduce_op",
+        "root",
+        "seq",
+        "shapes",
+        "site",
+        "state",
+    )
 
     def __init__(self, raw: bytes, texts: dict[int, str]) -> None:
         fields = _RECORD.unpack(raw)
@@ -379,7 +404,10 @@ class RingReader:
         return [self._raw[at : at + RECORD_BYTES] for at in places]
 
     def read_report(self, area: str) -> tuple[int, bytes, float] | None:
-        """Return the newest whole report of a kind: its turn, what it says, and of when it is. None if there is none."""
+        """Return the newest whole report of a kind: its turn, what it says, and of when it is.
+
+        None if there is none.
+        """
         start, size, _ = _AREAS[area]
         found = []
         for slot in range(2):

@@ -8,16 +8,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-#: Members up to which the outputs of a gathering are counted: that takes the rank's time, and there is no room for many.
+#: Members up to which the outputs of a gathering are counted: that takes the rank's time, and there is no room for
+#: many.
 _MOST_COUNTED = 64
 _SINGLES = {"alltoall_base", "all_to_all_single"}
 #: ProcessGroup's names of collectives with such parts.
 EXCHANGING = frozenset({*_SINGLES, "alltoall", "allgather", "reduce_scatter"})
 
 
-def count_split_sizes(
-    name: str, args: tuple[Any, ...], num_members: int
-) -> tuple[list[int], list[int]] | None:
+def count_split_sizes(name: str, args: tuple[Any, ...], num_members: int) -> tuple[list[int], list[int]] | None:
     """Return elements given to each member and got from each, by the arguments of a call, in the order of their ranks in the group; None if that can't be told."""
     came, goes = args[0], args[1]
     if name in _SINGLES:

@@ -45,9 +45,7 @@ class TensorSpecs:
         if added is not None:
             return added
         sides = counts if known.order is None else [[side[at] for at in known.order] for side in counts]
-        return self._keep(
-            key, bytes(self._ring.add_split_sizes(form, self._ring.describe_split_sizes(*sides)))
-        )
+        return self._keep(key, bytes(self._ring.add_split_sizes(form, self._ring.describe_split_sizes(*sides))))
 
     def _keep(self, key: Any, form: bytes) -> bytes:
         if len(self._known) >= _MOST_FORMS:

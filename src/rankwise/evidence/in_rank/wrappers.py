@@ -45,8 +45,8 @@ def leave_out_caller(error: BaseException) -> None:
 def imitate(function: Any, name: str, raw: Any) -> Any:
     """Give a wrapper the name of what it wraps; in its code too.
 
-    By that name C++ sees, for a class of Python's that has no such method of its own, that the call comes from here, and
-    does not come back here.
+    By that name C++ sees, for a class of Python's that has no such method of its own, that the call comes from here,
+    and does not come back here.
     """
     function.__code__ = function.__code__.replace(co_name=name)
     function.__name__ = name

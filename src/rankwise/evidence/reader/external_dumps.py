@@ -98,12 +98,8 @@ def read(paths: Sequence[Path]) -> ExternalDumps:
             "or hung elsewhere; look for it first"
         )
     scene = _to_scene(ranks, world_size)
-    missing = dict.fromkeys(
-        text for facts in scene.ranks if facts.evidence for text in facts.evidence.missing
-    )
-    return ExternalDumps(
-        scene=_with_old_sources(scene), notes=(*notes, *(f"not known: {text}" for text in missing))
-    )
+    missing = dict.fromkeys(text for facts in scene.ranks if facts.evidence for text in facts.evidence.missing)
+    return ExternalDumps(scene=_with_old_sources(scene), notes=(*notes, *(f"not known: {text}" for text in missing)))
 
 
 def _add(ranks: dict[int, _Rank], file: Path, kind: str | None) -> None:
@@ -148,8 +144,7 @@ def _find_kind(head: bytes) -> str | None:
     is_flight = head[:1] == _PICKLE or (head.lstrip()[:1] == b"{" and b'"comm_lib_version"' in head)
     # torch sorts no keys: where the first ones are not enough to tell, the version of the form does.
     is_flight = is_flight or (
-        head.lstrip()[:1] == b"{"
-        and re.search(rb'"(collective_seq_id|pg_config|pg_status)"', head) is not None
+        head.lstrip()[:1] == b"{" and re.search(rb'"(collective_seq_id|pg_config|pg_status)"', head) is not None
     )
     return "flight" if is_flight else None
 
@@ -173,7 +168,8 @@ def _to_scene(ranks: dict[int, _Rank], world_size: int) -> Scene:
     stacks = {rank: one.spy.stack if one.spy else None for rank, one in ranks.items()}
     joined = pyspy.have_joined(stacks)
     flights = [one for one in ranks.values() if one.flight]
-    # Each rank wrote its file at a moment of its own. All stood still together only if none moved after another had written.
+    # Each rank wrote its file at a moment of its own. All stood still together only if none moved after another had
+    # written.
     are_together = max((one.last_s or 0.0 for one in flights), default=0.0) < min(
         (one.dumped_s for one in flights), default=0.0
     )
@@ -208,9 +204,7 @@ def _with_old_sources(scene: Scene) -> Scene:
     return replace(
         scene,
         sources={
-            path: text
-            for path, text in found.items()
-            if scene.now_s and Path(path).stat().st_mtime <= scene.now_s
+            path: text for path, text in found.items() if scene.now_s and Path(path).stat().st_mtime <= scene.now_s
         },
     )
 

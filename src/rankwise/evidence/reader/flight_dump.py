@@ -38,13 +38,9 @@ _BROKEN = (
     pickle.UnpicklingError, ValueError, TypeError, EOFError, AttributeError, LookupError, ImportError, MemoryError, OverflowError,
 )  # fmt: skip
 _MARKS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
-_NO_STACK = (
-    "a flight recorder shows what a rank has issued, not where it is: its line is that of its last collective"
-)
+_NO_STACK = "a flight recorder shows what a rank has issued, not where it is: its line is that of its last collective"
 _NO_FRAMES = "the JSON form of a flight recorder has no source lines"
-_NO_MEMBERS = (
-    "the members of some groups, such as Gloo's, are not recorded: their collectives are not compared"
-)
+_NO_MEMBERS = "the members of some groups, such as Gloo's, are not recorded: their collectives are not compared"
 _NO_MESSAGES = "the first messages between ranks were overwritten: they are neither counted nor compared"
 
 
@@ -89,9 +85,7 @@ class FlightDump:
     def last_s(self) -> float | None:
         """When the last thing happened that it tells of, in seconds since the epoch."""
         fields = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
-        return (
-            max((entry.get(name) or 0 for entry in self.entries for name in fields), default=0) / 1e9 or None
-        )
+        return max((entry.get(name) or 0 for entry in self.entries for name in fields), default=0) / 1e9 or None
 
     def to_evidence(self, *, world_size: int, mixed: Collection[str], dumped_s: float) -> Evidence:
         """Return what it tells of its rank.
@@ -101,9 +95,7 @@ class FlightDump:
             mixed: Names of groups that have several backends, each with numbers of its own.
             dumped_s: When the file was written, in seconds since the epoch.
         """
-        missing = (
-            [_NO_STACK] if any(entry.get("frames") for entry in self.entries) else [_NO_STACK, _NO_FRAMES]
-        )
+        missing = [_NO_STACK] if any(entry.get("frames") for entry in self.entries) else [_NO_STACK, _NO_FRAMES]
         groups: dict[str, Group] = {}
         for entry in self.entries:
             label, name = _label(entry, mixed), _group_of(entry)
@@ -149,14 +141,13 @@ class FlightDump:
                     yield op
                 continue
             op = _to_op(entry, mixed)
-            # What is issued as one piece has one number: of its parts the first is enough, as no other rank's can be told apart.
+            # What is issued as one piece has one number: of its parts the first is enough, as no other rank's can be
+            # told apart.
             if op.group not in before or before[op.group].seq != op.seq:
                 before[op.group] = op
                 yield op
 
-    def _to_message(
-        self, entry: Plain, mixed: Collection[str], counts: dict[tuple[str, str, int], int]
-    ) -> Op | None:
+    def _to_message(self, entry: Plain, mixed: Collection[str], counts: dict[tuple[str, str, int], int]) -> Op | None:
         found = _MESSAGE.search(entry["profiling_name"])
         if found is None:
             return None
@@ -254,9 +245,7 @@ def _list_frames(entry: Plain) -> list[Frame]:
 def _stand_in(entry: Plain) -> Frame:
     """Return the frame that a collective has, for the forms that leave frames out."""
     text = str(entry["profiling_name"]).partition(":")[2]
-    return Frame(
-        file="/site-packages/torch/distributed/distributed_c10d.py", line=0, function=NAMES.get(text, text)
-    )
+    return Frame(file="/site-packages/torch/distributed/distributed_c10d.py", line=0, function=NAMES.get(text, text))
 
 
 def _group_of(entry: Plain) -> str:

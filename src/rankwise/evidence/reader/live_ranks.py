@@ -39,7 +39,12 @@ if TYPE_CHECKING:
     from rankwise.evidence.reader.pyspy import SpyDump
 
 #: How launchers tell a process its rank, and how many there are.
-_NAMES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))  # fmt: skip
+_NAMES = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
 #: What the ranks of one job have in common.
 _JOB = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _OURS = "RANKWISE_RANK"
@@ -154,9 +159,7 @@ def take_scene(ranks: Sequence[LiveRank], clock: Clock) -> tuple[Scene, tuple[st
             is_whole=len(ranks) == world_size,
         )
     )
-    refusals = dict.fromkeys(
-        look.dump for look in second.values() if isinstance(look.dump, str) and look.dump
-    )
+    refusals = dict.fromkeys(look.dump for look in second.values() if isinstance(look.dump, str) and look.dump)
     missing = dict.fromkeys(text for one in facts if one.evidence for text in one.evidence.missing)
     if refusals:
         return with_sources(scene), (*refusals, _describe_kernels(ranks, facts))
@@ -206,9 +209,7 @@ def _find_share(was: _Look, now: _Look) -> float | None:
         return None
     used_s = (now.process.ticks - was.process.ticks) / ticks_per_second()
     if was.core_wait is not None and now.core_wait is not None:
-        waited_s, num_rests = (
-            after - before for before, after in zip(was.core_wait, now.core_wait, strict=True)
-        )
+        waited_s, num_rests = (after - before for before, after in zip(was.core_wait, now.core_wait, strict=True))
         if waited_s > _WAKING_S * num_rests:
             used_s += waited_s
     return used_s / (now.at_s - was.at_s)

@@ -140,10 +140,16 @@ class Merger:
     def _read_entries(self, entries: Sequence[Mapping[str, Any]], first_s: float) -> list[Op]:
         known: dict[tuple[Any, ...], Op | None] = {}
         for entry in entries:
-            key = (entry["group"], entry["backend"], entry["seq"], entry["name"], entry["at_s"], entry["over"], entry["at_s"] < first_s)  # fmt: skip
-            known[key] = (
-                self._entries[key] if key in self._entries else _to_native(entry, self._groups, first_s)
+            key = (
+                entry["group"],
+                entry["backend"],
+                entry["seq"],
+                entry["name"],
+                entry["at_s"],
+                entry["over"],
+                entry["at_s"] < first_s,
             )
+            known[key] = self._entries[key] if key in self._entries else _to_native(entry, self._groups, first_s)
         self._entries = known
         return [op for op in known.values() if op is not None]
 

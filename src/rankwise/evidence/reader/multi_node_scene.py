@@ -103,9 +103,7 @@ def pack(value: NodeScene, *, most_ops: int = MOST_OPS) -> str:
 
 
 def _pack(value: NodeScene, most_ops: int) -> str:
-    scene = replace(
-        value.scene, ranks=tuple(_cut(facts, most_ops) for facts in value.scene.ranks), sources={}
-    )
+    scene = replace(value.scene, ranks=tuple(_cut(facts, most_ops) for facts in value.scene.ranks), sources={})
     body = scene_file.to_json(scene)
     for rank in body["ranks"]:
         for group in rank["evidence"]["groups"].values() if rank["evidence"] else ():

@@ -15,7 +15,8 @@ from rankwise.base.faults import FaultRecord
 _NOBODYS = ("<frozen", "<unknown", "<string>")
 #: Our own package, wherever it stands: an editable install is no site-packages.
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")  # noqa: PTH118, PTH120 - as texts, for startswith
-#: Installed packages, and a package of ours that stands elsewhere: a stack may be of another installation, or of another machine.
+#: Installed packages, and a package of ours that stands elsewhere: a stack may be of another installation, or of
+#: another machine.
 _FOREIGN = (
     "/site-packages/", "/dist-packages/", "/lib/python3", "/src/rankwise/", "/rankwise/evidence/", "/rankwise/runtime/",
     "/rankwise/launcher/", "/rankwise/warm/",
@@ -24,10 +25,11 @@ _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Collectives that DDP issues run inside the backward pass, where no frame of torch.distributed is seen.
 _BACKWARD = {"_engine_run_backward"}
-#: What a rank waits for in rankwise's library: the same call of others, the end of the first rank's block, or their joining a group.
+#: What a rank waits for in rankwise's library: the same call of others, the end of the first rank's block, or their
+#: joining a group.
 LibraryWait = Literal["call", "turn", "meeting"]
-#: Every function of it that waits for what other ranks do, by its file and its name. Not that of a checkpoint which is written in the
-#: background: it depends on no rank's main thread, and names who is silent itself.
+#: Every function of it that waits for what other ranks do, by its file and its name. Not that of a checkpoint which is
+#: written in the background: it depends on no rank's main thread, and names who is silent itself.
 LIBRARY_WAITS: dict[tuple[str, str], LibraryWait] = {
     ("/rankwise/runtime/control.py", "_wait"): "call",
     ("/rankwise/runtime/turns.py", "_wait"): "turn",
@@ -62,9 +64,7 @@ class Frame:
     @property
     def is_users(self) -> bool:
         """Whether the line is neither Python's own nor an installed package's."""
-        return not self.file.startswith((*_NOBODYS, _OURS)) and not any(
-            part in self.file for part in _FOREIGN
-        )
+        return not self.file.startswith((*_NOBODYS, _OURS)) and not any(part in self.file for part in _FOREIGN)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -75,8 +75,8 @@ class Stack:
     """What a thread of a rank was doing, the main one as a rule; innermost frame first.
 
     Attributes:
-        module: Name of the innermost module of torch that runs, in the outermost one; None if it is that one, or unknown. Of a thread that
-            waits for a message of a pipeline: what that carries, as ``write_flow`` has it.
+        module: Name of the innermost module of torch that runs, in the outermost one; None if it is that one, or
+            unknown. Of a thread that waits for a message of a pipeline: what that carries, as ``write_flow`` has it.
     """
 
     frames: tuple[Frame, ...] = ()
@@ -110,11 +110,7 @@ class Stack:
     @property
     def is_in_work(self) -> bool:
         """Whether the thread waits for a Work: it is C++'s, and only our recorder around it has a frame."""
-        return (
-            bool(self.frames)
-            and self.frames[0].file.endswith(_RECORDER)
-            and self.frames[0].function == "wait"
-        )
+        return bool(self.frames) and self.frames[0].file.endswith(_RECORDER) and self.frames[0].function == "wait"
 
     @property
     def library_wait(self) -> LibraryWait | None:
@@ -122,11 +118,7 @@ class Stack:
         at = next((one for one in self.frames if not any(part in one.file for part in _WITHIN)), None)
         if at is None:
             return None
-        waits = (
-            wait
-            for (file, name), wait in LIBRARY_WAITS.items()
-            if at.file.endswith(file) and at.function == name
-        )
+        waits = (wait for (file, name), wait in LIBRARY_WAITS.items() if at.file.endswith(file) and at.function == name)
         return next(waits, None)
 
     @property

@@ -94,9 +94,7 @@ def read(paths: Sequence[Path], clock: Clock) -> OfflineRun:
     """
     found = [file for path in paths for file in map(read_head, list_files(path)) if file is not None]
     if not found:
-        raise UsageError(
-            f"ranks have left no evidence in {paths[0]}", hint="pass the folder that rank 0 named"
-        )
+        raise UsageError(f"ranks have left no evidence in {paths[0]}", hint="pass the folder that rank 0 named")
     files, notes = _choose(found)
     looks = offline_live.look({file.rank: file.head for file in files.values()}, clock)
     for file in files.values():
@@ -104,9 +102,7 @@ def read(paths: Sequence[Path], clock: Clock) -> OfflineRun:
         fill(file)
     set_ends(files)
     try:
-        world_size = check_world_size(
-            max([int(file.head["world_size"]) for file in files.values()] + [max(files) + 1])
-        )
+        world_size = check_world_size(max([int(file.head["world_size"]) for file in files.values()] + [max(files) + 1]))
     except ValueError as error:
         raise UsageError(f"{paths[0]} can't be read: {error}") from error
     absent = tuple(rank for rank in range(world_size) if rank not in files)
@@ -139,7 +135,9 @@ def _choose(found: list[OfflineFile]) -> tuple[dict[int, OfflineFile], list[str]
     notes = []
     others = {str(file.head["run"]) for file in found} - {str(newest.head["run"])}
     if others:
-        notes.append(f"this is the newest run, {newest.head['run']}; {len(others)} more beside it: pass the folder of the one you mean")  # fmt: skip
+        notes.append(
+            f"this is the newest run, {newest.head['run']}; {len(others)} more beside it: pass the folder of the one you mean"
+        )
     same = [file for file in found if file.head["run"] == newest.head["run"]]
     last = max(int(file.head["attempt"]) for file in same)
     if last:
@@ -160,43 +158,44 @@ def _choose(found: list[OfflineFile]) -> tuple[dict[int, OfflineFile], list[str]
 def _to_scene(files: Mapping[int, OfflineFile], world_size: int) -> tuple[Scene, list[str]]:
     """Return all ranks at one moment, and what is to be said of those that have fallen silent.
 
-    Times are of the monotonic clock of the first rank's host; those of other hosts are brought to it by the clocks on the wall.
+    Times are of the monotonic clock of the first rank's host; those of other hosts are brought to it by the clocks on
+    the wall.
     """
     base_s = files[min(files)].offset_s
     ends = {rank: find_end(file) + file.offset_s - base_s for rank, file in files.items()}
-    outside = [
-        end
-        for rank, end in ends.items()
-        if files[rank].how in {"lives", "terminated", "unrecorded", "unknown"}
-    ]
+    outside = [end for rank, end in ends.items() if files[rank].how in {"lives", "terminated", "unrecorded", "unknown"}]
     now_s = max(outside or ends.values())
     facts, notes = [], []
     for rank, file in sorted(files.items()):
-        is_silent = file.how == "unknown" and file.head.get("state") != "stopped" and now_s - ends[rank] > float(file.head["every_s"]) + SILENT_S  # fmt: skip
+        is_silent = (
+            file.how == "unknown"
+            and file.head.get("state") != "stopped"
+            and now_s - ends[rank] > float(file.head["every_s"]) + SILENT_S
+        )
         if is_silent:
-            notes.append(f"rank {rank} on {file.head['host']} has written nothing for {now_s - ends[rank]:.0f} s, but others have: it was frozen or killed, or its host or its disk is gone")  # fmt: skip
+            notes.append(
+                f"rank {rank} on {file.head['host']} has written nothing for {now_s - ends[rank]:.0f} s, but others have: it was frozen or killed, or its host or its disk is gone"
+            )
         one = _to_facts(file, now_s=now_s - file.offset_s + base_s, end_s=find_end(file), is_silent=is_silent)
         later_s = file.offset_s - base_s
         # Ranks of one host share its clock, and differ by when they wrote down what it said.
         facts.append(shift(one, later_s) if abs(later_s) > _SAME_CLOCK_S else one)
-    return Scene(
-        ranks=tuple(facts), world_size=world_size, now_s=now_s, is_whole=len(facts) == world_size
-    ), notes
+    return Scene(ranks=tuple(facts), world_size=world_size, now_s=now_s, is_whole=len(facts) == world_size), notes
 
 
 def _to_facts(file: OfflineFile, *, now_s: float, end_s: float, is_silent: bool) -> RankFacts:
     """Return what is known of a rank, by the clock of its host."""
     has_ended = file.how in {"finished", "raised", "crashed", "vanished"}
     evidence = file.evidence or Evidence()
-    if (
-        has_ended
-        and not file.is_exact
-        and file.evidence is not None
-        and end_s > float(file.head["saved_s"]) + FRESH_S
-    ):
+    if has_ended and not file.is_exact and file.evidence is not None and end_s > float(file.head["saved_s"]) + FRESH_S:
         # What it did between the last copy and its end is not known: that it did nothing must not be read from it.
-        evidence = Evidence(groups=evidence.groups, has_joined=evidence.has_joined, has_come=evidence.has_come,
-                            has_left=evidence.has_left, missing=("its records end some time before it did",))  # fmt: skip
+        evidence = Evidence(
+            groups=evidence.groups,
+            has_joined=evidence.has_joined,
+            has_come=evidence.has_come,
+            has_left=evidence.has_left,
+            missing=("its records end some time before it did",),
+        )
     process = file.live.process if file.live is not None else RankFacts(
         rank=file.rank,
         pid=int(file.head["pid"]),
@@ -231,8 +230,7 @@ def _find_stack(file: OfflineFile, evidence: Evidence, *, is_silent: bool) -> St
         return None
     dumped = parse_stack(file.asked) if file.live is None else None
     is_fresh = evidence.stacks_s is not None and (
-        evidence.stacks_s >= file.moved_s
-        or (file.live is not None and evidence.stacks_s >= file.live.at_s - FRESH_S)
+        evidence.stacks_s >= file.moved_s or (file.live is not None and evidence.stacks_s >= file.live.at_s - FRESH_S)
     )
     if is_fresh:  # one of before its last movement would accuse it of standing where it has left
         return choose_stack(evidence) or dumped or _nowhere(evidence)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rankwise.evidence.reader.offline_live import LiveLook
     from rankwise.evidence.reader.scene import Evidence
 
-#: How a rank is, or ended: by itself in three ways; by SIGTERM; without a word, as by SIGKILL, os._exit or exec: alone, or as all others
-#: did; or nobody knows.
+#: How a rank is, or ended: by itself in three ways; by SIGTERM; without a word, as by SIGKILL, os._exit or exec: alone,
+#: or as all others did; or nobody knows.
 How = Literal["lives", "finished", "raised", "crashed", "terminated", "vanished", "unrecorded", "unknown"]
 #: A rank that copies itself at least every so often (and its own rhythm), and has not, can't.
 SILENT_S = 75.0
@@ -87,9 +87,7 @@ class OfflineFile:
 def list_files(folder: Path) -> list[Path]:
     """Return the files of ranks in a folder of an attempt, of a run, or of many runs."""
     return sorted(
-        path
-        for pattern in ("", "attempt_*/", "*/attempt_*/")
-        for path in folder.glob(f"{pattern}rank*{_ENDING}")
+        path for pattern in ("", "attempt_*/", "*/attempt_*/") for path in folder.glob(f"{pattern}rank*{_ENDING}")
     )
 
 
@@ -178,7 +176,8 @@ def set_ends(files: Mapping[int, OfflineFile]) -> None:
 def _find_first_gone(files: Mapping[int, OfflineFile]) -> None:
     """Tell of a host that can't be asked any more who was gone before its launcher ended the others, and nobody was left to see it.
 
-    All others of the host must have been told to end; of one that is alone with its silence a launcher of its own may have ended.
+    All others of the host must have been told to end; of one that is alone with its silence a launcher of its own may
+    have ended.
     """
     hosts: dict[tuple[str, str], list[OfflineFile]] = {}
     for file in files.values():
@@ -223,9 +222,7 @@ def find_end(file: OfflineFile) -> float:
         return heard_s
     # A folder that was copied has younger files: believed only if it fits the rhythm of the copies.
     reported_s = Path(str(file.path)[: -len(_ENDING)] + ".stacks.txt").stat().st_mtime - file.offset_s
-    return (
-        reported_s if saved_s <= reported_s <= saved_s + float(file.head["every_s"]) + SILENT_S else heard_s
-    )
+    return reported_s if saved_s <= reported_s <= saved_s + float(file.head["every_s"]) + SILENT_S else heard_s
 
 
 def find_code(file: OfflineFile) -> int:

@@ -52,7 +52,10 @@ def is_alive(head: Mapping[str, Any]) -> bool:
 
 
 def _holds(pid: int, ring_id: list[int]) -> bool:
-    """Tell whether a process has the file of its records yet: after an exec another program has its number. Of others' processes it is not known."""
+    """Tell whether a process has the file of its records yet: after an exec another program has its number.
+
+    Of others' processes it is not known.
+    """
     folder, inode = Path(f"/proc/{pid}"), str(ring_id[1])
     try:
         with (folder / "maps").open(encoding="utf-8", errors="replace") as maps:

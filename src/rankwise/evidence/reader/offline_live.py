@@ -56,9 +56,7 @@ def look(heads: Mapping[int, Mapping[str, Any]], clock: Clock) -> dict[int, Live
         return {}
     before_s = clock.monotonic()
     first = {rank: (_read(head), read_process(int(head["pid"]))) for rank, head in living.items()}
-    asked = {
-        rank: number for rank, head in living.items() if (number := _ask(head, first[rank][0])) is not None
-    }
+    asked = {rank: number for rank, head in living.items() if (number := _ask(head, first[rank][0])) is not None}
     clock.sleep(BETWEEN_LOOKS_S)
     _wait_answers(living, asked, before_s + _ANSWER_S, clock)
     children = read_children([int(head["pid"]) for head in living.values()])

@@ -11,9 +11,7 @@ from rankwise.base.host import list_cgroups
 
 def count_oom_kills() -> int | None:
     """Return how often the kernel has killed for memory in our cgroup; None where it isn't told."""
-    counters = [
-        one / f"memory.{name}" for one in list_cgroups("memory") for name in ("events", "oom_control")
-    ]
+    counters = [one / f"memory.{name}" for one in list_cgroups("memory") for name in ("events", "oom_control")]
     # Without a limit of our own the host's counter is the one that moves.
     for path in (*counters, Path("/proc/vmstat")):
         with suppress(OSError):

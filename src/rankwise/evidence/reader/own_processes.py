@@ -67,9 +67,7 @@ def put_stacks(scene: Scene, dumps: Mapping[int, SpyDump | str]) -> Scene:
     if not dumps:
         return scene
     ranks = (
-        replace(
-            _with_threads(facts, dumps), children=tuple(_with_stack(one, dumps) for one in facts.children)
-        )
+        replace(_with_threads(facts, dumps), children=tuple(_with_stack(one, dumps) for one in facts.children))
         for facts in scene.ranks
     )
     return replace(scene, ranks=tuple(ranks))
@@ -103,7 +101,5 @@ def _name_threads(dump: SpyDump) -> dict[str, Stack]:
 
 def _without_parent(stack: Stack) -> Stack:
     """Leave out the lines at which a process was forked: below those of multiprocessing they are its parent's."""
-    begins = {
-        frame for frame in stack.frames if (frame.function, frame.file[-11:]) == ("_bootstrap", "/process.py")
-    }
+    begins = {frame for frame in stack.frames if (frame.function, frame.file[-11:]) == ("_bootstrap", "/process.py")}
     return Stack(frames=tuple(itertools.takewhile(lambda frame: frame not in begins, stack.frames)))

@@ -152,9 +152,9 @@ def read_polling_ticks(pid: int) -> int:
 def takes_signals(pid: int) -> bool:
     """Tell whether the main thread of a process stands in a wait that a signal can't disturb.
 
-    The kernel goes on with such a wait by itself after the signal's handler, or whoever has called it must do so, as the end
-    is a point in time. Others, such as ``sleep`` and ``poll``, end early for ever, and what C code makes of that nobody knows.
-    False also where it can't be seen, and for what runs: it may be just before such a call.
+    The kernel goes on with such a wait by itself after the signal's handler, or whoever has called it must do so, as
+    the end is a point in time. Others, such as ``sleep`` and ``poll``, end early for ever, and what C code makes of
+    that nobody knows. False also where it can't be seen, and for what runs: it may be just before such a call.
     """
     call, arguments = read_call(pid)
     if call == "futex":

@@ -189,7 +189,5 @@ def _lengthen(file: str, *, is_script: bool) -> str:
     package = file.partition("/")[0]
     if package in _PACKAGES:
         return f"/site-packages/{file}"
-    is_pythons = package.removesuffix(".py") in sys.stdlib_module_names and not (
-        is_script and "/" not in file
-    )
+    is_pythons = package.removesuffix(".py") in sys.stdlib_module_names and not (is_script and "/" not in file)
     return f"/lib/python3/{file}" if is_pythons else file

@@ -75,8 +75,8 @@ class RankChannel:
     def ask(self) -> None:
         """Have the rank write down the stacks of all threads and its flight recorder; never waits.
 
-        A rank that has not reached init_process_group yet answers when it has; one that is stopped, or whose interpreter is
-        held by C code, when it goes on.
+        A rank that has not reached init_process_group yet answers when it has; one that is stopped, or whose
+        interpreter is held by C code, when it goes on.
         """
         self.num_asked += 1
         # A pipe that is full holds enough questions; one without a reader belongs to a rank that has ended.

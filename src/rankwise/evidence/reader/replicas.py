@@ -22,11 +22,13 @@ class Digest:
 
     Attributes:
         step: After how many steps of the optimizer.
-        seq: How many collectives the model's group had made: equal on ranks that are at the same place of their program.
+        seq: How many collectives the model's group had made: equal on ranks that are at the same place of their
+            program.
         sums: One number for each parameter, packed; equal for equal bits.
         samples: The bits of one element of each, packed.
         forwarded: Whether the wrapper was ever called.
-        synced: False if ``no_sync`` was used lately, and the last forward of the wrapper was in it, as far as that can be told.
+        synced: False if ``no_sync`` was used lately, and the last forward of the wrapper was in it, as far as that can
+            be told.
         rates: The learning rates, where they are plain numbers.
         order: Its number among all digests of this rank.
         is_last: Whether it was taken when the script let go of its process groups, or ended, without an exception.
@@ -56,7 +58,8 @@ class Replica:
         form: Equal for equal names, shapes and types.
         site: The user's line that has wrapped it.
         names: Of the parameters, packed.
-        states: A letter for each parameter, for what the wrapper knows of it: known, added later, unfrozen later, moved later.
+        states: A letter for each parameter, for what the wrapper knows of it: known, added later, unfrozen later, moved
+            later.
         kinds: A letter for each, for how the bits of an element are to be read.
         largest: Elements of the largest parameter.
         elements: Of all parameters together; 0 if unknown.

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 STILL_S = 1.0
 #: Stacks and the flight recorder's entries are fresh if they are not older than this, or than the rank's last move.
 FRESH_S = 3.0
-#: Who has told of a collective: Python called it; or C++ did (DDP's buckets, functional collectives), and only torch's flight recorder saw it.
+#: Who has told of a collective: Python called it; or C++ did (DDP's buckets, functional collectives), and only torch's
+#: flight recorder saw it.
 Source = Literal["python", "native"]
 #: Where the process stands, by its own word and the kernel's.
 State = Literal["not started", "running", "stopped", "disk sleep", "ended"]
@@ -34,7 +35,8 @@ class Group:
         name: torch's name of it; may differ between ranks that made their groups in different order.
         ranks: Its members, as global ranks, ascending.
         backend: "gloo", "nccl" or another.
-        own: The global rank that the process has in torch.distributed; None if unknown. A script may have chosen another than the launcher.
+        own: The global rank that the process has in torch.distributed; None if unknown. A script may have chosen
+            another than the launcher.
     """
 
     name: str
@@ -50,24 +52,25 @@ class Op:
 
     Attributes:
         group: Name of the group.
-        seq: Its number among the group's collectives on that rank, from 1; torch's own, so equal on all ranks that are in step. For messages:
-            their number among those of this kind with this peer.
+        seq: Its number among the group's collectives on that rank, from 1; torch's own, so equal on all ranks that are
+            in step. For messages: their number among those of this kind with this peer.
         name: torch.distributed's word: "all_reduce", "all_gather_into_tensor", "barrier", "send", "recv", …
         shapes: Of the tensors that this rank puts in; for ``broadcast`` and ``recv`` of what it gets.
         dtypes: Of the same: "float32".
         root: Source or destination as a global rank, where there is one.
         peer: The other rank, of a message; -1 for any.
         reduce_op: "sum", "max" …; None if unknown.
-        gives: Elements that it gives to each member, in the order of ``Group.ranks``, where that may differ from member to member:
-            in all_to_all, and with lists of tensors in all_gather and reduce_scatter. Empty if unknown.
+        gives: Elements that it gives to each member, in the order of ``Group.ranks``, where that may differ from member
+            to member: in all_to_all, and with lists of tensors in all_gather and reduce_scatter. Empty if unknown.
         gets: Elements that it expects from each.
         site: ``file.py:LINE``, the innermost line of the user's own code; None if unknown.
-        inside: Functions of torch between that line and the collective, outermost first; tells a DDP bucket ("backward") from a forward's
-            broadcast ("_pre_forward"). Of very many only the outermost and the innermost ones. Of what rankwise's library exchanges for
-            itself, before or instead of the user's collective: the function that the user called, "rankwise.all_reduce".
-        module: What the module is called whose parameters FSDP gathers or whose gradients it reduces, or that waits in its forward:
-            "layers.3", as ``named_modules()`` has it; "." for the outermost one. Of a message what it carries, as ``write_flow`` has it.
-            None if unknown.
+        inside: Functions of torch between that line and the collective, outermost first; tells a DDP bucket
+            ("backward") from a forward's broadcast ("_pre_forward"). Of very many only the outermost and the innermost
+            ones. Of what rankwise's library exchanges for itself, before or instead of the user's collective: the
+            function that the user called, "rankwise.all_reduce".
+        module: What the module is called whose parameters FSDP gathers or whose gradients it reduces, or that waits in
+            its forward: "layers.3", as ``named_modules()`` has it; "." for the outermost one. Of a message what it
+            carries, as ``write_flow`` has it. None if unknown.
         source: Who told of it.
         entered_s: When, on the host's monotonic clock; None if unknown.
         is_over: Whether the rank has come out of it, or its work is done; None if unknown.
@@ -143,8 +146,8 @@ class Evidence:
         dumped_s: When the flight recorder was read last, monotonic; None if never.
         stacks: By the name of the thread, the main thread's as "MainThread"; of the last time they were asked for.
         stacks_s: When that was.
-        handled: Exceptions that threads were handling then, by the name of the thread: in an ``except``, a ``finally`` or an ``__exit__``.
-            Their tracebacks have no text of lines. None: not known.
+        handled: Exceptions that threads were handling then, by the name of the thread: in an ``except``, a ``finally``
+            or an ``__exit__``. Their tracebacks have no text of lines. None: not known.
         replicas: Checksums of its models that are trained as replicas (evidence.replicas).
         missing: What this rank, or its torch, can't show, in words.
     """
@@ -197,14 +200,16 @@ class RankFacts:
         finished_s: When its script was through.
         left_at: ``file.py:LINE`` of the script's at which it called os._exit; None if it did not.
         evidence: What it has recorded; None if it records nothing.
-        stack: Its main thread's, or that of the thread for which the main one waits (evidence.threads), taken at this moment; None if
-            it did not answer or was not asked; without frames if it has nobody to answer yet: before init_process_group.
+        stack: Its main thread's, or that of the thread for which the main one waits (evidence.threads), taken at this
+            moment; None if it did not answer or was not asked; without frames if it has nobody to answer yet: before
+            init_process_group.
         still_s: For how long nothing in it has moved: no record, no step, and next to no CPU time.
         cpu_share: Of one core, over the last seconds; above 1 with several threads.
         children: What it has started and not yet waited for.
         reads_terminal: Whether it waits for somebody to type: a debugger.
         memory_bytes: What it has in memory; None if unknown.
-        awaits: What its main thread waits for by the kernel's word, as "waiting for process 4711 (ffmpeg)"; empty if that tells nothing.
+        awaits: What its main thread waits for by the kernel's word, as "waiting for process 4711 (ffmpeg)"; empty if
+            that tells nothing.
     """
 
     rank: int
@@ -240,7 +245,8 @@ class Scene:
         world_size: Of the job.
         now_s: The moment, on the host's monotonic clock.
         is_whole: Whether all ranks of the job can be seen.
-        has_agent_store: Whether the launcher serves the ranks' store, so that none of them does (TORCHELASTIC_USE_AGENT_STORE).
+        has_agent_store: Whether the launcher serves the ranks' store, so that none of them does
+            (TORCHELASTIC_USE_AGENT_STORE).
         sources: Text of the user's files that stand in stacks and sites, by path (evidence.source); without it fewer
             faults can be named.
     """

@@ -29,9 +29,7 @@ def _still_holds(pid: int, fd: int) -> bool:
         return False
 
 
-def take_stacks(
-    ranks: Mapping[int, tuple[int, int]], clock: Clock, timeout_s: float = 0.2
-) -> dict[int, Stack]:
+def take_stacks(ranks: Mapping[int, tuple[int, int]], clock: Clock, timeout_s: float = 0.2) -> dict[int, Stack]:
     """Ask ranks for their stacks, all at once.
 
     Args:

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from rankwise.evidence.reader.scene import Evidence
 
 MAIN = "MainThread"
-#: Waits of one thread for the end of another, or for what it will bring; RPC's shutdown while other threads serve calls.
+#: Waits of one thread for the end of another, or for what it will bring; RPC's shutdown while other threads serve
+#: calls.
 _JOINS = (
     ("/threading.py", {"join", "_wait_for_tstate_lock", "_shutdown"}),
     ("/concurrent/futures/_base.py", {"result", "exception", "wait"}),

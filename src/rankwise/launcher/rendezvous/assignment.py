@@ -21,7 +21,8 @@ class Assignment:
         listener: The socket that our store process must serve; None if the store is served elsewhere.
         rank0_serves: Whether rank 0 must serve the store itself, as without a launcher.
         secret: That the ranks of all nodes get, where ranks have roles; empty elsewhere, and on one node.
-        has_come_anew: Whether the others have met without this node, which joined them later, or it waited for more that it could not reach.
+        has_come_anew: Whether the others have met without this node, which joined them later, or it waited for more
+            that it could not reach.
         link: To the launchers of other nodes, for what their ranks do; None if there are none, or we watch nothing.
     """
 

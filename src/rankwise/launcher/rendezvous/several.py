@@ -67,7 +67,8 @@ class SeveralNodes:
         num_ranks: Ranks on this node.
         helper: Has torch.
         console: Where to speak.
-        find_causes: Returns what on this host may keep nodes apart, as sentences; asked once, when they have not met for some seconds.
+        find_causes: Returns what on this host may keep nodes apart, as sentences; asked once, when they have not met
+            for some seconds.
     """
 
     def __init__(
@@ -158,12 +159,13 @@ class SeveralNodes:
     def _meet(self, restart: int, host: str) -> tuple[dict[str, object], socket.socket | None]:
         """Meet once; return this node's part, and where it serves the ranks' store, if it does.
 
-        That port is held before others are told of it: one that was only free when torch looked may be another program's by then.
+        That port is held before others are told of it: one that was only free when torch looked may be another
+            program's by then.
         """
         with ExitStack() as held:
             listener = held.enter_context(listen_tcp("", 0))
             held_port = listener.getsockname()[1]
-            part = self._ask("join", restart=restart, host=host, num_roles=len(self._spec.roles), store_port=held_port)  # fmt: skip
+            part = self._ask("join", restart=restart, host=host, num_roles=len(self._spec.roles), store_port=held_port)
             if part.get("node_rank") != 0 or part["store_is_served"]:
                 return part, None
             if (port := int(str(part["master_port"]))) != held_port:  # a torch that chooses it in another way
@@ -223,7 +225,9 @@ class SeveralNodes:
         return int(str(self._helper.news("standby") or 0))
 
     def finish(self, on_tick: Callable[[], None] | None = None) -> bool:
-        """Wait for the other nodes' ranks; the store on one of them serves all. A node that is lost meanwhile will not come.
+        """Wait for the other nodes' ranks; the store on one of them serves all.
+
+        A node that is lost meanwhile will not come.
 
         Raises:
             EndedElsewhere: One of them has failed.
@@ -249,9 +253,7 @@ class SeveralNodes:
                 num_lost=known,
             )
         except LaunchError as error:
-            self._console.say(
-                f"rankwise: this node has finished, but not all others have said so: {error.message}"
-            )
+            self._console.say(f"rankwise: this node has finished, but not all others have said so: {error.message}")
             return False
         return True
 
@@ -264,9 +266,7 @@ class SeveralNodes:
         except (LaunchError, InterruptedByUser):
             return  # its place is gone already, or the user is in a hurry
 
-    def _ask(
-        self, op: str, *, on_wait: Callable[[float], None] | None = None, **facts: object
-    ) -> dict[str, object]:
+    def _ask(self, op: str, *, on_wait: Callable[[float], None] | None = None, **facts: object) -> dict[str, object]:
         meeting = self._spec.meeting
         # Who stands by may do so for weeks; the helper has bounds of its own for all else.
         timeout_s = math.inf if on_wait is not None else self._timeout_s

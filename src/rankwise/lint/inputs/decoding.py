@@ -44,9 +44,7 @@ def decode_python(data: bytes) -> Decoded:
         return _broken(data, wrong)
     except (ValueError, LookupError) as error:
         # Codecs that are no text encodings (`coding: rot13`).
-        return Decoded(
-            text=data.decode("latin-1"), encoding="latin-1", problem=f"its coding comment: {error}"
-        )
+        return Decoded(text=data.decode("latin-1"), encoding="latin-1", problem=f"its coding comment: {error}")
 
 
 def decode_any(data: bytes) -> Decoded:

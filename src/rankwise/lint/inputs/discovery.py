@@ -14,7 +14,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 #: Folders that hold other people's code, or what was made of one's own.
-_SKIPPED = frozenset({".git", ".hg", ".svn", ".tox", ".nox", "node_modules", "__pycache__", "build", "dist", "site-packages", ".ipynb_checkpoints", ".rankwise_cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".eggs"})  # fmt: skip
+_SKIPPED = frozenset(
+    {
+        ".git",
+        ".hg",
+        ".svn",
+        ".tox",
+        ".nox",
+        "node_modules",
+        "__pycache__",
+        "build",
+        "dist",
+        "site-packages",
+        ".ipynb_checkpoints",
+        ".rankwise_cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+        ".eggs",
+    }
+)
 _GIT_S = 10.0
 _SEPARATOR = re.escape(os.sep)
 
@@ -70,8 +89,7 @@ def _walk(folder: str) -> Iterator[str]:
         folders[:] = sorted(
             name
             for name in folders
-            if not _is_skipped(f"{name}{os.sep}")
-            and not os.path.isfile(os.path.join(here, name, "pyvenv.cfg"))  # noqa: PTH113, PTH118 - as above
+            if not _is_skipped(f"{name}{os.sep}") and not os.path.isfile(os.path.join(here, name, "pyvenv.cfg"))  # noqa: PTH113, PTH118 - as above
         )
         yield from (name if base == "." else os.path.join(base, name) for name in files)  # noqa: PTH118 - as above
 
@@ -82,7 +100,18 @@ def _ask_git(folder: str) -> list[str]:
     if not any((above / ".git").exists() for above in (here, *here.parents)):
         return []
     # A repository's own settings may name a program to be run as file monitor: nothing of the user's is run here.
-    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]  # fmt: skip
+    command = [
+        "git",
+        "-c",
+        "core.fsmonitor=false",
+        "-c",
+        "core.hooksPath=/dev/null",
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
     try:
         reported = subprocess.run(command, cwd=folder, capture_output=True, timeout=_GIT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):

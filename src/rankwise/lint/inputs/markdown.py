@@ -22,7 +22,21 @@ if TYPE_CHECKING:
 
 _PYTHON = frozenset({"python", "py", "python3", "pycon", "python-repl", "ipython", "ipython3", "pytorch"})
 _CLEARLY_PYTHON = frozenset({"python", "py", "python3"})
-_SHELL = frozenset({"bash", "sh", "shell", "zsh", "console", "shell-session", "shellsession", "sh-session", "terminal", "slurm", "sbatch"})  # fmt: skip
+_SHELL = frozenset(
+    {
+        "bash",
+        "sh",
+        "shell",
+        "zsh",
+        "console",
+        "shell-session",
+        "shellsession",
+        "sh-session",
+        "terminal",
+        "slurm",
+        "sbatch",
+    }
+)
 _CONSOLES = frozenset({"console", "shell-session", "shellsession", "sh-session"})
 _MARKS = re.compile(r"(?:\s*(?:>|[-*+](?=\s)|\d{1,9}[.)](?=\s)))*\s*")
 _OPEN = re.compile(r"(`{3,}|~{3,})(.*)$")
@@ -30,16 +44,12 @@ _PROMPT = re.compile(r"\s*(?:[\w.@~:/()\[\]-]{0,40}[$%]|\$)\s+(?=\S)")
 _PYCON = re.compile(r"\s*(?:>>>|\.\.\.)(?: |$)")
 _LOOKS_PYTHON = re.compile(r"^(?:from\s+[\w.]+\s+import\b|import\s+[\w.]+)", re.MULTILINE)
 #: Of a REPL, a diff, or a text with gaps to fill.
-_NO_PROGRAM = re.compile(
-    r"^\s*(?:>>>|\.\.\.\s*$|…|In \[\d)|^[-+] ?\w|^@@|<[A-Za-z][\w .:/|-]*>", re.MULTILINE
+_NO_PROGRAM = re.compile(r"^\s*(?:>>>|\.\.\.\s*$|…|In \[\d)|^[-+] ?\w|^@@|<[A-Za-z][\w .:/|-]*>", re.MULTILINE)
+_LOOKS_SHELL = re.compile(
+    r"^(?:#!.*sh\b|#SBATCH\b|\$\s|(?:\w+=\S*\s+)*(?:torchrun|srun|sbatch|mpirun|python3?\s+-m\s+torch)\b)", re.MULTILINE
 )
-_LOOKS_SHELL = re.compile(r"^(?:#!.*sh\b|#SBATCH\b|\$\s|(?:\w+=\S*\s+)*(?:torchrun|srun|sbatch|mpirun|python3?\s+-m\s+torch)\b)", re.MULTILINE)  # fmt: skip
-_STARTS = re.compile(
-    r"\b(?:init_process_group|Accelerator|Fabric|Trainer|init_distributed|spawn|rankwise\.init)\s*\("
-)
-_TOOLS = frozenset(
-    {"torch", "accelerate", "lightning", "pytorch_lightning", "transformers", "deepspeed", "rankwise"}
-)
+_STARTS = re.compile(r"\b(?:init_process_group|Accelerator|Fabric|Trainer|init_distributed|spawn|rankwise\.init)\s*\(")
+_TOOLS = frozenset({"torch", "accelerate", "lightning", "pytorch_lightning", "transformers", "deepspeed", "rankwise"})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -235,9 +245,7 @@ def _gather(fence: _Fence) -> _Facts:
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             facts.imports += fence.lines[node.lineno - 1 : node.end_lineno]
-            names = (
-                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            )
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             facts.has_tools |= any(name.partition(".")[0] in _TOOLS for name in names)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             facts.defines.add(node.name)

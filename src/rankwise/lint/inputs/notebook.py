@@ -11,9 +11,7 @@ from rankwise.lint.piece import Piece
 
 _SHELL_CELL = re.compile(r"%%(?:bash|sh|zsh|!|system|sx|script\s+(?:\S*/)?(?:bash|sh|zsh)\b)")
 #: Cell magics whose body is Python that runs in the notebook.
-_PYTHON_CELL = re.compile(
-    r"%%(?:time|timeit|capture|prun|memit|mprun|lprun|python3?|pypy|debug|snakeviz|heat)\b"
-)
+_PYTHON_CELL = re.compile(r"%%(?:time|timeit|capture|prun|memit|mprun|lprun|python3?|pypy|debug|snakeviz|heat)\b")
 _FILE_CELL = re.compile(r"%%(?:writefile|file)\s+(?:-a\s+|--append\s+)?(\S+)")
 _MAGIC = re.compile(r"(\s*)(?:(!{1,2})|%{1,2}[A-Za-z_]|\?{1,2}\w)")
 _ASSIGNED_MAGIC = re.compile(r"(\s*[\w.,\s\[\]]+=\s*)(?:!|%[A-Za-z_])")
@@ -58,9 +56,7 @@ def read_notebook(path: str, text: str) -> tuple[tuple[Piece, ...], Unparsed | N
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        return (), _no_notebook(
-            f"{error.msg} (line {error.lineno}, column {error.colno})", error.lineno, error.colno
-        )
+        return (), _no_notebook(f"{error.msg} (line {error.lineno}, column {error.colno})", error.lineno, error.colno)
     except RecursionError:
         return (), _no_notebook("its JSON is nested too deep to be read")
     except ValueError as error:
@@ -129,13 +125,9 @@ def _read_cell(path: str, number: int, source: str, python: _Lines, others: list
     if head.startswith("%%") and not _PYTHON_CELL.match(head):
         if _SHELL_CELL.match(head):
             others.append(_as_piece(path, "shell", body, number, is_fragment=False))
-        elif (file := _FILE_CELL.match(head)) and file[1].strip("'\"").endswith(
-            (".py", ".sh", ".sbatch", ".slurm")
-        ):
+        elif (file := _FILE_CELL.match(head)) and file[1].strip("'\"").endswith((".py", ".sh", ".sbatch", ".slurm")):
             language = "python" if file[1].strip("'\"").endswith(".py") else "shell"
-            others.append(
-                _as_piece(path, language, body, number, is_fragment=" -a" in head or "--append" in head)
-            )
+            others.append(_as_piece(path, language, body, number, is_fragment=" -a" in head or "--append" in head))
         return
     lines = body if head.startswith("%%") else lines
     if find_unparsed("\n".join(lines)) is not None:

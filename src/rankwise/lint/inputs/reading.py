@@ -43,7 +43,8 @@ class Reading:
     Attributes:
         pieces: Its code, in the order of the file.
         unparsed: Why the file as a whole can't be read as what it calls itself.
-        note: Why it was not looked at; empty if it was. Where there is `unparsed` too, that is for a file which was named itself.
+        note: Why it was not looked at; empty if it was. Where there is `unparsed` too, that is for a file which was
+            named itself.
         num_lines: Lines in it.
         encoding: What to write it back with; empty where it could not be read.
     """
@@ -74,9 +75,7 @@ def read_file(path: str, data: bytes, kind: Kind | None = None) -> Reading:
     """
     kind = kind or decide_kind(path, data[:4096])
     if kind is None:
-        return Reading(
-            note="neither its name nor its first line tells whether it is Python or shell; give it a suffix"
-        )
+        return Reading(note="neither its name nor its first line tells whether it is Python or shell; give it a suffix")
     if len(data) > MAX_BYTES:
         return Reading(
             note=f"it has {len(data) / 1e6:.1f} MB, and files above {MAX_BYTES / 1e6:.0f} MB are not looked at"
@@ -110,7 +109,10 @@ def _tell_no_text(data: bytes) -> Unparsed:
 
     at = data.find(0)
     line = data.count(b"\n", 0, at) + 1
-    why, fix = f"line {line} has a NUL byte (at offset {at}), so this is not text", "write the file again; Python itself can't run it"  # fmt: skip
+    why, fix = (
+        f"line {line} has a NUL byte (at offset {at}), so this is not text",
+        "write the file again; Python itself can't run it",
+    )
     if is_utf16(data):
         line, why, fix = 1, "it is UTF-16, which Python does not read", "save the file as UTF-8"
     return Unparsed(line=line, col=1, why=why, fix=fix, is_known=True)
@@ -121,9 +123,7 @@ def _read_python(path: str, data: bytes, num_lines: int) -> Reading:
 
     decoded = decode_python(data)
     if decoded.problem:
-        wrong = Unparsed(
-            line=decoded.line, col=1, why=decoded.problem, fix="save the file as UTF-8", is_known=True
-        )
+        wrong = Unparsed(line=decoded.line, col=1, why=decoded.problem, fix="save the file as UTF-8", is_known=True)
         return Reading(unparsed=wrong, num_lines=num_lines)
     piece = Piece(path=path, language="python", code=decoded.text)
     return Reading(pieces=(piece,), num_lines=num_lines, encoding=decoded.encoding)

@@ -77,9 +77,7 @@ def explain(code: str, error: SyntaxError) -> Unparsed:
             if found := tell(lines[number - 1], number):
                 return found
     if isinstance(error, TabError) or "inconsistent use of tabs" in str(error.msg):
-        return _known(
-            line, 1, "tabs and spaces are mixed in one block's indent", "indent with four spaces only"
-        )
+        return _known(line, 1, "tabs and spaces are mixed in one block's indent", "indent with four spaces only")
     if (first := _find_pasted(lines)) is not None:
         return first
     if isinstance(error, IndentationError) and "\t" in text[: len(text) - len(text.lstrip())]:
@@ -138,7 +136,12 @@ def _tell_prompt(text: str, number: int) -> Unparsed | None:
     if not _PROMPT.match(text):
         return None
     col = len(text) - len(text.lstrip()) + 1
-    return _known(number, col, f"{text.strip().split()[0]!r} is the prompt of a console", "remove the prompts and the output from the text")  # fmt: skip
+    return _known(
+        number,
+        col,
+        f"{text.strip().split()[0]!r} is the prompt of a console",
+        "remove the prompts and the output from the text",
+    )
 
 
 def _tell_fence(text: str, number: int) -> Unparsed | None:
@@ -166,7 +169,12 @@ def _tell_characters(text: str, number: int) -> Unparsed | None:
                 shown = f"{char} ({name})" if char.isprintable() else name
                 plain = "a plain space" if table is _BLANKS else table[char]
                 what = kind if kind == "full-width character" else f"typographic {kind}"
-                return _known(number, col, f"{shown} is a {what}, which Python does not accept", f"type {plain} instead, in the whole file")  # fmt: skip
+                return _known(
+                    number,
+                    col,
+                    f"{shown} is a {what}, which Python does not accept",
+                    f"type {plain} instead, in the whole file",
+                )
     return None
 
 
@@ -188,9 +196,7 @@ def _outside_strings(text: str) -> list[tuple[int, str]]:
 def _find_pasted(lines: list[str]) -> Unparsed | None:
     """Lines of a pasted page or console anywhere: the parser stops at their output, or at a bracket before them."""
     reported = (
-        tell(text, number)
-        for number, text in enumerate(lines, start=1)
-        for tell in (_tell_prompt, _tell_fence)
+        tell(text, number) for number, text in enumerate(lines, start=1) for tell in (_tell_prompt, _tell_fence)
     )
     return next((found for found in reported if found is not None), None)
 

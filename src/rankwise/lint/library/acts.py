@@ -16,8 +16,10 @@ class Act:
 
     Attributes:
         family: As in `history.Op`; empty: nothing is done together.
-        result: ``equal`` on all ranks, ``local``, ``same`` as its arguments, the ``first`` argument itself, or ``none``.
-        fills: Position and name of the argument that it writes to, and whether that is ``equal`` afterwards or ``local``.
+        result: ``equal`` on all ranks, ``local``, ``same`` as its arguments, the ``first`` argument itself, or
+            ``none``.
+        fills: Position and name of the argument that it writes to, and whether that is ``equal`` afterwards or
+            ``local``.
         group: Position of the argument ``group``; None: named only.
         is_sure: Whether it is certain that it waits for other ranks.
         signature: The names of its parameters in order, of a function of torch.distributed.
@@ -39,11 +41,7 @@ class Act:
     def takes(self) -> tuple[int, str] | None:
         """Position and name of the parameter for the tensor that this rank brings."""
         return next(
-            (
-                (at, name)
-                for at, name in enumerate(self.signature)
-                if name in {"tensor", "input_tensor", "input"}
-            ),
+            ((at, name) for at, name in enumerate(self.signature) if name in {"tensor", "input_tensor", "input"}),
             None,
         )
 
@@ -53,9 +51,14 @@ def _op(family: str = "collective", **more: object) -> Act:
 
 
 def _named(
-    signature: str, fills: str = "", spread: Literal["equal", "local"] = "equal", *,
-    family: str = "collective", result: Result = "none", is_sure: bool = True,
-) -> Act:  # fmt: skip
+    signature: str,
+    fills: str = "",
+    spread: Literal["equal", "local"] = "equal",
+    *,
+    family: str = "collective",
+    result: Result = "none",
+    is_sure: bool = True,
+) -> Act:
     names = tuple(signature.split())
     filled = (names.index(fills), fills, spread) if fills else None
     return Act(
@@ -76,9 +79,7 @@ _FUNCTIONS: dict[str, Act] = {
     "reduce": _named("tensor dst op group async_op group_dst", "tensor", "local"),
     "all_gather": _named("tensor_list tensor group async_op", "tensor_list"),
     "all_gather_into_tensor": _named("output_tensor input_tensor group async_op", "output_tensor"),
-    "all_gather_coalesced": _named(
-        "output_tensor_lists input_tensor_list group async_op", "output_tensor_lists"
-    ),
+    "all_gather_coalesced": _named("output_tensor_lists input_tensor_list group async_op", "output_tensor_lists"),
     "_all_gather_base": _named("output_tensor input_tensor group async_op", "output_tensor"),
     "all_gather_object": _named("object_list obj group", "object_list"),
     "gather": _named("tensor gather_list dst group async_op group_dst", "gather_list", "local"),
@@ -91,21 +92,15 @@ _FUNCTIONS: dict[str, Act] = {
     ),
     "reduce_scatter": _named("output input_list op group async_op", "output", "local"),
     "reduce_scatter_tensor": _named("output input op group async_op", "output", "local"),
-    "all_to_all": _named(
-        "output_tensor_list input_tensor_list group async_op", "output_tensor_list", "local"
-    ),
-    "all_to_all_single": _named(
-        "output input output_split_sizes input_split_sizes group async_op", "output", "local"
-    ),
+    "all_to_all": _named("output_tensor_list input_tensor_list group async_op", "output_tensor_list", "local"),
+    "all_to_all_single": _named("output input output_split_sizes input_split_sizes group async_op", "output", "local"),
     "broadcast_object_list": _named("object_list src group device group_src", "object_list"),
     "barrier": _named("group async_op device_ids timeout", family="barrier"),
     "monitored_barrier": _named("group timeout wait_all_ranks", family="barrier"),
     "send": _named("tensor dst group tag group_dst", family="point"),
     "recv": _named("tensor src group tag group_src", "tensor", "local", family="point", result="same"),
     "isend": _named("tensor dst group tag group_dst", family="point", result="same", is_sure=False),
-    "irecv": _named(
-        "tensor src group tag group_src", "tensor", "local", family="point", result="same", is_sure=False
-    ),
+    "irecv": _named("tensor src group tag group_src", "tensor", "local", family="point", result="same", is_sure=False),
     "send_object_list": _named("object_list dst group device group_dst use_batch", family="point"),
     "recv_object_list": _named(
         "object_list src group device group_src use_batch",

@@ -23,20 +23,50 @@ ENVIRON = {"RANK": "rank", "SLURM_PROCID": "rank", "OMPI_COMM_WORLD_RANK": "rank
            "SLURM_NPROCS": "world_size", "OMPI_COMM_WORLD_SIZE": "world_size", "PMI_SIZE": "world_size", "LOCAL_WORLD_SIZE": "local_world_size",
            "GROUP_RANK": "node_rank", "NODE_RANK": "node_rank", "SLURM_NODEID": "node_rank"}  # fmt: skip
 #: Set by torchrun; the others may be absent.
-TORCHRUN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-                      "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID"})  # fmt: skip
+TORCHRUN = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "TORCHELASTIC_RUN_ID",
+    }
+)
 _MAIN = re.compile(
     r"(is_|am_i_|on_)?(main|master|global_zero|rank_?(zero|0)|primary|chief|first|lead|root|local_main|global_main|world_master"
     r"|world_main)_?(process|proc|rank|worker|node|gpu|thread)?(_only|_first)?"
 )
-_IS_MAIN = re.compile(r"(is|am_i|on)_.*|.*(main|master|zero|chief|primary|rank_?0).*(process|proc|rank|worker)|is_?main|is_?master"
-                      r"|rank_?(zero|0)|master_process|main_process")  # fmt: skip
-_ONLY = re.compile(r"(rank_?(zero|0)|main(_process)?|master(_process)?|local_main_process|global_zero)_only"
-                   r"|on_(local_)?main_process|only_(on_)?(rank_?(zero|0)|main|master)(_process)?|rank_?(zero|0)|run_on_main")  # fmt: skip
-_MAIN_NAMES = frozenset({"is_world_process_zero", "is_local_process_zero", "is_world_zero", "is_process_zero", "is_local_master",
-                         "is_global_main_process", "is_main_local_process", "ismain", "is_master_rank", "is_writer_rank"})  # fmt: skip
-_SAME = re.compile(r"(all_?reduce|reduce|all_?gather|gather|sync(hroni[sz]e)?|broadcast|bcast|agree)(_.*|d)?|.*_(all_?reduce|reduced?|"
-                   r"gathered|synced|broadcast)|global_.*|any_rank.*|all_ranks.*")  # fmt: skip
+_IS_MAIN = re.compile(
+    r"(is|am_i|on)_.*|.*(main|master|zero|chief|primary|rank_?0).*(process|proc|rank|worker)|is_?main|is_?master"
+    r"|rank_?(zero|0)|master_process|main_process"
+)
+_ONLY = re.compile(
+    r"(rank_?(zero|0)|main(_process)?|master(_process)?|local_main_process|global_zero)_only"
+    r"|on_(local_)?main_process|only_(on_)?(rank_?(zero|0)|main|master)(_process)?|rank_?(zero|0)|run_on_main"
+)
+_MAIN_NAMES = frozenset(
+    {
+        "is_world_process_zero",
+        "is_local_process_zero",
+        "is_world_zero",
+        "is_process_zero",
+        "is_local_master",
+        "is_global_main_process",
+        "is_main_local_process",
+        "ismain",
+        "is_master_rank",
+        "is_writer_rank",
+    }
+)
+_SAME = re.compile(
+    r"(all_?reduce|reduce|all_?gather|gather|sync(hroni[sz]e)?|broadcast|bcast|agree)(_.*|d)?|.*_(all_?reduce|reduced?|"
+    r"gathered|synced|broadcast)|global_.*|any_rank.*|all_ranks.*"
+)
 
 
 def role_of(path: str) -> str | None:

@@ -42,7 +42,21 @@ if TYPE_CHECKING:
     from rankwise.lint.model.run import Run
 
 #: What describes a tensor or a batch, and is the same on all ranks unless something is wrong already.
-_SHAPES = frozenset({"shape", "dtype", "device", "ndim", "dim", "__class__", "is_cuda", "requires_grad", "sharding", "itemsize", "format"})  # fmt: skip
+_SHAPES = frozenset(
+    {
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "dim",
+        "__class__",
+        "is_cuda",
+        "requires_grad",
+        "sharding",
+        "itemsize",
+        "format",
+    }
+)
 _IS_MAIN = {"is_main_process": "rank", "is_global_zero": "rank", "is_local_main_process": "local_rank", "is_last_process": "last",
             "is_world_process_zero": "rank", "is_local_process_zero": "local_rank",
             "is_main": "rank", "is_local_main": "local_rank"}  # fmt: skip
@@ -234,9 +248,7 @@ def _bound(run: Run, owner: Value, found: Value, node: Any) -> Value:
 
 
 def _of_class(run: Run, owner: Value, thing: UserClass, name: str, _node: Any) -> Value:
-    found = thing.find(
-        "forward" if name == "apply" and "torch.autograd.Function" in thing.library_bases() else name
-    )
+    found = thing.find("forward" if name == "apply" and "torch.autograd.Function" in thing.library_bases() else name)
     if found is None:
         return guess(run, name)
     if isinstance(found.thing, Function) and name == "apply" != found.thing.name:

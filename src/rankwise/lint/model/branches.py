@@ -17,10 +17,30 @@ if TYPE_CHECKING:
     from rankwise.lint.model.run import Run, Scope
 
 #: What all ranks meet alike: a missing module, a wrong call, Ctrl-C.
-_SAME_EVERYWHERE = frozenset({"ImportError", "ModuleNotFoundError", "KeyboardInterrupt", "AttributeError", "NameError",
-                              "SystemExit", "NotImplementedError", "TypeError", "KeyError", "StopIteration", "ImproperlyConfigured"})  # fmt: skip
+_SAME_EVERYWHERE = frozenset(
+    {
+        "ImportError",
+        "ModuleNotFoundError",
+        "KeyboardInterrupt",
+        "AttributeError",
+        "NameError",
+        "SystemExit",
+        "NotImplementedError",
+        "TypeError",
+        "KeyError",
+        "StopIteration",
+        "ImproperlyConfigured",
+    }
+)
 #: What follows from the values that are at hand.
-_OF_VALUES = _SAME_EVERYWHERE | {"ValueError", "JSONDecodeError", "OverflowError", "ZeroDivisionError", "ArithmeticError", "IndexError"}  # fmt: skip
+_OF_VALUES = _SAME_EVERYWHERE | {
+    "ValueError",
+    "JSONDecodeError",
+    "OverflowError",
+    "ZeroDivisionError",
+    "ArithmeticError",
+    "IndexError",
+}
 _WHO = frozenset({"rank", "local_rank", "node_rank"})
 
 
@@ -103,12 +123,7 @@ def finish_fork(run: Run, scope: Scope, fork: Fork, num_returns: int) -> None:
     ways = [arm for arm in fork.arms if arm.exit is None or arm.exit.kind not in {"raise", "exit"}]
     # An exception outside of all loops, where things are set up, mostly strikes all ranks.
     is_weak = fork.kind == "except" and not run.loops
-    if (
-        (fork.value.spread or fork.value.origin)
-        and not is_weak
-        and len(ways) > 1
-        and len(scope.returns) > num_returns
-    ):
+    if (fork.value.spread or fork.value.origin) and not is_weak and len(ways) > 1 and len(scope.returns) > num_returns:
         scope.tint = fork.value if scope.tint is None else joined(scope.tint, fork.value)
 
 
@@ -132,9 +147,7 @@ def _write_arms(run: Run, scope: Scope, ends: Sequence[tuple[_Written, Exit | No
     if not any(written for written, _ in ends):
         return
     staying = [written for written, left in ends if left is None] or [ends[-1][0]]
-    for (number, name), (table, _) in {
-        key: one for written in staying for key, one in written.items()
-    }.items():
+    for (number, name), (table, _) in {key: one for written in staying for key, one in written.items()}.items():
         before = table.get(name)
         values = [written[number, name][1] if (number, name) in written else before for written in staying]
         first, *rest = [value for value in values if value is not None]

@@ -112,9 +112,7 @@ class Call:
 
     def beside(self, one: Value, other: Value, test: Value | None) -> Call:
         """The choice between what this call and another one gave."""
-        return Call(
-            name="either", node=self.node, module=self.module, args=(one, other), receiver=test or ANY
-        )
+        return Call(name="either", node=self.node, module=self.module, args=(one, other), receiver=test or ANY)
 
     @property
     def is_guarded(self) -> bool:
@@ -132,9 +130,7 @@ def part_of(value: Value) -> Value:
     part, made = mixed((value,)), value.made
     if made is None:
         return part
-    return replace(
-        part, made=Call(name="operator.Subscript", node=made.node, module=made.module, args=(value, ANY))
-    )
+    return replace(part, made=Call(name="operator.Subscript", node=made.node, module=made.module, args=(value, ANY)))
 
 
 def whole_of(value: Value) -> Call | None:
@@ -148,12 +144,7 @@ def whole_of(value: Value) -> Call | None:
 def is_of_one_device(maker: Call) -> bool:
     """Whether a call makes a Fabric of one device: nothing is wrapped, and there are no other ranks."""
     devices = maker.arg(2, "devices")
-    return (
-        maker.name == FABRIC
-        and devices is not None
-        and devices.const == 1
-        and "num_nodes" not in maker.kwargs
-    )
+    return maker.name == FABRIC and devices is not None and devices.const == 1 and "num_nodes" not in maker.kwargs
 
 
 def is_alone(call: Call) -> bool:
@@ -164,8 +155,7 @@ def is_alone(call: Call) -> bool:
 
 #: Builtins that run a generator to its end, or to its first value.
 CONSUMERS = frozenset(
-    f"builtins.{name}"
-    for name in ("list", "tuple", "set", "sum", "min", "max", "sorted", "any", "all", "next", "dict")
+    f"builtins.{name}" for name in ("list", "tuple", "set", "sum", "min", "max", "sorted", "any", "all", "next", "dict")
 )
 
 

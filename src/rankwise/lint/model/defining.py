@@ -30,9 +30,12 @@ _TRANSPARENT = frozenset({"functools.wraps", "functools.lru_cache", "functools.c
 
 
 def function_of(
-    run: Run, scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, marks: frozenset[str] = NOTHING,
+    run: Run,
+    scope: Scope,
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
+    marks: frozenset[str] = NOTHING,
     owner: UserClass | None = None,
-) -> Function:  # fmt: skip
+) -> Function:
     """A function with its defaults, which are computed where it is defined."""
     args = node.args
     return Function(
@@ -55,9 +58,7 @@ def define_function(run: Run, scope: Scope, node: ast.FunctionDef | ast.AsyncFun
     scope.holder(node.name).names[node.name] = decorated(run, scope, node, None)
 
 
-def decorated(
-    run: Run, scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef, owner: UserClass | None
-) -> Value:
+def decorated(run: Run, scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef, owner: UserClass | None) -> Value:
     """A function as its decorators leave it."""
     marks, wrapping = set(), []
     for decorator in node.decorator_list:
@@ -81,8 +82,19 @@ def _mark(value: Value, decorator: ast.expr) -> str:
     last = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
     if isinstance(value.thing, Function):
         return ""
-    if last in {"staticmethod", "classmethod", "property", "cached_property", "contextmanager", "asynccontextmanager",
-                "no_grad", "inference_mode", "setter", "getter", "deleter"}:  # fmt: skip
+    if last in {
+        "staticmethod",
+        "classmethod",
+        "property",
+        "cached_property",
+        "contextmanager",
+        "asynccontextmanager",
+        "no_grad",
+        "inference_mode",
+        "setter",
+        "getter",
+        "deleter",
+    }:
         return {
             "cached_property": "property",
             "asynccontextmanager": "contextmanager",
@@ -103,9 +115,7 @@ def define_class(run: Run, scope: Scope, node: ast.ClassDef) -> None:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             value = decorated(run, scope, statement, cls)
             old = inner.names.get(statement.name)
-            is_setter = isinstance(value.thing, Function) and not {"setter", "deleter"}.isdisjoint(
-                value.thing.marks
-            )
+            is_setter = isinstance(value.thing, Function) and not {"setter", "deleter"}.isdisjoint(value.thing.marks)
             if not (is_setter and old is not None):
                 inner.names[statement.name] = value
         else:
@@ -172,8 +182,23 @@ def _import_all(run: Run, scope: Scope, source: Value) -> None:
                 if found is not None:
                     scope.names[name] = found
     elif isinstance(source.thing, Library) and source.thing.name == "torch.distributed":
-        for name in ("all_reduce", "all_gather", "broadcast", "barrier", "get_rank", "get_world_size", "init_process_group",
-                     "is_initialized", "reduce", "gather", "scatter", "send", "recv", "destroy_process_group", "ReduceOp"):  # fmt: skip
+        for name in (
+            "all_reduce",
+            "all_gather",
+            "broadcast",
+            "barrier",
+            "get_rank",
+            "get_world_size",
+            "init_process_group",
+            "is_initialized",
+            "reduce",
+            "gather",
+            "scatter",
+            "send",
+            "recv",
+            "destroy_process_group",
+            "ReduceOp",
+        ):
             scope.names.setdefault(name, Value(thing=Library(f"torch.distributed.{name}")))
 
 

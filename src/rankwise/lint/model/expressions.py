@@ -62,9 +62,7 @@ def evaluate(run: Run, scope: Scope, node: ast.AST | None) -> Value:
 
 
 def _parts(run: Run, scope: Scope, node: ast.AST) -> Value:
-    return mixed(
-        [evaluate(run, scope, part) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-    )
+    return mixed([evaluate(run, scope, part) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)])
 
 
 def _constant(_run: Run, _scope: Scope, node: ast.Constant) -> Value:
@@ -124,9 +122,7 @@ def _binary(run: Run, scope: Scope, node: ast.BinOp) -> Value:
     note_use(run, scope, node, left, right)
     if isinstance(left.thing, Items) and isinstance(node.op, ast.Add) and isinstance(right.thing, Items):
         whole = left.thing.is_whole and right.thing.is_whole and left.thing.keys is right.thing.keys is None
-        return Value(
-            thing=Items([*left.thing.values, *right.thing.values], kind=left.thing.kind, is_whole=whole)
-        )
+        return Value(thing=Items([*left.thing.values, *right.thing.values], kind=left.thing.kind, is_whole=whole))
     if isinstance(node.op, (ast.Sub, ast.BitAnd, ast.BitOr, ast.BitXor)) and (
         isinstance(left.thing, Items) or isinstance(right.thing, Items)
     ):
@@ -135,9 +131,7 @@ def _binary(run: Run, scope: Scope, node: ast.BinOp) -> Value:
         return replace(mixed((left, right)), thing=Items([mixed((left, right))], kind=kind, is_whole=False))
     listed = left if isinstance(left.thing, Items) else right
     if isinstance(listed.thing, Items) and isinstance(node.op, ast.Mult):
-        value = replace(
-            listed, thing=Items(list(listed.thing.values), kind=listed.thing.kind, is_whole=False)
-        )
+        value = replace(listed, thing=Items(list(listed.thing.values), kind=listed.thing.kind, is_whole=False))
         return of_all(run, scope.module, node, (left, right), value)
     doing = BINARY.get(type(node.op))
     value = compute(doing, left, right) if doing is not None else mixed((left, right))
@@ -167,9 +161,7 @@ def _compare(run: Run, scope: Scope, node: ast.Compare) -> Value:
         note_comparison(run, scope, node, left, right)
         if isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
             note_use(run, scope, node, left, right)
-        made = Call(
-            name="operator.Compare", node=node, module=scope.module, args=(left, right), contexts=run.contexts
-        )
+        made = Call(name="operator.Compare", node=node, module=scope.module, args=(left, right), contexts=run.contexts)
         results.append(replace(compare(op, left, right), made=made))
         left = right
     if len(results) == 1:
@@ -264,10 +256,7 @@ def _dict(run: Run, scope: Scope, node: ast.Dict) -> Value:
         value = evaluate(run, scope, one)
         if key is None:
             is_whole = (
-                isinstance(value.thing, Items)
-                and value.thing.keys is not None
-                and value.thing.is_whole
-                and is_whole
+                isinstance(value.thing, Items) and value.thing.keys is not None and value.thing.is_whole and is_whole
             )
             if isinstance(value.thing, Items) and value.thing.keys is not None:
                 keys.extend(value.thing.keys)
@@ -317,9 +306,7 @@ def _part(thing: Any, key: Value) -> Value | None:
     """A part of a display, or of a Sequential, where it and the key are known."""
     if isinstance(thing, Object) and thing.kind == "torch.nn.Sequential" and thing.call is not None:
         parts = thing.call.args
-        is_there = (
-            isinstance(key.const, int) and not thing.call.has_star and -len(parts) <= key.const < len(parts)
-        )
+        is_there = isinstance(key.const, int) and not thing.call.has_star and -len(parts) <= key.const < len(parts)
         return parts[key.const] if is_there else None
     if not isinstance(thing, Items):
         return None
@@ -330,9 +317,7 @@ def _part(thing: Any, key: Value) -> Value | None:
         for one, value in zip(thing.keys, thing.values, strict=False):
             if one.is_known and type(one.const) is type(key.const) and one.const == key.const:
                 return value
-    elif (
-        isinstance(key.const, int) and thing.is_whole and -len(thing.values) <= key.const < len(thing.values)
-    ):
+    elif isinstance(key.const, int) and thing.is_whole and -len(thing.values) <= key.const < len(thing.values):
         return thing.values[key.const]
     return None
 
@@ -376,9 +361,7 @@ def _yield_from(run: Run, scope: Scope, node: ast.YieldFrom) -> Value:
     return ANY
 
 
-def _comprehension(
-    run: Run, scope: Scope, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
-) -> Value:
+def _comprehension(run: Run, scope: Scope, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
     inner = Scope(module=scope.module, parent=scope, function=scope.function)
     inner.names = {}
     sources: list[Value] = []
@@ -414,9 +397,7 @@ def _comprehension(
         return Value(thing=Items([row[1] for row in rows], keys=[row[0] for row in rows], kind="dict"))
     if isinstance(node, ast.DictComp):
         return replace(mixed((element, length)), made=values[-1].made)
-    return Value(
-        length.spread, length.origin, thing=Items([element], kind=kind, is_whole=False), via=element.via
-    )
+    return Value(length.spread, length.origin, thing=Items([element], kind=kind, is_whole=False), via=element.via)
 
 
 def _keep_test(

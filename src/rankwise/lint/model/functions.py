@@ -100,9 +100,7 @@ def compared(values: Iterable[Value]) -> tuple[object, ...]:
 
 def _is_too_deep(run: Run, function: Function) -> bool:
     return (
-        run.budget <= 0
-        or len(run.functions) >= DEEPEST
-        or sum(one.node is function.node for one in run.functions) >= 2
+        run.budget <= 0 or len(run.functions) >= DEEPEST or sum(one.node is function.node for one in run.functions) >= 2
     )
 
 
@@ -218,7 +216,8 @@ def _suspended(run: Run, function: Function, scope: Scope, node: ast.AST, module
         outside = (run.functions, run.stack, run.guards, run.contexts)
 
         def step_out(value: Value) -> None:
-            # What follows the yield is the caller's code: it is not inside the generator, but keeps its contexts and guards.
+            # What follows the yield is the caller's code: it is not inside the generator, but keeps its contexts and
+            # guards.
             inside = (run.functions, run.stack)
             run.functions, run.stack = outside[0], outside[1]
             on_yield(value)
@@ -248,9 +247,7 @@ def bound_arguments(
         names[node.kwarg.arg] = Value(
             thing=Items(list(rest.values()), keys=[known(name) for name in rest], kind="dict")
         )
-    defaults = dict(
-        zip(positional[len(positional) - len(function.defaults) :], function.defaults, strict=True)
-    )
+    defaults = dict(zip(positional[len(positional) - len(function.defaults) :], function.defaults, strict=True))
     typed = {
         one.arg
         for one in (*node.posonlyargs, *node.args, *node.kwonlyargs)

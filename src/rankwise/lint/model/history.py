@@ -117,7 +117,8 @@ def walk(items: Iterable[Item]) -> Iterator[Item]:
 class History:
     """All that one rank did from one entry of the program on; ``is_cut`` if there was too much of it to see all.
 
-    ``loops`` are all loops, each with those around it; among the items are only those in which something is done together.
+    ``loops`` are all loops, each with those around it; among the items are only those in which something is done
+    together.
     """
 
     rank: int

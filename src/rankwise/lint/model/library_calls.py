@@ -130,13 +130,9 @@ def _by_table(run: Run, call: Call) -> Value:
         passed = call.arg(0, "iterable") or ANY
         return replace(passed, made=call) if name in RECOUNTS else passed
     if name in {"builtins.enumerate", "builtins.reversed"} and call.args:
-        return Value(
-            given.spread, given.origin, thing=Object(name.rpartition(".")[2], call, {"of": call.args[0]})
-        )
+        return Value(given.spread, given.origin, thing=Object(name.rpartition(".")[2], call, {"of": call.args[0]}))
     if name == "builtins.zip":
-        return Value(
-            given.spread, given.origin, thing=Object("zip", call, {"of": Value(thing=Items(list(call.args)))})
-        )
+        return Value(given.spread, given.origin, thing=Object("zip", call, {"of": Value(thing=Items(list(call.args)))}))
     if name == FULLY_SHARD:
         return _fully_shard(call)
     last = name.rpartition(".")[2]
@@ -161,9 +157,9 @@ def _hinted(run: Run, call: Call, given: Value) -> Value | None:
 
 
 def _makes_model(name: str) -> bool:
-    return name.startswith(
-        ("torchvision.models.", "timm.create_model", "transformers.AutoModel")
-    ) or name.endswith((".from_pretrained", ".from_config"))
+    return name.startswith(("torchvision.models.", "timm.create_model", "transformers.AutoModel")) or name.endswith(
+        (".from_pretrained", ".from_config")
+    )
 
 
 def _made(run: Run, call: Call) -> Value:
@@ -300,7 +296,7 @@ def _set_key(run: Run, items: Items, name: str, value: Value) -> None:
         items.keys.append(Value(const=name))
 
 
-_OF_TEXT = frozenset({"isdigit", "lower", "upper", "strip", "startswith", "endswith", "split", "format", "replace"})  # fmt: skip
+_OF_TEXT = frozenset({"isdigit", "lower", "upper", "strip", "startswith", "endswith", "split", "format", "replace"})
 
 
 def _of_text(call: Call, method: str, given: Value) -> Value:

@@ -153,11 +153,7 @@ def widened(before: dict[str, Value], after: dict[str, Value]) -> dict[str, Valu
 def generator_of(value: Value) -> tuple[Suspended | None, Callable[[Value], Value]]:
     """The generator that a loop runs, and what the loop makes of each value of it."""
     thing = value.thing
-    if (
-        isinstance(thing, Object)
-        and thing.kind == "enumerate"
-        and isinstance(thing.attrs["of"].thing, Suspended)
-    ):
+    if isinstance(thing, Object) and thing.kind == "enumerate" and isinstance(thing.attrs["of"].thing, Suspended):
         return thing.attrs["of"].thing, lambda one: Value(thing=Items([ANY, one], kind="tuple"))
     return (thing if isinstance(thing, Suspended) else None), lambda one: one
 

@@ -106,11 +106,7 @@ def is_by_count(right: Value) -> bool:
         return right.made is not None and not any(one.spread for one in right.made.args)
     if right.made is not None and name == "builtins.max":  # `max(count, 1)`
         return any(map(is_by_count, right.made.args))
-    return (
-        name in {"", "operator.Add", "either"}
-        and isinstance(right.thing, Number)
-        and "time" not in right.origin
-    )
+    return name in {"", "operator.Add", "either"} and isinstance(right.thing, Number) and "time" not in right.origin
 
 
 def is_counted(left: Value) -> bool:
@@ -147,9 +143,7 @@ def note_misfit(
 ) -> None:
     """Keep a call of a plain function, by its name, that raises TypeError."""
     takes, name = function.node.args, getattr(node.func, "id", "")
-    is_open = any(isinstance(one, ast.Starred) for one in node.args) or any(
-        one.arg is None for one in node.keywords
-    )
+    is_open = any(isinstance(one, ast.Starred) for one in node.args) or any(one.arg is None for one in node.keywords)
     if run.dry or is_open or name != function.name or getattr(function.node, "decorator_list", None):
         return
     if why := misfit(takes, num_args, set(given)):
@@ -203,18 +197,12 @@ def note_test(run: Run, scope: Scope, node: ast.expr, value: Value) -> None:
     """Keep a test of a rank that is still text, once the process group exists and the launcher's variables are surely set."""
     made = value.made
     asked = made.args[0] if made is not None and made.name == "operator.Not" else value
-    if (
-        run.initialized
-        and isinstance(asked.const, str)
-        and asked.const.isdigit()
-        and asked.spread
-        and not run.dry
-    ):
+    if run.initialized and isinstance(asked.const, str) and asked.const.isdigit() and asked.spread and not run.dry:
         run.notes.append(TextTest(node, scope.module, asked is not value))
 
 
 #: Where collectives that give their result to one rank take its number.
-_ONE_RANK = {"torch.distributed.reduce": 1, "torch.distributed.gather": 2, "torch.distributed.gather_object": 2}  # fmt: skip
+_ONE_RANK = {"torch.distributed.reduce": 1, "torch.distributed.gather": 2, "torch.distributed.gather_object": 2}
 #: Begins the origin of what such a collective leaves on the other ranks; behind it stands the id of the call's node.
 LEFT = "left by "
 
@@ -222,17 +210,10 @@ LEFT = "left by "
 def left_on_others(run: Run, call: Call) -> tuple[str, ...]:
     """The origin of what a call leaves on this rank, if another one gets the result."""
     position = _ONE_RANK.get(call.name)
-    if (
-        position is None
-        or call.has_star
-        or call.guards
-        or {"group", "async_op", "group_dst"} & call.kwargs.keys()
-    ):
+    if position is None or call.has_star or call.guards or {"group", "async_op", "group_dst"} & call.kwargs.keys():
         return ()
     root = call.arg(position, "dst")
     number = root.const if root is not None else 0
     run.has_seen_rank = True
-    is_other = (
-        isinstance(number, int) and number != run.virtual_rank.rank and (root is None or not root.spread)
-    )
+    is_other = isinstance(number, int) and number != run.virtual_rank.rank and (root is None or not root.spread)
     return (f"{LEFT}{id(call.node)}",) if is_other else ()

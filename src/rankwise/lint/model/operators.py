@@ -69,9 +69,7 @@ def of_all(run: Run, module: Module, node: ast.AST, values: tuple[Value, ...], v
 
 
 def _is_big(const: Any) -> bool:
-    return (isinstance(const, int) and abs(const) > _BIGGEST) or (
-        isinstance(const, (str, bytes)) and len(const) > 999
-    )
+    return (isinstance(const, int) and abs(const) > _BIGGEST) or (isinstance(const, (str, bytes)) and len(const) > 999)
 
 
 def compare(op: ast.cmpop, left: Value, right: Value) -> Value:
@@ -84,16 +82,10 @@ def compare(op: ast.cmpop, left: Value, right: Value) -> Value:
             # Whether there is one at all is a matter of configuration.
             # ... but not of a batch that the collate function may have left out.
             is_config = (
-                not left.spread
-                or (left.origin <= {"data"} and left.path != "(batch)")
-                or "scattered" in left.origin
+                not left.spread or (left.origin <= {"data"} and left.path != "(batch)") or "scattered" in left.origin
             )
             return ANY if is_config else mixed((left,))
-    if (
-        isinstance(right.thing, Library)
-        and right.thing.name == "os.environ"
-        and isinstance(op, (ast.In, ast.NotIn))
-    ):
+    if isinstance(right.thing, Library) and right.thing.name == "os.environ" and isinstance(op, (ast.In, ast.NotIn)):
         return _in_environ(left, is_in=isinstance(op, ast.In))
     if isinstance(op, (ast.In, ast.NotIn)):
         return _membership(op, left, right)

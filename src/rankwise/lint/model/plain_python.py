@@ -44,9 +44,7 @@ def _number(kind: Callable[[Any], Any]) -> Callable[[Run, Call], Value]:
                 pass
         truth = value.truth() if kind is bool else None
         thing = None if kind is str or truth is not None else NUMBER
-        return Value(
-            value.spread, value.origin, UNKNOWN if truth is None else truth, thing, value.path, value.via
-        )
+        return Value(value.spread, value.origin, UNKNOWN if truth is None else truth, thing, value.path, value.via)
 
     return convert
 
@@ -116,19 +114,13 @@ def _getattr(run: Run, call: Call) -> Value:
         owner, name = call.args[0], call.args[1].const
         if name in getattr(owner.thing, "attrs", {}) or len(call.args) == 2 or owner.path:
             return attribute(run, owner, name, call.node)
-    return (
-        Value(path=f"getattr.{call.args[1].const}") if len(call.args) > 1 and call.args[1].is_known else ANY
-    )
+    return Value(path=f"getattr.{call.args[1].const}") if len(call.args) > 1 and call.args[1].is_known else ANY
 
 
 def _hasattr(run: Run, call: Call) -> Value:
     if len(call.args) == 2 and call.args[1].const == "module":
         value = call.args[0]
-        return (
-            Value(const=True)
-            if isinstance(value.thing, Object) and value.thing.kind.endswith("Parallel")
-            else ANY
-        )
+        return Value(const=True) if isinstance(value.thing, Object) and value.thing.kind.endswith("Parallel") else ANY
     return ANY
 
 

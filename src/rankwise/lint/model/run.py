@@ -215,9 +215,7 @@ class Run:
     def colour(self, value: Value) -> Value:
         """A value that is assigned where only some ranks come is theirs alone."""
         if self.moment is not None:
-            value = replace(
-                value, spread=Spread.LOCAL, origin=value.origin | self.moment.origin, const=UNKNOWN
-            )
+            value = replace(value, spread=Spread.LOCAL, origin=value.origin | self.moment.origin, const=UNKNOWN)
         if not self.guards:
             return value
         origin = NOTHING.union(*(guard.origin for guard in self.guards))

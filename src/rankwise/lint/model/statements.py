@@ -186,11 +186,7 @@ def bind(run: Run, scope: Scope, target: ast.AST, value: Value) -> None:
             owner, key = run.evaluate(run, scope, holder), run.evaluate(run, scope, index)
             _set_item(run, owner, key, value)
             _record_setting(run, scope, target, owner, key, value)
-            if (
-                isinstance(holder, ast.Name)
-                and value.spread
-                and not isinstance(owner.thing, (Items, Object, Library))
-            ):
+            if isinstance(holder, ast.Name) and value.spread and not isinstance(owner.thing, (Items, Object, Library)):
                 known_part = Items([value], keys=[key], kind="dict", is_whole=False)
                 is_table = isinstance(key.const, str) and not owner.spread
                 new = Value(thing=known_part, path=owner.path) if is_table else mixed((owner, value))
@@ -243,6 +239,4 @@ def _record_setting(run: Run, scope: Scope, node: ast.AST, owner: Value, key: Va
     else:
         return
     ending = "__setattr__" if isinstance(node, ast.Attribute) else "__setitem__"
-    run.record(
-        Call(name=f"{name}.{ending}", node=node, module=scope.module, args=(key, value), receiver=owner)
-    )
+    run.record(Call(name=f"{name}.{ending}", node=node, module=scope.module, args=(key, value), receiver=owner))

@@ -127,9 +127,7 @@ def has_buffers(model: Value, _depth: int = 0) -> bool | None:
         if any(_text_has_buffers(cls.node) for cls in thing.cls.ancestry()):
             return True
         parts = [
-            has_buffers(part, _depth + 1)
-            for part in thing.attrs.values()
-            if isinstance(part.thing, (Object, Instance))
+            has_buffers(part, _depth + 1) for part in thing.attrs.values() if isinstance(part.thing, (Object, Instance))
         ]
         return True if True in parts else False if None not in parts else None
     if isinstance(thing, Object):
@@ -151,7 +149,21 @@ def _object_has_buffers(thing: Object, depth: int) -> bool | None:
         return True if True in parts else False if None not in parts else None
     if thing.kind.startswith("torch.nn."):
         return False
-    if thing.kind.startswith("torchvision.models.") and any(word in thing.kind.lower() for word in ("resnet", "mobilenet", "densenet", "efficientnet", "regnet", "inception", "googlenet", "_bn", "shufflenet", "mnasnet")):  # fmt: skip
+    if thing.kind.startswith("torchvision.models.") and any(
+        word in thing.kind.lower()
+        for word in (
+            "resnet",
+            "mobilenet",
+            "densenet",
+            "efficientnet",
+            "regnet",
+            "inception",
+            "googlenet",
+            "_bn",
+            "shufflenet",
+            "mnasnet",
+        )
+    ):
         return True
     if thing.call is not None and thing.kind.endswith("convert_sync_batchnorm"):
         return True
@@ -216,10 +228,7 @@ def _prepared(call: Call, value: Value) -> Value:
     is_model = (
         is_module
         or kind.startswith(("torch.nn.", "torchvision.models", "timm.", "transformers."))
-        or (
-            thing is None
-            and any(word in looks for word in ("model", "net", "unet", "generator", "discriminator"))
-        )
+        or (thing is None and any(word in looks for word in ("model", "net", "unet", "generator", "discriminator")))
     )
     if is_model and "optim" not in looks and "Sched" not in kind:
         return Value(thing=Object(DDP, _wrapping(call, value), {"module": value}), path=value.path)
@@ -244,8 +253,7 @@ def _unwrap(_run: Run, call: Call, kinds: list[str]) -> Value | None:
 
 def _state_dict(run: Run, call: Call, kinds: list[str]) -> Value | None:
     if is_parallel(call.receiver) and (
-        FSDP in kinds
-        or (isinstance(call.receiver.thing, Object) and "__sharded__" in call.receiver.thing.attrs)
+        FSDP in kinds or (isinstance(call.receiver.thing, Object) and "__sharded__" in call.receiver.thing.attrs)
     ):
         # FSDP2's state_dict only wraps what is there; asking for the whole is what ranks do together.
         sharded = isinstance(call.receiver.thing, Instance) or "__sharded__" in getattr(
@@ -399,8 +407,23 @@ def _same_parser(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     return call.receiver if kinds and kinds[0].endswith("ArgumentParser") else None
 
 
-_OF_DATASET = ("shuffle", "map", "filter", "with_format", "set_format", "shard", "select", "take", "skip", "rename_column",
-               "remove_columns", "with_transform", "select_columns", "flatten_indices", "cast_column")  # fmt: skip
+_OF_DATASET = (
+    "shuffle",
+    "map",
+    "filter",
+    "with_format",
+    "set_format",
+    "shard",
+    "select",
+    "take",
+    "skip",
+    "rename_column",
+    "remove_columns",
+    "with_transform",
+    "select_columns",
+    "flatten_indices",
+    "cast_column",
+)
 METHODS: dict[str, Callable[[Run, Call, list[str]], Value | None]] = {**dict.fromkeys(_OF_DATASET, _of_dataset), "add_argument": _add_option,
     **dict.fromkeys(("exists", "is_file", "is_dir"), _on_disk), "add_argument_group": _same_parser, "add_subparsers": _same_parser, "add_parser": _same_parser, "set_defaults": _set_defaults, "__init__": _inherit, "add_mutually_exclusive_group": _same_parser, "strftime": clock_text, "eval": _switch, "train": _switch,
     "backward": backward, "manual_backward": backward, "prepare": _prepare, "prepare_model": _prepare,

@@ -47,8 +47,8 @@ class Value:
         thing: What it is, where that is more than a constant: a `Library` name, an `Object`, a `Function`, ...
         path: How the user wrote what is not known, ``args.local_rank``.
         via: Wrapped models that it was computed with; a backward pass from it goes through them.
-        made: The call that gave it, of a library or a model; an operator is one, too (``operator.Add``), and so is the choice
-            between two that a test makes (``either``).
+        made: The call that gave it, of a library or a model; an operator is one, too (``operator.Add``), and so is the
+            choice between two that a test makes (``either``).
     """
 
     spread: Spread = Spread.EQUAL
@@ -155,12 +155,7 @@ class UserClass:
 
     def library_bases(self) -> set[str]:
         """Canonical names of the library classes it derives from."""
-        return {
-            base.thing.name
-            for one in self.ancestry()
-            for base in one.bases
-            if isinstance(base.thing, Library)
-        }
+        return {base.thing.name for one in self.ancestry() for base in one.bases if isinstance(base.thing, Library)}
 
     def find(self, name: str) -> Value | None:
         """A method or class attribute, or None."""
@@ -297,9 +292,7 @@ def _joined(one: Value, other: Value, test: Value | None) -> Value:
         if thing is None or thing is NUMBER:
             thing = NUMBER if is_number(one) and is_number(other) else None
         if all(isinstance(each.thing, (Function, Bound, Choice)) for each in (one, other)):
-            ways = {
-                id(way.thing): way for each in (one, other) for way in getattr(each.thing, "ways", (each,))
-            }
+            ways = {id(way.thing): way for each in (one, other) for way in getattr(each.thing, "ways", (each,))}
             thing = Choice(tuple(ways.values()))
     if test is None or not test.spread:
         agreed = next((each for each in (one, other) if _is_agreed(each)), None)

@@ -76,9 +76,7 @@ def _leave(run: Run, scope: Scope, item: ast.withitem, value: Value) -> None:
     with run.gathering() as items:
         _call_method(run, item, value, "__exit__", (ANY, ANY, ANY))
     if items and not run.dry:
-        run.items.append(
-            Fork(item.context_expr, scope.module, ANY, (Arm("finally", items),), "finally", run.guards)
-        )
+        run.items.append(Fork(item.context_expr, scope.module, ANY, (Arm("finally", items),), "finally", run.guards))
 
 
 def _call_method(run: Run, item: ast.withitem, value: Value, name: str, args: tuple[Value, ...]) -> Value:
@@ -102,14 +100,8 @@ def _name(run: Run, scope: Scope, node: ast.expr, value: Value) -> str:
     """What stands in `Call.contexts`: the last name of what was called, with a question mark where a test chooses between it and another."""
     func = node.func if isinstance(node, ast.Call) else node
     last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-    if (
-        func is node and value.made is not None
-    ):  # `ctx = nullcontext() if is_last else model.no_sync()`, `with ctx:`
-        ways = (
-            [one.made.name for one in value.made.args if one.made is not None]
-            if value.made.name == "either"
-            else []
-        )
+    if func is node and value.made is not None:  # `ctx = nullcontext() if is_last else model.no_sync()`, `with ctx:`
+        ways = [one.made.name for one in value.made.args if one.made is not None] if value.made.name == "either" else []
         last = f"{ways[0].rpartition('.')[2]}?" if ways else value.made.name.rpartition(".")[2]
     if last in {"join", "Join", "join_uneven_inputs"}:
         return "join"

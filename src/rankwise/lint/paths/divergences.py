@@ -23,7 +23,8 @@ class Divergence:
     """Ranks that do one thing more than others.
 
     Attributes:
-        item: The op that only some come to, the loop that only some (or unequally often) make, the way out that only some take.
+        item: The op that only some come to, the loop that only some (or unequally often) make, the way out that only
+            some take.
         guard: The test on the rank that parts them; None for a loop whose number of turns differs.
         doers: Ranks that reach it.
         others: Ranks that do not.
@@ -78,9 +79,7 @@ def _is_failure(node: ast.AST) -> bool:
         return getattr(thrown, "id", "") != "SystemExit"
     given = thrown.args[:1] if isinstance(thrown, ast.Call) else []
     is_abort = isinstance(thrown, ast.Call) and getattr(thrown.func, "attr", "") == "abort"
-    return is_abort or any(
-        not isinstance(code, ast.Constant) or code.value not in {0, None} for code in given
-    )
+    return is_abort or any(not isinstance(code, ast.Constant) or code.value not in {0, None} for code in given)
 
 
 def _really_odd(token: Token, tokens: dict[int, list[Token]]) -> list[Token]:
@@ -106,8 +105,7 @@ def _counted(token: Token, tokens: dict[int, list[Token]]) -> dict[int, int]:
     """How often each rank comes to a token's place."""
     place = place_of(token.item)
     return {
-        rank: sum(one.key == token.key and place_of(one.item) == place for one in own)
-        for rank, own in tokens.items()
+        rank: sum(one.key == token.key and place_of(one.item) == place for one in own) for rank, own in tokens.items()
     }
 
 
@@ -119,9 +117,7 @@ def _alike(tokens: dict[int, list[Token]]) -> list[list[int]]:
 
 
 def _unmatched(one: list[Token], other: list[Token]) -> Iterator[tuple[Token, Token | None]]:
-    matcher = SequenceMatcher(
-        None, [token.key for token in one], [token.key for token in other], autojunk=False
-    )
+    matcher = SequenceMatcher(None, [token.key for token in one], [token.key for token in other], autojunk=False)
     for tag, start, end, other_start, other_end in matcher.get_opcodes():
         if tag == "equal":
             continue

@@ -46,8 +46,8 @@ class Missed:
         op: The op.
         guard: The test on the rank that parts them.
         at: What a finding marks in this text.
-        is_sure: Whether it is a collective for certain, and what the others do instead is seen: where a function alone is
-            looked at, and each arm of the test has a `yield` of its own, it is not.
+        is_sure: Whether it is a collective for certain, and what the others do instead is seen: where a function alone
+            is looked at, and each arm of the test has a `yield` of its own, it is not.
     """
 
     doers: tuple[int, ...]
@@ -74,8 +74,7 @@ def missed_ops(script: Script, *families: str) -> Iterator[Missed]:
 def _yields_by_test(guard: Guard) -> bool:
     """Whether the ranks go back to the caller at different places."""
     return any(
-        isinstance(node, ast.If) and node.test is guard.node and has_yield(node)
-        for node in ast.walk(guard.module.tree)
+        isinstance(node, ast.If) and node.test is guard.node and has_yield(node) for node in ast.walk(guard.module.tree)
     )
 
 
@@ -84,11 +83,7 @@ def _first_of_each_test(found: Iterable[Divergence]) -> list[Divergence]:
     seen, result = set(), []
     for one in found:
         family = one.item.family if isinstance(one.item, Op) else type(one.item).__name__
-        key = (
-            (id(one.guard.node), one.guard.outcome, family)
-            if one.guard is not None
-            else (id(one), True, family)
-        )
+        key = (id(one.guard.node), one.guard.outcome, family) if one.guard is not None else (id(one), True, family)
         if key not in seen:
             seen.add(key)
             result.append(one)

@@ -73,9 +73,7 @@ def _walk(items: Sequence[Item], around: _Around) -> Iterator[LocalPath]:
         if isinstance(item, (Op, Exit)):
             continue
         rest = tuple(ops_of(items[number + 1 :]))
-        here = _Around(
-            (*rest, *around.loop_rest), around.loop_all, (*rest, *around.function_rest), around.outer_loops
-        )
+        here = _Around((*rest, *around.loop_rest), around.loop_all, (*rest, *around.function_rest), around.outer_loops)
         if isinstance(item, Inline):
             outer = (*here.loop_all, *around.outer_loops)
             yield from _walk(item.items, _Around(outer_loops=outer))
@@ -119,9 +117,7 @@ def _is_of_one_arm(fork: Fork) -> bool:
 
 def _is_of_exception(fork: Fork, around: _Around) -> bool:
     """Whether nothing but a handled exception speaks for a difference, and no training loop is near."""
-    return (
-        "exception" in fork.value.origin and fork.value.origin.isdisjoint(_SEEN_ALONE) and not around.loop_all
-    )
+    return "exception" in fork.value.origin and fork.value.origin.isdisjoint(_SEEN_ALONE) and not around.loop_all
 
 
 def may_fail_alone(node: ast.AST) -> bool:
@@ -151,14 +147,10 @@ def _arms(fork: Fork, around: _Around) -> Iterator[LocalPath]:
             continue
         missed = _missed(arm, stays, around)
         if missed is not None and missed in ops_of(arm.items):
-            yield LocalPath(
-                "arm", fork, missed, arm.exit, in_loop=bool(around.loop_all or around.outer_loops)
-            )
+            yield LocalPath("arm", fork, missed, arm.exit, in_loop=bool(around.loop_all or around.outer_loops))
             return
         if missed is not None:
-            yield LocalPath(
-                "leave", fork, missed, arm.exit, in_loop=bool(around.loop_all or around.outer_loops)
-            )
+            yield LocalPath("leave", fork, missed, arm.exit, in_loop=bool(around.loop_all or around.outer_loops))
             return
 
 

@@ -32,15 +32,14 @@ _AT_SETUP = _WHO | {"exception", "once"}
 def is_perhaps_shared(value: Value) -> bool:
     """Whether the ranks may well see the same.
 
-    So it is with one file system for all, an exception where things are set up, a test on the rank that was not decided.
+    So it is with one file system for all, an exception where things are set up, a test on the rank that was not
+    decided.
     """
     if value.spread is Spread.RANK and value.origin <= _WHO:
         return True
     if "once" in value.origin and value.origin <= _AT_SETUP:
         return True
-    return not value.origin.isdisjoint({"exists", "files"}) and value.origin.isdisjoint(
-        {"time", "data", "item"}
-    )
+    return not value.origin.isdisjoint({"exists", "files"}) and value.origin.isdisjoint({"time", "data", "item"})
 
 
 def is_resumed(value: Value) -> bool:

@@ -133,11 +133,7 @@ def _common(one: list[Token], other: list[Token]) -> int:
 def _fork(fork: Fork, *, in_busy_loop: bool, is_busy_after: bool) -> list[Token]:
     tokens: list[Token] = []
     arms = [flatten(arm.items, in_busy_loop=in_busy_loop, is_busy_after=is_busy_after) for arm in fork.arms]
-    if (
-        fork.kind == "if"
-        and len(arms) == 2
-        and [token.key for token in arms[0]] == [token.key for token in arms[1]]
-    ):
+    if fork.kind == "if" and len(arms) == 2 and [token.key for token in arms[0]] == [token.key for token in arms[1]]:
         # Whichever it is, the same comes of it.
         arms[1] = []
     elif fork.kind == "if" and len(arms) == 2:
@@ -150,9 +146,7 @@ def _fork(fork: Fork, *, in_busy_loop: bool, is_busy_after: bool) -> list[Token]
         if fork.value.spread < Spread.LOCAL and AGREED <= fork.value.origin <= _TOLD:
             # The ranks have told each other: they leave together, or none does.
             continue
-        matters = (
-            in_busy_loop if left.kind in {"break", "continue"} else is_busy_after and left.kind == "return"
-        )
+        matters = in_busy_loop if left.kind in {"break", "continue"} else is_busy_after and left.kind == "return"
         if matters:
             tokens.append(Token(("leave", left.kind), left, left.guards))
     return tokens

@@ -121,7 +121,5 @@ def also(
     if guard is not None and getattr(guard.node, "lineno", 0) != getattr(at, "lineno", 0):
         places.append(reported_place("the test on the rank", guard.node, guard.module))
     if instead is not None and instead.call.node is not at:
-        places.append(
-            reported_place(f"the others reach {called(instead)}", instead.call.node, instead.call.module)
-        )
+        places.append(reported_place(f"the others reach {called(instead)}", instead.call.node, instead.call.module))
     return places

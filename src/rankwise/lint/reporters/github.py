@@ -30,9 +30,7 @@ def _command(one: Finding, name: str) -> str:
         properties |= {"line": span.line, "endLine": span.end_line}
         if span.line == span.end_line:  # GitHub reads columns only then
             properties |= {"col": span.col, "endColumn": max(span.end_col, span.col + 1)}
-    properties["title"] = f"{one.rule} {name}".strip() + (
-        f" ({one.failure_class})" if one.failure_class else ""
-    )
+    properties["title"] = f"{one.rule} {name}".strip() + (f" ({one.failure_class})" if one.failure_class else "")
     listed = ",".join(f"{key}={escape_property(str(value))}" for key, value in properties.items())
     advice = f"\n-> {one.fix}" if one.fix else ""
     return f"::{_LEVELS[one.severity]} {listed}::{escape_message(message + advice)}"

@@ -59,9 +59,7 @@ def render_one(one: Finding, *, lines_of: LinesOf, color: bool, width: int | Non
     lines += [paint(f"{margin} |", "blue", color=color), *shown] if shown else []
     for word, path, span in one.also:
         cell = one.cell if path == one.path else None
-        lines.append(
-            f"{margin} {paint('note:', 'blue', color=color)} {place(path, span, cell)}: {safe(word)}"
-        )
+        lines.append(f"{margin} {paint('note:', 'blue', color=color)} {place(path, span, cell)}: {safe(word)}")
         lines += source.show(path, cell, span, "blue")
     if one.fix:
         lines.append(f"{margin} {paint('->', 'green', color=color)} {safe(one.fix)}")
@@ -92,13 +90,9 @@ class _Source(NamedTuple):
             shown += self._show_line(source, last, len(text) - len(text.lstrip()) + 1, span.end_col, style)
         return shown
 
-    def _show_line(
-        self, source: Sequence[str], number: int, col: int, end_col: int | None, style: Style
-    ) -> list[str]:
+    def _show_line(self, source: Sequence[str], number: int, col: int, end_col: int | None, style: Style) -> list[str]:
         text = source[number - 1].rstrip()
-        shown, start, end = mark(
-            text, col - 1, len(text) if end_col is None else end_col - 1, columns=self.columns
-        )
+        shown, start, end = mark(text, col - 1, len(text) if end_col is None else end_col - 1, columns=self.columns)
         before = paint(f"{number:>{self.gutter}} |", "blue", color=self.color)
         below = paint(" " * self.gutter + " |", "blue", color=self.color)
         marks = paint("^" * (end - start), style, color=self.color)

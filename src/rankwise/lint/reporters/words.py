@@ -55,9 +55,7 @@ def summary(findings: Sequence[Finding]) -> str:
         return "no findings"
     by_severity = Counter(one.severity for one in findings)
     counts = ", ".join(
-        count(by_severity[severity], severity)
-        for severity in ("error", "warning", "hint")
-        if by_severity[severity]
+        count(by_severity[severity], severity) for severity in ("error", "warning", "hint") if by_severity[severity]
     )
     # A command that was typed is no file: there `--fix` can only be read.
     fixable = sum(1 for one in findings if one.edits and not one.path.startswith("<"))

@@ -64,8 +64,23 @@ def _is_module(value: Value) -> bool:
 
 
 #: Words in the names of layers that have parameters.
-_HEAVY = ("Linear", "Conv", "Embedding", "LSTM", "GRU", "RNN", "Norm", "Attention", "Transformer", "Parameter", "Sequential", "ModuleList",
-          "ModuleDict", "Bilinear", "PReLU")  # fmt: skip
+_HEAVY = (
+    "Linear",
+    "Conv",
+    "Embedding",
+    "LSTM",
+    "GRU",
+    "RNN",
+    "Norm",
+    "Attention",
+    "Transformer",
+    "Parameter",
+    "Sequential",
+    "ModuleList",
+    "ModuleDict",
+    "Bilinear",
+    "PReLU",
+)
 
 
 class _Change(NamedTuple):
@@ -89,9 +104,7 @@ def frozen_after_wrapping(script: Script) -> Iterator[Found]:
         name = _name(wrap)
         verb = "frozen or unfrozen" if value is None else "unfrozen" if value else "frozen"
         what = (
-            "is still waited for: the second step fails"
-            if value is False
-            else "trains on this rank's gradients alone"
+            "is still waited for: the second step fails" if value is False else "trains on this rank's gradients alone"
         )
         yield Found(
             node,
@@ -105,15 +118,9 @@ def frozen_after_wrapping(script: Script) -> Iterator[Found]:
 def _is_stepped(wrap: Wrap) -> bool:
     """Whether an optimizer has all of the model's parameters, and not only those that were trainable when it was made."""
     given = [
-        one.thing
-        for call in wrap.entry.histories[0].calls
-        if call.name.startswith("torch.optim.")
-        for one in call.args
+        one.thing for call in wrap.entry.histories[0].calls if call.name.startswith("torch.optim.") for one in call.args
     ]
-    return any(
-        getattr(one, "kind", "") == "parameters" and wrap.holds(_module_of(one.call.receiver))
-        for one in given
-    )
+    return any(getattr(one, "kind", "") == "parameters" and wrap.holds(_module_of(one.call.receiver)) for one in given)
 
 
 def _change(script: Script, wrap: Wrap, call: Call) -> _Change | None:
@@ -154,11 +161,7 @@ def moved_after_wrapping(script: Script) -> Iterator[Found]:
         if not wrap.kind.endswith("DistributedDataParallel") or not wrap.call.name.endswith("Parallel"):
             continue
         for call in wrap.calls_after():
-            if (
-                not _is_move(call, wrap)
-                or not is_in(script.tree, call.node)
-                or wrap.is_wrapped_again(call.index)
-            ):
+            if not _is_move(call, wrap) or not is_in(script.tree, call.node) or wrap.is_wrapped_again(call.index):
                 continue
             if not trains_later(wrap, call) or _stays(call, wrap):
                 continue
@@ -174,11 +177,7 @@ def moved_after_wrapping(script: Script) -> Iterator[Found]:
 
 def _is_move(call: Call, wrap: Wrap) -> bool:
     word = call.name.rpartition(".")[2]
-    if (
-        word not in _MOVES
-        or not isinstance(call.node, ast.Call)
-        or not isinstance(call.node.func, ast.Attribute)
-    ):
+    if word not in _MOVES or not isinstance(call.node, ast.Call) or not isinstance(call.node.func, ast.Attribute):
         return False
     thing = call.receiver.thing
     if thing is None or (thing is not wrap.wrapper and thing is not wrap.inner.thing):
@@ -199,9 +198,7 @@ def _was_moved(wrap: Wrap) -> bool:
         return True
     history = wrap.entry.histories[0].calls
     return any(
-        one.index < wrap.call.index
-        and one.name.rpartition(".")[2] in {"to", "cuda"}
-        and one.receiver.thing is inner
+        one.index < wrap.call.index and one.name.rpartition(".")[2] in {"to", "cuda"} and one.receiver.thing is inner
         for one in history
     )
 
@@ -209,16 +206,11 @@ def _was_moved(wrap: Wrap) -> bool:
 _CONVERT = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 
 
-@rule("RW407", "error", "D20", "SyncBatchNorm is created after wrapping, on the CPU, or without a process group")  # fmt: skip
+@rule("RW407", "error", "D20", "SyncBatchNorm is created after wrapping, on the CPU, or without a process group")
 def sync_batchnorm_misplaced(script: Script) -> Iterator[Found]:
     for call in script.calls_of(_CONVERT, "torch.nn.SyncBatchNorm"):
         given = call.arg(0, "module")
-        if (
-            call.name == _CONVERT
-            and given is not None
-            and isinstance(given.thing, Object)
-            and given.thing.kind == DDP
-        ):
+        if call.name == _CONVERT and given is not None and isinstance(given.thing, Object) and given.thing.kind == DDP:
             yield Found(
                 call.node,
                 "the model is already wrapped: DDP does not know the SyncBatchNorm layers created here, and their gradients are never reduced",
@@ -279,9 +271,7 @@ def _trains(script: Script) -> bool:
     evaluates = any(call.name.endswith(".eval") for call in calls)
     backward = any(call.name.endswith(".backward") for call in calls)
     forward = any(
-        call.name.endswith(".__call__")
-        and "DistributedDataParallel" in call.name
-        and not OFF & set(call.contexts)
+        call.name.endswith(".__call__") and "DistributedDataParallel" in call.name and not OFF & set(call.contexts)
         for call in calls
     )
     return backward or (forward and not evaluates)

@@ -26,11 +26,7 @@ def launcher_started_too_often(shell: Shell) -> Iterator[Found]:
 def _is_sweep(launch: Launch) -> bool:
     words = [
         *launch.args,
-        *(
-            flag.value
-            for flag in launch.flags
-            if flag.value and flag.name not in {"node_rank", "machine_rank"}
-        ),
+        *(flag.value for flag in launch.flags if flag.value and flag.name not in {"node_rank", "machine_rank"}),
     ]
     return any({"SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK"} & set(word.names) for word in words)
 
@@ -44,16 +40,10 @@ def _by_srun(shell: Shell, launch: Launch) -> Iterator[Found]:
     each = tasks.per_node
     also = [(tasks.where[0], shell.piece.path, tasks.where[1])] if tasks.where else []
     if each is not None and each > 1:
-        message = (
-            f"srun starts {launch.label} {each} times on a node, and each one starts all ranks of the node"
-        )
-        yield Found(
-            launch.word.span, message, "srun --ntasks-per-node=1, or #SBATCH --ntasks-per-node=1", also=also
-        )
+        message = f"srun starts {launch.label} {each} times on a node, and each one starts all ranks of the node"
+        yield Found(launch.word.span, message, "srun --ntasks-per-node=1, or #SBATCH --ntasks-per-node=1", also=also)
     elif launch.num_nodes == 1 and launch.is_elastic:
-        message = (
-            f"srun starts {launch.label} on {tasks.tasks} nodes, and each one is a separate job of one node"
-        )
+        message = f"srun starts {launch.label} on {tasks.tasks} nodes, and each one is a separate job of one node"
         fix = f"--nnodes={tasks.tasks} --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT"
         yield Found(launch.word.span, message, fix, also=also)
 
@@ -78,16 +68,16 @@ def _first_only(shell: Shell, launch: Launch) -> Iterator[Found]:
         message = f"{launch.label} runs on the first of {nodes} nodes only; the others are idle"
         yield Found(launch.word.span, message, fix + f" --nnodes={nodes}", severity="warning", also=also)
     else:
-        message = f"a batch script runs on its first node only, so {launch.label} waits for nodes where nothing is started"
+        message = (
+            f"a batch script runs on its first node only, so {launch.label} waits for nodes where nothing is started"
+        )
         yield Found(launch.word.span, message, fix, also=also)
 
 
 def _starts_itself(shell: Shell) -> bool:
     for command in shell.reading.commands:
         raws = [word.raw for word in command.words]
-        if any(raw.startswith("srun") for raw in raws) and any(
-            "$0" in raw or "BASH_SOURCE" in raw for raw in raws
-        ):
+        if any(raw.startswith("srun") for raw in raws) and any("$0" in raw or "BASH_SOURCE" in raw for raw in raws):
             return True
     return False
 
@@ -112,11 +102,7 @@ def _other_number(shell: Shell, launch: Launch) -> Iterator[Found]:
 def nohup_does_not_help(shell: Shell) -> Iterator[Found]:
     for launch in shell.launches:
         names = [base_name(word) for word in launch.wraps]
-        if (
-            launch.launcher not in {"torchrun", "launch", "accelerate"}
-            or "nohup" not in names
-            or "setsid" in names
-        ):
+        if launch.launcher not in {"torchrun", "launch", "accelerate"} or "nohup" not in names or "setsid" in names:
             continue
         signals = launch.flag("signals_to_handle")
         if signals and "SIGHUP" not in (launch.value("signals_to_handle") or "SIGHUP"):
@@ -138,11 +124,6 @@ def batch_script_ends_early(shell: Shell) -> Iterator[Found]:
     outer = last.command.under[0] if last.command.under else last.command
     at = max(number for number, command in enumerate(commands) if command.span.line <= outer.span.end_line)
     after = [command for command in commands[at + 1 :] if (command.words[0].text or "") not in _QUICK]
-    if (
-        outer.is_background
-        and not outer.in_function
-        and not after
-        and outer.words[0].text not in {"cat", "tee"}
-    ):
+    if outer.is_background and not outer.in_function and not after and outer.words[0].text not in {"cat", "tee"}:
         message = "the script ends while this runs in the background, and Slurm then kills it"
         yield Found(outer.span, message, "put `wait` at the end of the script")

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 _ASKS = "torch.distributed.is_initialized"
 #: Functions that return the answer.
 _DEEPEST = 3
-_ONLY_TALK = frozenset({"print", "info", "warning", "debug", "log", "write", "setLevel", "basicConfig", "join", "format"})  # fmt: skip
+_ONLY_TALK = frozenset(
+    {"print", "info", "warning", "debug", "log", "write", "setLevel", "basicConfig", "join", "format"}
+)
 
 
 @rule("RW205", "error", "I25", "the rank is read before the process group exists")
@@ -88,8 +90,7 @@ def _tell(script: Script, at: ast.AST, init: Call) -> Found:
     where = f" on line {line_of(init)}" if init.module is script.module else f" in {init.module.shown}"
     statement = statement_of(script.tree, at)
     is_talk = (
-        isinstance(statement, ast.If)
-        and set().union(*(called_names(one) for one in statement.body)) <= _ONLY_TALK
+        isinstance(statement, ast.If) and set().union(*(called_names(one) for one in statement.body)) <= _ONLY_TALK
     )
     shown = text_of(at if isinstance(at, ast.expr) else None) or "this"
     return Found(
@@ -100,7 +101,9 @@ def _tell(script: Script, at: ast.AST, init: Call) -> Found:
     )
 
 
-_COLLECTIVES = {name for name, act in ACTS.items() if act.signature} | {f"torch.distributed.{name}" for name in ("new_group", "get_rank", "get_world_size")}  # fmt: skip
+_COLLECTIVES = {name for name, act in ACTS.items() if act.signature} | {
+    f"torch.distributed.{name}" for name in ("new_group", "get_rank", "get_world_size")
+}
 #: Packages whose objects make the group when they are made, or when they train.
 _FRAMEWORKS = frozenset({"transformers", "accelerate", "rankwise"})
 
@@ -148,12 +151,7 @@ def _entry(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
 def _never(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
     """A whole program that never creates a group, and calls nothing that may."""
     calls = entry.histories[0].calls
-    if (
-        not entry.is_program
-        or script.piece.is_fragment
-        or any(map(_may_start, calls))
-        or _has_unread(script, calls)
-    ):
+    if not entry.is_program or script.piece.is_fragment or any(map(_may_start, calls)) or _has_unread(script, calls):
         return
     for call in calls:
         what = _needs_group(call)
@@ -198,9 +196,7 @@ def _is_tested(calls: list[Call], call: Call) -> bool:
     if call.tests or call.guards or is_caught(call.module.tree, call.node):
         return True
     around = set(
-        ast.walk(
-            getattr(call.function, "node", None) or statement_of(call.module.tree, call.node) or call.node
-        )
+        ast.walk(getattr(call.function, "node", None) or statement_of(call.module.tree, call.node) or call.node)
     )
     asked = (one for one in calls[: call.index] if one.name == _ASKS)
     return any(not around.isdisjoint({one.node, *(site.node for site in one.stack)}) for one in asked)
@@ -212,8 +208,4 @@ def _in_own_loop(call: Call, init: Call) -> bool:
 
 def _is_optional(init: Call) -> bool:
     """Whether the group is created only where an option of this name is on."""
-    return (
-        bool(init.tests)
-        and init.tests[-1][2] is True
-        and isinstance(init.tests[-1][0], (ast.Name, ast.Attribute))
-    )
+    return bool(init.tests) and init.tests[-1][2] is True and isinstance(init.tests[-1][0], (ast.Name, ast.Attribute))

@@ -22,11 +22,43 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 #: Parameters that a call may leave out.
-_OPTIONAL = frozenset(["op", "group", "async_op", "tag", "device", "device_ids", "timeout", "wait_all_ranks", "use_batch", "src", "dst", "group_src", "group_dst", "gather_list", "scatter_list", "object_gather_list", "scatter_object_input_list", "output_split_sizes", "input_split_sizes"])  # fmt: skip
+_OPTIONAL = frozenset(
+    [
+        "op",
+        "group",
+        "async_op",
+        "tag",
+        "device",
+        "device_ids",
+        "timeout",
+        "wait_all_ranks",
+        "use_batch",
+        "src",
+        "dst",
+        "group_src",
+        "group_dst",
+        "gather_list",
+        "scatter_list",
+        "object_gather_list",
+        "scatter_object_input_list",
+        "output_split_sizes",
+        "input_split_sizes",
+    ]
+)
 #: Those that must know the rank that gives or takes; for the others it is rank 0, or any.
 _ROOTED = frozenset({"broadcast", "reduce", "send", "isend", "broadcast_object_list", "send_object_list"})
 _TENSORS = frozenset({"tensor", "input_tensor", "output_tensor", "input", "output"})
-_LISTS = frozenset({"tensor_list", "gather_list", "scatter_list", "input_list", "output_tensor_list", "input_tensor_list", "object_list"})  # fmt: skip
+_LISTS = frozenset(
+    {
+        "tensor_list",
+        "gather_list",
+        "scatter_list",
+        "input_list",
+        "output_tensor_list",
+        "input_tensor_list",
+        "object_list",
+    }
+)
 
 
 @rule("RW308", "error", "C18", "the arguments of a collective do not fit its parameters")
@@ -36,9 +68,7 @@ def arguments_do_not_fit(script: Script) -> Iterator[Found]:
         names = ACTS[call.name].signature
         for fault in _faults(call, names) if isinstance(call.node, ast.Call) and not call.has_star else ():
             takes = f"{word_of(call)}({', '.join(name for name in names if name[:6] != 'group_')})"
-            yield Found(
-                fault[0], f"{fault[1]}: every rank fails here", fault[2] or f"its parameters are {takes}"
-            )
+            yield Found(fault[0], f"{fault[1]}: every rank fails here", fault[2] or f"its parameters are {takes}")
             break
 
 
@@ -57,12 +87,7 @@ def _faults(call: Call, names: tuple[str, ...]) -> Iterator[tuple[ast.AST, str, 
     if lacking := [name for name in names[num_given:] if name not in call.kwargs and name not in _OPTIONAL]:
         yield call.node, f"{word} gets no {' and no '.join(lacking)}", ""
     root = ACTS[call.name].root
-    if (
-        word in _ROOTED
-        and root is not None
-        and call.arg(*root) is None
-        and f"group_{root[1]}" not in call.kwargs
-    ):
+    if word in _ROOTED and root is not None and call.arg(*root) is None and f"group_{root[1]}" not in call.kwargs:
         yield (
             call.node,
             f"{word} must be told the rank that {'gives' if root[1] == 'src' else 'takes'}: it gets no {root[1]}",
@@ -78,7 +103,11 @@ def _faults(call: Call, names: tuple[str, ...]) -> Iterator[tuple[ast.AST, str, 
             kind == "torch.Tensor",
         )
         if name in _TENSORS and _is_no_tensor(value):
-            yield node, f"{word} takes a tensor, and `{shown}` is not one", f"pass a tensor that you keep: `value = torch.tensor({shown}, device=...)`, and read `value.item()` afterwards"  # fmt: skip
+            yield (
+                node,
+                f"{word} takes a tensor, and `{shown}` is not one",
+                f"pass a tensor that you keep: `value = torch.tensor({shown}, device=...)`, and read `value.item()` afterwards",
+            )
         elif (name in _LISTS and (is_tensor or isinstance(value.const, (int, str)))) or (
             name in {"src", "dst"} and (is_tensor or is_list or isinstance(value.const, str))
         ):
@@ -96,11 +125,18 @@ def _is_no_tensor(value: Value) -> bool:
 
 
 #: Functions that fail with a None, or show it.
-_FAIL_WITH_NONE = frozenset({*(f"builtins.{name}" for name in "print float int len sum abs round list tuple min max".split()),  # noqa: SIM905
-                    "torch.stack", "torch.cat", "torch.mean", "torch.sum"})  # fmt: skip
+_FAIL_WITH_NONE = frozenset(
+    {
+        *(f"builtins.{name}" for name in "print float int len sum abs round list tuple min max".split()),  # noqa: SIM905
+        "torch.stack",
+        "torch.cat",
+        "torch.mean",
+        "torch.sum",
+    }
+)
 
 
-@rule("RW319", "error", "", "what an in-place collective returns, a None, is used", needs_ranks=False)  # fmt: skip
+@rule("RW319", "error", "", "what an in-place collective returns, a None, is used", needs_ranks=False)
 def result_of_collective_is_none(script: Script) -> Iterator[Found]:
     reported: set[ast.AST] = set()
     for use in sorted(_uses(script), key=lambda use: (use.node.lineno, use.node.col_offset)):
@@ -169,12 +205,7 @@ def gather_list_of_one_tensor(script: Script) -> Iterator[Found]:
 def _repeated(value: Value) -> ast.AST | None:
     """``torch.zeros(1)`` of ``[torch.zeros(1)] * n``, whose entries nothing has replaced since."""
     made, parts = value.made, value.thing.values if isinstance(value.thing, Items) else []
-    if (
-        made is None
-        or made.name != "operator.Mult"
-        or len(parts) != 1
-        or any(one.const == 1 for one in made.args)
-    ):
+    if made is None or made.name != "operator.Mult" or len(parts) != 1 or any(one.const == 1 for one in made.args):
         return None
     # The collective has filled the new list, not the one that was repeated.
     lists = [one.thing.values for one in made.args if isinstance(one.thing, Items)]

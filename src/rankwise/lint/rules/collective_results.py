@@ -82,7 +82,8 @@ def _is_temporary(value: Value, node: ast.AST) -> bool:
     is_copy = word == "contiguous" and getattr(made.receiver.made, "name", "").rpartition(".")[2] in _STRIDED
     if (word in VIEWS and not is_copy) or word.endswith("_") or made.name == "operator.Subscript":
         is_picked = isinstance(getattr(node, "slice", None), (ast.Compare, ast.List))
-        return is_picked or _is_temporary(made.args[0] if word == "Subscript" else made.receiver, node.func.value if isinstance(node, ast.Call) else node.value)  # type: ignore[attr-defined]  # fmt: skip
+        owner = made.args[0] if word == "Subscript" else made.receiver
+        return is_picked or _is_temporary(owner, getattr(getattr(node, "func", node), "value", node))
     is_computed = any(
         one.made is not None and one.made.name.startswith(("torch.", "operator.", "?.clone"))
         for one in sources_of(value, cuts=False)
@@ -164,13 +165,13 @@ def gathered_features_without_gradient(script: Script) -> Iterator[Found]:
             continue
         shown = text_of(node)
         name = key_of(root_of(filled_node(call))) if call.name.endswith("all_gather") else ""
-        put_back = f"put this rank's part back, `{name}[dist.get_rank()] = {shown}`, or use torch.distributed.nn.all_gather"
+        put_back = (
+            f"put this rank's part back, `{name}[dist.get_rank()] = {shown}`, or use torch.distributed.nn.all_gather"
+        )
         yield Found(
             place,
             f"the loss uses what {word_of(call)} gathered from `{shown}`, which carries no gradient, not even for this rank's part",
-            put_back
-            if name
-            else f"use `torch.distributed.nn.all_gather({shown})`, which has a backward pass",
+            put_back if name else f"use `torch.distributed.nn.all_gather({shown})`, which has a backward pass",
             also=mention(script, "the backward pass", back.node),
         )
 

@@ -18,10 +18,16 @@ if TYPE_CHECKING:
     from rankwise.lint.shell.words import Word
 
 _PROGRAMS = {"python", "python3", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "rankwise"}
-_NO_MODULES = {"torchrun", "torch.distributed", "torch.distributed.torchrun", "distributed.launch", "torch.launch"}  # fmt: skip
+_NO_MODULES = {"torchrun", "torch.distributed", "torch.distributed.torchrun", "distributed.launch", "torch.launch"}
 
 
-@rule("RW704", "error", "L4", "launcher, Python and script in the wrong order, or a file given as a module", looks_at="shell")  # fmt: skip
+@rule(
+    "RW704",
+    "error",
+    "L4",
+    "launcher, Python and script in the wrong order, or a file given as a module",
+    looks_at="shell",
+)
 def launcher_and_script_mixed(shell: Shell) -> Iterator[Found]:
     for launch in shell.launches:
         script = launch.script
@@ -54,9 +60,7 @@ def _without(launch: Launch, text: str) -> str:
 def _behind(launch: Launch) -> Iterator[Found]:
     for first, second in zip(launch.args, launch.args[1:], strict=False):
         module = second.text or ""
-        if first.text == "-m" and module.startswith(
-            ("torch.distributed.", "accelerate.commands", "rankwise.run")
-        ):
+        if first.text == "-m" and module.startswith(("torch.distributed.", "accelerate.commands", "rankwise.run")):
             script = launch.script.raw if launch.script else ""
             message = f"-m {module} comes after {script}, so {script} runs once and gets it as an argument"
             yield Found(first.span, message, f"torchrun [flags] {script}")
@@ -66,7 +70,7 @@ _DASHES = re.compile(r"-*[\u2010-\u2015\u2212][-\u2010-\u2015\u2212]*(?=[A-Za-z]
 _QUOTES = re.compile(r"[\u201c\u201d\u2018\u2019]")
 
 
-@rule("RW705", "error", "L5", "typographic dashes or quotes in a launch command", looks_at="shell", fixable=True)  # fmt: skip
+@rule("RW705", "error", "L5", "typographic dashes or quotes in a launch command", looks_at="shell", fixable=True)
 def typographic_characters(shell: Shell) -> Iterator[Found]:
     for launch in shell.launches:
         for word in launch.command.words:
@@ -88,7 +92,9 @@ _BLANK_BEHIND = re.compile(r"\\([ \t]+)$")
 _GLUED = re.compile(r"[^\s\\]\\$")
 
 
-@rule("RW706", "error", "L5", "a launch command ends too early, or two commands are one", looks_at="shell", fixable=True)  # fmt: skip
+@rule(
+    "RW706", "error", "L5", "a launch command ends too early, or two commands are one", looks_at="shell", fixable=True
+)
 def command_cut_or_glued(shell: Shell) -> Iterator[Found]:
     for launch in shell.launches:
         yield from _second(launch)
@@ -103,9 +109,7 @@ def _second(launch: Launch) -> Iterator[Found]:
         then = args[number + 1].text if number + 1 < len(args) else None
         name = base_name(word)
         is_second = (name == "torchrun" and then is not None) or (name == "accelerate" and then == "launch")
-        is_python = (
-            name in {"python", "python3"} and then is not None and (then == "-m" or then.endswith(".py"))
-        )
+        is_python = name in {"python", "python3"} and then is not None and (then == "-m" or then.endswith(".py"))
         if is_second or is_python:
             message = f"a second command begins at {word.raw}, and is passed to {launch.script.raw if launch.script else ''} as arguments"
             yield Found(word.span, message, "put it on a line of its own")
@@ -145,9 +149,7 @@ def _left_over(shell: Shell) -> Iterator[Found]:
         if _BLANK_BEHIND.search(above):
             continue  # reported above
         is_flag = text.startswith("--")
-        is_script = (
-            text.endswith(".py") and "/" not in text[:2] and launch.script is None and launch.is_elastic
-        )
+        is_script = text.endswith(".py") and "/" not in text[:2] and launch.script is None and launch.is_elastic
         if is_flag or is_script:
             message = f"the command above has ended, so {command.words[0].raw} is a separate command"
             yield Found(command.words[0].span, message, _mended(shell.piece.lines, line))
@@ -163,14 +165,18 @@ def _line_above(lines: list[str], line: int) -> int:
 
 def _mended(lines: list[str], line: int) -> str:
     above = lines[line - 2].lstrip() if line > 1 else ""
-    return (
-        "move the comment: it ends the command"
-        if above.startswith("#")
-        else "end the line above with a backslash"
-    )
+    return "move the comment: it ends the command" if above.startswith("#") else "end the line above with a backslash"
 
 
-_NUMBERS = {"nproc_per_node", "nnodes", "node_rank", "master_port", "num_processes", "num_machines", "main_process_port"}  # fmt: skip
+_NUMBERS = {
+    "nproc_per_node",
+    "nnodes",
+    "node_rank",
+    "master_port",
+    "num_processes",
+    "num_machines",
+    "main_process_port",
+}
 _FLAGS = {
     *_NUMBERS,
     "master_addr",
@@ -184,7 +190,7 @@ _TORCH = {"MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
-@rule("RW711", "error", "L4", "a flag gets the name of a variable instead of its value", looks_at="shell", fixable=True)  # fmt: skip
+@rule("RW711", "error", "L4", "a flag gets the name of a variable instead of its value", looks_at="shell", fixable=True)
 def variable_without_dollar(shell: Shell) -> Iterator[Found]:
     for launch in shell.launches:
         for flag in launch.flags:
@@ -226,27 +232,16 @@ def _edits(shell: Shell, word: Word, name: str) -> list[Edit]:
 _DICE = {"random": "RANDOM", "srandom": "SRANDOM"}
 
 
-@rule("RW712", "error", "I9", "$random is empty: bash's random number is $RANDOM", looks_at="shell", fixable=True)  # fmt: skip
+@rule("RW712", "error", "I9", "$random is empty: bash's random number is $RANDOM", looks_at="shell", fixable=True)
 def random_in_wrong_case(shell: Shell) -> Iterator[Found]:
     for reference in shell.reading.references:
         name = reference.name
         meant = _DICE.get(name.lower())
-        if (
-            meant is None
-            or name == meant
-            or name in shell.reading.assigned
-            or shell.piece.path.endswith(".fish")
-        ):
+        if meant is None or name == meant or name in shell.reading.assigned or shell.piece.path.endswith(".fish"):
             continue
         span = reference.span
-        text = (
-            shell.piece.lines[span.line - 1][span.col - 1 : span.end_col - 1]
-            if span.line == span.end_line
-            else ""
-        )
+        text = shell.piece.lines[span.line - 1][span.col - 1 : span.end_col - 1] if span.line == span.end_line else ""
         at = span.col + text.find(name)
-        edits = (
-            [Edit(span=Span(span.line, at, span.line, at + len(name)), text=meant)] if name in text else []
-        )
+        edits = [Edit(span=Span(span.line, at, span.line, at + len(name)), text=meant)] if name in text else []
         message = f"${name} is empty: bash's random number is ${meant}"
         yield Found(span, message, f"write ${meant}", edits=edits)

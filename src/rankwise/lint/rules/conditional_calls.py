@@ -28,18 +28,14 @@ if TYPE_CHECKING:
 _FILLING = ("all_gather", "all_reduce", "all_to_all", "gather", "reduce", "scatter")
 
 
-def _reported(
-    one: Missed, what: str, fix: str, verb: str = "reach", failure_class: str | None = None
-) -> Found:
+def _reported(one: Missed, what: str, fix: str, verb: str = "reach", failure_class: str | None = None) -> Found:
     """What is wrong with an op that some ranks never come to; where an early exit keeps them away, it can go before that."""
     op, guard = one.op, one.guard
     line = line_left(op, guard)
     return Found(
         one.at,
         f"{who(one.doers, one.others, verb)} {_shown(op)} (`{tested(op, guard)}`){what}",
-        f"call {called(op)} before line {line}, or let every rank reach it"
-        if line and verb == "reach"
-        else fix,
+        f"call {called(op)} before line {line}, or let every rank reach it" if line and verb == "reach" else fix,
         severity="error" if one.is_sure else "warning",
         failure_class=failure_class,
         also=also(op, one.at, guard),
@@ -92,7 +88,14 @@ def forward_on_some_ranks(script: Script) -> Iterator[Found]:
 
 
 #: Arguments by which Accelerate shards a model.
-_SHARDS = {"fsdp_plugin", "deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin", "torch_tp_plugin", "parallelism_config"}  # fmt: skip
+_SHARDS = {
+    "fsdp_plugin",
+    "deepspeed_plugin",
+    "deepspeed_plugins",
+    "megatron_lm_plugin",
+    "torch_tp_plugin",
+    "parallelism_config",
+}
 
 
 @rule("RW105", "error", "D28 K6", "only some ranks gather or save a state that is distributed over all ranks")

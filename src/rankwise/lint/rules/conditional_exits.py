@@ -140,15 +140,15 @@ _LONGEST = 50
 _DOES = {"break": "ends the loop", "continue": "skips the step", "return": "returns"}
 
 
-@rule("RW112", "error", "D15 D16 C27 X10 C26 C2 K9", "a rank skips a step or leaves the loop because of a value that only it has")  # fmt: skip
+@rule(
+    "RW112",
+    "error",
+    "D15 D16 C27 X10 C26 C2 K9",
+    "a rank skips a step or leaves the loop because of a value that only it has",
+)
 def left_on_local_test(script: Script) -> Iterator[Found]:
     for path in all_local_paths(script):
-        if (
-            path.kind != "leave"
-            or path.exit is None
-            or not isinstance(path.item, Fork)
-            or path.op.family == "group"
-        ):
+        if path.kind != "leave" or path.exit is None or not isinstance(path.item, Fork) or path.op.family == "group":
             continue
         test = test_of(path.item.node)
         kind = path.exit.kind
@@ -237,7 +237,7 @@ def _gives_as_many(over: Value) -> bool:
     return not is_recounted and any(map(sampler_of, loaders_in(over)))
 
 
-@rule("RW114", "error", "R1 D15 C24", "a rank swallows an exception and continues, having skipped collectives")  # fmt: skip
+@rule("RW114", "error", "R1 D15 C24", "a rank swallows an exception and continues, having skipped collectives")
 def exception_swallowed(script: Script) -> Iterator[Found]:
     for path in all_local_paths(script):
         if path.kind != "swallow":

@@ -43,13 +43,13 @@ def nccl_without_gpu(script: Script) -> Iterator[Found]:
         if bare:
             message = f"the backend is NCCL, but {bare}: NCCL only moves data between GPUs"
         elif line is not None and "exit" not in script.piece.code:
-            message = f"without CUDA the device falls back to the CPU (line {line}), but the backend stays NCCL and fails"
+            message = (
+                f"without CUDA the device falls back to the CPU (line {line}), but the backend stays NCCL and fails"
+            )
         else:
             continue
         fix = 'use "gloo", or "nccl" if torch.cuda.is_available() else "gloo"'
-        yield Found(
-            call.arg_node(0, "backend") or call.node, message, fix, severity="error" if bare else "warning"
-        )
+        yield Found(call.arg_node(0, "backend") or call.node, message, fix, severity="error" if bare else "warning")
 
 
 def _on_cpu(script: Script) -> str:
@@ -61,11 +61,7 @@ def _on_cpu(script: Script) -> str:
         return ""
     if named:
         return f'all work is done on "{min(named)}"' if named <= {"cpu", "mps"} else ""
-    models = [
-        call
-        for call in script.calls_of(DDP)
-        if call.args and isinstance(call.args[0].thing, (Instance, Object))
-    ]
+    models = [call for call in script.calls_of(DDP) if call.args and isinstance(call.args[0].thing, (Instance, Object))]
     return f"`{text_of(models[0].arg_node(0, 'module'))}` is never moved to a GPU" if models else ""
 
 
@@ -73,19 +69,20 @@ def _may_use_gpu(call: Call) -> bool:
     """Whether a call is of CUDA's, gets a device that is not known, or is of what may choose one."""
     place = place_given(call)
     is_known = (
-        place is None
-        or isinstance(place.const, str)
-        or (place.made is not None and place.made.name == "torch.device")
+        place is None or isinstance(place.const, str) or (place.made is not None and place.made.name == "torch.device")
     )
-    is_framework = call.name.startswith(("torch.cuda.", "torch.accelerator.", "torch.set_default_", "accelerate.", "lightning.", "deepspeed.",
-                                         "transformers."))  # fmt: skip
-    return (
-        not is_known
-        or is_framework
-        or is_hidden(call)
-        or "device_ids" in call.kwargs
-        or call.name.endswith(".cuda")
+    is_framework = call.name.startswith(
+        (
+            "torch.cuda.",
+            "torch.accelerator.",
+            "torch.set_default_",
+            "accelerate.",
+            "lightning.",
+            "deepspeed.",
+            "transformers.",
+        )
     )
+    return not is_known or is_framework or is_hidden(call) or "device_ids" in call.kwargs or call.name.endswith(".cuda")
 
 
 def _fallback(script: Script) -> int | None:
@@ -148,12 +145,7 @@ def _own_backends(place: Place) -> set[str | None]:
 def device_ids_of_cpu_model(script: Script) -> Iterator[Found]:
     for call in script.calls_of(DDP):
         ids, model = call.arg(1, "device_ids"), call.arg(0, "module")
-        if (
-            ids is None
-            or not isinstance(ids.thing, Items)
-            or model is None
-            or not _stays_on_cpu(script, call, model)
-        ):
+        if ids is None or not isinstance(ids.thing, Items) or model is None or not _stays_on_cpu(script, call, model):
             continue
         node = call.arg_node(1, "device_ids") or call.node
         yield Found(

@@ -38,8 +38,14 @@ if TYPE_CHECKING:
     from rankwise.lint.topics.job_view import Place, Setting
 
 #: Where a library takes a device by position.
-_POSITIONS = {"torch.cuda.set_device": 0, "torch.accelerator.set_device_index": 0, "torch.accelerator.set_device_idx": 0, "torch.cuda.device": 0,
-              "torch.xpu.set_device": 0, "torch.npu.set_device": 0}  # fmt: skip
+_POSITIONS = {
+    "torch.cuda.set_device": 0,
+    "torch.accelerator.set_device_index": 0,
+    "torch.accelerator.set_device_idx": 0,
+    "torch.cuda.device": 0,
+    "torch.xpu.set_device": 0,
+    "torch.npu.set_device": 0,
+}
 _NAMES = ("device", "device_id", "output_device", "device_ids")
 
 
@@ -64,10 +70,7 @@ def _is_one_node(entry: Entry) -> bool:
     history = entry.histories[-1]
     starts = (call.arg(None, "rank") for call in history.calls if call.name == INIT)
     return any(
-        rank is not None
-        and "spawned" in rank.origin
-        and "node_rank" not in rank.origin
-        and rank.const == history.rank
+        rank is not None and "spawned" in rank.origin and "node_rank" not in rank.origin and rank.const == history.rank
         for rank in starts
     )
 
@@ -85,9 +88,7 @@ def _devices(call: Call) -> Iterator[tuple[Value, ast.AST]]:
     is_open = call.name == "functools.partial" and not isinstance(call.args[0].thing, Library)
     for name in () if is_open else _NAMES:
         value = call.kwargs.get(name)
-        if value is not None and (
-            name == "device" or "rank" in value.origin or isinstance(value.thing, Items)
-        ):
+        if value is not None and (name == "device" or "rank" in value.origin or isinstance(value.thing, Items)):
             node = call.arg_node(None, name) or call.node
             for one in value.thing.values if isinstance(value.thing, Items) else [value]:
                 yield one, node
@@ -98,7 +99,9 @@ def _tell(script: Script, place: Place, node: ast.AST, *, is_bare: bool) -> Foun
     if is_bare:
         message = f"`{text}` uses the global rank as the number of a GPU: a second node has no such GPU"
     else:
-        message = f"`{text}` maps the global rank to a node's GPUs: wrong if nodes differ or start fewer ranks than GPUs"
+        message = (
+            f"`{text}` maps the global rank to a node's GPUs: wrong if nodes differ or start fewer ranks than GPUs"
+        )
     fix = f"use the local rank: {_local_rank(script, node)}"
     if any(call.name.startswith("accelerate.") for call in place.entry.histories[0].calls):
         fix = "use accelerator.device, or accelerator.local_process_index"
@@ -125,8 +128,10 @@ _SETS = frozenset({"torch.cuda.set_device", "torch.accelerator.set_device_index"
                    "torch.set_default_device", "deepspeed.initialize", "deepspeed.init_distributed", "accelerate.Accelerator",
                    "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init",
                    "transformers.TrainingArguments"})  # fmt: skip
-_GUESSES = frozenset("torch.distributed." + name for name in ("barrier", "broadcast_object_list", "all_gather_object", "gather_object",
-    "scatter_object_list"))  # fmt: skip
+_GUESSES = frozenset(
+    "torch.distributed." + name
+    for name in ("barrier", "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list")
+)
 
 
 @rule("RW202", "error", "R13 C22", "ranks use the GPU before each has set its own")
@@ -254,8 +259,21 @@ def _device_of(call: Call) -> tuple[ast.AST | None, object]:
 
 _FIX = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first (in mp.spawn: its first argument)'
 #: These do not start CUDA, or do so only to look.
-_HARMLESS = frozenset({"is_available", "manual_seed", "manual_seed_all", "is_initialized", "device_count", "is_bf16_supported", "Stream",
-                       "amp", "autocast", "GradScaler", "empty_cache"})  # fmt: skip
+_HARMLESS = frozenset(
+    {
+        "is_available",
+        "manual_seed",
+        "manual_seed_all",
+        "is_initialized",
+        "device_count",
+        "is_bf16_supported",
+        "Stream",
+        "amp",
+        "autocast",
+        "GradScaler",
+        "empty_cache",
+    }
+)
 
 
 @rule("RW203", "error", "L11", "CUDA_VISIBLE_DEVICES is set too late or hides the GPU that is used")
@@ -267,9 +285,7 @@ def late_visible_devices(script: Script) -> Iterator[Found]:
         at = setting.place.last.index
         # A child that is started afterwards reads its own copy.
         of_ranks = is_spawned(setting.place.last)
-        touched = next(
-            (call for call in calls[:at] if _starts_cuda(call) and is_spawned(call) == of_ranks), None
-        )
+        touched = next((call for call in calls[:at] if _starts_cuda(call) and is_spawned(call) == of_ranks), None)
         if touched is not None:
             yield Found(
                 setting.node,
@@ -329,9 +345,7 @@ def cuda_before_notebook_launcher(script: Script) -> Iterator[Found]:
             is_here = launch.name == "accelerate.notebook_launcher" and launch.module is script.module
             if is_alone or not is_here:
                 continue
-            used = next(
-                (one for one in calls[: launch.index] if one.index < launch.index and _is_before(one)), None
-            )
+            used = next((one for one in calls[: launch.index] if one.index < launch.index and _is_before(one)), None)
             if used is not None and used.module is script.module:
                 yield Found(
                     used.node,

@@ -60,8 +60,19 @@ def _order(value: Value) -> str:
     return "a directory listing" if thing is None and "unsorted" in value.origin else ""
 
 
-_GIVEN = {word: takes for word in ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "all_gather_into_tensor", "reduce_scatter_tensor")
-          if (takes := ACTS[D + word].takes)}  # fmt: skip
+_GIVEN = {
+    word: takes
+    for word in (
+        "all_reduce",
+        "all_gather",
+        "broadcast",
+        "reduce",
+        "gather",
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+    )
+    if (takes := ACTS[D + word].takes)
+}
 _ASK = frozenset({"operator.Compare", "torch.isfinite", "torch.isnan", "torch.where", "torch.nonzero"})
 
 

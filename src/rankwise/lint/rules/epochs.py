@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rankwise.lint.topics.job_view import Place
 
 
-@rule("RW501", "error", "X1", "set_epoch is never called on a DistributedSampler, so each epoch uses the same order")  # fmt: skip
+@rule("RW501", "error", "X1", "set_epoch is never called on a DistributedSampler, so each epoch uses the same order")
 def set_epoch_forgotten(script: Script) -> Iterator[Found]:
     for one in reshuffled(script):
         silent = [each for each in one.passes if not is_reached(each, one)]
@@ -71,11 +71,7 @@ def _name_of(one: Pass, shuffled: Shuffled) -> str:
     made, tree, loader = shuffled.sampler.call, one.module.tree, one.loader.call
     above = parents_of(tree).get(made.node) if made is not None else None
     name = text_of(above.targets[0]) if isinstance(above, ast.Assign) else ""
-    if (
-        above is not None
-        and function_of(tree, above) in {tree, function_of(tree, one.over)}
-        and name.isidentifier()
-    ):
+    if above is not None and function_of(tree, above) in {tree, function_of(tree, one.over)} and name.isidentifier():
         return name
     is_given = loader is not None and "sampler" in loader.kwargs
     return f"{shown(one)}.sampler" if is_given and shown(one).replace(".", "_").isidentifier() else ""
@@ -94,9 +90,7 @@ def set_epoch_without_effect(script: Script) -> Iterator[Found]:
         for call, fault in zip(calls, faults, strict=True):
             node = node_in(script, call)
             if node is not None and fault is not None:
-                target = next(
-                    (text_of(loop.target) for loop in reversed(loops) if isinstance(loop, ast.For)), "epoch"
-                )
+                target = next((text_of(loop.target) for loop in reversed(loops) if isinstance(loop, ast.For)), "epoch")
                 fix = f"call set_epoch({'epoch' if target == '_' else target}) at the start of each epoch, before the loop over `{shown(first)}`"
                 yield Found(node, fault[1], fix, severity=fault[0])
 
@@ -116,8 +110,7 @@ def _fault(call: Call, one: Pass, loops: list[ast.AST]) -> tuple[Severity, str] 
             f"set_epoch gets {value.const!r} in each epoch, so each epoch reads `{over}` in the same order",
         )
     plain = isinstance(given, ast.Name) and any(
-        isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) and loop.target.id == given.id
-        for loop in loops
+        isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) and loop.target.id == given.id for loop in loops
     )
     if not plain:
         return None
@@ -203,10 +196,12 @@ def _is_own(script: Script, place: Place, value: Value) -> bool:
         return False
     # Where mp.spawn starts the ranks, a clock that was read before is the same for all of them.
     drawn = [
-        call
-        for history in place.entry.histories
-        for call in history.calls
-        if call.result.origin & value.origin & _OWN
+        call for history in place.entry.histories for call in history.calls if call.result.origin & value.origin & _OWN
     ]
-    return not is_spawned(place.last) or any(is_spawned(call) and is_in_ranks(script, place.entry, call) and call.index < place.last.index
-                                             and call.name != SAMPLER for call in drawn)  # fmt: skip
+    return not is_spawned(place.last) or any(
+        is_spawned(call)
+        and is_in_ranks(script, place.entry, call)
+        and call.index < place.last.index
+        and call.name != SAMPLER
+        for call in drawn
+    )

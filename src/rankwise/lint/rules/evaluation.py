@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 #: `predictions[: len(loader.dataset) - seen]`: repeated samples are cut off by hand.
 _CUT = re.compile(r"len\([\w.]*dataset\w*\)\s*-|remainder|\[\s*:\s*len\(")
 _SUMS = frozenset(
-    "torch.distributed." + name
-    for name in ("all_reduce", "reduce", "all_gather", "gather", "all_gather_into_tensor")
+    "torch.distributed." + name for name in ("all_reduce", "reduce", "all_gather", "gather", "all_gather_into_tensor")
 )
 _OBJECTS = frozenset({"torch.distributed.all_gather_object", "torch.distributed.gather_object"})
 #: Worlds are of these sizes, or of their multiples.
@@ -77,9 +76,7 @@ def _pads(call: Call) -> bool:
 
 def _is_used_for_training(script: Script, one: Pass, sampler: Object) -> bool:
     return any(
-        other.trains
-        for other in passes(script)
-        if other.history is one.history and sampler_of(other.loader) is sampler
+        other.trains for other in passes(script) if other.history is one.history and sampler_of(other.loader) is sampler
     )
 
 
@@ -112,7 +109,20 @@ def _never_shuffles_pass(one: Pass) -> bool:
 
 _GATHER = "gather keeps the samples that pad the last batch, so they count twice"
 _FIX = "give each rank range(rank, len(dataset), world_size) by Subset, and reduce sums and counts; or drop the repeated samples by their index"
-_TELLS = frozenset({"print", "log", "add_scalar", "info", "log_metric", "log_metrics", "log_dict", "write", "set_postfix", "add_scalars"})  # fmt: skip
+_TELLS = frozenset(
+    {
+        "print",
+        "log",
+        "add_scalar",
+        "info",
+        "log_metric",
+        "log_metrics",
+        "log_dict",
+        "write",
+        "set_postfix",
+        "add_scalars",
+    }
+)
 #: What a line says that tells whose number it is.
 _LOCAL = re.compile(r"local|rank|this process|own|shard", re.IGNORECASE)
 
@@ -123,9 +133,7 @@ def one_ranks_number_as_all(script: Script) -> Iterator[Found]:
     seen: set[int] = set()
     for place in once(places(script)):
         call = place.calls[0]
-        is_reported = (
-            call.name.rpartition(".")[2] in _TELLS and place.ranks == {0} and is_distributed(place.entry)
-        )
+        is_reported = call.name.rpartition(".")[2] in _TELLS and place.ranks == {0} and is_distributed(place.entry)
         if not is_reported or id(call.function) in seen or _LOCAL.search(ast.unparse(call.node)):
             continue
         forwards = [one for value in _reported(call) if _is_own(value) for one in _forwards(value)]
@@ -167,8 +175,7 @@ def _is_put_together(one: Pass) -> bool:
     """Whether anything after the loop is done together, or may be."""
     first = one.inside[0].index if one.inside else 0
     return any(
-        call.name in _SUMS | _OBJECTS or call.name in ACTS or is_hidden(call)
-        for call in one.history.calls[first:]
+        call.name in _SUMS | _OBJECTS or call.name in ACTS or is_hidden(call) for call in one.history.calls[first:]
     )
 
 

@@ -42,11 +42,7 @@ def loss_without_graph(script: Script) -> Iterator[Found]:
 def _chosen(loss: Value) -> Iterator[Call]:
     """Constants that a test on the data chooses in the place of what a gradient goes through."""
     for choice in (one.made for one in sources_of(loss, until=_has_other_graph)):
-        if (
-            choice is not None
-            and choice.name == "either"
-            and choice.receiver.origin & {"data", "random", "exception"}
-        ):
+        if choice is not None and choice.name == "either" and choice.receiver.origin & {"data", "random", "exception"}:
             constants = [one.made for one in choice.args if one.made is not None and _is_constant(one.made)]
             if len(constants) == 1:
                 yield from constants
@@ -78,9 +74,7 @@ def no_sync_too_wide(script: Script) -> Iterator[Found]:
         backs = list(backward_passes(calls))
         inside = [call for call, _ in backs if _is_local(call)]
         for call, loss in backs:
-            forwards = [
-                one.made for one in sources_of(loss) if one.made is not None and _is_forward(one.made)
-            ]
+            forwards = [one.made for one in sources_of(loss) if one.made is not None and _is_forward(one.made)]
             at = _with_of(script, call) if _may_be_local(call) else None
             if at is not None and forwards and not any(map(_may_be_local, forwards)):
                 yield Found(
@@ -116,9 +110,7 @@ def _shares(calls: list[Call]) -> bool:
 
 def _with_of(script: Script, call: Call) -> ast.AST | None:
     """What the `with` around a call enters, in this file; None where ``enabled`` may switch it off."""
-    sites = [
-        node for node in (call.node, *(site.node for site in call.stack[::-1])) if is_in(script.tree, node)
-    ]
+    sites = [node for node in (call.node, *(site.node for site in call.stack[::-1])) if is_in(script.tree, node)]
     blocks = (one for node in sites for one in above(script.tree, node) if isinstance(one, ast.With))
     for item in (item.context_expr for block in blocks for item in block.items):
         if isinstance(item, ast.Call) and getattr(item.func, "attr", "") not in _CONTEXTS:

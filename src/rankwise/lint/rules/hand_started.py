@@ -67,7 +67,7 @@ def _count(shell: Shell, launch: Launch, setting: Setting) -> Iterator[Found]:
         yield Found(span, message, f"{spelled}={len(devices)}", severity="hint", also=also)
 
 
-@rule("RW726", "error", "I1 I2 I10 I11 I12", "ranks that are started one by one do not form one job", looks_at="shell")  # fmt: skip
+@rule("RW726", "error", "I1 I2 I10 I11 I12", "ranks that are started one by one do not form one job", looks_at="shell")
 def ranks_started_by_hand(shell: Shell) -> Iterator[Found]:
     for group in _jobs(shell):
         if _number(group[0], "WORLD_SIZE") == 1:
@@ -146,9 +146,7 @@ def _too_few(shell: Shell, group: list[Launch]) -> Iterator[Found]:
         return
     word = group[0].command.env["WORLD_SIZE"]
     names = ", ".join(map(str, missing[:4])) + (", …" if len(missing) > 4 else "")
-    message = (
-        f"WORLD_SIZE={world} and {len(ranks)} rank{'s' * (len(ranks) > 1)} started: all wait for rank {names}"
-    )
+    message = f"WORLD_SIZE={world} and {len(ranks)} rank{'s' * (len(ranks) > 1)} started: all wait for rank {names}"
     severity: Severity | None = "warning" if len(ranks) == 1 else None  # the others may have a script each
     fix = f"WORLD_SIZE={len(ranks)}, or start the others too"
     yield Found(word.span, message, fix, severity=severity)
@@ -159,25 +157,23 @@ def _in_turn(shell: Shell, group: list[Launch]) -> Iterator[Found]:
         return
     first = group[0]
     if not any(launch.command.is_background for launch in group[:-1]):
-        message = (
-            f"rank {_number(first, 'RANK')} waits for the others, which are started only after it has ended"
-        )
-        yield Found(
-            first.command.span, message, "end the line with &, and `wait` after the last one; or use torchrun"
-        )
+        message = f"rank {_number(first, 'RANK')} waits for the others, which are started only after it has ended"
+        yield Found(first.command.span, message, "end the line with &, and `wait` after the last one; or use torchrun")
 
 
 _SPELLINGS = {"--local_rank", "--local-rank"}
 
 
-@rule("RW727", "error", "L1 R13", "--local_rank in a command gives all ranks the same number", looks_at="shell")  # fmt: skip
+@rule("RW727", "error", "L1 R13", "--local_rank in a command gives all ranks the same number", looks_at="shell")
 def local_rank_given(shell: Shell) -> Iterator[Found]:
     for launch in shell.launches:
         if launch.launcher == "python":
             continue
         for flag in launch.flags:
             if flag.spelled in _SPELLINGS and launch.is_elastic:
-                message = f"{flag.spelled} before the script means --local-ranks-filter: it hides the output of other ranks"
+                message = (
+                    f"{flag.spelled} before the script means --local-ranks-filter: it hides the output of other ranks"
+                )
                 yield Found(flag.word.span, message, "remove it: each rank reads LOCAL_RANK")
         yield from _behind(launch)
 
@@ -193,24 +189,24 @@ def _behind(launch: Launch) -> Iterator[Found]:
         if text.isdecimal() or "LOCAL_RANK" in names:
             shown = word.raw if equals else f"{spelled} {then.raw if then else ''}"
             message = f"every rank gets {shown}, so all have the same local rank"
-            yield Found(
-                word.span, message, "remove it, and read LOCAL_RANK from the environment in the script"
-            )
+            yield Found(word.span, message, "remove it, and read LOCAL_RANK from the environment in the script")
 
 
-@rule("RW728", "warning", "L1", "torch.distributed.launch is deprecated, and adds --local-rank to the arguments", looks_at="shell")  # fmt: skip
+@rule(
+    "RW728",
+    "warning",
+    "L1",
+    "torch.distributed.launch is deprecated, and adds --local-rank to the arguments",
+    looks_at="shell",
+)
 def old_launch_module(shell: Shell) -> Iterator[Found]:
     for launch in shell.launches:
         if launch.launcher != "launch":
             continue
-        module = next(
-            (word for word in launch.command.words if word.text == "torch.distributed.launch"), launch.word
-        )
+        module = next((word for word in launch.command.words if word.text == "torch.distributed.launch"), launch.word)
         if launch.flag("use_env"):
             message = "torch.distributed.launch is deprecated"
             yield Found(module.span, message, "torchrun with the same flags, without --use_env")
         else:
-            message = (
-                "torch.distributed.launch is deprecated, and adds --local-rank=N to the script's arguments"
-            )
+            message = "torch.distributed.launch is deprecated, and adds --local-rank=N to the script's arguments"
             yield Found(module.span, message, "torchrun with the same flags; the script reads LOCAL_RANK")

@@ -41,7 +41,21 @@ if TYPE_CHECKING:
     from rankwise.lint.topics.job_view import Place
 
 #: What is known of a tensor before its content is.
-_QUIET = frozenset(["shape", "size", "device", "dtype", "numel", "dim", "record_stream", "data_ptr", "element_size", "is_cuda", "nelement"])  # fmt: skip
+_QUIET = frozenset(
+    [
+        "shape",
+        "size",
+        "device",
+        "dtype",
+        "numel",
+        "dim",
+        "record_stream",
+        "data_ptr",
+        "element_size",
+        "is_cuda",
+        "nelement",
+    ]
+)
 
 
 @rule("RW306", "error", "C12", "an asynchronous collective is never waited for")
@@ -106,9 +120,7 @@ def _may_wait(one: Call, made: Call) -> bool:
 
 def _reads(script: Script, call: Call, name: str) -> list[ast.AST]:
     """Where a name is read behind a call, in its function, in the order of the text."""
-    found = [
-        one for one in loads(nodes_in(function_of(script.tree, call.node)), name) if is_behind(one, call.node)
-    ]
+    found = [one for one in loads(nodes_in(function_of(script.tree, call.node)), name) if is_behind(one, call.node)]
     return sorted(found, key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0)))
 
 
@@ -184,9 +196,7 @@ def _waits(script: Script, entry: Entry) -> Iterator[Found]:
                 call.node,
                 f"rank {rank} waits in this {word} for rank {peer}, which {does}",
                 f"let each {word} have its other half: `{_HALVES[word]}` on rank {peer}, in the same order",
-                severity="error"
-                if is_known and is_of_two and rank < 2 and len(stuck) <= len(two)
-                else "warning",
+                severity="error" if is_known and is_of_two and rank < 2 and len(stuck) <= len(two) else "warning",
             )
             return
 
@@ -242,12 +252,7 @@ def _queues(entry: Entry) -> _Queues:
         for call in (one for one in history.calls if one.name in _POINTS):
             root = ACTS[call.name].root
             given = call.arg(*root) if root is not None else None
-            is_plain = (
-                given is not None
-                and type(given.const) is int
-                and not call.has_star
-                and group_of(call) is None
-            )
+            is_plain = given is not None and type(given.const) is int and not call.has_star and group_of(call) is None
             peer = given.const if given is not None and is_plain else None
             found[history.rank].append((word_of(call).removesuffix("_object_list"), peer, call))
     return found
@@ -300,11 +305,7 @@ def _differs(place: Place) -> bool:
     loops, node = place.last.loops, place.last.arg_node(0, "ranks")
     if value is None:
         return False
-    if (
-        loops
-        and isinstance(loops[-1], (ast.ListComp, ast.DictComp))
-        and isinstance(node, (ast.Name, ast.Subscript))
-    ):
+    if loops and isinstance(loops[-1], (ast.ListComp, ast.DictComp)) and isinstance(node, (ast.Name, ast.Subscript)):
         return False  # one of several lists, each in its own iteration
     thing = value.thing
     if isinstance(thing, Items) and thing.is_whole and len(thing.values) == 1:

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Entry, Script
 
 _STORE = "torch.distributed.FileStore"
-_REMOVES = frozenset(
-    {"remove", "unlink", "rmtree", "mkdtemp", "TemporaryDirectory", "mkstemp", "NamedTemporaryFile"}
-)
+_REMOVES = frozenset({"remove", "unlink", "rmtree", "mkdtemp", "TemporaryDirectory", "mkstemp", "NamedTemporaryFile"})
 
 
 @rule("RW206", "warning", "I13", "all runs share one fixed init file")
@@ -64,15 +62,11 @@ def init_twice(script: Script) -> Iterator[Found]:
         for call, message in _again(entry):
             node = node_in(script, call)
             if node is not None:
-                yield Found(
-                    node, message, "create the group once, or test `if not dist.is_initialized()` first"
-                )
+                yield Found(node, message, "create the group once, or test `if not dist.is_initialized()` first")
 
 
 def _again(entry: Entry) -> Iterator[tuple[Call, str]]:
-    calls = [
-        call for call in entry.histories[0].calls if call.name in {*_MAKES, DESTROY, "?destroy_process_group"}
-    ]
+    calls = [call for call in entry.histories[0].calls if call.name in {*_MAKES, DESTROY, "?destroy_process_group"}]
     spawns = {id(call.node) for call in entry.histories[0].calls if call.name == SPAWN}
     held: Call | None = None
     for call in calls:
@@ -126,18 +120,15 @@ def _is_made_once(call: Call) -> bool:
     return (
         "__new__" in owner.attrs
         or any(base.path.endswith("Singleton") for base in owner.bases)
-        or (
-            getattr(function.node, "name", "") == "__init__" and "instance" in ast.unparse(owner.node).lower()
-        )
+        or (getattr(function.node, "name", "") == "__init__" and "instance" in ast.unparse(owner.node).lower())
     )
 
 
 def _other_arm(one: Call, other: Call) -> bool:
-    # Whatever made the first one under a test may have left with it, or exclude the second; a handler runs where the first one has failed.
+    # Whatever made the first one under a test may have left with it, or exclude the second; a handler runs where the
+    # first one has failed.
     catching = {node for node, _, _ in other.tests if isinstance(node, ast.ExceptHandler)}
-    return not catching <= {node for node, _, _ in one.tests} or not arms_of(one.tests) <= arms_of(
-        other.tests
-    )
+    return not catching <= {node for node, _, _ in one.tests} or not arms_of(one.tests) <= arms_of(other.tests)
 
 
 def _destroyed_in_loop(calls: list[Call], call: Call) -> bool:
@@ -145,8 +136,14 @@ def _destroyed_in_loop(calls: list[Call], call: Call) -> bool:
 
 
 #: The position of the timeout.
-_POSITIONS = {INIT: 2, "torch.distributed.new_group": 1, "torch.distributed.monitored_barrier": 1, "torch.distributed.TCPStore": 4,
-              "torch.distributed.new_subgroups": None, "accelerate.InitProcessGroupKwargs": None}  # fmt: skip
+_POSITIONS = {
+    INIT: 2,
+    "torch.distributed.new_group": 1,
+    "torch.distributed.monitored_barrier": 1,
+    "torch.distributed.TCPStore": 4,
+    "torch.distributed.new_subgroups": None,
+    "accelerate.InitProcessGroupKwargs": None,
+}
 
 
 @rule("RW214", "error", "I19", "a process group's timeout is a number")
@@ -175,7 +172,15 @@ def _is_number(value: Value) -> bool:
     return is_read_as_one or (is_number(value) and not isinstance(value.const, bool))
 
 
-_UNITS = {"days": 86400.0, "seconds": 1.0, "microseconds": 1e-6, "milliseconds": 1e-3, "minutes": 60.0, "hours": 3600.0, "weeks": 604800.0}  # fmt: skip
+_UNITS = {
+    "days": 86400.0,
+    "seconds": 1.0,
+    "microseconds": 1e-6,
+    "milliseconds": 1e-3,
+    "minutes": 60.0,
+    "hours": 3600.0,
+    "weeks": 604800.0,
+}
 _SHORT_S, _LONG_S = 30.0, 86400.0
 
 
@@ -189,7 +194,9 @@ def odd_timeout(script: Script) -> Iterator[Found]:
         if seconds is None or node is None:
             continue
         if 0 < seconds < _SHORT_S:
-            message = f"`{text_of(node)}` is {seconds:g} s: a rank that loads, saves or compiles for longer ends the job"
+            message = (
+                f"`{text_of(node)}` is {seconds:g} s: a rank that loads, saves or compiles for longer ends the job"
+            )
             yield Found(node, message, "allow as many minutes as the slowest step may take")
         elif seconds > _LONG_S:
             message = f"`{text_of(node)}` is {seconds / 86400:g} days: a hang is not reported before that"
@@ -201,9 +208,7 @@ def _seconds(call: Call) -> float | None:
     if call.name != "datetime.timedelta" or call.has_star:
         return None
     given = dict(zip(_UNITS, call.args, strict=False)) | call.kwargs
-    if not given or not all(
-        name in _UNITS and isinstance(one.const, (int, float)) for name, one in given.items()
-    ):
+    if not given or not all(name in _UNITS and isinstance(one.const, (int, float)) for name, one in given.items()):
         return None
     return sum(_UNITS[name] * float(one.const) for name, one in given.items())
 
@@ -216,8 +221,6 @@ def group_not_destroyed(script: Script) -> Iterator[Found]:
         calls = [call for history in place.entry.histories for call in history.calls]
         texts = {call.module.text for call in calls}
         if place.entry.is_program and not any("destroy_process_group" in text for text in texts):
-            message = (
-                "the process group created here is never destroyed: ranks that end early cut off the others"
-            )
+            message = "the process group created here is never destroyed: ranks that end early cut off the others"
             yield Found(place.last.node, message, "call dist.destroy_process_group() at the end")
             return

@@ -97,9 +97,7 @@ def launcher_flag_value(shell: Shell) -> Iterator[Found]:
                 yield from _flag(launch, flag)
     for setting in shell.reading.settings:
         if setting.name == "MASTER_PORT" and (wrong := _port(setting.value.text or "0")):
-            yield Found(
-                setting.span, f"MASTER_PORT={setting.value.text}: {wrong}", "a free port from 1024 to 65535"
-            )
+            yield Found(setting.span, f"MASTER_PORT={setting.value.text}: {wrong}", "a free port from 1024 to 65535")
 
 
 def _flag(launch: Launch, flag: Flag) -> Iterator[Found]:

@@ -34,11 +34,7 @@ def load_without_map_location(script: Script) -> Iterator[Found]:
             or use.place.ranks == {0}
         ):
             continue
-        if (
-            not _uses_gpus(use)
-            or not (is_distributed(use.place.entry) or script.has_init)
-            or not is_model_file(use)
-        ):
+        if not _uses_gpus(use) or not (is_distributed(use.place.entry) or script.has_init) or not is_model_file(use):
             continue
         yield Found(
             call.node,

@@ -33,8 +33,13 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
     from rankwise.lint.topics.job_view import Place
 
-_REDUCES = ("torch.distributed.all_reduce", "torch.distributed.reduce", "accelerate.Accelerator.reduce", "accelerate.Accelerator.gather",
-            "lightning.fabric.Fabric.all_reduce")  # fmt: skip
+_REDUCES = (
+    "torch.distributed.all_reduce",
+    "torch.distributed.reduce",
+    "accelerate.Accelerator.reduce",
+    "accelerate.Accelerator.gather",
+    "lightning.fabric.Fabric.all_reduce",
+)
 
 
 @rule("RW612", "warning", "M2", "means of ranks with different numbers of samples are averaged")
@@ -124,9 +129,7 @@ def every_rank_logs(script: Script) -> Iterator[Found]:
             continue
         if call.name in _RUNS and "group" not in call.kwargs:
             lines.add(line)
-            yield Found(
-                at, f"every rank {_RUNS[call.name]}", "do it on rank 0 only: `if dist.get_rank() == 0:`"
-            )
+            yield Found(at, f"every rank {_RUNS[call.name]}", "do it on rank 0 only: `if dist.get_rank() == 0:`")
         elif (call.name not in _RUNS and call.loops and call.name not in shown) or (
             call.name in _BARS and call.name not in shown
         ):
@@ -138,9 +141,7 @@ def every_rank_logs(script: Script) -> Iterator[Found]:
                 if call.name == "builtins.print"
                 else ("bar", "disable=dist.get_rank() != 0")
             )
-            yield Found(
-                at, f"every rank shows this {what}, overwriting the others", f"`{fix}`", severity="hint"
-            )
+            yield Found(at, f"every rank shows this {what}, overwriting the others", f"`{fix}`", severity="hint")
 
 
 def _is_made_by_ranks(place: Place) -> bool:
@@ -185,16 +186,9 @@ def monitored_without_sync(script: Script) -> Iterator[Found]:
         name, value = call.arg(0, "name"), call.arg(1, "value")
         sync = call.arg(None, "sync_dist")
         is_metric = (
-            value is not None
-            and isinstance(value.thing, Object)
-            and value.thing.kind.startswith("torchmetrics")
+            value is not None and isinstance(value.thing, Object) and value.thing.kind.startswith("torchmetrics")
         )
-        if (
-            name is None
-            or name.const not in watched
-            or is_metric
-            or (sync is not None and sync.const is not False)
-        ):
+        if name is None or name.const not in watched or is_metric or (sync is not None and sync.const is not False):
             continue
         if call.function is not None and call.function.name in _PLACES:
             yield Found(

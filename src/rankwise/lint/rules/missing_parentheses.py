@@ -18,9 +18,35 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 #: Functions that are there for their effect, and what each takes at least.
-_ACTS = frozenset(["torch.distributed.barrier", "torch.distributed.destroy_process_group", "torch.distributed.init_process_group", "torch.cuda.synchronize", "torch.cuda.empty_cache", "torch.cuda.reset_peak_memory_stats", "torch.accelerator.synchronize", "gc.collect"])  # fmt: skip
+_ACTS = frozenset(
+    [
+        "torch.distributed.barrier",
+        "torch.distributed.destroy_process_group",
+        "torch.distributed.init_process_group",
+        "torch.cuda.synchronize",
+        "torch.cuda.empty_cache",
+        "torch.cuda.reset_peak_memory_stats",
+        "torch.accelerator.synchronize",
+        "gc.collect",
+    ]
+)
 #: Functions that are there for what they return.
-_ASKS = frozenset(f"torch.{name}" for name in ["distributed.get_rank", "distributed.get_world_size", "distributed.get_node_local_rank", "distributed.get_backend", "distributed.is_initialized", "distributed.is_available", "distributed.is_nccl_available", "distributed.is_torchelastic_launched", "cuda.is_available", "cuda.device_count", "cuda.current_device"])  # fmt: skip
+_ASKS = frozenset(
+    f"torch.{name}"
+    for name in [
+        "distributed.get_rank",
+        "distributed.get_world_size",
+        "distributed.get_node_local_rank",
+        "distributed.get_backend",
+        "distributed.is_initialized",
+        "distributed.is_available",
+        "distributed.is_nccl_available",
+        "distributed.is_torchelastic_launched",
+        "cuda.is_available",
+        "cuda.device_count",
+        "cuda.current_device",
+    ]
+)
 #: Methods that are there for their effect.
 _METHODS = re.compile(
     r"backward|zero_grad|step|train|eval|set_epoch|wait_for_everyone|destroy_process_group|barrier|synchronize"
@@ -47,9 +73,7 @@ def call_without_parentheses(script: Script) -> Iterator[Found]:
         for item in block.items:
             node = item.context_expr
             is_method = (
-                isinstance(node, ast.Attribute)
-                and node.attr == "no_sync"
-                and "def no_sync" not in script.piece.code
+                isinstance(node, ast.Attribute) and node.attr == "no_sync" and "def no_sync" not in script.piece.code
             )
             if scopes.dotted(node) in _ENTERED or (is_method and _is_plain(node)):
                 text = ast.unparse(node)
@@ -70,16 +94,18 @@ def _reported(script: Script, node: ast.expr, what: str, *, can_fix: bool) -> Fo
     text, span = ast.unparse(node), span_of(node, script.lines)
     needs = text.rpartition(".")[2] in _NEEDS_ARGUMENTS
     edit = Edit(span=Span(span.end_line, span.end_col, span.end_line, span.end_col), text="()")
-    return Found(node, f"`{text}` without parentheses is not called: {what}", f"write `{text}({'...' if needs else ''})`",
-                 edits=[edit] if can_fix and not needs else ())  # fmt: skip
+    return Found(
+        node,
+        f"`{text}` without parentheses is not called: {what}",
+        f"write `{text}({'...' if needs else ''})`",
+        edits=[edit] if can_fix and not needs else (),
+    )
 
 
 def _is_meant_call(scopes: Scopes, node: ast.expr) -> bool:
     if isinstance(node, ast.Name):
         made = scopes.only(node.id, scopes.scope(node))
-        return (
-            is_function(made) and not made.decorator_list
-        )  # what a decorator has made of a function may not be one
+        return is_function(made) and not made.decorator_list  # what a decorator has made of a function may not be one
     if not isinstance(node, ast.Attribute):
         return False
     full = scopes.dotted(node)
@@ -100,9 +126,7 @@ def _is_plain(node: ast.expr) -> bool:
 def _is_question(scopes: Scopes, node: ast.expr) -> bool:
     """Whether a node is a function that is asked, also under a name of the user's that holds nothing else."""
     value = scopes.value(node.id, scopes.scope(node)) if isinstance(node, ast.Name) else None
-    return canonical(scopes.dotted(node)) in _ASKS or (
-        value is not None and canonical(scopes.dotted(value)) in _ASKS
-    )
+    return canonical(scopes.dotted(node)) in _ASKS or (value is not None and canonical(scopes.dotted(value)) in _ASKS)
 
 
 def _is_own_test(scopes: Scopes, node: ast.expr) -> bool:
@@ -136,9 +160,7 @@ def _effect(node: ast.expr, parent: ast.AST) -> str:
     if isinstance(op, (ast.Is, ast.IsNot)):
         return ""
     is_plain = isinstance(other, ast.Call) or (isinstance(other, ast.Constant) and other.value is not None)
-    return (
-        "the function itself is compared, not its result" if is_plain or not isinstance(op, _EQUALS) else ""
-    )
+    return "the function itself is compared, not its result" if is_plain or not isinstance(op, _EQUALS) else ""
 
 
 #: Context managers of torch, and the effect that is missing where one is only called.
@@ -154,16 +176,17 @@ _EFFECTS = {
 }  # fmt: skip
 #: Those that are methods, which only torch, Accelerate and Fabric have.
 _METHOD_EFFECTS = {
-    **dict.fromkeys(
-        ("no_sync", "no_backward_sync"), "gradients are still synchronised in every backward pass"
-    ),
+    **dict.fromkeys(("no_sync", "no_backward_sync"), "gradients are still synchronised in every backward pass"),
     "summon_full_params": "the parameters stay sharded",
     "state_dict_type": "the kind of state dict stays what it was",
     **dict.fromkeys(("main_process_first", "local_main_process_first"), "no process waits for the main one"),
     "join_uneven_inputs": "uneven inputs are not joined",
     "split_between_processes": "nothing is split",
 }
-_SETTERS = {"torch.cuda.device": "torch.cuda.set_device", "torch.accelerator.device_index": "torch.accelerator.set_device_index"}  # fmt: skip
+_SETTERS = {
+    "torch.cuda.device": "torch.cuda.set_device",
+    "torch.accelerator.device_index": "torch.accelerator.set_device_index",
+}
 
 
 @rule("RW808", "error", "R13", "a context manager is called but never entered: no effect", needs_ranks=False)
@@ -194,6 +217,4 @@ def _missing(scopes: Scopes, call: ast.Call) -> str:
         made = scopes.value(func.value.id, scopes.scope(func))
         is_ddp = isinstance(made, ast.Call) and scopes.dotted(made.func).endswith(".DistributedDataParallel")
         return "uneven inputs are not joined" if is_ddp else ""
-    return (
-        "" if isinstance(func.value, ast.Call) or name.startswith("_") else _METHOD_EFFECTS.get(func.attr, "")
-    )
+    return "" if isinstance(func.value, ast.Call) or name.startswith("_") else _METHOD_EFFECTS.get(func.attr, "")

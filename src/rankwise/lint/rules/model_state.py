@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from rankwise.lint.topics.wrapping import Wrap
 
 _RANDOM = frozenset({"reset_parameters", "apply", "init_weights", "_init_weights", "initialize_weights"})
-_SENDS = ("broadcast", "_sync_params_and_buffers", "_broadcast_coalesced", "sync_module_states", "sync_params", "broadcast_parameters")  # fmt: skip
+_SENDS = (
+    "broadcast",
+    "_sync_params_and_buffers",
+    "_broadcast_coalesced",
+    "sync_module_states",
+    "sync_params",
+    "broadcast_parameters",
+)
 
 
 @rule("RW410", "error", "D26", "weights are set differently on the ranks after the model was wrapped")
@@ -61,9 +68,7 @@ def _is_its(call: Call, wrap: Wrap) -> bool:
 
 
 def _is_sent(wrap: Wrap, index: int) -> bool:
-    return any(
-        call.index > index and any(word in call.name for word in _SENDS) for call in wrap.calls_after()
-    )
+    return any(call.index > index and any(word in call.name for word in _SENDS) for call in wrap.calls_after())
 
 
 def _seed_differs(wrap: Wrap, before: Call) -> bool:
@@ -120,9 +125,7 @@ def optimizer_before_sharding(script: Script) -> Iterator[Found]:
         for shard in (call for call in calls if _replaces(call)):
             early = [one for one in optimizers if one.index < shard.index and _holds(one, shard, calls)]
             late = [
-                one
-                for one in optimizers
-                if one.index > shard.index and (_holds(one, shard, calls) or not one.args)
+                one for one in optimizers if one.index > shard.index and (_holds(one, shard, calls) or not one.args)
             ]
             if not early or late:
                 continue
@@ -161,8 +164,15 @@ def _holds(optimizer: Call, shard: Call, calls: list[Call]) -> bool:
     model, given = shard.arg(0, "module"), optimizer.arg(0, "params")
     ids = {id(one) for one in parts_of(model)} if model is not None and given is not None else set()
     inside = {id(one) for one in ast.walk(optimizer.node)}
-    asked = [one for one in calls if one.name.endswith("parameters") and (id(one.node) in inside or (
-        one.function is optimizer.function and one.function is not None and one.index < optimizer.index))]  # fmt: skip
+    asked = [
+        one
+        for one in calls
+        if one.name.endswith("parameters")
+        and (
+            id(one.node) in inside
+            or (one.function is optimizer.function and one.function is not None and one.index < optimizer.index)
+        )
+    ]
     held = [*(_models(given) if given is not None else ()), *(one.receiver.thing for one in asked)]
     return any(id(thing) in ids for thing in held)
 
@@ -182,8 +192,7 @@ def batchnorm_not_synchronised(script: Script) -> Iterator[Found]:
         return
     for wrap in wraps(script):
         has_norm = any(
-            isinstance(one, Object) and one.kind.startswith("torch.nn.BatchNorm")
-            for one in parts_of(wrap.inner)
+            isinstance(one, Object) and one.kind.startswith("torch.nn.BatchNorm") for one in parts_of(wrap.inner)
         )
         if (
             wrap.kind != DDP
@@ -216,11 +225,7 @@ def clipped_by_own_shard(script: Script) -> Iterator[Found]:
     for call in script.calls_of(*_CLIPS):
         node = call.arg_node(0, "parameters")
         given = models.get(node) if node is not None else None
-        if (
-            given is None
-            or not is_in(script.tree, call.node)
-            or any("summon" in one for one in call.contexts)
-        ):
+        if given is None or not is_in(script.tree, call.node) or any("summon" in one for one in call.contexts):
             continue
         model = text_of(getattr(getattr(given.node, "func", None), "value", None))
         limit = text_of(call.arg_node(1, "max_norm"))

@@ -23,15 +23,13 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 
-@rule("RW804", "error", "", "a name is used that exists only in another function, or nowhere", needs_ranks=False)  # fmt: skip
+@rule("RW804", "error", "", "a name is used that exists only in another function, or nowhere", needs_ranks=False)
 def name_of_another_function(script: Script) -> Iterator[Found]:
     scopes = scopes_of(script.tree)
     names = undefined(scopes)
     if script.piece.cells:
         # A notebook's magics may create names that occur nowhere else.
-        names = tuple(
-            (n, at) for n, at in names if any(n.id in scope.bound for scope in scopes.opened.values())
-        )
+        names = tuple((n, at) for n, at in names if any(n.id in scope.bound for scope in scopes.opened.values()))
     if not names or script.piece.is_fragment or may_make_names(script, scopes):
         return
     marked: set[tuple[str, ast.AST]] = set()
@@ -59,12 +57,7 @@ def _where(scopes: Scopes, name: ast.Name, scope: Scope) -> tuple[str, str]:
                     f"it belongs to class {owner}, line {line}",
                     f"write `self.{name.id}` or `{owner}.{name.id}`",
                 )
-    if (
-        here is not None
-        and here.args.args
-        and here.args.args[0].arg == "self"
-        and _is_attribute(scopes, name.id)
-    ):
+    if here is not None and here.args.args and here.args.args[0].arg == "self" and _is_attribute(scopes, name.id):
         return f"only `self.{name.id}` exists", f"write `self.{name.id}`"
     visible = [*scopes.module.bound, *((here and scopes.opened[here].bound) or ())]
     close = get_close_matches(name.id, visible, n=1, cutoff=0.8)
@@ -81,17 +74,13 @@ def _local_of(function: FunctionNode, scope: Scope, name: str, line: int, reader
     kind = "a parameter" if is_parameter else "a local variable"
     return (
         f"it is {kind} of {function.name}, line {line}",
-        f"pass it to {reader} as an argument"
-        + ("" if is_parameter else f", or return it from {function.name}"),
+        f"pass it to {reader} as an argument" + ("" if is_parameter else f", or return it from {function.name}"),
     )
 
 
 def _is_attribute(scopes: Scopes, name: str) -> bool:
     return any(
-        n.attr == name
-        and isinstance(n.ctx, ast.Store)
-        and isinstance(n.value, ast.Name)
-        and n.value.id == "self"
+        n.attr == name and isinstance(n.ctx, ast.Store) and isinstance(n.value, ast.Name) and n.value.id == "self"
         for n in scopes.all(ast.Attribute)
     )
 
@@ -137,7 +126,9 @@ _SETS_UNSEEN = re.compile(
 )
 
 
-@rule("RW820", "error", "", "an attribute is read that nothing sets, an option that does not exist, or anything of None")  # fmt: skip
+@rule(
+    "RW820", "error", "", "an attribute is read that nothing sets, an option that does not exist, or anything of None"
+)
 def attribute_never_set(script: Script) -> Iterator[Found]:
     notes = [one for one in script.notes if isinstance(one, Unbound) and one.owner is not None]
     modules = {call.module for call in script.all_calls} if notes else set()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rankwise.lint.shell.study import Shell
 
 
-@rule("RW709", "error", "I10 I11 L10", "the nodes of a job do not each have their own number", looks_at="shell")  # fmt: skip
+@rule("RW709", "error", "I10 I11 L10", "the nodes of a job do not each have their own number", looks_at="shell")
 def node_ranks(shell: Shell) -> Iterator[Found]:
     meeting = [
         launch
@@ -53,9 +53,7 @@ def _jobs(launches: list[Launch]) -> list[list[Launch]]:
     for launch in launches:
         if (launch.value("node_rank") or "").isdecimal():
             texts = [
-                (flag.name, flag.value.text if flag.value else "")
-                for flag in launch.flags
-                if flag.name != "node_rank"
+                (flag.name, flag.value.text if flag.value else "") for flag in launch.flags if flag.name != "node_rank"
             ]
             script = launch.script.text if launch.script else None
             key = (
@@ -99,7 +97,7 @@ def _absent(shell: Shell, group: list[Launch]) -> Iterator[Found]:
     yield Found(flag.word.span if flag else group[-1].word.span, message, fix, failure_class="L10")
 
 
-@rule("RW710", "error", "I4 I21", "several nodes have no rendezvous address that all can reach", looks_at="shell")  # fmt: skip
+@rule("RW710", "error", "I4 I21", "several nodes have no rendezvous address that all can reach", looks_at="shell")
 def no_place_to_meet(shell: Shell) -> Iterator[Found]:
     here = [one for one in shell.launches if not one.runs_elsewhere() and (one.num_nodes or 0) > 1]
     is_rehearsal = any(one.command.is_background for one in here) and len(here) > 1
@@ -170,7 +168,7 @@ def _by_slurm(shell: Shell, launch: Launch) -> Iterator[Found]:
         yield Found(setting.span, message, fix)
 
 
-@rule("RW713", "error", "I27 I2", "each node draws its own random port, so they never connect", looks_at="shell")  # fmt: skip
+@rule("RW713", "error", "I27 I2", "each node draws its own random port, so they never connect", looks_at="shell")
 def port_differs_between_nodes(shell: Shell) -> Iterator[Found]:
     for launch in shell.launches:
         flag = launch.flag("master_port", "rdzv_endpoint", "main_process_port")
@@ -233,9 +231,7 @@ def _flag(launch: Launch) -> Iterator[Found]:
 def _is_one_node(launch: Launch) -> bool:
     if launch.is_elastic and launch.num_nodes != 1:
         return False
-    return not launch.flag(
-        "num_machines", "machine_rank", "num_nodes", "hostfile", "node_rank", "master_addr"
-    )
+    return not launch.flag("num_machines", "machine_rank", "num_nodes", "hostfile", "node_rank", "master_addr")
 
 
 def _settings(shell: Shell) -> Iterator[Found]:
@@ -245,6 +241,4 @@ def _settings(shell: Shell) -> Iterator[Found]:
     for setting in shell.reading.settings:
         if setting.name == "MASTER_PORT" and setting.value.text in _USUAL:
             message = f"port {setting.value.text} is a common default, which other jobs use too"
-            yield Found(
-                setting.span, message, "start it with torchrun, which chooses a free port, or use another"
-            )
+            yield Found(setting.span, message, "start it with torchrun, which chooses a free port, or use another")

@@ -34,15 +34,16 @@ _SHELLS = frozenset(
 _COMMAND = re.compile(r"(^|[\s;&(/'\"])(wget|curl|unzip|tar|aria2c|gsutil|kaggle|gdown|git clone|aws s3)\s")
 
 
-@rule("RW515", "error", "X11", "all ranks download or unpack into one folder at once, or don't wait for the rank that does")  # fmt: skip
+@rule(
+    "RW515",
+    "error",
+    "X11",
+    "all ranks download or unpack into one folder at once, or don't wait for the rank that does",
+)
 def all_ranks_download(script: Script) -> Iterator[Found]:
     for place in once(places(script, anywhere=True)):
         kind = _kind(place)
-        if (
-            kind is None
-            or not is_distributed(place.entry)
-            or not is_in_ranks(script, place.entry, place.last)
-        ):
+        if kind is None or not is_distributed(place.entry) or not is_in_ranks(script, place.entry, place.last):
             continue
         node = node_in(script, place.calls[0])
         if node is None:
@@ -55,9 +56,7 @@ def all_ranks_download(script: Script) -> Iterator[Found]:
                 and node_in(script, use) is not None
             ):
                 message = f"the other ranks don't wait for `{text_of(place.last.node)}`: they read the data (line {getattr(use.node, 'lineno', 0)}) while rank 0 downloads it"
-                yield Found(
-                    node, message, "call dist.barrier() after the download, before any rank reads the data"
-                )
+                yield Found(node, message, "call dist.barrier() after the download, before any rank reads the data")
             continue
         if not _collides(place) or _is_before_ranks(place):
             continue
@@ -118,7 +117,7 @@ _MAKES = frozenset({"os.makedirs", "os.mkdir"})
 _OWN = frozenset({"time", "own", "random", "host"})
 
 
-@rule("RW516", "error", "X12", "all ranks create or remove the same folder, and only the first one can", fixable=True)  # fmt: skip
+@rule("RW516", "error", "X12", "all ranks create or remove the same folder, and only the first one can", fixable=True)
 def folder_made_by_all_ranks(script: Script) -> Iterator[Found]:
     for place in once(places(script, anywhere=True)):
         call = place.last
@@ -160,10 +159,10 @@ def _what(call: Call) -> Value | None:
 def _finding(script: Script, call: Call, node: ast.AST) -> Found:
     shown = text_of(call.node)
     if call.name == "shutil.rmtree":
-        message = f"all ranks run `{shown}`: one removes what another has just created, or fails half way (FileNotFoundError)"
-        return Found(
-            node, message, "let rank 0 remove and create the folder, and call dist.barrier() after it"
+        message = (
+            f"all ranks run `{shown}`: one removes what another has just created, or fails half way (FileNotFoundError)"
         )
+        return Found(node, message, "let rank 0 remove and create the folder, and call dist.barrier() after it")
     message = f"all ranks run `{shown}`, and only the first one can: FileExistsError on the others"
     if call.name == "os.mkdir":
         return Found(node, message, f"os.makedirs({text_of(call.arg_node(0))}, exist_ok=True)")
@@ -191,9 +190,7 @@ def _edits(script: Script, call: Call) -> list[Edit]:
                 text="exist_ok=True",
             )
         ]
-    last = max(
-        (span_of(part, script.lines) for part in parts), key=lambda span: (span.end_line, span.end_col)
-    )
+    last = max((span_of(part, script.lines) for part in parts), key=lambda span: (span.end_line, span.end_col))
     if script.lines[last.end_line - 1][last.end_col - 1 : last.end_col] not in {")", ","}:
         return []
     return [Edit(span=Span(last.end_line, last.end_col, last.end_line, last.end_col), text=", exist_ok=True")]

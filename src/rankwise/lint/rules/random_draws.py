@@ -40,9 +40,7 @@ _SKLEARN = frozenset(
     f"sklearn.model_selection.{name}"
     for name in ("train_test_split", "ShuffleSplit", "StratifiedShuffleSplit", "GroupShuffleSplit")
 )
-_FOLDS = frozenset(
-    f"sklearn.model_selection.{name}" for name in ("KFold", "StratifiedKFold", "StratifiedGroupKFold")
-)
+_FOLDS = frozenset(f"sklearn.model_selection.{name}" for name in ("KFold", "StratifiedKFold", "StratifiedGroupKFold"))
 _ORDERS = frozenset({"torch.randperm", "numpy.random.permutation", "random.sample"})
 _IN_PLACE = frozenset({"random.shuffle", "numpy.random.shuffle"})
 _FEEDS = frozenset({SAMPLER, LOADER, "torch.utils.data.Subset"})
@@ -74,12 +72,7 @@ def split_differs(script: Script) -> Iterator[Found]:
         at = node_in(script, place.last) if place.is_made_by_all else None
         for call in draws_in(place.last.arg(0, "dataset")) if at is not None and at not in reported else ():
             reason = _reason(replace(place, calls=(call,))) if not call.guards else None
-            if (
-                at is None
-                or reason is None
-                or call.node in reported
-                or not is_in_ranks(script, place.entry, call)
-            ):
+            if at is None or reason is None or call.node in reported or not is_in_ranks(script, place.entry, call):
                 continue
             reported.add(at)
             message = f"each rank draws data of its own at `{text_of(call.node)}` (line {line_of(call)}), and gets a share of these here, not of one data set: {reason[1]}"
@@ -96,9 +89,7 @@ def _splits(place: Place) -> bool:
     if call.name == _SPLIT or call.name in _SKLEARN:
         shuffle = call.kwargs.get("shuffle")
         return shuffle is None or shuffle.const is not False
-    feeds = any(
-        other.name in _FEEDS and other.index > call.index for other in place.entry.histories[-1].calls
-    )
+    feeds = any(other.name in _FEEDS and other.index > call.index for other in place.entry.histories[-1].calls)
     return feeds and not call.loops and _is_cut(call)
 
 
@@ -107,8 +98,11 @@ def _is_cut(call: Call) -> bool:
     name = text_of(call.arg_node(0)) if call.name in _IN_PLACE else _target(call)
     if not name:
         return False
-    cuts = [node.slice for node in ast.walk(call.module.tree)
-            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and text_of(node.value) == name]  # fmt: skip
+    cuts = [
+        node.slice
+        for node in ast.walk(call.module.tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and text_of(node.value) == name
+    ]
     return bool(cuts)
 
 
@@ -147,10 +141,8 @@ def _seen_seed(place: Place) -> bool:
 
 
 def _own_seed(call: Call) -> Value | None:
-    if call.name == _SPLIT:
-        value = call.arg(2, "generator")
-    else:
-        value = call.arg(None, "random_state", "generator", "seed")
+    is_torch = call.name == _SPLIT
+    value = call.arg(2, "generator") if is_torch else call.arg(None, "random_state", "generator", "seed")
     return None if value is None or (value.is_known and value.const is None) else value
 
 
@@ -162,32 +154,28 @@ def _fix(call: Call) -> str:
     return "draw from a generator with a seed that all ranks share: random.Random(0), numpy.random.default_rng(0)"
 
 
-@rule("RW509", "warning", "X6", "ranks draw the same random numbers in training, because all set the same seed")  # fmt: skip
+@rule("RW509", "warning", "X6", "ranks draw the same random numbers in training, because all set the same seed")
 def same_noise_on_all_ranks(script: Script) -> Iterator[Found]:
     if spreads_otherwise(script.all_calls):
         return
     for entry in script.entries:
         history = entry.histories[-1]
         for _loop, inside in training_loops(history):
-            draw = next(
-                (call for call in inside if _is_alike(call) and node_in(script, call) is not None), None
-            )
+            draw = next((call for call in inside if _is_alike(call) and node_in(script, call) is not None), None)
             if draw is None or find_seeding(history, draw, library_of(draw.name)) != "equal":
                 continue
             seed = last_seed(history, draw, library_of(draw.name))
             shown = f"`{text_of(seed.node)}`" if seed is not None and seed.name != "" else "the seed"
-            message = f"all ranks draw the same numbers at `{text_of(draw.node)}`, because {shown} is the same seed on all"
+            message = (
+                f"all ranks draw the same numbers at `{text_of(draw.node)}`, because {shown} is the same seed on all"
+            )
             yield Found(node_in(script, draw) or draw.node, message, _FIX)
             return
 
 
 def _is_alike(call: Call) -> bool:
     generator = call.kwargs.get("generator")
-    return (
-        DRAWS.fullmatch(call.name) is not None
-        and (generator is None or generator.const is None)
-        and not call.guards
-    )
+    return DRAWS.fullmatch(call.name) is not None and (generator is None or generator.const is None) and not call.guards
 
 
 _FIX = "after creating the model, seed again with the rank: torch.manual_seed(seed + rank)"
@@ -198,16 +186,10 @@ _TEMPORARY = ("tempfile.", "os.getpid", "os.urandom")
 @rule("RW517", "error", "X13", "each rank chooses a different name for the run's folder")
 def folder_name_differs(script: Script) -> Iterator[Found]:
     for entry in script.entries:
-        if not is_distributed(entry) or any(
-            call.name.startswith(_TEMPORARY) for call in entry.histories[0].calls
-        ):
+        if not is_distributed(entry) or any(call.name.startswith(_TEMPORARY) for call in entry.histories[0].calls):
             continue
         found = [place for place in once(places_of(entry)) if _is_own(script, entry, place.last)]
-        used = [
-            place
-            for place in found
-            if place.is_made_by_all and not _makes(place.last) and not place.last.guards
-        ]
+        used = [place for place in found if place.is_made_by_all and not _makes(place.last) and not place.last.guards]
         first = min(found, key=lambda place: place.last.index, default=None)
         node = node_in(script, first.last) if first is not None else None
         if used and node is not None:
@@ -230,8 +212,7 @@ def _is_own(script: Script, entry: Entry, call: Call) -> bool:
     makers = [
         one
         for one in entry.histories[-1].calls
-        if one.result.origin & _OWN & path.origin
-        and one.name.startswith(("time.", "datetime.", "uuid.", "secrets."))
+        if one.result.origin & _OWN & path.origin and one.name.startswith(("time.", "datetime.", "uuid.", "secrets."))
     ]
     return bool(makers) and all(is_in_ranks(script, entry, one) for one in (call, *makers))
 

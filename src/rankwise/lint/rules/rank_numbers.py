@@ -106,9 +106,7 @@ def _fixed(script: Script, place: Place) -> Iterator[Found]:
     node = call.arg_node(3, "world_size")
     if size is None or node is None or not is_constant(size):
         return
-    reported = {
-        setting.key: setting.value.const for setting in settings(script) if setting.place.entry is place.entry
-    }
+    reported = {setting.key: setting.value.const for setting in settings(script) if setting.place.entry is place.entry}
     in_environment = reported.get("WORLD_SIZE")
     started = _num_started(place)
     if isinstance(in_environment, str) and in_environment.isdigit() and int(in_environment) != size.const:
@@ -240,11 +238,7 @@ def _sets_rank(script: Script) -> bool:
     """Whether the script gives its processes their rank by the environment, or starts them in that of a launcher."""
     return any(setting.key == "RANK" for setting in settings(script)) or any(
         call.name in {"os.environ.setdefault", "os.environ.update"}
-        or (
-            call.name == "os.environ.__getitem__"
-            and str(call.args[0].const).endswith("RANK")
-            and not is_spawned(call)
-        )
+        or (call.name == "os.environ.__getitem__" and str(call.args[0].const).endswith("RANK") and not is_spawned(call))
         for call in script.all_calls
     )
 
@@ -266,9 +260,7 @@ def local_rank_from_command_line(script: Script) -> Iterator[Found]:
         if {flag.lstrip("-").replace("-", "_") for flag in option.flags} & {"local_rank"}:
             reported = _tell(script, option, has_environment=has_environment)
             if reported is not None:
-                yield Found(
-                    option.call.node, reported[0], _FIX, severity="error" if reported[1] else "warning"
-                )
+                yield Found(option.call.node, reported[0], _FIX, severity="error" if reported[1] else "warning")
     if not has_environment:
         yield from _scans(script)
         yield from _decorated(script)
@@ -284,15 +276,9 @@ def _tell(script: Script, option: Option, *, has_environment: bool) -> tuple[str
     flag = next((one for one in option.flags if "local" in one), option.flags[0])
     if option.is_required:
         return f"{flag} is required, and torchrun does not pass it: the program ends at once", True
-    is_used = any(
-        isinstance(node, ast.Attribute) and node.attr == option.dest for node in ast.walk(script.tree)
-    )
+    is_used = any(isinstance(node, ast.Attribute) and node.attr == option.dest for node in ast.walk(script.tree))
     default = option.default
-    if (
-        has_environment
-        or not is_used
-        or (default is not None and not (default.is_known and not default.origin))
-    ):
+    if has_environment or not is_used or (default is not None and not (default.is_known and not default.origin)):
         return None
     shown = repr(default.const) if default is not None else "None"
     # With None as the default the script can see that it was not given.

@@ -45,11 +45,7 @@ def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
     yield from (_tell_number(one) for one in numbers)
     found = [one for one in found if one not in numbers]
     written = {one.key for one in found}
-    if (
-        {"RANK", "WORLD_SIZE"} <= written
-        and is_of_one_process(script)
-        and set(launcher_reads(script)) <= written
-    ):
+    if {"RANK", "WORLD_SIZE"} <= written and is_of_one_process(script) and set(launcher_reads(script)) <= written:
         return
     launched, needed = _is_launched(script, written), _is_needed(script, found)
     for one in found:
@@ -124,12 +120,7 @@ def _is_needed(script: Script, found: list[Setting]) -> dict[str, str]:
     written = {one.key: one.value.const for one in found}
     for place in once(places(script, INIT)):
         call, method = place.last, place.last.arg(1, "init_method")
-        if (
-            spawns(script)
-            or not place.entry.is_program
-            or not is_for_several(place)
-            or "store" in call.kwargs
-        ):
+        if spawns(script) or not place.entry.is_program or not is_for_several(place) or "store" in call.kwargs:
             continue
         if method is not None and method.const not in {None, "env://"}:
             continue
@@ -146,9 +137,7 @@ def _asks_first(setting: Setting) -> bool:
     """Whether it is set only where a test of the environment has shown that it is not set."""
     call = setting.place.last
     tests = [*(node for node, _, _ in call.tests), *(guard.node for guard in call.guards)]
-    return any(
-        word in ast.unparse(node) for node in tests for word in ("environ", "getenv", "SLURM", "initialized")
-    )
+    return any(word in ast.unparse(node) for node in tests for word in ("environ", "getenv", "SLURM", "initialized"))
 
 
 def _is_in_test(setting: Setting) -> bool:
@@ -159,9 +148,7 @@ def _is_in_test(setting: Setting) -> bool:
 def _tell_launched(setting: Setting, launched: str) -> Found:
     key, const = setting.key, setting.value.const
     if key.startswith("MASTER"):
-        message = (
-            f"{key} = {const!r} overwrites what {launched} set: ranks look for each other in the wrong place"
-        )
+        message = f"{key} = {const!r} overwrites what {launched} set: ranks look for each other in the wrong place"
     else:
         message = f"{key} = {const!r} overwrites what {launched} set: all processes claim the same place"
     return Found(
@@ -182,9 +169,7 @@ def own_free_port(script: Script) -> Iterator[Found]:
     for place, value, node in _ports(script) if not is_of_one_process(script) else ():
         if value.spread is not Spread.LOCAL or not value.origin & _DRAWN or _asks_environment(place.last):
             continue
-        if not is_spawned(place.last) and (
-            spawns(script) or not place.is_made_by_all or not _starts_here(place)
-        ):
+        if not is_spawned(place.last) and (spawns(script) or not place.is_made_by_all or not _starts_here(place)):
             continue
         drawn = [call for call in place.entry.histories[-1].calls if call.result.origin & _DRAWN]
         yield Found(
@@ -301,7 +286,4 @@ def _several(script: Script) -> tuple[str, bool, Call | None] | None:
 
 
 def _tested(place: Place) -> bool:
-    return any(
-        "node" in ast.unparse(test).lower() or "environ" in ast.unparse(test)
-        for test, _, _ in place.last.tests
-    )
+    return any("node" in ast.unparse(test).lower() or "environ" in ast.unparse(test) for test, _, _ in place.last.tests)

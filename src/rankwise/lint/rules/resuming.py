@@ -27,9 +27,15 @@ def incomplete_resume(script: Script) -> Iterator[Found]:
     for entry in script.entries:
         calls, loops = entry.histories[0].calls, entry.histories[0].loops
         ranges = [call for call in calls if call.name == "builtins.range" and len(call.args) > 1]
-        bounds = [*(call.args[0] for call in ranges), *(loop.value for _, loop in loops if isinstance(loop.node, ast.While))]  # fmt: skip
+        bounds = [
+            *(call.args[0] for call in ranges),
+            *(loop.value for _, loop in loops if isinstance(loop.node, ast.While)),
+        ]
         for bound in (one for one in bounds if "loaded" in one.origin and is_distributed(entry)):
-            load = next((made for one in sources_of(bound, cuts=False) if (made := one.made) and made.name == "torch.load"), None)  # fmt: skip
+            load = next(
+                (made for one in sources_of(bound, cuts=False) if (made := one.made) and made.name == "torch.load"),
+                None,
+            )
             if load is not None:
                 yield from _left_out(script, calls, load)
                 for turns in [call for call in ranges if call.args[0] is bound][:1]:
@@ -47,17 +53,13 @@ def _left_out(script: Script, calls: list[Call], load: Call) -> Iterator[Found]:
     if missing and stepped and given and at is not None and all(map(_is_one_object, given)):
         names = " and ".join(_WORDS[part] for part in missing)
         message = f"the run resumes from here, but the state of the {names} is not loaded: it starts over"
-        yield Found(
-            at, message, f"save and load {' and '.join(part + '.state_dict()' for part in missing)} too"
-        )
+        yield Found(at, message, f"save and load {' and '.join(part + '.state_dict()' for part in missing)} too")
 
 
 def _is_one_object(call: Call) -> bool:
     """Whether it is known what gets its state: an object, an argument, or what a hidden function has made, but none of several in a loop."""
     what = call.receiver
-    return (
-        what.thing is not None or what.path.isidentifier() or (what.made is not None and is_hidden(what.made))
-    )
+    return what.thing is not None or what.path.isidentifier() or (what.made is not None and is_hidden(what.made))
 
 
 def _part(kind: str) -> str | None:
@@ -78,12 +80,8 @@ def _done_again(calls: list[Call], turns: Call) -> Iterator[Found]:
     """``"epoch": epoch`` saved at the end of a turn of the loop that starts at the very number that was loaded."""
     for save in calls:
         table = save.args[0].thing if save.name == "torch.save" and save.args else None
-        entries = (
-            zip(table.keys, table.values, strict=False) if isinstance(table, Items) and table.keys else ()
-        )
-        is_late = any(
-            one.loops[:1] == save.loops[:1] and one.name.startswith("torch.") for one in calls[: save.index]
-        )
+        entries = zip(table.keys, table.values, strict=False) if isinstance(table, Items) and table.keys else ()
+        is_late = any(one.loops[:1] == save.loops[:1] and one.name.startswith("torch.") for one in calls[: save.index])
         for key, value in entries:
             # In an inner loop it is saved in the middle of the epoch.
             is_last = save.loops and turns.node in ast.walk(getattr(save.loops[-1], "iter", save.node))
@@ -101,11 +99,7 @@ def _key_of(value: Value) -> object:
         return None
     if made.name == "builtins.int":
         return _key_of(made.args[0])
-    return (
-        made.args[made.name == "operator.Subscript"].const
-        if made.name.endswith((".Subscript", ".get"))
-        else None
-    )
+    return made.args[made.name == "operator.Subscript"].const if made.name.endswith((".Subscript", ".get")) else None
 
 
 _OWN = frozenset({"exists", "files"})
@@ -131,7 +125,9 @@ def resume_decided_by_each_rank(script: Script) -> Iterator[Found]:
         if test is not None:
             message = f"each rank tests its own disk (`{text_of(test)}`) to decide whether to resume: ranks with different results diverge"
         elif use.path.spread and use.path.origin & _OWN:
-            message = f"each rank looks for `{text_of(use.node)}` on its own disk: ranks may resume from different files"
+            message = (
+                f"each rank looks for `{text_of(use.node)}` on its own disk: ranks may resume from different files"
+            )
         else:
             continue
         fix = "let rank 0 decide, and call dist.broadcast_object_list on all ranks before they load"

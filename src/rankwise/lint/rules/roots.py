@@ -111,9 +111,7 @@ def _gives_list(call: Call) -> bool:
         return False
     if isinstance(value.thing, Items):
         return value.thing.kind == "list" and (bool(value.thing.values) or not value.thing.is_whole)
-    return value.made is not None and value.made.name.endswith(
-        (".chunk", ".split", ".unbind", ".tensor_split")
-    )
+    return value.made is not None and value.made.name.endswith((".chunk", ".split", ".unbind", ".tensor_split"))
 
 
 @rule("RW310", "error", "C20", "ranks call broadcast_object_list with lists of different lengths")
@@ -136,9 +134,7 @@ def _length(value: Value | None) -> str:
     thing = value.thing if value is not None else None
     if isinstance(thing, Items):
         return f"{len(thing.values)} objects" if thing.keys is None and thing.is_whole else ""
-    return (
-        "one object for each file" if value is not None and thing is None and "files" in value.origin else ""
-    )
+    return "one object for each file" if value is not None and thing is None and "files" in value.origin else ""
 
 
 @rule("RW311", "error", "C8 C16", "src or dst differs between ranks")
@@ -175,9 +171,7 @@ def source_outside_of_group(script: Script) -> Iterator[Found]:
         members = members_of(group_of(place.last))
         if members and place.last.guards and not {call.rank for call in place.calls} & set(members):
             what = f"none of the ranks that come here is in the group of ranks {', '.join(map(str, members[:8]))}"
-            yield Found(
-                place.last.node, f"{what}: {word_of(place.last)} does nothing", "call it on the members"
-            )
+            yield Found(place.last.node, f"{what}: {word_of(place.last)} does nothing", "call it on the members")
     for place in collectives(script, *ROOTED):
         call = place.last
         group = group_of(call)
@@ -198,20 +192,12 @@ def source_outside_of_group(script: Script) -> Iterator[Found]:
             )
         else:
             continue
-        yield Found(
-            node, f"{name} must be a global rank that belongs to the group, and `{shown}` is not: {what}", fix
-        )
+        yield Found(node, f"{name} must be a global rank that belongs to the group, and `{shown}` is not: {what}", fix)
 
 
 def _is_group_rank(value: Value) -> bool:
     """Whether it is `get_rank(group)`, or runs over `range(get_world_size(group))`."""
     made = value.made
-    size = (
-        made.args[0].made
-        if made is not None and made.name == "builtins.range" and len(made.args) == 1
-        else None
-    )
-    is_of_group = (
-        size is not None and size.name == D + "get_world_size" and "world_size" not in size.result.origin
-    )
+    size = made.args[0].made if made is not None and made.name == "builtins.range" and len(made.args) == 1 else None
+    is_of_group = size is not None and size.name == D + "get_world_size" and "world_size" not in size.result.origin
     return "group_rank" in value.origin or is_of_group

@@ -54,9 +54,7 @@ def every_rank_saves(script: Script) -> Iterator[Found]:
             and any(starts_group(one) for one in entry.histories[0].calls)
             and call.name != "builtins.open"
             and not is_parallel(call.receiver)  # of a sharded model each rank must save
-            and not any(
-                one.made is not None and is_hidden(one.made) for one in sources_of(use.path, cuts=False)
-            )
+            and not any(one.made is not None and is_hidden(one.made) for one in sources_of(use.path, cuts=False))
         )
         path = text_of(use.node)
         yield Found(
@@ -90,11 +88,7 @@ def read_before_written(script: Script) -> Iterator[Found]:
     if not written:
         return
     for read in (*reads(script), *plain_reads(script)):
-        if (
-            not {0} < read.place.ranks | {0}
-            or read.place.ranks == {0}
-            or not is_distributed(read.place.entry)
-        ):
+        if not {0} < read.place.ranks | {0} or read.place.ranks == {0} or not is_distributed(read.place.entry):
             continue
         for write in written:
             if (
@@ -140,12 +134,7 @@ _MOVES = frozenset({"replace", "rename", "renames", "move"})
 def checkpoint_overwritten_in_place(script: Script) -> Iterator[Found]:
     read = list(reads(script))
     for use in writes(script):
-        if (
-            use.call.name != "torch.save"
-            or not use.call.loops
-            or use.changes_with_loop()
-            or _is_moved(script, use)
-        ):
+        if use.call.name != "torch.save" or not use.call.loops or use.changes_with_loop() or _is_moved(script, use):
             continue
         resumed = next((one for one in read if same_file(one.call, use.call) and _is_resume(one, use)), None)
         if resumed is not None:

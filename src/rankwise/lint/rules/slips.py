@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Edit, Found, Span, span_of
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.classes import (  # fmt: skip
+from rankwise.lint.topics.classes import (
     LIGHTNING,
     MODULE,
     is_super_call,
@@ -35,9 +35,7 @@ _NUMBERS = frozenset(
 _ARITHMETIC = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.MatMult)
 
 
-@rule(
-    "RW801", "error", "", "a comma at the end of an assignment makes a tuple", needs_ranks=False, fixable=True
-)
+@rule("RW801", "error", "", "a comma at the end of an assignment makes a tuple", needs_ranks=False, fixable=True)
 def trailing_comma(script: Script) -> Iterator[Found]:
     scopes = scopes_of(script.tree)
     statements: list[ast.Assign | ast.AnnAssign] = [*scopes.all(ast.Assign), *scopes.all(ast.AnnAssign)]
@@ -61,14 +59,10 @@ def trailing_comma(script: Script) -> Iterator[Found]:
             )
 
 
-def _judged(
-    scopes: Scopes, statement: ast.stmt, target: ast.expr, inner: ast.expr, comma: Span
-) -> Iterator[Found]:
+def _judged(scopes: Scopes, statement: ast.stmt, target: ast.expr, inner: ast.expr, comma: Span) -> Iterator[Found]:
     reads, num_stores = _places(scopes, target)
     proof = next((read for read in reads if _is_object_use(scopes, read)), None)
-    is_own_name = (
-        isinstance(target, ast.Attribute) and isinstance(inner, ast.Name) and inner.id == target.attr
-    )
+    is_own_name = isinstance(target, ast.Attribute) and isinstance(inner, ast.Name) and inner.id == target.attr
     if proof is None and (
         not is_own_name
         or _NAMES_A_TUPLE.search(ast.unparse(inner).lower())
@@ -101,9 +95,7 @@ def _places(scopes: Scopes, target: ast.expr) -> tuple[list[ast.expr], int]:
         )
     found = self_attribute(scopes, target)
     places = list(self_attributes(scopes, *found)) if found is not None else []
-    return [p for p in places if isinstance(p.ctx, ast.Load)], sum(
-        isinstance(p.ctx, ast.Store) for p in places
-    )
+    return [p for p in places if isinstance(p.ctx, ast.Load)], sum(isinstance(p.ctx, ast.Store) for p in places)
 
 
 def _is_object_use(scopes: Scopes, read: ast.expr) -> bool:  # noqa: PLR0911 - one line for each form
@@ -121,9 +113,7 @@ def _is_object_use(scopes: Scopes, read: ast.expr) -> bool:  # noqa: PLR0911 - o
             )
             return isinstance(op, _ARITHMETIC) and not is_text
         case ast.Compare(left=left, ops=[ast.Eq() | ast.Lt() | ast.Gt(), *_], comparators=others):
-            return any(
-                isinstance(one, ast.Constant) and type(one.value) in {int, float} for one in (left, *others)
-            )
+            return any(isinstance(one, ast.Constant) and type(one.value) in {int, float} for one in (left, *others))
         case ast.FormattedValue() as part:
             return f"cuda:{{{ast.unparse(read)}}}" in ast.unparse(scopes.parents[part])
         case ast.List() as part:
@@ -144,11 +134,27 @@ def _is_tuple_use(scopes: Scopes, read: ast.expr) -> bool:
 
 
 #: Bases whose own constructors take no arguments.
-_TAKES_NOTHING = frozenset({"object", *MODULE, *(f"torch.utils.data.{name}" for name in ("Dataset", "IterableDataset", "dataset.Dataset", "dataset.IterableDataset"))})  # fmt: skip
+_TAKES_NOTHING = frozenset(
+    {
+        "object",
+        *MODULE,
+        *(
+            f"torch.utils.data.{name}"
+            for name in ("Dataset", "IterableDataset", "dataset.Dataset", "dataset.IterableDataset")
+        ),
+    }
+)
 _SLIP = re.compile(r"_{0,2}(init|int|inti|ini|intit|Init)_{0,2}")
 
 
-@rule("RW802", "error", "", "`def init(self)` where `__init__` is meant: it is never called", needs_ranks=False, fixable=True)  # fmt: skip
+@rule(
+    "RW802",
+    "error",
+    "",
+    "`def init(self)` where `__init__` is meant: it is never called",
+    needs_ranks=False,
+    fixable=True,
+)
 def init_misspelt(script: Script) -> Iterator[Found]:
     scopes = scopes_of(script.tree)
     for cls in scopes.all(ast.ClassDef) if "def " in script.piece.code else ():
@@ -182,15 +188,9 @@ def _proof(scopes: Scopes, cls: ast.ClassDef, method: FunctionNode) -> str:
     if any(is_super_call(n, "__init__") or (is_known and is_super_call(n, "init")) for n in ast.walk(method)):
         return "so the base class is initialised without it, and its attributes are missing"
     if method.name == "__int__":
-        return (
-            "and `__int__` takes no arguments"
-            if len(method.args.posonlyargs) + len(method.args.args) > 1
-            else ""
-        )
+        return "and `__int__` takes no arguments" if len(method.args.posonlyargs) + len(method.args.args) > 1 else ""
     made = [
-        call
-        for call in scopes.all(ast.Call)
-        if (call.args or call.keywords) and scopes.called_class(call.func) is cls
+        call for call in scopes.all(ast.Call) if (call.args or call.keywords) and scopes.called_class(call.func) is cls
     ]
     if made and _is_plain(cls) and bases <= _TAKES_NOTHING:
         return f"and line {made[0].lineno} passes arguments to {cls.name}, which takes none: TypeError"
@@ -204,11 +204,7 @@ def _hint(scopes: Scopes, cls: ast.ClassDef, method: FunctionNode) -> str:
     inside = set(ast.walk(method))
     for name in _set_by(method):
         outside = [n for n in self_attributes(scopes, cls, name) if n not in inside]
-        if (
-            outside
-            and all(isinstance(n.ctx, ast.Load) for n in outside)
-            and name not in scopes.opened[cls].bound
-        ):
+        if outside and all(isinstance(n.ctx, ast.Load) for n in outside) and name not in scopes.opened[cls].bound:
             return f"nothing here calls it, and `self.{name}` is set only there"
     return ""
 
@@ -219,11 +215,18 @@ def _is_plain(cls: ast.ClassDef) -> bool:
 
 def _is_called(scopes: Scopes, name: str) -> bool:
     """Whether anything but ``super().name`` in the text reads an attribute of this name."""
-    return any(node.attr == name and not (isinstance(node.value, ast.Call) and is_super_call(scopes.parents[node], name))
-               for node in scopes.all(ast.Attribute))  # fmt: skip
+    return any(
+        node.attr == name and not (isinstance(node.value, ast.Call) and is_super_call(scopes.parents[node], name))
+        for node in scopes.all(ast.Attribute)
+    )
 
 
 def _set_by(method: FunctionNode) -> list[str]:
     """The attributes of the instance that a method sets."""
-    return [n.attr for n in ast.walk(method)
-            if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) and getattr(n.value, "id", "") == self_name(method)]  # fmt: skip
+    return [
+        n.attr
+        for n in ast.walk(method)
+        if isinstance(n, ast.Attribute)
+        and isinstance(n.ctx, ast.Store)
+        and getattr(n.value, "id", "") == self_name(method)
+    ]

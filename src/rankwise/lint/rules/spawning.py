@@ -68,7 +68,7 @@ def _starts(script: Script, calls: Iterable[Call]) -> Iterator[Start]:
         yield Start(call, word, fn, node, args, is_spawn, is_spawn or chooses_fresh)
 
 
-@rule("RW812", "error", "L13", 'processes are started outside `if __name__ == "__main__":`', needs_ranks=False)  # fmt: skip
+@rule("RW812", "error", "L13", 'processes are started outside `if __name__ == "__main__":`', needs_ranks=False)
 def spawn_outside_main_guard(script: Script) -> Iterator[Found]:
     if script.piece.is_fragment or script.piece.cells:
         return
@@ -95,7 +95,7 @@ def _main_guard(script: Script, node: ast.AST) -> ast.If | None:
     return next((one for one in tests if "__name__" in ast.unparse(one.test)), None)
 
 
-@rule("RW813", "error", "L13", "the function passed to mp.spawn is a lambda, local, or called", needs_ranks=False)  # fmt: skip
+@rule("RW813", "error", "L13", "the function passed to mp.spawn is a lambda, local, or called", needs_ranks=False)
 def spawn_target_not_importable(script: Script) -> Iterator[Found]:
     for start in _starts(script, script.calls):
         why = _why_called(start) or _why_not_importable(script, start)
@@ -154,9 +154,7 @@ def ranks_start_ranks(script: Script) -> Iterator[Found]:
                 continue
             if script.piece.num_ranks > 1:
                 how = f"the command starts {script.piece.num_ranks} processes of it"
-            elif any(_needs_launcher(script, one) for one in calls[: call.index]) and not any(
-                map(_may_set, calls)
-            ):
+            elif any(_needs_launcher(script, one) for one in calls[: call.index]) and not any(map(_may_set, calls)):
                 how = "only a launcher sets the LOCAL_RANK that it reads"
             else:
                 continue
@@ -179,7 +177,13 @@ def _may_set(call: Call) -> bool:
     return call.name in {"os.environ.setdefault", "os.environ.update", "os.putenv"}
 
 
-@rule("RW814", "error", "L13", "the function passed to mp.spawn takes a different number of arguments than it gets", needs_ranks=False)  # fmt: skip
+@rule(
+    "RW814",
+    "error",
+    "L13",
+    "the function passed to mp.spawn takes a different number of arguments than it gets",
+    needs_ranks=False,
+)
 def spawn_argument_count(script: Script) -> Iterator[Found]:
     for start in _starts(script, script.calls):
         args, made = start.args, start.args.made if start.args is not None else None
@@ -193,8 +197,7 @@ def spawn_argument_count(script: Script) -> Iterator[Found]:
                 f"write `args=({text},)`, with a comma",
             )
         elif (
-            isinstance(start.fn.thing, Function)
-            and start.call.arg(None if start.passes_rank else 4, "kwargs") is None
+            isinstance(start.fn.thing, Function) and start.call.arg(None if start.passes_rank else 4, "kwargs") is None
         ):
             yield from _misfit(start, start.fn.thing)
 
@@ -230,11 +233,7 @@ def _misfit(start: Start, function: Function) -> Iterator[Found]:
 )
 def call_does_not_fit(script: Script) -> Iterator[Found]:
     for note in script.notes:
-        if (
-            isinstance(note, Misfit)
-            and note.module is script.module
-            and not is_caught(script.tree, note.node)
-        ):
+        if isinstance(note, Misfit) and note.module is script.module and not is_caught(script.tree, note.node):
             name, where = note.function.name, note.function
             yield Found(
                 note.node,

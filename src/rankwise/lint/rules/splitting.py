@@ -47,9 +47,7 @@ def sampler_and_shuffle(script: Script) -> Iterator[Found]:
         for message, fix in _clashes(call) if not _may_be_apart(call) else ():
             words = getattr(call.node, "keywords", ()) if fix.startswith("remove shuffle: ") else ()
             # `shuffle=False` instead of `shuffle=True`: both loaders of a branch keep their form.
-            nodes = [
-                one.value for one in words if one.arg == "shuffle" and isinstance(one.value, ast.Constant)
-            ]
+            nodes = [one.value for one in words if one.arg == "shuffle" and isinstance(one.value, ast.Constant)]
             edits = [Edit(span=span_of(one, script.lines), text="False") for one in nodes]
             yield Found(call.node, f"ValueError: {message}", fix, edits=edits)
             break
@@ -108,12 +106,8 @@ def _may_be_apart(call: Call) -> bool:
     if all(one.arg is not None for one in getattr(call.node, "keywords", [])):
         return False
     nodes = list(ast.walk(function_of(call.module.tree, call.node)))
-    is_changed = any(
-        isinstance(node, ast.Delete) or getattr(node, "attr", "") in {"pop", "update"} for node in nodes
-    )
-    return is_changed or any(
-        isinstance(node, ast.If) and _keys(node.body) and _keys(node.orelse) for node in nodes
-    )
+    is_changed = any(isinstance(node, ast.Delete) or getattr(node, "attr", "") in {"pop", "update"} for node in nodes)
+    return is_changed or any(isinstance(node, ast.If) and _keys(node.body) and _keys(node.orelse) for node in nodes)
 
 
 def _keys(statements: list[ast.stmt]) -> bool:
@@ -144,9 +138,7 @@ def _is_whole_for_all(script: Script, one: Pass) -> bool:
     call = one.loader.call
     if call is None or is_prepared(one.loader) or is_shared_out(one.loader) or one.guards or call.guards:
         return False
-    if any(_CHOICE.search(text_of(test)) for test, _value, _arm in call.tests) or not is_distributed(
-        one.entry
-    ):
+    if any(_CHOICE.search(text_of(test)) for test, _value, _arm in call.tests) or not is_distributed(one.entry):
         return False
     if any(
         other.name.endswith((".prepare", ".setup_dataloaders", ".prepare_data_loader")) and other.has_star
@@ -219,11 +211,14 @@ def _is_stream(dataset: Value) -> bool:
     )
 
 
-@rule("RW506", "warning", "X3", "a loader with a DistributedSampler is passed to accelerator.prepare, which splits it again")  # fmt: skip
+@rule(
+    "RW506",
+    "warning",
+    "X3",
+    "a loader with a DistributedSampler is passed to accelerator.prepare, which splits it again",
+)
 def data_split_twice(script: Script) -> Iterator[Found]:
-    for place in once(
-        places(script, f"{ACCELERATOR}.prepare", f"{ACCELERATOR}.prepare_data_loader", anywhere=True)
-    ):
+    for place in once(places(script, f"{ACCELERATOR}.prepare", f"{ACCELERATOR}.prepare_data_loader", anywhere=True)):
         for value in place.last.args:
             loader = value.thing
             sampler = sampler_of(loader) if isinstance(loader, Object) and loader.call is not None else None

@@ -43,9 +43,7 @@ def stream_not_split(script: Script) -> Iterator[Found]:
         call = one.loader.call
         if call is None or is_prepared(one.loader) or one.guards or call.guards:
             continue
-        if not is_distributed(one.entry) or any(
-            other.name.startswith(ACCELERATOR) for other in one.history.calls
-        ):
+        if not is_distributed(one.entry) or any(other.name.startswith(ACCELERATOR) for other in one.history.calls):
             continue
         dataset = given(call, "dataset")
         if dataset is None or loop_shares(one) or is_given_away(one):
@@ -96,17 +94,15 @@ def stream_repeated_by_workers(script: Script) -> Iterator[Found]:
         dataset, workers = given(call, "dataset"), given(call, "num_workers")
         if dataset is None or workers is None or not is_stream(dataset) or not is_distributed(place.entry):
             continue
-        if (
-            not isinstance(workers.const, int)
-            or workers.const < 2
-            or given(call, "worker_init_fn") is not None
-        ):
+        if not isinstance(workers.const, int) or workers.const < 2 or given(call, "worker_init_fn") is not None:
             continue
         classes = list(classes_in(dataset))
         by_rank = any(splits_by_rank(cls) for cls in classes)
         if not by_rank or any(splits_by_worker(cls) or draws_at_random(cls) for cls in classes):
             continue
         name = dataset.thing.cls.node.name
-        message = f"each of the {workers.const} workers yields this rank's whole share: `{name}` never uses the worker id"
+        message = (
+            f"each of the {workers.const} workers yields this rank's whole share: `{name}` never uses the worker id"
+        )
         fix = f"in {name}.__iter__ also split by torch.utils.data.get_worker_info() (its id and num_workers)"
         yield Found(node_in(script, call) or call.node, message, fix)

@@ -56,13 +56,7 @@ def _source(scopes: Scopes, call: ast.Call) -> ast.expr | None:
 
 
 def _is_loader(scopes: Scopes, source: ast.expr) -> bool:
-    name = (
-        source.id
-        if isinstance(source, ast.Name)
-        else source.attr
-        if isinstance(source, ast.Attribute)
-        else ""
-    )
+    name = source.id if isinstance(source, ast.Name) else source.attr if isinstance(source, ast.Attribute) else ""
     if "loader" in name.lower() or name.lower().endswith("_dl"):
         return True
     if "data" in name.lower() and isinstance(source, ast.Attribute):
@@ -81,11 +75,7 @@ def _only_sized(scopes: Scopes, call: ast.expr) -> bool:
         return True
     if isinstance(above, ast.Attribute):
         return above.attr in ("shape", "size")
-    return (
-        isinstance(above, ast.Assign)
-        and len(above.targets) == 1
-        and _names_only_sized(scopes, above.targets[0])
-    )
+    return isinstance(above, ast.Assign) and len(above.targets) == 1 and _names_only_sized(scopes, above.targets[0])
 
 
 def _names_only_sized(scopes: Scopes, target: ast.expr) -> bool:
@@ -121,20 +111,18 @@ def _is_called_often(scopes: Scopes, function: FunctionNode, depth: int) -> bool
 
 
 #: Where layers take the number of their outputs.
-_OUTPUTS = {"torch.nn.Linear": (1, "out_features"), "torch.nn.LazyLinear": (0, "out_features"), "torch.nn.Bilinear": (2, "out_features")}  # fmt: skip
+_OUTPUTS = {
+    "torch.nn.Linear": (1, "out_features"),
+    "torch.nn.LazyLinear": (0, "out_features"),
+    "torch.nn.Bilinear": (2, "out_features"),
+}
 
 
 @rule("RW806", "error", "", "cross-entropy of a model with one output is always 0", needs_ranks=False)
 def cross_entropy_of_one_output(script: Script) -> Iterator[Found]:
-    for place in once(
-        places(script, "torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss.__call__")
-    ):
+    for place in once(places(script, "torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss.__call__")):
         predicted = place.last.arg(0, "input")
-        layer = (
-            _last_layer(predicted.made.receiver)
-            if predicted is not None and predicted.made is not None
-            else None
-        )
+        layer = _last_layer(predicted.made.receiver) if predicted is not None and predicted.made is not None else None
         outputs = layer.arg(*_OUTPUTS[layer.name]) if layer is not None and layer.name in _OUTPUTS else None
         if layer is not None and outputs is not None and type(outputs.const) is int and outputs.const == 1:
             yield Found(
@@ -166,20 +154,10 @@ def _called_last(cls: UserClass) -> str:
     """The attribute whose result a `forward` without branches returns: ``return self.head(x)``, also through a name."""
     forward = cls.find("forward")
     function = forward.thing if forward is not None else None
-    body = (
-        function.node.body
-        if isinstance(function, Function) and not isinstance(function.node, ast.Lambda)
-        else []
-    )
+    body = function.node.body if isinstance(function, Function) and not isinstance(function.node, ast.Lambda) else []
     returned = body[-1].value if body and isinstance(body[-1], ast.Return) else None
     if isinstance(returned, ast.Name):
-        stored = [
-            one.value for one in body if isinstance(one, ast.Assign) and key_of(one.targets[0]) == returned.id
-        ]
+        stored = [one.value for one in body if isinstance(one, ast.Assign) and key_of(one.targets[0]) == returned.id]
         returned = stored[-1] if stored else None
     has_branches = any(isinstance(one, (ast.If, ast.For, ast.While, ast.Try)) for one in body)
-    return (
-        key_of(returned.func).removeprefix("self.")
-        if isinstance(returned, ast.Call) and not has_branches
-        else ""
-    )
+    return key_of(returned.func).removeprefix("self.") if isinstance(returned, ast.Call) and not has_branches else ""

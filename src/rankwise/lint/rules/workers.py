@@ -83,8 +83,10 @@ def _moves(node: ast.AST) -> bool:
             and not text_of(part.func).startswith("torch.cuda")
         ):
             return True
-        places_named = [*(part.args[:1] if isinstance(part.func, ast.Attribute) and part.func.attr == "to" else []),
-                        *(one.value for one in part.keywords if one.arg == "device")]  # fmt: skip
+        places_named = [
+            *(part.args[:1] if isinstance(part.func, ast.Attribute) and part.func.attr == "to" else []),
+            *(one.value for one in part.keywords if one.arg == "device"),
+        ]
         if any(isinstance(one, ast.Constant) and str(one.value).startswith("cuda") for one in places_named):
             return True
     return False
@@ -118,8 +120,7 @@ def work_in_signal_handler(script: Script) -> Iterator[Found]:
 def _handled(place: Place) -> Iterator[Found]:
     made = place.last
     number, handler = (
-        getattr(value.thing, "name", "")
-        for value in (made.arg(0, "signalnum") or ANY, made.arg(1, "handler") or ANY)
+        getattr(value.thing, "name", "") for value in (made.arg(0, "signalnum") or ANY, made.arg(1, "handler") or ANY)
     )
     inside = [
         call
@@ -130,7 +131,9 @@ def _handled(place: Place) -> Iterator[Found]:
     met = next((call for call in inside if call.name in ACTS and ACTS[call.name].family), None)
     saved = next((call for call in inside if is_write(call)), None)
     if met is not None:
-        message = f"the handler calls {word_of(met)} in the middle of a step: other ranks are elsewhere and do not call it"
+        message = (
+            f"the handler calls {word_of(met)} in the middle of a step: other ranks are elsewhere and do not call it"
+        )
         yield Found(made.node, message, _FIX, severity="error")
     elif saved is not None:
         message = f"the handler calls {word_of(saved)} in the middle of a step: it may save a partial update"
@@ -139,7 +142,9 @@ def _handled(place: Place) -> Iterator[Found]:
         message = "the SIGTERM handler exits at once: all work since the last checkpoint is lost"
         yield Found(made.node, message, _FIX, failure_class="R7")
     elif number == "signal.SIGTERM" and handler == "signal.SIG_IGN":
-        message = "SIGTERM is ignored: on preemption the scheduler kills the job after its grace period, and nothing is saved"
+        message = (
+            "SIGTERM is ignored: on preemption the scheduler kills the job after its grace period, and nothing is saved"
+        )
         yield Found(made.node, message, _FIX, failure_class="R7")
 
 

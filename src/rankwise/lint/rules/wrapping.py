@@ -74,7 +74,7 @@ def _is_meant_as_one(script: Script, entry: Entry, run: Call, back: Call) -> boo
 
 
 #: What may give a model other weights than it has drawn.
-_SETS = (".load_state_dict", ".copy_", ".fill_", ".from_pretrained", ".vector_to_parameters", ".constant_", ".set_")  # fmt: skip
+_SETS = (".load_state_dict", ".copy_", ".fill_", ".from_pretrained", ".vector_to_parameters", ".constant_", ".set_")
 
 
 def _begun_apart(script: Script, history: History, back: Call) -> Iterator[Found]:
@@ -124,11 +124,7 @@ def _unprepared(script: Script) -> Iterator[Found]:
             continue
         loss = back.arg(0, "loss")
         models = [call for call in calls if back.loops[-1] in call.loops and _is_of_model(call)]
-        if (
-            not models
-            or (loss is not None and loss.via)
-            or any(id(call.receiver.thing) in given for call in models)
-        ):
+        if not models or (loss is not None and loss.via) or any(id(call.receiver.thing) in given for call in models):
             continue
         if not any(_learns(call.receiver.thing, calls) for call in models):
             continue
@@ -141,9 +137,7 @@ def _unprepared(script: Script) -> Iterator[Found]:
 
 def _learns(model: object, calls: list[Call]) -> bool:
     """Whether an optimizer was given this model's parameters."""
-    asked = {
-        id(call.node) for call in calls if call.name.endswith(".parameters") and call.receiver.thing is model
-    }
+    asked = {id(call.node) for call in calls if call.name.endswith(".parameters") and call.receiver.thing is model}
     return any(
         call.name.startswith("torch.optim.") and any(id(part) in asked for part in ast.walk(call.node))
         for call in calls
@@ -159,11 +153,14 @@ def _is_shared(calls: list[Call], back: Call) -> bool:
     """Whether something is communicated while training that is, or may be, a gradient, a parameter, or a part of the model's work."""
     loop = [call for call in calls if call.index > back.index or call.loops[:1] == back.loops[:1] != ()]
     met = [call for call in loop if call.name in ACTS and ACTS[call.name].family in {"collective", "point"}]
-    given = [value for call in met for name, value in (*zip(ACTS[call.name].signature or _FIRST, call.args, strict=False), *call.kwargs.items()) if name not in _HOW]  # fmt: skip
-    # What is copied into a buffer is communicated with it.
-    copied = [
-        call.args[-1] for call in loop if met and call.args and call.name.endswith((".copy_", ".__setitem__"))
+    given = [
+        value
+        for call in met
+        for name, value in (*zip(ACTS[call.name].signature or _FIRST, call.args, strict=False), *call.kwargs.items())
+        if name not in _HOW
     ]
+    # What is copied into a buffer is communicated with it.
+    copied = [call.args[-1] for call in loop if met and call.args and call.name.endswith((".copy_", ".__setitem__"))]
     losses = [loss for _, loss in backward_passes(loop)]
     return (
         any(ACTS[call.name].family == "point" for call in met)
@@ -221,9 +218,7 @@ _SHARING = ("torch.distributed.", "accelerate.", HF_TRAINER)
 
 def _is_of_model(call: Call) -> bool:
     """Whether it is a forward pass, with gradients, of a model that is known."""
-    is_pass = (
-        call.name.startswith(_MODELS) and call.name.endswith(".__call__") and not OFF & set(call.contexts)
-    )
+    is_pass = call.name.startswith(_MODELS) and call.name.endswith(".__call__") and not OFF & set(call.contexts)
     return is_pass and isinstance(call.receiver.thing, (Object, Instance)) and "Loss" not in call.name
 
 
@@ -233,11 +228,7 @@ def _backward(calls: list[Call], init: Call) -> Call | None:
     if not known:
         return None
     for call in calls:
-        if (
-            call.name.endswith(".backward")
-            and call.index > max(init.index, known[0].index)
-            and not call.receiver.via
-        ):
+        if call.name.endswith(".backward") and call.index > max(init.index, known[0].index) and not call.receiver.via:
             stepped = any(one.name.endswith(".step") and one.index > call.index for one in calls)
             return call if stepped else None
     return None
@@ -253,9 +244,7 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Found]:
             continue
         past = {id(call): call for call in after if _is_past(call, wrap)}
         losses = (loss for _, loss in backward_passes(after) if not loss.via)
-        inner = next(
-            (past[id(one.made)] for loss in losses for one in sources_of(loss) if id(one.made) in past), None
-        )
+        inner = next((past[id(one.made)] for loss in losses for one in sources_of(loss) if id(one.made) in past), None)
         if inner is None:
             continue
         sites = (*(site.node for site in reversed(inner.stack) if _names_module(site.node)), inner.node)
@@ -275,9 +264,7 @@ def _has_other_ends(wrap: Wrap) -> bool:
     """Whether the function that wraps returns something else in other settings."""
     function = getattr(wrap.call.function, "node", None)
     returns = (
-        [one for one in nodes_in(function) if isinstance(one, ast.Return) and one.value]
-        if function is not None
-        else []
+        [one for one in nodes_in(function) if isinstance(one, ast.Return) and one.value] if function is not None else []
     )
     return len(returns) > 1
 
@@ -289,8 +276,7 @@ def _is_forward(call: Call, wrap: Wrap) -> bool:
         return True
     # Passed to an unknown function, which may call it.
     return (
-        call.name.startswith("?")
-        or not call.name.startswith(("torch.", "builtins.", "user.", "accelerate", "copy"))
+        call.name.startswith("?") or not call.name.startswith(("torch.", "builtins.", "user.", "accelerate", "copy"))
     ) and any(value.thing is wrap.wrapper for value in (*call.args, *call.kwargs.values()))
 
 
@@ -334,13 +320,39 @@ _OF_MODULE = frozenset({"add_module", "apply", "bfloat16", "buffers", "children"
                         "register_state_dict_post_hook", "register_state_dict_pre_hook", "set_extra_state", "set_submodule",
                         "share_memory", "state_dict", "to", "to_empty", "train", "xpu", "zero_grad"})  # fmt: skip
 # Attributes of layers that neither a module nor DDP has.
-_OF_LAYERS = frozenset({"weight", "bias", "in_features", "out_features", "in_channels", "out_channels", "kernel_size", "stride",
-                        "running_mean", "running_var", "num_embeddings", "embedding_dim", "hidden_size"})  # fmt: skip
-_LAYERS = frozenset({"torch.nn.Linear", "torch.nn.Conv1d", "torch.nn.Conv2d", "torch.nn.Conv3d", "torch.nn.Embedding", "torch.nn.LayerNorm",
-                     "torch.nn.Sequential", "torch.nn.LSTM", "torch.nn.GRU"})  # fmt: skip
+_OF_LAYERS = frozenset(
+    {
+        "weight",
+        "bias",
+        "in_features",
+        "out_features",
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+        "running_mean",
+        "running_var",
+        "num_embeddings",
+        "embedding_dim",
+        "hidden_size",
+    }
+)
+_LAYERS = frozenset(
+    {
+        "torch.nn.Linear",
+        "torch.nn.Conv1d",
+        "torch.nn.Conv2d",
+        "torch.nn.Conv3d",
+        "torch.nn.Embedding",
+        "torch.nn.LayerNorm",
+        "torch.nn.Sequential",
+        "torch.nn.LSTM",
+        "torch.nn.GRU",
+    }
+)
 
 
-@rule("RW418", "error", "", "an attribute of the inner model is read from the DistributedDataParallel around it")  # fmt: skip
+@rule("RW418", "error", "", "an attribute of the inner model is read from the DistributedDataParallel around it")
 def attribute_of_the_model_inside(script: Script) -> Iterator[Found]:
     for read in script.notes:
         is_here = isinstance(read, WrapperRead) and read.module is script.module

@@ -98,9 +98,7 @@ class Cache:
             sources, digest, num_lines, note, findings = entry
             if _combine(self._digest_now(source) for source in sources) != digest:
                 return None
-            return Kept(
-                findings=tuple(_from_json(path, one) for one in findings), note=note, num_lines=num_lines
-            )
+            return Kept(findings=tuple(_from_json(path, one) for one in findings), note=note, num_lines=num_lines)
         except (TypeError, ValueError, KeyError, IndexError):
             return None
 
@@ -136,9 +134,7 @@ class Cache:
             {
                 "saved_ns": now_ns,
                 "sources": [[one.path, one.size, one.mtime_ns, one.digest] for one in sources],
-                "entries": {
-                    path: [[number[one] for one in entry[0]], *entry[1:]] for path, entry in entries.items()
-                },
+                "entries": {path: [[number[one] for one in entry[0]], *entry[1:]] for path, entry in entries.items()},
             },
             separators=(",", ":"),
         )
@@ -157,11 +153,12 @@ class Cache:
             return
         try:
             found = json.loads(self._file.read_text(encoding="utf-8"))
-            rows = [Source(path=path, size=size, mtime_ns=mtime, digest=digest) for path, size, mtime, digest in found["sources"]]  # fmt: skip
+            rows = [
+                Source(path=path, size=size, mtime_ns=mtime, digest=digest)
+                for path, size, mtime, digest in found["sources"]
+            ]
             names = [row.path for row in rows]
-            entries = {
-                path: [[names[at] for at in entry[0]], *entry[1:]] for path, entry in found["entries"].items()
-            }
+            entries = {path: [[names[at] for at in entry[0]], *entry[1:]] for path, entry in found["entries"].items()}
             saved_ns = int(found["saved_ns"])
         except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             return

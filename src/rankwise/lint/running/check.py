@@ -29,7 +29,8 @@ def check_piece(
         piece: The code.
         project: What it may import.
         rules: What to look for.
-        failures: Takes what went wrong inside of a rule, which then has no findings; None lets the rule's error through.
+        failures: Takes what went wrong inside of a rule, which then has no findings; None lets the rule's error
+            through.
 
     Returns:
         Findings in the order of the file; their places are those in the file.
@@ -59,9 +60,7 @@ def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(key, key=key.__getitem__)
 
 
-def _apply(
-    piece: Piece, project: Project, rules: Sequence[Rule[Any]], failures: list[str] | None
-) -> list[Finding]:
+def _apply(piece: Piece, project: Project, rules: Sequence[Rule[Any]], failures: list[str] | None) -> list[Finding]:
     found: list[Finding] = []
     try:
         studied = _study(piece, project)
@@ -76,11 +75,7 @@ def _apply(
         _note(failures, "the model", piece.path, error)
         return found
     for rule in rules:
-        if (
-            rule.looks_at == piece.language
-            and rule.id != unreadable.text_is_not_python.id
-            and _concerns(rule, studied)
-        ):
+        if rule.looks_at == piece.language and rule.id != unreadable.text_is_not_python.id and _concerns(rule, studied):
             try:
                 found += rule.check(studied)
             except Exception as error:  # noqa: BLE001 - the same edge, for one rule

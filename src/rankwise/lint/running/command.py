@@ -34,9 +34,7 @@ def check_command(argv: Sequence[str], settings: Settings) -> Outcome:
     if not (found or failures or shell.launches):
         return Outcome(notes=("no launcher in this command: nothing was checked",), num_files=1)
     num_ranks = {
-        launch.script.text: launch.num_per_node or 1
-        for launch in shell.launches
-        if launch.script and launch.is_elastic
+        launch.script.text: launch.num_per_node or 1 for launch in shell.launches if launch.script and launch.is_elastic
     }
     for path in dict.fromkeys(find_scripts(shell)):
         if Path(path).is_file():

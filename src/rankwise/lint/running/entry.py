@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 #: Of the CPU, start included; a script that needs more is left to `rankwise check`.
 BUDGET_S = 2.0
-#: `rankwise check` tells them, a launch does not: errors of these rules were not all right in 150 widely read public scripts, or are too new to have been seen there,
-#: or this run may well get by with them: the data is there already, no two writes interleave, no second run uses the file.
+#: `rankwise check` tells them, a launch does not: errors of these rules were not all right in 150 widely read public
+#: scripts, or are too new to have been seen there, or this run may well get by with them: the data is there already, no
+#: two writes interleave, no second run uses the file.
 NOT_AT_LAUNCH = frozenset({
     "RW104", "RW111", "RW112", "RW113", "RW201", "RW205", "RW209", "RW211", "RW217", "RW302", "RW305", "RW405", "RW406", "RW516", "RW517",
     "RW206", "RW515", "RW601", "RW818",
@@ -44,9 +45,7 @@ def main(path: str, *, color: bool, columns: int | None) -> int:
         # What this signal does to a process that does not handle it: it ends, without a word.
         signal.setitimer(signal.ITIMER_PROF, BUDGET_S)
     findings = find_errors(path)
-    sys.stdout.write(
-        render(findings, lines_of=lines_reader(), color=color, width=columns, with_summary=False)
-    )
+    sys.stdout.write(render(findings, lines_of=lines_reader(), color=color, width=columns, with_summary=False))
     return min(len(findings), 100)
 
 

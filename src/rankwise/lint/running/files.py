@@ -123,7 +123,11 @@ def summarize(
     rules = {rule.id: rule for rule in pick_rules(settings, registry.all_rules())}
     own = {os.path.normpath(path) for path in named}
     # What is no text is passed over in a folder; who names it means it.
-    passed = {result.path: result.kept.note for result in results if result.kept.note and not (result.kept.findings and result.path in own)}  # fmt: skip
+    passed = {
+        result.path: result.kept.note
+        for result in results
+        if result.kept.note and not (result.kept.findings and result.path in own)
+    }
     findings = [
         one
         for result in results
@@ -179,9 +183,7 @@ def _name_of_all_else(roots: tuple[Path, ...]) -> str:
     return digest_of("\0".join([*words, *map(digest_of, texts)]).encode())[:16]
 
 
-def _check_all(
-    paths: Sequence[str], roots: tuple[Path, ...], jobs: int, failures: list[str]
-) -> Iterator[Result]:
+def _check_all(paths: Sequence[str], roots: tuple[Path, ...], jobs: int, failures: list[str]) -> Iterator[Result]:
     jobs = jobs or count_cores()
     chunks = list(_cut(paths)) if jobs > 1 else []
     if len(chunks) > 1 and sum(size for _, size in chunks) >= _WORTH_PROCESSES:

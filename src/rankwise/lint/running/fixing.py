@@ -53,8 +53,8 @@ class Mended:
 def apply(code: str, edits: Iterable[Edit]) -> str:
     """Return a text with the edits in it.
 
-    Of edits that overlap, the first one is made. Line ends that an edit brings become those of the line it goes to; a mark of
-    the byte order is no column.
+    Of edits that overlap, the first one is made. Line ends that an edit brings become those of the line it goes to; a
+    mark of the byte order is no column.
 
     Args:
         code: The text as it stands in the file.
@@ -142,12 +142,8 @@ def write(mended: Mended) -> None:
 
 def diff(mended: Mended) -> str:
     """Return what would be changed, as a unified diff that `patch -p0` takes."""
-    lines = difflib.unified_diff(
-        _split(mended.before), _split(mended.after), fromfile=mended.path, tofile=mended.path
-    )
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    )
+    lines = difflib.unified_diff(_split(mended.before), _split(mended.after), fromfile=mended.path, tofile=mended.path)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _split(text: str) -> list[str]:

@@ -62,9 +62,7 @@ class Checker:
         try:
             data = Path(path).read_bytes()
         except OSError as error:
-            return Result(
-                path=path, kept=Kept(findings=()), failures=(f"{path}: it can't be read: {error.strerror}",)
-            )
+            return Result(path=path, kept=Kept(findings=()), failures=(f"{path}: it can't be read: {error.strerror}",))
         return self.check_data(path, data, num_ranks)
 
     def check_data(self, path: str, data: bytes, num_ranks: int = 1) -> Result:

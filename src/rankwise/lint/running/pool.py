@@ -47,9 +47,7 @@ def check_chunks(
                 yield from task.result()
             except BrokenProcessPool:
                 chunk = tasks[task]
-                failures.append(
-                    f"{chunk[0]} and {len(chunk) - 1} more: the process that looked at them has died"
-                )
+                failures.append(f"{chunk[0]} and {len(chunk) - 1} more: the process that looked at them has died")
     finally:
         # After Ctrl-C: what has begun ends with its chunk, nothing else begins.
         pool.shutdown(wait=True, cancel_futures=True)
@@ -78,7 +76,8 @@ def _begin(roots: tuple[Path, ...]) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked on the way here
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _checker = Checker(roots=roots)
-    # What is there stays there, and trees of text are many objects with few cycles: to look through them costs a quarter of the time.
+    # What is there stays there, and trees of text are many objects with few cycles: to look through them costs a
+    # quarter of the time.
     gc.freeze()
     gc.set_threshold(_MOST_YOUNG)
 

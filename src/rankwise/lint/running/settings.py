@@ -97,7 +97,20 @@ def override(
 
 
 #: Rules that there are no more, which settings may still ignore.
-_RETIRED = frozenset({"rw513", "too-few-samples", "rw518", "others-wait-for-preprocessing", "rw520", "batch-skipped-by-shape", "rw807", "rw815", "rw816", "rw817"})  # fmt: skip
+_RETIRED = frozenset(
+    {
+        "rw513",
+        "too-few-samples",
+        "rw518",
+        "others-wait-for-preprocessing",
+        "rw520",
+        "batch-skipped-by-shape",
+        "rw807",
+        "rw815",
+        "rw816",
+        "rw817",
+    }
+)
 
 
 def check_selectors(settings: Settings, rules: Iterable[Rule[Any]]) -> None:

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 #: A scalar's value, an array's words, or None for what only the run knows.
 Value = tuple[Part, ...] | list[Word] | None
 _BLANKS = re.compile(r"[ \t\n]+")
-_CHANGES = re.compile(
-    r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
-)
+_CHANGES = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
 _DICE = re.compile(rb"\b(RANDOM|SRANDOM|shuf|urandom|openssl\s+rand)\b|%N")
 
 
@@ -192,9 +190,7 @@ class Expander:
                 self.note(name, one.start_byte, one.end_byte)
                 value = self.variables.get(name)
                 deeper = (
-                    [part.names for part in value or () if isinstance(part, Hole)]
-                    if value is not None
-                    else [(name,)]
+                    [part.names for part in value or () if isinstance(part, Hole)] if value is not None else [(name,)]
                 )
                 names += [inner for group in deeper for inner in group]
             stack.extend(one.named_children)
@@ -220,9 +216,7 @@ def _is_open(node: Node) -> bool:
 
 
 def _unescape(raw: str) -> str:
-    return (
-        re.sub(r"\\(\n|.)", lambda found: "" if found[1] == "\n" else found[1], raw) if "\\" in raw else raw
-    )
+    return re.sub(r"\\(\n|.)", lambda found: "" if found[1] == "\n" else found[1], raw) if "\\" in raw else raw
 
 
 def _unquote(data: bytes) -> str:

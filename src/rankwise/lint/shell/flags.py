@@ -55,9 +55,7 @@ _MEANT = {
     **dict.fromkeys(["nodes", "num_nodes", "num_node", "num_machines", "n_nodes", "nnode"], "nnodes"),
     **dict.fromkeys(["machine_rank", "noderank", "rank", "nr"], "node_rank"),
     **dict.fromkeys(["main_process_port", "port", "masterport"], "master_port"),
-    **dict.fromkeys(
-        ["main_process_ip", "master_ip", "master", "master_address", "masteraddr"], "master_addr"
-    ),
+    **dict.fromkeys(["main_process_ip", "master_ip", "master", "master_address", "masteraddr"], "master_addr"),
     **dict.fromkeys(["rdzv_end_point", "rdvz_endpoint", "rdzv_addr", "rdzv"], "rdzv_endpoint"),
     **dict.fromkeys(["rdvz_backend"], "rdzv_backend"),
     **dict.fromkeys(["rdvz_id", "job_id"], "rdzv_id"),
@@ -77,16 +75,29 @@ _TRANSLATED = {
 #: Settings of plug-ins: names so much alike that one of them is no misspelling of another.
 _FAMILIES = ("fsdp", "megatron", "deepspeed", "fp8", "dynamo", "parallelism", "tpu", "zero", "offload", "aws")
 #: Flags that only a launcher has; others (--role, --log-dir, --module …) are common in scripts.
-LAUNCHER_ONLY = frozenset(["nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
-                           "rdzv_conf", "standalone", "max_restarts", "monitor_interval", "local_ranks_filter"])  # fmt: skip
+LAUNCHER_ONLY = frozenset(
+    [
+        "nproc_per_node",
+        "nnodes",
+        "node_rank",
+        "master_addr",
+        "master_port",
+        "rdzv_backend",
+        "rdzv_endpoint",
+        "rdzv_id",
+        "rdzv_conf",
+        "standalone",
+        "max_restarts",
+        "monitor_interval",
+        "local_ranks_filter",
+    ]
+)
 _LATE = {
     "accelerate": frozenset(
         ["num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "multi_gpu"]
     ),
     "deepspeed": frozenset(["num_gpus", "num_nodes", "hostfile", "include", "exclude"]),
-    "python": frozenset(
-        ["nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone"]
-    ),
+    "python": frozenset(["nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone"]),
 }
 
 
@@ -116,9 +127,7 @@ class FlagTable:
     @cached_property
     def spellings(self) -> dict[str, str]:
         """Every spelling with the name it stands for: ``--node-rank`` and ``--node_rank``, not ``--node-rank_x``."""
-        long = {
-            f"--{name.replace('_', sign)}": name for name in (*self.values, *self.switches) for sign in "_-"
-        }
+        long = {f"--{name.replace('_', sign)}": name for name in (*self.values, *self.switches) for sign in "_-"}
         return {**long, **dict(self.short)}
 
     def find(self, flag: str) -> tuple[str | None, tuple[str, ...]]:
@@ -128,9 +137,7 @@ class FlagTable:
         if not flag.startswith("--") or len(flag) < 3:
             return None, ()
         near = [
-            spelled
-            for spelled, name in self.spellings.items()
-            if spelled.startswith(flag) and name not in self.whole
+            spelled for spelled, name in self.spellings.items() if spelled.startswith(flag) and name not in self.whole
         ]
         return (self.spellings[near[0]], ()) if len(near) == 1 else (None, tuple(sorted(near)))
 
@@ -182,9 +189,7 @@ def meant_flag(launcher: str, flag: str, *, likeness: float | None = None) -> st
         if not table.is_complete and lower.startswith(_FAMILIES):
             return None
         known = sorted(table.values | table.switches)
-        near = difflib.get_close_matches(
-            lower, known, n=1, cutoff=likeness or (0.75 if table.is_complete else 0.84)
-        )
+        near = difflib.get_close_matches(lower, known, n=1, cutoff=likeness or (0.75 if table.is_complete else 0.84))
         if not near:
             return None
         name = near[0]

@@ -19,8 +19,13 @@ _WRAPPERS = frozenset(["srun", "nohup", "exec", "time", "timeout", "env", "sudo"
                        "micromamba", "uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "ssh", "kubectl", "nsys", "ncu", "strace", "command",
                        "coverage", "bsub", "jsrun", "aprun", "flux", "unbuffer", "xvfb-run", "ltrace", "gdb", "salloc", "prun", "orterun", "ibrun",
                        "uvx", "pueue", "tsp", "stdbuf", "ts", "sbatch"])  # fmt: skip
-_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "launch", "accelerate.commands.launch": "accelerate",
-            "deepspeed.launcher.runner": "deepspeed", "rankwise.run": "rankwise"}  # fmt: skip
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "launch",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+    "rankwise.run": "rankwise",
+}
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*(?:\.exe)?")
 _SCRIPT_NAMES = re.compile(r"SCRIPT|ENTRY|MAIN|PROGRAM|TRAIN_FILE|TRAINER_FILE|PY_FILE", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"\.\.\.|…|\[.*\]|\(.*\)|\{.*\}")
@@ -153,11 +158,7 @@ def _with_env_words(command: Command, wraps: Sequence[Word]) -> Command:
         value = value_after_equals(word)
         if equals and value is not None and re.fullmatch(r"[A-Za-z_]\w*", name):
             found[name] = Setting(name=name, value=value, span=word.span, is_exported=True)
-    return (
-        replace(command, env={**command.env, **found}, own=command.own | frozenset(found))
-        if found
-        else command
-    )
+    return replace(command, env={**command.env, **found}, own=command.own | frozenset(found)) if found else command
 
 
 @dataclass(slots=True)
@@ -172,9 +173,7 @@ class _Parsed:
 def _parse(table: FlagTable, words: Sequence[Word]) -> _Parsed:
     """Read flags and script as argparse does."""
     parsed = _Parsed()
-    opened: tuple[int, int] | None = (
-        None  # the last word that may be anything, and how many flags came before it
-    )
+    opened: tuple[int, int] | None = None  # the last word that may be anything, and how many flags came before it
     at = 0
     while at < len(words):
         word = words[at]
@@ -220,11 +219,7 @@ def _read_flag(table: FlagTable, words: Sequence[Word], at: int) -> tuple[Flag, 
     spelled = word.head.partition("=")[0]
     value = value_after_equals(word)
     name, _ = table.find(spelled)
-    if (
-        name is None
-        and not spelled.startswith("--")
-        and (short := table.spellings.get(spelled[:2])) in table.values
-    ):
+    if name is None and not spelled.startswith("--") and (short := table.spellings.get(spelled[:2])) in table.values:
         rest = word.head[2:]
         inner = Word(raw=rest, parts=joined([rest, *word.parts[1:]]), span=word.span, is_typed=False)
         return Flag(name=short or "", word=word, spelled=spelled[:2], value=inner), at + 1

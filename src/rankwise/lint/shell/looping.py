@@ -47,10 +47,7 @@ def _sequence(node: Node, expander: Expander) -> list[str] | None:
     commands = [child for child in node.named_children if child.type == "command"]
     if len(commands) != 1:
         return None
-    nodes = [
-        child.named_children[0] if child.type == "command_name" else child
-        for child in commands[0].named_children
-    ]
+    nodes = [child.named_children[0] if child.type == "command_name" else child for child in commands[0].named_children]
     words = [word.text for child in nodes for word in expander.fields(child)]
     if words[:1] != ["seq"] or len(words) not in {2, 3}:
         return None

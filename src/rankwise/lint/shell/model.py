@@ -12,8 +12,32 @@ if TYPE_CHECKING:
     from rankwise.lint.shell.source import Source
     from rankwise.lint.shell.words import Word
 
-_ELSEWHERE = frozenset(["srun", "ssh", "pdsh", "mpirun", "mpiexec", "mpiexec.hydra", "clush", "pssh", "parallel-ssh", "parallel", "kubectl", "ibrun",
-                        "jsrun", "aprun", "prun", "orterun", "flux", "gcloud", "blaunch", "cat", "tee", "sbatch"])  # fmt: skip
+_ELSEWHERE = frozenset(
+    [
+        "srun",
+        "ssh",
+        "pdsh",
+        "mpirun",
+        "mpiexec",
+        "mpiexec.hydra",
+        "clush",
+        "pssh",
+        "parallel-ssh",
+        "parallel",
+        "kubectl",
+        "ibrun",
+        "jsrun",
+        "aprun",
+        "prun",
+        "orterun",
+        "flux",
+        "gcloud",
+        "blaunch",
+        "cat",
+        "tee",
+        "sbatch",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

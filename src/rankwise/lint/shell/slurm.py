@@ -124,22 +124,14 @@ def tasks_of(launch: Launch, batch: Batch) -> Tasks | None:
         return None
     words = launch.wraps[at:]
     is_sure = not any(word.is_open or word.text is None for word in words[1:])
-    known: _Known = {
-        name: (value, word) for name, value, word in _options(words) if is_sure or value is not None
-    }
-    nodes = _number(
-        known, "nodes", batch.num_nodes if "nodes" in batch.options else (1 if batch.is_batch else None)
-    )
+    known: _Known = {name: (value, word) for name, value, word in _options(words) if is_sure or value is not None}
+    nodes = _number(known, "nodes", batch.num_nodes if "nodes" in batch.options else (1 if batch.is_batch else None))
     if "ntasks" in known:
-        return Tasks(
-            nodes=nodes, tasks=_number(known, "ntasks", None), word=words[0], where=_where(known, "ntasks")
-        )
+        return Tasks(nodes=nodes, tasks=_number(known, "ntasks", None), word=words[0], where=_where(known, "ntasks"))
     if "ntasks-per-node" in known:
         each = _number(known, "ntasks-per-node", None)
         tasks = each * nodes if each and nodes else None
-        return Tasks(
-            nodes=nodes or 1, tasks=tasks or each, word=words[0], where=_where(known, "ntasks-per-node")
-        )
+        return Tasks(nodes=nodes or 1, tasks=tasks or each, word=words[0], where=_where(known, "ntasks-per-node"))
     if not is_sure:
         return Tasks(nodes=nodes, tasks=None, word=words[0])
     asked = next((name for name in ("ntasks", "ntasks-per-node") if name in batch.options), None)

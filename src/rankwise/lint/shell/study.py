@@ -133,7 +133,7 @@ def piece_of_command(argv: Sequence[str]) -> Piece:
     """A command as the user typed it, split by their shell, as a piece to check."""
     # One word with blanks is a whole line that was quoted.
     is_line = len(argv) == 1 and len(argv[0].split()) > 1
-    return Piece(path="<command>", language="shell", code=argv[0] if is_line else shlex.join(argv), is_fragment=True)  # fmt: skip
+    return Piece(path="<command>", language="shell", code=argv[0] if is_line else shlex.join(argv), is_fragment=True)
 
 
 def _filled(found: re.Match[str]) -> str:

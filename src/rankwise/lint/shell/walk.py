@@ -79,9 +79,7 @@ class Walk:
         is_doubtful = around.is_doubtful or node.type == "ERROR"
         if node.type == "compound_statement" and self.source.data.startswith(b"((", node.start_byte):
             self._expander(around).names_in(node)
-            for name in changed_in(
-                self.source.data[node.start_byte : node.end_byte].decode(errors="replace")
-            ):
+            for name in changed_in(self.source.data[node.start_byte : node.end_byte].decode(errors="replace")):
                 self.variables.pop(name, None)
             return
         saved = (dict(self.variables), self.exported) if node.type == "subshell" else None
@@ -340,9 +338,7 @@ class Walk:
             return
         names = {(word.text or "").rsplit("/", 1)[-1] for word in command.words}
         target = self.source.data[start : body.start_byte]
-        if not names & {"bash", "sh", "sbatch", "ssh", "zsh"} and not re.search(
-            rb"\.(sh|sbatch|slurm)\b", target
-        ):
+        if not names & {"bash", "sh", "sbatch", "ssh", "zsh"} and not re.search(rb"\.(sh|sbatch|slurm)\b", target):
             return
         self._text_in(self.source.inner(body.start_byte, body.end_byte, unescape=b"$`\\"), command, around)
 

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MODULE = frozenset({"torch.nn.Module", "torch.nn.modules.Module", "torch.nn.modules.module.Module"})
-LIGHTNING = frozenset(f"{package}.LightningModule" for package in ("lightning", "lightning.pytorch", "pytorch_lightning", "lightning.pytorch.core",
-    "lightning.fabric"))  # fmt: skip
+LIGHTNING = frozenset(
+    f"{package}.LightningModule"
+    for package in ("lightning", "lightning.pytorch", "pytorch_lightning", "lightning.pytorch.core", "lightning.fabric")
+)
 
 
 def roots(scopes: Scopes, node: ast.ClassDef, depth: int = 0) -> set[str]:

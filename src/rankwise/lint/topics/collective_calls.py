@@ -22,9 +22,7 @@ FILLED = {
     for name, act in ACTS.items()
     if act.signature and act.fills and act.family != "barrier"
 }
-ROOTED = {
-    name.removeprefix(D): act.root for name, act in ACTS.items() if act.root and act.family == "collective"
-}
+ROOTED = {name.removeprefix(D): act.root for name, act in ACTS.items() if act.root and act.family == "collective"}
 OBJECTS = frozenset({"all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"})
 
 

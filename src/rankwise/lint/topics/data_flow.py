@@ -26,8 +26,18 @@ if TYPE_CHECKING:
 
 ITERABLE = "torch.utils.data.IterableDataset"
 #: Where a DataLoader takes what.
-AT = {"dataset": 0, "batch_size": 1, "shuffle": 2, "sampler": 3, "batch_sampler": 4, "num_workers": 5, "collate_fn": 6,
-      "drop_last": 8, "worker_init_fn": 10, "multiprocessing_context": 11}  # fmt: skip
+AT = {
+    "dataset": 0,
+    "batch_size": 1,
+    "shuffle": 2,
+    "sampler": 3,
+    "batch_sampler": 4,
+    "num_workers": 5,
+    "collate_fn": 6,
+    "drop_last": 8,
+    "worker_init_fn": 10,
+    "multiprocessing_context": 11,
+}
 #: Where a DistributedSampler takes what.
 SAMPLER_AT = {"dataset": 0, "num_replicas": 1, "rank": 2, "shuffle": 3, "seed": 4, "drop_last": 5}
 _HARMLESS = ("builtins.", "tqdm.", "torch.optim.", "user.", "rich.", "logging.")
@@ -94,16 +104,22 @@ def _passes(entry: Entry, history: History) -> Iterator[Pass]:
         for loop in call.loops:
             inside[loop].append(call)
     loops = {turns.node: turns for _, turns in history.loops}
-    found = [(loader, turns.node, _over(turns.node), turns, around)
-             for around, turns in history.loops for loader in loaders_in(turns.value)]  # fmt: skip
+    found = [
+        (loader, turns.node, _over(turns.node), turns, around)
+        for around, turns in history.loops
+        for loader in loaders_in(turns.value)
+    ]
     # `batches = iter(loader)` in a loop whose turns, or parts of them, take `next(batches)`.
-    begun = [(loader, call) for call in history.calls if call.name == "builtins.iter" and call.loops and call.args for loader in loaders_in(call.args[0])]  # fmt: skip
+    begun = [
+        (loader, call)
+        for call in history.calls
+        if call.name == "builtins.iter" and call.loops and call.args
+        for loader in loaders_in(call.args[0])
+    ]
     for loader, call in begun:
         turns = loops.get(call.loops[-1])
         if turns is not None and any(
-            one.name == "builtins.next" and loader in loaders_in(one.args[0])
-            for one in inside[turns.node]
-            if one.args
+            one.name == "builtins.next" and loader in loaders_in(one.args[0]) for one in inside[turns.node] if one.args
         ):
             found.append((loader, call.node, call.node, turns, call.loops))
     seen: set[tuple[int, int]] = set()
@@ -132,8 +148,12 @@ def _over(loop: ast.AST) -> ast.AST:
 
 def _takes_share(items: Iterable[Item]) -> bool:
     """`if i % world_size != rank: continue`."""
-    return any(isinstance(item, Fork) and item.value.origin & WHO and any(arm.exit is not None and arm.exit.kind == "continue" for arm in item.arms)
-               for item in items)  # fmt: skip
+    return any(
+        isinstance(item, Fork)
+        and item.value.origin & WHO
+        and any(arm.exit is not None and arm.exit.kind == "continue" for arm in item.arms)
+        for item in items
+    )
 
 
 def loaders_in(value: Value) -> list[Object]:

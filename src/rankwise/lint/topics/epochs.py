@@ -58,9 +58,7 @@ def set_epoch_calls(one: Pass) -> list[Call]:
     """Calls of `set_epoch` on the sampler of this pass that are known to be that."""
     sampler = sampler_of(one.loader)
     return [
-        call
-        for call in one.history.calls
-        if call.name == f"{SAMPLER}.set_epoch" and call.receiver.thing is sampler
+        call for call in one.history.calls if call.name == f"{SAMPLER}.set_epoch" and call.receiver.thing is sampler
     ]
 
 
@@ -88,7 +86,5 @@ def _takes(call: Call, sampler: Object | None, loader: Object, *, in_loop: bool)
     given = [*call.args, *call.kwargs.values()]
     given += [part for value in given if isinstance(value.thing, (Items,)) for part in value.thing.values]
     return any(
-        value.thing is sampler or (in_loop and object_of(value) is loader)
-        for value in given
-        if value.thing is not None
+        value.thing is sampler or (in_loop and object_of(value) is loader) for value in given if value.thing is not None
     )

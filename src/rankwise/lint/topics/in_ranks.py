@@ -29,9 +29,7 @@ def inside(value: Value | None, *, computed: bool = False) -> Iterator[Value]:
             continue
         yield one
         thing, made = one.thing, one.made if computed else None
-        calls = [
-            call for call in (getattr(thing, "call", None), made) if call is not None and id(call) not in seen
-        ]
+        calls = [call for call in (getattr(thing, "call", None), made) if call is not None and id(call) not in seen]
         if len(waiting) < _MOST and (calls or id(thing) not in seen):
             seen |= {id(thing), *map(id, calls)}
             waiting += thing.values[:64] if isinstance(thing, Items) else []
@@ -41,9 +39,7 @@ def inside(value: Value | None, *, computed: bool = False) -> Iterator[Value]:
 
 def differs_deeply(value: Value | None) -> bool:
     """Whether anything that went into a value, or into the object that it is, is another one on other ranks."""
-    return any(
-        one.origin & WHO or (one.spread and not (one.origin and one.origin <= _DISK)) for one in inside(value)
-    )
+    return any(one.origin & WHO or (one.spread and not (one.origin and one.origin <= _DISK)) for one in inside(value))
 
 
 def is_in_ranks(script: Script, entry: Entry, call: Call) -> bool:

@@ -29,8 +29,19 @@ INIT = "torch.distributed.init_process_group"
 DESTROY = "torch.distributed.destroy_process_group"
 SPAWN = "torch.multiprocessing.spawn"
 #: Calls that make the default group.
-STARTS = frozenset({INIT, "torch.distributed.init_distributed", "deepspeed.init_distributed", "deepspeed.initialize",
-                    "accelerate.Accelerator", "accelerate.PartialState", "lightning.fabric.Fabric", "rankwise.init", STRATEGY})  # fmt: skip
+STARTS = frozenset(
+    {
+        INIT,
+        "torch.distributed.init_distributed",
+        "deepspeed.init_distributed",
+        "deepspeed.initialize",
+        "accelerate.Accelerator",
+        "accelerate.PartialState",
+        "lightning.fabric.Fabric",
+        "rankwise.init",
+        STRATEGY,
+    }
+)
 ALL_RANKS = frozenset(one.rank for one in VIRTUAL_RANKS)
 FIRST_OF_NODES = frozenset(one.rank for one in VIRTUAL_RANKS if one.local_rank == 0)
 #: Where a history is taken as read: projects that nest calls deeply repeat themselves.
@@ -73,9 +84,7 @@ class Place:
         )
 
     def _may_ask_who(self, test: ast.AST, value: Value, _arm: object) -> bool:
-        return (
-            asks_who(value) or _may_be_rank(value) or not _calls_in(test).isdisjoint(_hidden_in(self.entry))
-        )
+        return asks_who(value) or _may_be_rank(value) or not _calls_in(test).isdisjoint(_hidden_in(self.entry))
 
     @property
     def is_once_a_node(self) -> bool:
@@ -144,9 +153,7 @@ def _all_places(entry: Entry) -> tuple[Place, ...]:
     for call in (call for history in entry.histories for call in history.calls):
         found.setdefault((id(call.node), call.name), {}).setdefault(call.rank, call)
     num_ranks = len(entry.histories)
-    return tuple(
-        Place(entry=entry, calls=tuple(calls.values()), num_ranks=num_ranks) for calls in found.values()
-    )
+    return tuple(Place(entry=entry, calls=tuple(calls.values()), num_ranks=num_ranks) for calls in found.values())
 
 
 def once(found: Iterable[Place]) -> Iterator[Place]:
@@ -167,7 +174,10 @@ def is_distributed(entry: Entry) -> bool:
 
 
 def _is_own(call: Call) -> bool:
-    """Whether a function makes a call in its own text. One that lies in a module below it may be for those who have a group."""
+    """Whether a function makes a call in its own text.
+
+    One that lies in a module below it may be for those who have a group.
+    """
     return not call.stack or call.stack[0].module is call.module
 
 
@@ -344,9 +354,7 @@ def statement_of(tree: ast.AST, node: ast.AST) -> ast.stmt | None:
 
 def function_of(tree: ast.AST, node: ast.AST) -> ast.AST:
     """The function that a node stands in; the module itself at its top."""
-    return next(
-        (one for one in above(tree, node) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))), tree
-    )
+    return next((one for one in above(tree, node) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))), tree)
 
 
 def called_names(node: ast.AST) -> set[str]:

@@ -35,7 +35,9 @@ def _length_of_object(thing: Object, depth: int) -> int | None:
     return next(iter(shape_of(call)), None)
 
 
-_SIZED = frozenset(f"torch.{name}" for name in ("rand", "randn", "zeros", "ones", "empty", "full", "arange", "randint", "randperm"))  # fmt: skip
+_SIZED = frozenset(
+    f"torch.{name}" for name in ("rand", "randn", "zeros", "ones", "empty", "full", "arange", "randint", "randperm")
+)
 
 
 def shape_of(call: Call) -> tuple[int | None, ...]:

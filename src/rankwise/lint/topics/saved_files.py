@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 _WRITERS: dict[str, tuple[int, str]] = {"torch.save": (1, "f"), "safetensors.torch.save_file": (1, "filename"),
                                         "safetensors.torch.save_model": (1, "filename"), "numpy.save": (0, "file"), "numpy.savez": (0, "file"),
                                         "numpy.savez_compressed": (0, "file")}  # fmt: skip
-_READERS: dict[str, tuple[int, str]] = {"torch.load": (0, "f"), "safetensors.torch.load_file": (0, "filename"), "numpy.load": (0, "file"),
-                                        "torch.jit.load": (0, "f")}  # fmt: skip
+_READERS: dict[str, tuple[int, str]] = {
+    "torch.load": (0, "f"),
+    "safetensors.torch.load_file": (0, "filename"),
+    "numpy.load": (0, "file"),
+    "torch.jit.load": (0, "f"),
+}
 #: Folders that each node has of its own.
 _NODE_LOCAL = re.compile(r"^/(tmp|scratch|local|dev/shm|var/tmp|mnt/(local|nvme|ssd)|raid|ssd|nvme)\b")
 
@@ -77,8 +81,13 @@ class FileUse:
 
 #: Methods that take a folder or a file first, and calls that do neither write nor read it as a whole.
 _METHODS = frozenset({"save_pretrained", "from_pretrained", "save_state", "load_state", "save_checkpoint"})
-_OTHERS = {"builtins.open": (0, "file"), "os.makedirs": (0, "name"), "os.mkdir": (0, "path"), "os.listdir": (0, "path"),
-           "torch.distributed.checkpoint.save": (None, "checkpoint_id")}  # fmt: skip
+_OTHERS = {
+    "builtins.open": (0, "file"),
+    "os.makedirs": (0, "name"),
+    "os.mkdir": (0, "path"),
+    "os.listdir": (0, "path"),
+    "torch.distributed.checkpoint.save": (None, "checkpoint_id"),
+}
 
 
 def position_of(call: Call) -> tuple[int | None, str] | None:
@@ -107,17 +116,13 @@ def is_alike(one: Value, other: Value) -> bool | None:
         sides = [(call.receiver, *call.args, *call.kwargs.values()) for call in (mine, its)]
         verdicts = [is_alike(*both) for both in zip(*sides, strict=False)]
         return None if None in verdicts or len(sides[0]) != len(sides[1]) else False not in verdicts
-    is_same = mine is its is not None or (
-        one.thing is other.thing and isinstance(one.thing, (Object, Instance))
-    )
+    is_same = mine is its is not None or (one.thing is other.thing and isinstance(one.thing, (Object, Instance)))
     return True if is_same or (one.path and one.path == other.path) else None
 
 
 def is_write(call: Call) -> bool:
     """Whether a call writes a checkpoint, by itself or with the other ranks."""
-    return call.name in _WRITERS or call.name.endswith(
-        (".save_pretrained", ".save_state", ".save_checkpoint")
-    )
+    return call.name in _WRITERS or call.name.endswith((".save_pretrained", ".save_state", ".save_checkpoint"))
 
 
 def writes(script: Script, *, anywhere: bool = False) -> Iterator[FileUse]:
@@ -153,9 +158,7 @@ def _use(place: Place) -> Iterator[FileUse]:
     if path is None or node is None or place.last.has_star:
         return
     kind, made = getattr(path.thing, "kind", ""), getattr(path.made, "name", "")
-    is_stream = (
-        kind.startswith(("io.", "tempfile.")) or made.endswith("open") or "open" in place.last.contexts
-    )
+    is_stream = kind.startswith(("io.", "tempfile.")) or made.endswith("open") or "open" in place.last.contexts
     if not is_stream:
         yield FileUse(place=place, path=path, node=node)
 
@@ -175,17 +178,8 @@ def is_model_file(use: FileUse) -> bool:
     """Whether what is read, or a part of it, is a model, or given to a model or an optimizer."""
     for call in use.place.entry.histories[0].calls:
         is_given = call.name.endswith(".load_state_dict") or call.name in WRAPPERS
-        values = (
-            (*call.args, *call.kwargs.values())
-            if is_given
-            else [call.receiver]
-            if call.name in _OF_MODEL
-            else []
-        )
+        values = (*call.args, *call.kwargs.values()) if is_given else [call.receiver] if call.name in _OF_MODEL else []
         for value in values:
-            if any(
-                one.made is not None and one.made.node is use.call.node
-                for one in sources_of(value, cuts=False)
-            ):
+            if any(one.made is not None and one.made.node is use.call.node for one in sources_of(value, cuts=False)):
                 return True
     return False

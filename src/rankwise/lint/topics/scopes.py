@@ -19,8 +19,27 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Node = TypeVar("Node", bound=ast.AST)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Names that a newer Python, `site` or an interactive shell adds to this Python's builtins.
-_ALSO_BUILT_IN = ["aiter", "anext", "ExceptionGroup", "BaseExceptionGroup", "EncodingWarning", "PythonFinalizationError", "WindowsError", "exit",
-                  "quit", "copyright", "credits", "license", "display", "get_ipython", "In", "Out", "_", "reveal_type", "reveal_locals"]  # fmt: skip
+_ALSO_BUILT_IN = [
+    "aiter",
+    "anext",
+    "ExceptionGroup",
+    "BaseExceptionGroup",
+    "EncodingWarning",
+    "PythonFinalizationError",
+    "WindowsError",
+    "exit",
+    "quit",
+    "copyright",
+    "credits",
+    "license",
+    "display",
+    "get_ipython",
+    "In",
+    "Out",
+    "_",
+    "reveal_type",
+    "reveal_locals",
+]
 BUILTINS = frozenset(dir(builtins)) | frozenset(_ALSO_BUILT_IN)
 
 
@@ -109,10 +128,7 @@ class Scopes:
             node = node.value
         if not isinstance(node, ast.Name):
             return ""
-        roots = {
-            self._imported.get(b, "") if isinstance(b, ast.alias) else ""
-            for b in self.bindings(node.id, scope)
-        }
+        roots = {self._imported.get(b, "") if isinstance(b, ast.alias) else "" for b in self.bindings(node.id, scope)}
         root = roots.pop() if len(roots) == 1 else ""
         return ".".join([root, *reversed(parts)]) if root else ""
 
@@ -268,9 +284,7 @@ class Scopes:
             self._imported[alias] = "." * node.level + f"{node.module or ''}.{alias.name}".lstrip(".")
             self._bind(alias.asname or alias.name, alias, scope)
 
-    def _named(
-        self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping, scope: Scope
-    ) -> None:
+    def _named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping, scope: Scope) -> None:
         name = node.rest if isinstance(node, ast.MatchMapping) else node.name
         if name:
             self._bind(name, node, scope)

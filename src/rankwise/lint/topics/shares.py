@@ -23,8 +23,32 @@ if TYPE_CHECKING:
 _SHARING = frozenset({"shard", "split_by_node", "split_dataset_by_node"})
 _WORKERS = frozenset({"get_worker_info", "worker_info", "worker_id", "num_workers"})
 #: What draws from a generator, or takes in what comes from outside: an environment, a queue, a connection.
-_DRAWING = frozenset({"random", "rand", "randn", "randint", "randperm", "shuffle", "choice", "sample", "uniform", "normal", "normal_", "uniform_",
-                      "generator", "Generator", "default_rng", "rng", "gym", "env", "queue", "get", "recv", "socket"})  # fmt: skip
+_DRAWING = frozenset(
+    {
+        "random",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "shuffle",
+        "choice",
+        "sample",
+        "uniform",
+        "normal",
+        "normal_",
+        "uniform_",
+        "generator",
+        "Generator",
+        "default_rng",
+        "rng",
+        "gym",
+        "env",
+        "queue",
+        "get",
+        "recv",
+        "socket",
+    }
+)
 #: Torch's samplers that draw from the whole data set on each rank.
 _SAMPLERS = frozenset(
     f"torch.utils.data.{name}Sampler" for name in ("Random", "Sequential", "WeightedRandom", "SubsetRandom")
@@ -55,10 +79,7 @@ def _draws_from_all(sampler: Value | None) -> bool:
         return True
     thing = sampler.thing
     return (
-        isinstance(thing, Object)
-        and thing.kind in _SAMPLERS
-        and thing.call is not None
-        and not differs_deeply(sampler)
+        isinstance(thing, Object) and thing.kind in _SAMPLERS and thing.call is not None and not differs_deeply(sampler)
     )
 
 
@@ -110,10 +131,7 @@ def draws_at_random(cls: UserClass) -> bool:
 def is_each_ranks_own(entry: Entry, made: Call | None) -> bool:
     """Whether what a call has made is not shared: it is made for a part of this rank's work, or what is learnt is saved under each rank's name."""
     shares = {
-        turns.node
-        for history in entry.histories
-        for _, turns in history.loops
-        if turns.value.spread is Spread.RANK
+        turns.node for history in entry.histories for _, turns in history.loops if turns.value.spread is Spread.RANK
     }
     saves = [call for call in entry.histories[-1].calls if call.name == "torch.save"]
     is_of_share = made is not None and not shares.isdisjoint(made.loops)
@@ -140,9 +158,7 @@ def makes_its_samples(value: Value) -> bool:
     args = [one.arg for one in node.args.args] if node is not None else []
     if node is None or len(args) < 2:
         return False
-    used = {
-        part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
-    }
+    used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
     return args[1] not in used
 
 

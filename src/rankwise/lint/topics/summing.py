@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from rankwise.lint.model.calls import Call
     from rankwise.lint.script import Script
 
-_SCALINGS = ("div", "div_", "true_divide", "true_divide_", "divide", "divide_", "mul", "mul_", "_foreach_div_", "_foreach_mul_")  # fmt: skip
+_SCALINGS = (
+    "div",
+    "div_",
+    "true_divide",
+    "true_divide_",
+    "divide",
+    "divide_",
+    "mul",
+    "mul_",
+    "_foreach_div_",
+    "_foreach_mul_",
+)
 
 
 def is_sum(call: Call) -> bool:
@@ -33,9 +44,7 @@ def divides(script: Script, function: ast.AST, besides: str = "") -> bool:
     """
     found = [one for one in nodes_in(function) if _is_division(one)]
     found += by_ranks(script)
-    return any(
-        not besides or all(getattr(part, "attr", "") != besides for part in ast.walk(one)) for one in found
-    )
+    return any(not besides or all(getattr(part, "attr", "") != besides for part in ast.walk(one)) for one in found)
 
 
 def by_ranks(script: Script) -> list[ast.AST]:

@@ -15,8 +15,32 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 #: Methods and attributes that show the same memory in another way.
-VIEWS = frozenset({"view", "view_as", "data", "detach", "squeeze", "unsqueeze", "narrow", "select", "expand", "contiguous", "flatten",
-                   "reshape", "requires_grad_", "t", "T", "transpose", "permute", "mT", "detach_", "real", "swapaxes", "movedim"})  # fmt: skip
+VIEWS = frozenset(
+    {
+        "view",
+        "view_as",
+        "data",
+        "detach",
+        "squeeze",
+        "unsqueeze",
+        "narrow",
+        "select",
+        "expand",
+        "contiguous",
+        "flatten",
+        "reshape",
+        "requires_grad_",
+        "t",
+        "T",
+        "transpose",
+        "permute",
+        "mT",
+        "detach_",
+        "real",
+        "swapaxes",
+        "movedim",
+    }
+)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 

@@ -22,9 +22,7 @@ def is_on_cpu(value: Value, depth: int = 0) -> bool:
     parts: Sequence[Value] = ()
     if isinstance(thing, (Items, Method)):  # `x.data`, `x.T`
         parts = thing.values if isinstance(thing, Items) else [thing.receiver]
-    elif (
-        made is None or depth > _DEEPEST or not made.name.startswith(("torch.", "?.", "operator.", "either"))
-    ):
+    elif made is None or depth > _DEEPEST or not made.name.startswith(("torch.", "?.", "operator.", "either")):
         return False
     elif made.name == "operator.Subscript":
         parts = made.args[:1]
@@ -44,11 +42,7 @@ def is_mean(value: Value, depth: int = 0) -> bool:
     made, word = value.made, value.made.name.rpartition(".")[2] if value.made is not None else ""
     if isinstance(value.thing, (Items, Method)):  # `[loss.item()]`; `outputs.loss` of a model of transformers
         parts = value.thing.values if isinstance(value.thing, Items) else []
-        of = (
-            value.thing.receiver.made
-            if isinstance(value.thing, Method) and value.thing.name == "loss"
-            else None
-        )
+        of = value.thing.receiver.made if isinstance(value.thing, Method) and value.thing.name == "loss" else None
         return (of is not None and is_model_call(of)) or (
             len(parts) == 1 and depth < _DEEPEST and is_mean(parts[0], depth + 1)
         )
@@ -77,34 +71,20 @@ OFF = frozenset({"no_grad", "inference_mode"})
 _MOST = 300
 
 
-def sources_of(
-    value: Value, *, cuts: bool = True, until: Callable[[Value], bool] | None = None
-) -> Iterator[Value]:
+def sources_of(value: Value, *, cuts: bool = True, until: Callable[[Value], bool] | None = None) -> Iterator[Value]:
     """A value, and all that it was computed from, nearest first; only as far as a gradient goes to a model, unless ``cuts`` is off, and to what ``until`` is true of."""
     waiting, seen = [value], set[int]()
     for one in waiting:  # which grows meanwhile, and a list that is in itself would never end
         if len(seen) > _MOST or len(waiting) > 10 * _MOST:
             return
         thing, made = one.thing, one.made
-        name = (
-            thing.name
-            if isinstance(thing, Method)
-            else made.name.rpartition(".")[2]
-            if made is not None
-            else ""
-        )
+        name = thing.name if isinstance(thing, Method) else made.name.rpartition(".")[2] if made is not None else ""
         if cuts and (is_number(one) or name in _CUTS or (made is not None and OFF & set(made.contexts))):
             continue
         yield one
         if until is not None and until(one):
             continue
-        waiting += (
-            thing.values
-            if isinstance(thing, Items)
-            else [thing.receiver]
-            if isinstance(thing, Method)
-            else []
-        )
+        waiting += thing.values if isinstance(thing, Items) else [thing.receiver] if isinstance(thing, Method) else []
         if made is not None and id(made) not in seen and not (cuts and is_model_call(made)):
             seen.add(id(made))
             waiting += [
@@ -117,14 +97,16 @@ def sources_of(
 def learns(value: Value | None) -> bool:
     """Whether a gradient goes from a value back to a model."""
     found = (one.made for one in (sources_of(value) if value is not None else ()))
-    return value is not None and (
-        bool(value.via) or any(made is not None and is_model_call(made) for made in found)
-    )
+    return value is not None and (bool(value.via) or any(made is not None and is_model_call(made) for made in found))
 
 
 def is_model_call(call: Call) -> bool:
     """Whether it is a forward pass of a model or a layer, with gradients on."""
-    return call.name.endswith(".__call__") and not call.name.endswith("Loss.__call__") and call.name.startswith(("torch.nn.", "torch.distributed.fsdp", "deepspeed", "torchvision.", "timm."))  # fmt: skip
+    return (
+        call.name.endswith(".__call__")
+        and not call.name.endswith("Loss.__call__")
+        and call.name.startswith(("torch.nn.", "torch.distributed.fsdp", "deepspeed", "torchvision.", "timm."))
+    )
 
 
 def backward_passes(calls: Iterable[Call]) -> Iterator[tuple[Call, Value]]:

@@ -19,8 +19,25 @@ _MAKES_NAMES = re.compile(
     r"\bexec\(|\bglobals\(\)|\bvars\(\)|\blocals\(\)\[|\bbuiltins\b|__builtins__|__dict__|run_line_magic|get_ipython"
     r"|\b_convert_?\(|\bglobal_enum\b|\b_simple_enum\b|sys\.modules\[__name__\]|get_config\(\)|run_cell_magic"
 )
-_PYTHON_2 = frozenset(["unicode", "xrange", "raw_input", "basestring", "long", "reduce", "unichr", "file", "cmp", "execfile", "reload", "intern",
-                       "apply", "buffer", "coerce"])  # fmt: skip
+_PYTHON_2 = frozenset(
+    [
+        "unicode",
+        "xrange",
+        "raw_input",
+        "basestring",
+        "long",
+        "reduce",
+        "unichr",
+        "file",
+        "cmp",
+        "execfile",
+        "reload",
+        "intern",
+        "apply",
+        "buffer",
+        "coerce",
+    ]
+)
 # Other tools' words for a line whose author knows that the name comes from elsewhere.
 _KNOWN_TO_AUTHOR = ("F821", "name-defined", "unknown-name", "undefined-variable", "reportUndefinedVariable")
 
@@ -63,11 +80,7 @@ def is_certain(script: Script, scopes: Scopes, name: ast.Name) -> bool:
         return False
     below: ast.AST = name
     for above in scopes.above(name):
-        if (
-            isinstance(above, ast.Try)
-            and below in above.body
-            and any(_takes_name_error(h) for h in above.handlers)
-        ):
+        if isinstance(above, ast.Try) and below in above.body and any(_takes_name_error(h) for h in above.handlers):
             return False
         if isinstance(above, (ast.With, ast.AsyncWith)) and expects_error(above):
             return False
@@ -96,6 +109,4 @@ def _may_not_run(test: ast.expr) -> bool:
     if isinstance(test, ast.Constant):
         return True
     words = ast.unparse(test).lower()
-    return any(
-        word in words for word in ("py2", "py3", "python2", "python3", "version", "type_checking", " in dir(")
-    )
+    return any(word in words for word in ("py2", "py3", "python2", "python3", "version", "type_checking", " in dir("))

@@ -80,8 +80,8 @@ class PerWorker:
 class Coordinator:
     """The side that schedules.
 
-    One function may take ``timeout_s``, then its worker is given up. With ``returns`` a worker that has died is started again, so that we wait for it
-    when no other is left.
+    One function may take ``timeout_s``, then its worker is given up. With ``returns`` a worker that has died is started
+    again, so that we wait for it when no other is left.
     """
 
     def __init__(
@@ -110,9 +110,7 @@ class Coordinator:
 
     def _wait_for_workers(self, num_workers: int) -> None:
         with self._changed:
-            if self._changed.wait_for(
-                lambda: len(self._connected) + len(self._lost) >= num_workers, self._join_s
-            ):
+            if self._changed.wait_for(lambda: len(self._connected) + len(self._lost) >= num_workers, self._join_s):
                 return
             connected = sorted(self._connected)
             self._has_given_up = True
@@ -128,9 +126,7 @@ class Coordinator:
         """Accept workers, those too that are started again, or connect late."""
         while not (self._is_closed or self._has_given_up):
             if (link := self._listener.accept(_POLL_S)) is not None:
-                threading.Thread(
-                    target=self._attend, args=(link,), name="rankwise-coordinator", daemon=True
-                ).start()
+                threading.Thread(target=self._attend, args=(link,), name="rankwise-coordinator", daemon=True).start()
 
     def _attend(self, link: Link) -> None:
         """Learn which worker it is, and give it what there is to do."""
@@ -289,12 +285,18 @@ def _to_body(data: bytes) -> torch.Tensor:
 
 
 def work(
-    rank: int, index: int, num_workers: int, *, store: dist.Store, timeout_s: float, waits: Callable[[], bool] = lambda: False,
-) -> int:  # fmt: skip
+    rank: int,
+    index: int,
+    num_workers: int,
+    *,
+    store: dist.Store,
+    timeout_s: float,
+    waits: Callable[[], bool] = lambda: False,
+) -> int:
     """Do what the coordinator schedules, until it closes; return how many functions were called.
 
-    It may give nothing to do for ``timeout_s``. Where the link to it is lost, it is sought again while ``waits`` says that ranks return: it may
-    have given us up when we were frozen.
+    It may give nothing to do for ``timeout_s``. Where the link to it is lost, it is sought again while ``waits`` says
+    that ranks return: it may have given us up when we were frozen.
     """
     own: dict[int, Any] = {}
     num_called, bound_s = 0, _JOIN_S

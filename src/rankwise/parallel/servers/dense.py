@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class DenseValues(Held):
     """Parameters of one shard.
 
-    Given the shard's number, a version and its squared norm, ``total_norm`` returns the whole model's norm, for clipping.
+    Given the shard's number, a version and its squared norm, ``total_norm`` returns the whole model's norm, for
+    clipping.
     """
 
     def __init__(

@@ -32,7 +32,8 @@ _BLOCK = 4096
 class TableFacts:
     """What must be known of a table to find its rows, as given to ``ServedEmbedding``; equal on all ranks.
 
-    By ``hash`` row N is on server N modulo their number, so that neighbouring rows that are often used are on different servers.
+    By ``hash`` row N is on server N modulo their number, so that neighbouring rows that are often used are on different
+    servers.
     """
 
     num_rows: int
@@ -46,9 +47,7 @@ class TableFacts:
         """Refuse what makes no sense."""
         for name, value in (("num_rows", self.num_rows), ("size", self.size)):
             if value < 1:
-                raise UsageError(
-                    f"{name}={value} of a served embedding", hint="num_rows and size must be 1 or more"
-                )
+                raise UsageError(f"{name}={value} of a served embedding", hint="num_rows and size must be 1 or more")
         if self.sharding not in SHARDINGS:
             raise UsageError(f"sharding={self.sharding!r} is not one of {', '.join(SHARDINGS)}")
 
@@ -123,7 +122,8 @@ class TableValues(Held):
 class ServedEmbedding(nn.Module):  # type: ignore[misc]
     """An embedding whose rows are on the servers of ``parameter_server``; on workers it has those of the batch only.
 
-    It is used as ``torch.nn.Embedding``. Its rows are pulled in the forward pass, and ``ps.push()`` sends their gradients.
+    It is used as ``torch.nn.Embedding``. Its rows are pulled in the forward pass, and ``ps.push()`` sends their
+    gradients.
 
     Args:
         num_rows: How many rows.
@@ -138,9 +138,15 @@ class ServedEmbedding(nn.Module):  # type: ignore[misc]
     """
 
     def __init__(
-        self, num_rows: int, size: int, *, dtype: torch.dtype | None = None, sharding: str = "hash", seed: int = 0,
+        self,
+        num_rows: int,
+        size: int,
+        *,
+        dtype: torch.dtype | None = None,
+        sharding: str = "hash",
+        seed: int = 0,
         std: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.facts = TableFacts(
             num_rows=num_rows,
@@ -164,7 +170,8 @@ class ServedEmbedding(nn.Module):  # type: ignore[misc]
             Shape (*S, size), on the device of ``rows``.
 
         Raises:
-            UsageError: A row is not there, or ``parameter_server`` was not called with the model, or this rank is a server.
+            UsageError: A row is not there, or ``parameter_server`` was not called with the model, or this rank is a
+                server.
             CollectiveError: A server is gone.
         """
         needed, places = rows.reshape(-1).unique(return_inverse=True)

@@ -81,10 +81,7 @@ class ShardLayout:
 
     def view_segments(self, buffer: Tensor) -> list[Tensor]:
         """Return the part of each dtype as a flat view of the buffer."""
-        return [
-            buffer[start : start + count * dtype.itemsize].view(dtype)
-            for dtype, start, count in self.segments
-        ]
+        return [buffer[start : start + count * dtype.itemsize].view(dtype) for dtype, start, count in self.segments]
 
 
 def spread(model: nn.Module, num_shards: int, *, split_bytes: int | None = SPLIT_BYTES) -> list[ShardLayout]:

@@ -86,14 +86,19 @@ class Message:
 class Link:
     """One end of a link; peer and rank are for errors.
 
-    With ``reports_waits`` it says on standard error for whom a long wait is. Before the first message is received, ``opening`` is called with the
-    link and the seconds to wait: it finds out who the peer is.
+    With ``reports_waits`` it says on standard error for whom a long wait is. Before the first message is received,
+    ``opening`` is called with the link and the seconds to wait: it finds out who the peer is.
     """
 
     def __init__(
-        self, connection: socket.socket, *, peer: str, rank: int, reports_waits: bool = False,
+        self,
+        connection: socket.socket,
+        *,
+        peer: str,
+        rank: int,
+        reports_waits: bool = False,
         opening: Callable[[Link, float], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._socket, self.peer, self._rank, self._reports_waits = connection, peer, rank, reports_waits
         self._opening = opening
         close_in_children(connection)
@@ -135,14 +140,13 @@ class Link:
         except OSError as error:
             raise self._make_lost_error(error.strerror or str(error)) from None
 
-    def receive(
-        self, *, timeout_s: float, place: Callable[[Message, int], Tensor | None] | None = None
-    ) -> Message:
+    def receive(self, *, timeout_s: float, place: Callable[[Message, int], Tensor | None] | None = None) -> Message:
         """Receive a message.
 
         Args:
             timeout_s: Seconds to wait for it, and for each of its parts.
-            place: Asked where the body is to be put, given the message without it and its size in bytes; None: into new memory.
+            place: Asked where the body is to be put, given the message without it and its size in bytes; None: into new
+                memory.
 
         Raises:
             LinkLostError: The peer is gone.
@@ -244,7 +248,8 @@ class Link:
         self._socket.close()
 
 
-#: Of links and listeners: a process forked off this one, a DataLoader's worker say, must not hold them open when we have died.
+#: Of links and listeners: a process forked off this one, a DataLoader's worker say, must not hold them open when we
+#: have died.
 _open: WeakSet[socket.socket] = WeakSet()
 
 

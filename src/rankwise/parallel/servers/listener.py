@@ -94,7 +94,10 @@ class Listener:
         self._store.set(self._key, json.dumps([self._address, self._nonce.hex()]))
 
     def accept(self, timeout_s: float) -> Link | None:
-        """Return a link to the next peer; None if nobody connects in time. It is authenticated when its first message is received."""
+        """Return a link to the next peer; None if nobody connects in time.
+
+        It is authenticated when its first message is received.
+        """
         try:
             self._socket.settimeout(timeout_s)
             connection, _ = self._socket.accept()
@@ -119,16 +122,17 @@ class Listener:
         link.exchange(_NONCE_BYTES + _PROOF_BYTES, timeout_s, answer)
 
     def close(self, *, restarts: bool = False) -> None:
-        """Stop listening. Peers that connect later learn that we have ended, or wait for the process that is started in our place."""
+        """Stop listening.
+
+        Peers that connect later learn that we have ended, or wait for the process that is started in our place.
+        """
         with suppress(RuntimeError, RendezvousError):
             if not restarts:
                 self._store.set(self._key, _CLOSED)
         self._socket.close()
 
 
-def connect(
-    store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: float, may_return: bool = True
-) -> Link:
+def connect(store: dist.Store, name: str, *, peer: str, rank: int, timeout_s: float, may_return: bool = True) -> Link:
     """Connect to the process that listens under a name; if it has died, to the one that is started in its place.
 
     Where none is, ``may_return`` is False, and a published address that refuses is an error at once.

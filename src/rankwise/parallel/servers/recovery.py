@@ -37,8 +37,12 @@ class Recovery:
     """Writes a shard into a folder that the server's host sees, after each ``save_every`` updates, and reads one that another process of the run has written."""
 
     def __init__(
-        self, folder: str | Path, save_every: int, make_shard: Callable[[int, Iterable[int]], Shard], num_shards: int = 1
-    ) -> None:  # fmt: skip
+        self,
+        folder: str | Path,
+        save_every: int,
+        make_shard: Callable[[int, Iterable[int]], Shard],
+        num_shards: int = 1,
+    ) -> None:
         self._folder, self.save_every, self._make_shard = Path(folder), save_every, make_shard
         self._run = self._digest = ""
         self._is_restarted, self._num_shards = False, num_shards
@@ -52,7 +56,8 @@ class Recovery:
         """Choose what shards continue from: copies of this run, of a run that was stopped, or none.
 
         Args:
-            run: The same on all servers, also on one that is started again alone; another one after a restart of the whole job.
+            run: The same on all servers, also on one that is started again alone; another one after a restart of the
+                whole job.
             digest: Of the layouts of all shards.
             is_restarted: Whether this process takes the place of one that died.
             num_updates: How many updates are in what the caller resumes from: older copies are not taken in its place.
@@ -186,7 +191,10 @@ class Recovery:
         try:
             state = torch.load(path, weights_only=True)
             if run is not None and state.get("run") != run:
-                raise CollectiveError(f"the copy of shard {number} in {path} is of another run", hint="two jobs that run at once need a recovery_folder each")  # fmt: skip
+                raise CollectiveError(
+                    f"the copy of shard {number} in {path} is of another run",
+                    hint="two jobs that run at once need a recovery_folder each",
+                )
             shard = self._make_shard(number, workers)
             shard.restore(state if run is not None else {**state, "last": {}, "incarnations": {}})
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:

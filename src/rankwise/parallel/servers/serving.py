@@ -34,7 +34,8 @@ _LOGGER = get_logger(__name__)
 _POLL_S = 0.02
 #: How often to look in the store whether workers that we wait for have ended while this server was not running.
 _CHECK_S = 0.5
-#: Threads that pass messages on wait for the GIL at each of them; 5 ms, the default, is more than a small message takes.
+#: Threads that pass messages on wait for the GIL at each of them; 5 ms, the default, is more than a small message
+#: takes.
 _SWITCH_S = 1e-4
 _JOIN_S = 60.0
 
@@ -43,13 +44,22 @@ _JOIN_S = 60.0
 class Server:
     """Serves shards to workers.
 
-    A worker whose layouts have another digest is refused, one that says nothing for ``timeout_s`` is lost; with ``returns`` one that has died
-    is started again alone, so that we wait for it.
+    A worker whose layouts have another digest is refused, one that says nothing for ``timeout_s`` is lost; with
+    ``returns`` one that has died is started again alone, so that we wait for it.
     """
 
     def __init__(
-        self, rank: int, shards: Mapping[int, Shard], *, layout_digest: str, workers: Iterable[int], store: dist.Store, listener: Listener, timeout_s: float, returns: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        rank: int,
+        shards: Mapping[int, Shard],
+        *,
+        layout_digest: str,
+        workers: Iterable[int],
+        store: dist.Store,
+        listener: Listener,
+        timeout_s: float,
+        returns: bool = False,
+    ) -> None:
         self.rank, self.shards = rank, dict(shards)
         self._digest = layout_digest
         self._store, self._listener, self._timeout_s = store, listener, timeout_s
@@ -274,8 +284,11 @@ class Server:
         is_restarted = self._store.check([f"copied/{self.rank}"])
         run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
         if self.recovery is None and is_restarted:
-            raise CollectiveError(f"server {self.rank} has died, and what it held is lost", rank=self.rank,
-                                  hint="start the whole job again, from a checkpoint")  # fmt: skip
+            raise CollectiveError(
+                f"server {self.rank} has died, and what it held is lost",
+                rank=self.rank,
+                hint="start the whole job again, from a checkpoint",
+            )
         if self.recovery is not None:
             newest = max((shard.version for shard in self.shards.values()), default=0)
             self.recovery.begin(run, self._digest, is_restarted=is_restarted, num_updates=newest)
@@ -311,9 +324,7 @@ class Server:
             size = len(body) // row * torch.int64.itemsize
             rows, body = body[:size].view(torch.int64), body[size:]
         missing = frozenset(message.note.get("missing", ()))
-        return Gradient(
-            worker, message.number, message.seen, message.weight, body, missing, rows, incarnation
-        )
+        return Gradient(worker, message.number, message.seen, message.weight, body, missing, rows, incarnation)
 
 
 def _receive_hello(link: Link) -> tuple[int, int, str] | None:

@@ -92,7 +92,8 @@ class Setup:
         except ClosedError as error:
             if not returns:
                 raise
-            # Who was killed, or given up by the others, need not fail the job; but what it does after its end has failed.
+            # Who was killed, or given up by the others, need not fail the job; but what it does after its end has
+            # failed.
             if had_ended and (code := int(get(RETURNS))) > 0:
                 raise CollectiveError(
                     f"this worker had ended, and then its process failed with exit code {code}: the servers are gone", rank=rank,
@@ -167,9 +168,7 @@ def wait_for_keys(ctx: RankContext, keys: Mapping[int, str], do_what: str) -> di
             )  # fmt: skip
         if not was_reported and left_s < _ARRIVAL_S - _NOTICE_S:
             was_reported = True
-            _LOGGER.info(
-                f"[rank {ctx.rank}] waiting for {name_ranks(absent)} to {do_what}; for {left_s:.0f} s more"
-            )
+            _LOGGER.info(f"[rank {ctx.rank}] waiting for {name_ranks(absent)} to {do_what}; for {left_s:.0f} s more")
         SYSTEM_CLOCK.sleep(_POLL_S)
 
 

@@ -39,7 +39,8 @@ class Gradient:
         clock: Which of its steps it is for.
         seen: The version that it was computed with.
         weight: Its part in the average.
-        buffer: Of dense parameters all pieces' gradients, as the shard's layout has them; of a table those of some rows.
+        buffer: Of dense parameters all pieces' gradients, as the shard's layout has them; of a table those of some
+            rows.
         missing: Pieces that have none.
         rows: Of a table, which rows, counted within the shard.
         incarnation: Which process of this rank has pushed it: a late message of one that has died is not taken.
@@ -62,7 +63,8 @@ class Counts:
 
     Attributes:
         applied: Gradients that are in the parameters.
-        dropped: Gradients that came too late: from workers that were not waited for, or from a process whose successor was there.
+        dropped: Gradients that came too late: from workers that were not waited for, or from a process whose successor
+            was there.
         staleness: How many gradients were so many versions old when they were applied.
         expelled: Workers that were waited for in vain.
     """
@@ -130,7 +132,8 @@ class Shard:
     def join(self, worker: int, incarnation: int = 1) -> int:
         """Count a worker in, and return the clock of the gradient that is expected of it next.
 
-        Its incarnation is which process of this rank it is, from 1; the same one may come back after its link, or the server, was lost.
+        Its incarnation is which process of this rank it is, from 1; the same one may come back after its link, or the
+        server, was lost.
 
         Raises:
             CollectiveError: A later process of this rank has joined before.
@@ -298,7 +301,8 @@ def pack(state: Any) -> Tensor:
     return torch.frombuffer(bytearray(held.getbuffer()), dtype=torch.uint8)
 
 
-# ------------------------------------------------------------------ what the caller of parameter_server chooses, checked once
+# ------------------------------------------------------------------ what the caller of parameter_server chooses,
+# checked once
 
 
 MODES = ("sync", "async", "stale")

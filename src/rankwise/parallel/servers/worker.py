@@ -62,9 +62,16 @@ class Worker:
     """
 
     def __init__(
-        self, rank: int, model: nn.Module, layouts: Sequence[ShardLayout], *, layout_digest: str, rules: Rules, store: dist.Store,
+        self,
+        rank: int,
+        model: nn.Module,
+        layouts: Sequence[ShardLayout],
+        *,
+        layout_digest: str,
+        rules: Rules,
+        store: dist.Store,
         returns: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         parameters = dict(model.named_parameters())
         self._rank, self._parameters = rank, list(parameters.values())
         self._rules = rules
@@ -155,13 +162,12 @@ class Worker:
         held = [one.version for one, part in zip(at, self._parts, strict=True) if part.layout.pieces]
         return min(held, default=0)
 
-    def _ask(
-        self, kind: Kind, whom: Sequence[tuple[Position, Tensor | None]], place: Any = None
-    ) -> list[Message]:
+    def _ask(self, kind: Kind, whom: Sequence[tuple[Position, Tensor | None]], place: Any = None) -> list[Message]:
         """Ask some shards, then take the answers of all; where a server has died, ask the process in its place."""
         answers: dict[int, Message] = {}
         while True:
-            # One for each link: a server that sends an answer reads no second question, and both would wait for the other to read.
+            # One for each link: a server that sends an answer reads no second question, and both would wait for the
+            # other to read.
             wave: dict[int, Message] = {}
             for at, body in whom:
                 if at.shard not in answers:
@@ -238,9 +244,7 @@ class Worker:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _push_rows(
-        self, facts: TableFacts, table: int, rows: Tensor, gradient: Tensor, weight: float
-    ) -> None:
+    def _push_rows(self, facts: TableFacts, table: int, rows: Tensor, gradient: Tensor, weight: float) -> None:
         for server, mask, own in facts.deal_out(rows, self._num_servers):
             if len(own) == 0 and self._rules.is_async:
                 continue  # where all are waited for, those that have nothing must say so

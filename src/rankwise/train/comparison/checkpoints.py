@@ -29,7 +29,8 @@ class TensorDifference:
 
     Attributes:
         name: As journals have it; with the checkpoint's part in front where it holds several modules.
-        difference: The L2 norm of the distance over the greater of the two norms; infinite if shapes or non-finite values differ.
+        difference: The L2 norm of the distance over the greater of the two norms; infinite if shapes or non-finite
+            values differ.
         largest: The largest distance of two elements.
         num_unequal: How many elements are not the same.
         size: How many elements there are, in the first run.
@@ -81,7 +82,7 @@ def compare_checkpoints(step: int, a: Path, b: Path) -> CheckpointsCompared:
     is_bare = len(parts_a) == len(parts_b) == 1
     names_a, names_b = (_name_tensors(parts, is_bare=is_bare) for parts in (parts_a, parts_b))
     common = [name for name in names_a if name in names_b]
-    found = [_measure(name, _read(a, index_a, names_a[name]), _read(b, index_b, names_b[name])) for name in common]  # fmt: skip
+    found = [_measure(name, _read(a, index_a, names_a[name]), _read(b, index_b, names_b[name])) for name in common]
     differing = [one for one in found if one.num_unequal]
     return CheckpointsCompared(
         step=step,
@@ -100,9 +101,7 @@ def _open(path: Path) -> tuple[Index, list[PartContents]]:
 
 def _name_tensors(parts: list[PartContents], *, is_bare: bool) -> dict[str, str]:
     """Return the names of the tensors in the index, by the names that the bare models have."""
-    names = {
-        name.removeprefix(f"{part.name}." if is_bare else ""): name for part in parts for name in part.tensors
-    }
+    names = {name.removeprefix(f"{part.name}." if is_bare else ""): name for part in parts for name in part.tensors}
     return strip_all(names)
 
 
@@ -112,7 +111,9 @@ def _read(path: Path, index: Index, name: str) -> Tensor:
 
 def _measure(name: str, a: Tensor, b: Tensor) -> TensorDifference:
     if a.shape != b.shape:
-        return TensorDifference(name=name, difference=math.inf, largest=math.inf, num_unequal=max(a.numel(), b.numel()), size=a.numel())  # fmt: skip
+        return TensorDifference(
+            name=name, difference=math.inf, largest=math.inf, num_unequal=max(a.numel(), b.numel()), size=a.numel()
+        )
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
     a, b = a.to(wide), b.to(wide)
     is_unequal = (a != b) & ~(a.isnan() & b.isnan())

@@ -118,21 +118,21 @@ def compare_weights(a: Journal, b: Journal) -> Iterable[Weights]:
         )
 
 
-def compare_norms(a: Mapping[int, Mapping[str, float]], b: Mapping[int, Mapping[str, float]], tolerance: float) -> Norms | None:  # fmt: skip
+def compare_norms(
+    a: Mapping[int, Mapping[str, float]], b: Mapping[int, Mapping[str, float]], tolerance: float
+) -> Norms | None:
     """Return the comparison of the norms, by step and name; None if the runs have no step with norms in common."""
     steps = sorted(a.keys() & b.keys())
     if not steps:
         return None
     at_steps = {step: _meet_names(strip_all(a[step]), strip_all(b[step])) for step in steps}
-    parting = next((step for step in steps if any(one.difference > tolerance for one in at_steps[step])), None)  # fmt: skip
+    parting = next((step for step in steps if any(one.difference > tolerance for one in at_steps[step])), None)
     last = steps[-1]
     names_a, names_b = strip_all(a[last]), strip_all(b[last])
     return Norms(
         num_steps=len(steps),
         parting_step=parting,
-        parted=()
-        if parting is None
-        else tuple(one for one in at_steps[parting] if one.difference > tolerance),
+        parted=() if parting is None else tuple(one for one in at_steps[parting] if one.difference > tolerance),
         last_step=last,
         largest=next(iter(at_steps[last]), None),
         only_a=tuple(name for name in names_a if name not in names_b),
@@ -140,16 +140,14 @@ def compare_norms(a: Mapping[int, Mapping[str, float]], b: Mapping[int, Mapping[
     )
 
 
-def find_largest_norms(a: Mapping[int, Mapping[str, float]], b: Mapping[int, Mapping[str, float]]) -> dict[int, Named]:  # fmt: skip
+def find_largest_norms(a: Mapping[int, Mapping[str, float]], b: Mapping[int, Mapping[str, float]]) -> dict[int, Named]:
     """Return at each common step the norm that differs most."""
-    found = {
-        step: _meet_names(strip_all(a[step]), strip_all(b[step])) for step in sorted(a.keys() & b.keys())
-    }
+    found = {step: _meet_names(strip_all(a[step]), strip_all(b[step])) for step in sorted(a.keys() & b.keys())}
     return {step: names[0] for step, names in found.items() if names}
 
 
 def _meet_names(a: Mapping[str, float], b: Mapping[str, float]) -> list[Named]:
-    found = [Named(name, value, b[name], relative_difference(value, b[name])) for name, value in a.items() if name in b]  # fmt: skip
+    found = [Named(name, value, b[name], relative_difference(value, b[name])) for name, value in a.items() if name in b]
     return sorted(found, key=lambda one: one.difference, reverse=True)
 
 
@@ -175,6 +173,7 @@ def choose_checkpoints(a: Journal, b: Journal, parting: int | None) -> list[tupl
 
 
 def _list_whole(run: Journal) -> dict[int, Path]:
-    # The latest of a step comes first, and is what was saved after a resume. Later ones than the journal's were taken back.
+    # The latest of a step comes first, and is what was saved after a resume. Later ones than the journal's were taken
+    # back.
     found = [one for one in list_checkpoints(run.folder) if one.problem is None and one.step <= run.last_step]
     return {one.step: one.path for one in reversed(found)}

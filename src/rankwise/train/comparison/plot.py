@@ -37,12 +37,17 @@ def draw(first: Journal, others: Sequence[tuple[Journal, Comparison]], path: Pat
         UsageError: matplotlib is not there, the ending is unknown, or the file can't be written.
     """
     if path.suffix not in _KINDS:
-        raise UsageError(f"--plot {path}: the name has {f'the unknown ending {path.suffix}' if path.suffix else 'no ending'}", hint=f"end it with one of {', '.join(_KINDS)}")  # fmt: skip
+        raise UsageError(
+            f"--plot {path}: the name has {f'the unknown ending {path.suffix}' if path.suffix else 'no ending'}",
+            hint=f"end it with one of {', '.join(_KINDS)}",
+        )
     try:
         # Without pyplot, so that the choice of a window system stays the user's.
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     except ModuleNotFoundError as error:
-        raise UsageError(f"--plot needs matplotlib, and this Python can't import it: {error}", hint="pip install 'rankwise[plot]'") from error  # fmt: skip
+        raise UsageError(
+            f"--plot needs matplotlib, and this Python can't import it: {error}", hint="pip install 'rankwise[plot]'"
+        ) from error
     has_norms = any(comparison.norms for _, comparison in others)
     heights = (3, 2, 2) if has_norms else (3, 2)
     figure = Figure(figsize=(8, 8 if has_norms else 6), layout="constrained")
@@ -78,7 +83,9 @@ def _draw_distances(axes: Any, first: Journal, others: Sequence[tuple[Journal, C
     losses, curves = first.losses(), []
     for number, (run, comparison) in enumerate(others):
         curve = run.losses()
-        distances = {step: relative_difference(losses[step], curve[step]) for step in sorted(losses.keys() & curve.keys())}  # fmt: skip
+        distances = {
+            step: relative_difference(losses[step], curve[step]) for step in sorted(losses.keys() & curve.keys())
+        }
         curves.append(distances)
         colour = _COLOURS[number % len(_COLOURS)]
         _mark(axes, comparison, colour)
@@ -121,22 +128,42 @@ def _draw_on_log(axes: Any, curves: Sequence[Mapping[int, float]], limit: float)
     for number, curve in enumerate(curves):
         colour = _COLOURS[number % len(_COLOURS)]
         drawn = {step: one if 0 < one < math.inf else math.nan for step, one in curve.items()}
-        axes.plot(*_thin(drawn), color=colour, linewidth=1.0, marker="." if len(drawn) <= 200 else "", markersize=3)  # fmt: skip
+        axes.plot(*_thin(drawn), color=colour, linewidth=1.0, marker="." if len(drawn) <= 200 else "", markersize=3)
         equal = [step for step, one in curve.items() if one == 0]
         if equal:
             label = "" if is_named else "equal to the bit"
             equal = equal[:: -(-len(equal) // _MOST_POINTS)]
             # Above one another, where there are several runs.
-            axes.plot(equal, [bottom * 2**number] * len(equal), color=colour, linestyle="", marker="|", markersize=5, label=label)  # fmt: skip
+            axes.plot(
+                equal,
+                [bottom * 2**number] * len(equal),
+                color=colour,
+                linestyle="",
+                marker="|",
+                markersize=5,
+                label=label,
+            )
             is_named = True
     axes.set_yscale("log")
     axes.set_ylim(bottom=bottom / 2)
     if not seen:
         axes.set_ylim(bottom / 2, max(1.0, bottom))
-        axes.text(0.5, 0.5, "no finite difference to draw", transform=axes.transAxes, ha="center", va="center", color=_GREY)  # fmt: skip
+        axes.text(
+            0.5, 0.5, "no finite difference to draw", transform=axes.transAxes, ha="center", va="center", color=_GREY
+        )
     if limit > 0:
         axes.axhline(limit, color=_GREY, linewidth=0.8, linestyle="--")
-        axes.annotate(f"tolerance {limit:.0e}", (1, limit), xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points", ha="right", fontsize="small", color=_GREY, bbox=_PAPER)  # fmt: skip
+        axes.annotate(
+            f"tolerance {limit:.0e}",
+            (1, limit),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 3),
+            textcoords="offset points",
+            ha="right",
+            fontsize="small",
+            color=_GREY,
+            bbox=_PAPER,
+        )
     if is_named:
         axes.legend(frameon=False, fontsize="small", loc="upper left")
 

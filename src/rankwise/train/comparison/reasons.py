@@ -22,7 +22,19 @@ WITHOUT_EFFECT = frozenset(
      "monitor", "mode", "patience", "min_delta", "non_finite", "rankwise")
 )  # fmt: skip
 #: Settings by which the same sums are added up in another order, or by other kernels.
-_ROUNDING = ("ranks", "precision", "dtype", "device", "gpu", "backend", "micro_batch", "compile", "fused", "optimizer", "torch")  # fmt: skip
+_ROUNDING = (
+    "ranks",
+    "precision",
+    "dtype",
+    "device",
+    "gpu",
+    "backend",
+    "micro_batch",
+    "compile",
+    "fused",
+    "optimizer",
+    "torch",
+)
 #: Differences that are told by the curves themselves, or change sums by rounding only.
 _SEEN_OTHERWISE = frozenset(
     ("steps", "epochs", "global_batch", "lr", "ranks", "device", "backend", "torch", "micro_batch")
@@ -114,15 +126,11 @@ def _blame_sizes(comparison: Comparison, differing: dict[str, Setting]) -> Itera
         )
     rates = comparison.lrs.parting if comparison.lrs else None
     at = comparison.losses.parting
-    if (
-        rates is not None and at is not None and rates.step < at.step
-    ):  # a step's loss is taken before its update
+    if rates is not None and at is not None and rates.step < at.step:  # a step's loss is taken before its update
         yield Reason(
             fact=f"the learning rates differ from step {rates.step} on: {rates.a:.6g} and {rates.b:.6g}",
             do="give both the same rate and schedule; a schedule that counts steps of one rank depends on the number of ranks",
-            head=""
-            if _differ_by(comparison, rates.step)
-            else f"the learning rates differ from step {rates.step} on",
+            head="" if _differ_by(comparison, rates.step) else f"the learning rates differ from step {rates.step} on",
         )
 
 
@@ -134,7 +142,11 @@ def _differ_by(comparison: Comparison, step: int) -> bool:
 
 def _blame_rounding(differing: dict[str, Setting]) -> Iterable[Reason]:
     causes = [_show(differing[name]) for name in _ROUNDING if name in differing]
-    why = f"with {', '.join(causes)} the same sums are added in another order" if causes else "nothing in the journals would change the order of sums, so kernels that are not deterministic may be the cause"  # fmt: skip
+    why = (
+        f"with {', '.join(causes)} the same sums are added in another order"
+        if causes
+        else "nothing in the journals would change the order of sums, so kernels that are not deterministic may be the cause"
+    )
     yield Reason(
         fact=f"the difference begins as small as rounding and grows step by step: {why}",
         do="train both in float64 for some steps: what is only rounding stays below 1e-9 there, and what is not shows",
@@ -143,7 +155,7 @@ def _blame_rounding(differing: dict[str, Setting]) -> Iterable[Reason]:
 
 def _blame_parameter(comparison: Comparison) -> Iterable[Reason]:
     norms, at = comparison.norms, comparison.losses.parting
-    if norms is not None and at is not None and norms.parting_step is not None and norms.parting_step < at.step:  # fmt: skip
+    if norms is not None and at is not None and norms.parting_step is not None and norms.parting_step < at.step:
         first = norms.parted[0]
         yield Reason(
             fact=f"at step {norms.parting_step}, before the losses diverge, the norm of {first.name} differs by {first.difference:.2g} (more than that of any other parameter): it may begin there",
@@ -153,8 +165,8 @@ def _blame_parameter(comparison: Comparison) -> Iterable[Reason]:
 
 def _blame_beginning(comparison: Comparison, differing: dict[str, Setting]) -> Iterable[Reason]:
     weights = next((one for one in comparison.weights if one.step == comparison.losses.first.step - 1), None)
-    known = "though the weights are equal to the bit" if weights else "and whether the weights do is not known"  # fmt: skip
-    seeds = [_show(differing[name]) for name in ("seed", "data_seed", "order", "num_samples") if name in differing]  # fmt: skip
+    known = "though the weights are equal to the bit" if weights else "and whether the weights do is not known"
+    seeds = [_show(differing[name]) for name in ("seed", "data_seed", "order", "num_samples") if name in differing]
     if seeds:
         yield Reason(
             fact=f"the losses differ at the first common step, {known}; what differs is {', '.join(seeds)}",
@@ -178,7 +190,7 @@ def _blame_batchnorm(a: Journal, b: Journal, differing: dict[str, Setting]) -> I
 
 def _find_moment(comparison: Comparison) -> Point:
     losses = comparison.losses
-    at = losses.unequal if losses.unequal and losses.unequal.difference > comparison.rounding else losses.parting  # fmt: skip
+    at = losses.unequal if losses.unequal and losses.unequal.difference > comparison.rounding else losses.parting
     assert at is not None  # noqa: S101 - they have parted
     return at
 
@@ -204,7 +216,10 @@ def _blame_moment(comparison: Comparison, a: Journal, b: Journal) -> Iterable[Re
     if again:
         return
     if at.step == losses.first.step + 1:
-        yield Reason(fact=f"step {losses.first.step} is equal and step {at.step} is not: the update between them differs{_tell_gradient(comparison, at.step - 1)}", do="compare optimizer, clipping, and how gradients are averaged (accumulation, unused or frozen parameters)")  # fmt: skip
+        yield Reason(
+            fact=f"step {losses.first.step} is equal and step {at.step} is not: the update between them differs{_tell_gradient(comparison, at.step - 1)}",
+            do="compare optimizer, clipping, and how gradients are averaged (accumulation, unused or frozen parameters)",
+        )
         return
     rest = "equal" if at is losses.unequal else "equal but for rounding"
     yield Reason(
@@ -224,18 +239,14 @@ def _tell_gradient(comparison: Comparison, step: int) -> str:
     if gradient is None or gradient.first.step > step:
         return ""
     if gradient.parting and gradient.parting.step <= step:
-        return f", and so does the gradient before it (norms {gradient.parting.a:.6g} and {gradient.parting.b:.6g})"  # fmt: skip
+        return f", and so does the gradient before it (norms {gradient.parting.a:.6g} and {gradient.parting.b:.6g})"
     return ", though the gradient's norm does not"
 
 
-def _blame_settings(
-    comparison: Comparison, differing: dict[str, Setting], found: list[Reason]
-) -> Iterable[Reason]:
+def _blame_settings(comparison: Comparison, differing: dict[str, Setting], found: list[Reason]) -> Iterable[Reason]:
     if comparison.manner == "slowly":
         return
     rest = [_show(one) for name, one in differing.items() if name not in _SEEN_OTHERWISE]
     rest = [text for text in rest if not any(text in reason.fact for reason in found)]
     if rest:
-        yield Reason(
-            fact=f"these settings differ as well: {', '.join(rest)}", do="make them equal one by one"
-        )
+        yield Reason(fact=f"these settings differ as well: {', '.join(rest)}", do="make them equal one by one")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rankwise.train.events import Started
     from rankwise.train.journal import Journal
 
-#: How the losses go apart. "suddenly": from equal, or from rounding, in one step. "slowly": out of rounding, step by step.
+#: How the losses go apart. "suddenly": from equal, or from rounding, in one step. "slowly": out of rounding, step by
+#: step.
 Manner = Literal["equal", "within", "at once", "suddenly", "slowly"]
 
 
@@ -28,8 +29,9 @@ class _Precision(NamedTuple):
     rounding: float
 
 
-# Tolerance: what rounding grows to in some hundred steps of a healthy training. Rounding: the most by which it alone lets a mean loss
-# differ in one step. Both stand far above the unit of the format (1e-16, 6e-8, 5e-4, 4e-3), for a loss comes out of many sums.
+# Tolerance: what rounding grows to in some hundred steps of a healthy training. Rounding: the most by which it alone
+# lets a mean loss differ in one step. Both stand far above the unit of the format (1e-16, 6e-8, 5e-4, 4e-3), for a loss
+# comes out of many sums.
 _PRECISIONS = {
     "float64": _Precision(1e-9, 1e-13),
     "fp32": _Precision(1e-4, 1e-5),
@@ -100,7 +102,8 @@ class Comparison:
         grad_norms: The gradient's norm before clipping; None if there is no common one.
         metrics: Each metric of the evaluations at common steps.
         norms: The parameters' norms; None if there is no common step with them.
-        rows: The losses at the steps that tell most: where they begin to differ, where they part, where they differ most.
+        rows: The losses at the steps that tell most: where they begin to differ, where they part, where they differ
+            most.
     """
 
     tolerance: float
@@ -144,7 +147,10 @@ def compare(a: Journal, b: Journal, *, tolerance: float | None = None) -> Compar
     limit = by_default if tolerance is None else tolerance
     points = _meet(a.losses(), b.losses())
     if not points:
-        raise UsageError(f"the runs have no step in common: {_tell_steps(a)}, and {_tell_steps(b)}", hint="compare runs whose steps overlap")  # fmt: skip
+        raise UsageError(
+            f"the runs have no step in common: {_tell_steps(a)}, and {_tell_steps(b)}",
+            hint="compare runs whose steps overlap",
+        )
     losses = _sum_up("loss", points, limit)
     seen_at = losses.parting or losses.last
     return Comparison(
@@ -167,7 +173,9 @@ def compare(a: Journal, b: Journal, *, tolerance: float | None = None) -> Compar
 
 
 def _meet(a: Mapping[int, float], b: Mapping[int, float]) -> list[Point]:
-    return [Point(step, a[step], b[step], relative_difference(a[step], b[step])) for step in sorted(a.keys() & b.keys())]  # fmt: skip
+    return [
+        Point(step, a[step], b[step], relative_difference(a[step], b[step])) for step in sorted(a.keys() & b.keys())
+    ]
 
 
 def _sum_up(name: str, points: list[Point], tolerance: float) -> Series:
@@ -182,7 +190,7 @@ def _sum_up(name: str, points: list[Point], tolerance: float) -> Series:
     )
 
 
-def _sum_up_if_any(name: str, a: Mapping[int, float], b: Mapping[int, float], tolerance: float) -> Series | None:  # fmt: skip
+def _sum_up_if_any(name: str, a: Mapping[int, float], b: Mapping[int, float], tolerance: float) -> Series | None:
     points = _meet(a, b)
     return _sum_up(name, points, tolerance) if points else None
 
@@ -242,7 +250,12 @@ def _tell_steps(journal: Journal) -> str:
 
 def list_settings(started: Started) -> dict[str, Any]:
     """Return all settings of a start by name, those first that every run has."""
-    first = {"ranks": started.world_size, "global_batch": started.global_batch, "steps": started.num_steps, "epochs": started.num_epochs}  # fmt: skip
+    first = {
+        "ranks": started.world_size,
+        "global_batch": started.global_batch,
+        "steps": started.num_steps,
+        "epochs": started.num_epochs,
+    }
     return first | {name: value for name, value in started.settings.items() if name not in first}
 
 

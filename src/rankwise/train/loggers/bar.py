@@ -1,7 +1,7 @@
 """The progress bar on a terminal, drawn by rich in a thread of its own a few times a second."""
 
-# The training only sets numbers, and the thread reads them: a step costs nothing, and a terminal that is stopped (Ctrl-S) stops
-# nobody but the thread.
+# The training only sets numbers, and the thread reads them: a step costs nothing, and a terminal that is stopped
+# (Ctrl-S) stops nobody but the thread.
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Moment:
     Attributes:
         step: Steps done.
         num_steps: Of all; None if not known.
-        facts: Texts beside the bar, from left to right, each with its rank when room is short: the highest numbers go first,
-            and the drawn bar goes in its turn, by ``BAR_RANK``.
+        facts: Texts beside the bar, from left to right, each with its rank when room is short: the highest numbers go
+            first, and the drawn bar goes in its turn, by ``BAR_RANK``.
     """
 
     step: int
@@ -100,8 +100,8 @@ class Bar:
         from rich.text import Text  # noqa: PLC0415
 
         moment = self._read()
-        # The last column stays free, since terminals differ in what they do with a sign there; and a space parts the bar from what
-        # another rank prints after it.
+        # The last column stays free, since terminals differ in what they do with a sign there; and a space parts the
+        # bar from what another rank prints after it.
         texts, bar_width = fit(moment, self._console.width - 2)
         texts[-1] += " "
         grid = Table.grid(padding=(0, 2, 0, 0))

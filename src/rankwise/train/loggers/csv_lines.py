@@ -23,19 +23,21 @@ _EVALUATIONS = ("step", "epoch")
 class CsvLines(Logger):
     """Writes three tables: steps.csv, and reports.csv and evaluations.csv beside it.
 
-    steps.csv has a row for each step: ``step,epoch,samples,loss,lr,grad_norm``; the samples are known at the last step of each report.
-    reports.csv has a row for each report: ``step,epoch,loss,lr,samples_per_s,tokens_per_s`` and what else the loss function returns,
+    steps.csv has a row for each step: ``step,epoch,samples,loss,lr,grad_norm``; the samples are known at the last step
+        of each report.
+    reports.csv has a row for each report: ``step,epoch,loss,lr,samples_per_s,tokens_per_s`` and what else the loss
+        function returns,
     means since the report before. evaluations.csv has a row for each evaluation: ``step,epoch`` and its metrics.
 
-    What is unknown is empty; a metric that appears later gets a column then. A new training overwrites the tables, and one that continues
-    cuts off the rows of steps that did not happen after all; a file with other columns is renamed to ``steps.csv.old``. Numbers have all their digits; what is not finite is ``nan``, ``inf``
-    or ``-inf``.
+    What is unknown is empty; a metric that appears later gets a column then. A new training overwrites the tables, and
+    one that continues cuts off the rows of steps that did not happen after all; a file with other columns is renamed to
+    ``steps.csv.old``. Numbers have all their digits; what is not finite is ``nan``, ``inf`` or ``-inf``.
 
     What can't be written (a full disk) is lost, with a warning; the training continues.
 
     Args:
-        path: The table of steps; its folder is made when the training starts. The others are called like it, with "reports" and
-            "evaluations" in place of "steps", or behind the name if that is another.
+        path: The table of steps; its folder is made when the training starts. The others are called like it, with
+            "reports" and "evaluations" in place of "steps", or behind the name if that is another.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -43,9 +45,7 @@ class CsvLines(Logger):
         self._has_warned = False
         self._steps = CsvTable(path, _STEPS, self._complain)
         self._reports = CsvTable(_name_beside(path, "reports"), _REPORTS, self._complain, grows=True)
-        self._evaluations = CsvTable(
-            _name_beside(path, "evaluations"), _EVALUATIONS, self._complain, grows=True
-        )
+        self._evaluations = CsvTable(_name_beside(path, "evaluations"), _EVALUATIONS, self._complain, grows=True)
 
     # Nothing to do at a step: this very function says so, and nobody calls it.
     on_step = Logger.on_step
@@ -92,7 +92,9 @@ def _name_beside(path: Path, kind: str) -> Path:
 def _name_metrics(metrics: Mapping[str, float], columns: tuple[str, ...]) -> dict[str, Any]:
     """Return metrics by names that no other column has, and that a header can hold."""
     names = {name: " ".join(name.splitlines()) for name in metrics}
-    return {f"metric {names[name]}" if names[name] in columns else names[name]: value for name, value in metrics.items()}  # fmt: skip
+    return {
+        f"metric {names[name]}" if names[name] in columns else names[name]: value for name, value in metrics.items()
+    }
 
 
 def _to_rows(report: Report) -> Iterator[dict[str, Any]]:

@@ -77,7 +77,8 @@ class CsvTable:
             write_atomic(self._path, header)
             size = len(header)
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
-        # One call that either happened or did not: no reader ever sees a row twice, and large files are not written anew.
+        # One call that either happened or did not: no reader ever sees a row twice, and large files are not written
+        # anew.
         os.ftruncate(fd, size)
         self._fd, self._size_bytes = fd, size
 
@@ -85,14 +86,10 @@ class CsvTable:
         """Rename a file that somebody else wrote: its rows are not ours to cut."""
         if not self._path.stat().st_size:
             return
-        names = (
-            f"{self._path.name}.old{f'-{number}' if number > 1 else ''}" for number in itertools.count(1)
-        )
+        names = (f"{self._path.name}.old{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
         kept = next(path for path in map(self._path.with_name, names) if not path.exists())
         self._path.rename(kept)
-        self._complain(
-            f"{self._path} has other columns than this training writes: it is now called {kept.name}"
-        )
+        self._complain(f"{self._path} has other columns than this training writes: it is now called {kept.name}")
 
     def _add(self, rows: list[Mapping[str, Any]]) -> None:
         if self._fd is None:

@@ -27,7 +27,8 @@ class Curves(Logger):
     """Draws the run into an SVG file: at the end, and while it runs at most once in ``every_s`` seconds.
 
     Needs matplotlib; without it one line says so, and nothing is drawn. After a resume what came before is read from
-    ``journal.jsonl`` beside the picture. Drawing takes about a second; while the training runs, it takes one hundredth of the time at most.
+    ``journal.jsonl`` beside the picture. Drawing takes about a second; while the training runs, it takes one hundredth
+    of the time at most.
 
     Args:
         path: The file; its folder is made.
@@ -48,9 +49,7 @@ class Curves(Logger):
         """Read what came before."""
         self._is_on = find_spec("matplotlib") is not None
         if not self._is_on:
-            Outlet().say(
-                f"rankwise: {self._path} is not drawn without matplotlib: pip install 'rankwise[train]'"
-            )
+            Outlet().say(f"rankwise: {self._path} is not drawn without matplotlib: pip install 'rankwise[train]'")
             return
         self._course = _read_course(self._path.with_name(JOURNAL), started.step) if started.step else Course()
         self._next_s = self._clock.monotonic() + self._every_s

@@ -139,9 +139,7 @@ def draw(course: Course, path: Path) -> None:
     figure_class = import_module("matplotlib.figure").Figure
     canvas_class = import_module("matplotlib.backends.backend_svg").FigureCanvasSVG
     # A user's style (dark, LaTeX) would give another picture, or none; the backend is not ours to set.
-    defaults = {
-        key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")
-    }
+    defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
     buffer = io.BytesIO()
     with matplotlib.rc_context({**defaults, **_STYLE}):
         small = _choose_panels(course)
@@ -177,9 +175,7 @@ def _choose_panels(course: Course) -> list[_Panel]:
             (course.means.get(name), _BLUE, "training"),
             (course.metrics.get(name), _ORANGE, "evaluation"),
         )
-        curves = tuple(
-            (curve, colour, kind) for curve, colour, kind in known if curve is not None and curve.steps
-        )
+        curves = tuple((curve, colour, kind) for curve, colour, kind in known if curve is not None and curve.steps)
         if curves:
             panels.append(_Panel(name if len(curves) > 1 else f"{curves[0][2]}: {name}", curves))
     if course.lr.steps:
@@ -212,11 +208,7 @@ def _draw_loss(axes: Any, course: Course) -> None:
         )
         _mark_best(axes, curve, course.best)
     _mark_resumes(axes, course, label="started again")
-    gone = [
-        step
-        for step, value in zip(course.loss.steps, course.loss.values, strict=True)
-        if not math.isfinite(value)
-    ]
+    gone = [step for step, value in zip(course.loss.steps, course.loss.values, strict=True) if not math.isfinite(value)]
     if gone:
         axes.axvline(
             gone[0],
@@ -242,9 +234,7 @@ def _draw_small(axes: Any, panel: _Panel, course: Course) -> None:
         heights |= {value for value in means if math.isfinite(value)}
         few = len(steps) <= 40
         label = name if len(panel.curves) > 1 else None  # its title says it
-        axes.plot(
-            steps, means, color=colour, linewidth=1.2, marker="o" if few else None, markersize=3, label=label
-        )
+        axes.plot(steps, means, color=colour, linewidth=1.2, marker="o" if few else None, markersize=3, label=label)
         if name == "evaluation":
             _mark_best(axes, curve, course.best)
     if axes.get_legend_handles_labels()[1]:
@@ -274,7 +264,7 @@ def _with_letters() -> Any:
 def _mark_best(axes: Any, curve: Curve, best: int | None) -> None:
     if best is not None and best in curve.steps:
         height = curve.values[curve.steps.index(best)]
-        axes.plot([best], [height], marker="*", markersize=10, color=_ORANGE, linestyle="", label=f"best: step {best}")  # fmt: skip
+        axes.plot([best], [height], marker="*", markersize=10, color=_ORANGE, linestyle="", label=f"best: step {best}")
 
 
 def _mark_resumes(axes: Any, course: Course, label: str | None = None) -> None:
@@ -293,7 +283,8 @@ def thin(
         max_points: How many points may be left.
 
     Returns:
-        Steps, and the least, mean and greatest value at each; what is not finite is left out, and NaN where nothing else is.
+        Steps, and the least, mean and greatest value at each; what is not finite is left out, and NaN where nothing
+        else is.
     """
     size = max(1, math.ceil(len(values) / max_points))
     at, lows, means, highs = [], [], [], []
@@ -316,7 +307,8 @@ def smooth(values: Sequence[float]) -> list[float]:
         counts.append(counts[-1] + is_counted)
     found = []
     for at, value in enumerate(values):
-        # At the ends the window shrinks, on both sides: a mean of one side only would lie beside the curve. Not to nothing, which would be noise.
+        # At the ends the window shrinks, on both sides: a mean of one side only would lie beside the curve. Not to
+        # nothing, which would be noise.
         near = max(min(reach, at, len(values) - 1 - at), reach // 3)
         begin, end = max(0, at - near), min(len(values), at + near + 1)
         number = counts[end] - counts[begin]

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class JsonLines(Logger):
     """Appends a line for each event: ``{"kind": "report", "time": 1767225600.5, "step": 10, ...}``.
 
-    The kinds are started, report, evaluated and ended, and the keys are the fields of the classes of these names. JSON has no NaN:
-    it is the string "NaN", and there are "Infinity" and "-Infinity". Nothing is ever taken out: a ``started`` with a step
-    means that what was recorded of later steps did not happen. ``rankwise compare`` reads it.
+    The kinds are started, report, evaluated and ended, and the keys are the fields of the classes of these names. JSON
+    has no NaN: it is the string "NaN", and there are "Infinity" and "-Infinity". Nothing is ever taken out: a
+    ``started`` with a step means that what was recorded of later steps did not happen. ``rankwise compare`` reads it.
 
     A line that can't be written (a full disk) is lost, with a warning; the training continues.
 

@@ -37,8 +37,8 @@ _MOST_METRICS, _LONGEST = 256, 64
 class KubeflowStatus(Logger):
     """Tells the TrainJob's controller how far the training is: percent, seconds left, loss, learning rate and other metrics.
 
-    It speaks in a thread of its own, so that a slow controller delays no step; what it has missed it leaves out. A controller that does
-    not answer is one warning, and is tried again at the next report.
+    It speaks in a thread of its own, so that a slow controller delays no step; what it has missed it leaves out. A
+    controller that does not answer is one warning, and is tried again at the next report.
     """
 
     def __init__(self) -> None:
@@ -84,14 +84,14 @@ class KubeflowStatus(Logger):
         self._metrics |= {name[:_LONGEST]: f"{value:.6g}" for name, value in metrics.items() if name}
 
     def _pass_on(self, percent: int | None, left_s: float | None) -> None:
-        status: dict[str, Any] = {
-            "lastUpdatedTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        }
+        status: dict[str, Any] = {"lastUpdatedTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
         if percent is not None:
             status["progressPercentage"] = percent
         if left_s is not None and math.isfinite(left_s):
             status["estimatedRemainingSeconds"] = min(round(left_s), 2**31 - 1)
-        status["metrics"] = [{"name": name, "value": value} for name, value in list(self._metrics.items())[:_MOST_METRICS]]  # fmt: skip
+        status["metrics"] = [
+            {"name": name, "value": value} for name, value in list(self._metrics.items())[:_MOST_METRICS]
+        ]
         self._latest = {"trainerStatus": status}
         self._news.set()
 
@@ -112,12 +112,12 @@ class KubeflowStatus(Logger):
             token = Path(environ.get(_TOKEN)).read_text(encoding="utf-8").strip()
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             context = ssl.create_default_context(cafile=environ.get(_CERTIFICATE) or None)
-            request = Request(
-                environ.get(URL), data=json.dumps(status).encode(), headers=headers, method="POST"
-            )
+            request = Request(environ.get(URL), data=json.dumps(status).encode(), headers=headers, method="POST")
             with urlopen(request, timeout=_TIMEOUT_S, context=context):
                 pass
         except (OSError, ValueError) as error:
             if not self._has_warned:
                 self._has_warned = True
-                warn(f"Kubeflow: the status of the TrainJob could not be written, and the training continues: {type(error).__name__}: {error}")  # fmt: skip
+                warn(
+                    f"Kubeflow: the status of the TrainJob could not be written, and the training continues: {type(error).__name__}: {error}"
+                )

@@ -23,7 +23,8 @@ from rankwise.train.loggers.words import (
 if TYPE_CHECKING:
     from rankwise.train.events import Ended, Evaluated, Report, Started
 
-#: Steps whose losses are shown as one number: a single step's is noise, and reports cover as many as the machine is fast.
+#: Steps whose losses are shown as one number: a single step's is noise, and reports cover as many as the machine is
+#: fast.
 _NUM_LOSSES = 10
 
 
@@ -31,12 +32,12 @@ _NUM_LOSSES = 10
 class Progress(Logger):
     """Shows people the progress of the training; no error here ends it.
 
-    On a terminal there is a bar (with rich installed), and evaluations are lines above it. Elsewhere, as in a log file, a report
-    is a line of its own, but not more than one in ``every_s`` seconds; the first one, the last one and evaluations always are.
-    Both go to standard error, which leaves standard output to the script.
+    On a terminal there is a bar (with rich installed), and evaluations are lines above it. Elsewhere, as in a log file,
+    a report is a line of its own, but not more than one in ``every_s`` seconds; the first one, the last one and
+    evaluations always are. Both go to standard error, which leaves standard output to the script.
 
-    The loss is the mean of the last ten steps' losses everywhere, also in the last line, so that two equal runs show the same
-    number at the same step however often they report. The speed is in tokens where the loss counts them.
+    The loss is the mean of the last ten steps' losses everywhere, also in the last line, so that two equal runs show
+    the same number at the same step however often they report. The speed is in tokens where the loss counts them.
 
     Args:
         stream: Where to; None: standard error.
@@ -44,9 +45,7 @@ class Progress(Logger):
         clock: Where time comes from.
     """
 
-    def __init__(
-        self, stream: TextIO | None = None, *, every_s: float = 10.0, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    def __init__(self, stream: TextIO | None = None, *, every_s: float = 10.0, clock: Clock = SYSTEM_CLOCK) -> None:
         self._stream, self._every_s, self._clock = stream, every_s, clock
         self._outlet: Outlet | None = None
         self._bar: Bar | None = None

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class TensorBoard(Logger):
     """Writes event files for TensorBoard.
 
-    ``train/loss``, ``train/lr`` and ``train/grad_norm`` are there for each step, ``train/samples_per_s``, ``train/tokens_per_s``
-    where the loss counts tokens, and other metrics for each report, and ``eval/...`` for each evaluation. A training that continues writes a file of its own,
-    and makes TensorBoard forget what was recorded of later steps. Files are opened when the training starts, so every rank may make this object.
+    ``train/loss``, ``train/lr`` and ``train/grad_norm`` are there for each step, ``train/samples_per_s``,
+    ``train/tokens_per_s`` where the loss counts tokens, and other metrics for each report, and ``eval/...`` for each
+    evaluation. A training that continues writes a file of its own, and makes TensorBoard forget what was recorded of
+    later steps. Files are opened when the training starts, so every rank may make this object.
 
     Args:
         folder: Where the event files go: a folder for each run.
@@ -33,9 +34,7 @@ class TensorBoard(Logger):
 
     def __init__(self, folder: str | Path) -> None:
         if find_spec("tensorboard") is None:
-            raise UsageError(
-                "TensorBoard() needs the package tensorboard", hint="pip install 'rankwise[tensorboard]'"
-            )
+            raise UsageError("TensorBoard() needs the package tensorboard", hint="pip install 'rankwise[tensorboard]'")
         self._folder = folder
         self._writer: Any = None
         self._summary: Any = None

@@ -24,13 +24,13 @@ _FILE = "wandb.json"
 class WandB(Logger):
     """Logs ``train/loss``, ``train/lr``, ``train/grad_norm``, ``train/samples_per_s`` (and ``train/tokens_per_s``), other metrics of each report, and ``eval/...``.
 
-    The loss is the mean since the last report, since a call of W&B's costs too much for each step; rate and norm are those of the last step.
-    A training that continues does so in the same run: its id is kept in ``wandb.json`` in the training's folder. All is drawn over
-    a number ``step`` of our own, since W&B drops what comes with a smaller step than it has seen; what was logged of steps that did not
-    happen after all stays there, and is drawn twice.
+    The loss is the mean since the last report, since a call of W&B's costs too much for each step; rate and norm are
+    those of the last step. A training that continues does so in the same run: its id is kept in ``wandb.json`` in the
+    training's folder. All is drawn over a number ``step`` of our own, since W&B drops what comes with a smaller step
+    than it has seen; what was logged of steps that did not happen after all stays there, and is drawn twice.
 
-    No failure of W&B ends the training: there is one warning, and nothing more is logged. It starts with the training, so every rank may
-    make this object.
+    No failure of W&B ends the training: there is one warning, and nothing more is logged. It starts with the training,
+    so every rank may make this object.
 
     Args:
         project: The project's name; None: W&B's default.
@@ -41,9 +41,7 @@ class WandB(Logger):
         UsageError: W&B is not installed.
     """
 
-    def __init__(
-        self, project: str | None = None, *, folder: str | Path | None = None, **options: Any
-    ) -> None:
+    def __init__(self, project: str | None = None, *, folder: str | Path | None = None, **options: Any) -> None:
         if find_spec("wandb") is None:
             raise UsageError("WandB() needs the package wandb", hint="pip install 'rankwise[wandb]'")
         self._project, self._options = project, options
@@ -98,9 +96,7 @@ class WandB(Logger):
         run = import_module("wandb").init(**options)
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(
-                file, json.dumps({"id": run.id, "project": run.project, "entity": run.entity}) + "\n"
-            )
+            write_atomic(file, json.dumps({"id": run.id, "project": run.project, "entity": run.entity}) + "\n")
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
         return run

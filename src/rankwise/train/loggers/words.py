@@ -132,11 +132,7 @@ def _describe_step(step: int, epoch: int, started: Started | None) -> str:
 def describe_epoch(epoch: int, started: Started | None) -> str:
     """Return which epoch it is, counted from 1."""
     total = started.num_epochs if started is not None else None
-    return (
-        f"epoch {str(epoch + 1).rjust(len(str(total)))}/{total}"
-        if total is not None
-        else f"epoch {epoch + 1}"
-    )
+    return f"epoch {str(epoch + 1).rjust(len(str(total)))}/{total}" if total is not None else f"epoch {epoch + 1}"
 
 
 def _describe_batch(started: Started) -> str:
@@ -154,15 +150,9 @@ def _describe_batch(started: Started) -> str:
 
 
 def _describe_length(started: Started) -> str:
-    steps = (
-        None
-        if started.num_steps is None
-        else f"{started.num_steps} step" + ("" if started.num_steps == 1 else "s")
-    )
+    steps = None if started.num_steps is None else f"{started.num_steps} step" + ("" if started.num_steps == 1 else "s")
     epochs = (
-        None
-        if started.num_epochs is None
-        else f"{started.num_epochs} epoch" + ("" if started.num_epochs == 1 else "s")
+        None if started.num_epochs is None else f"{started.num_epochs} epoch" + ("" if started.num_epochs == 1 else "s")
     )
     if steps and epochs:
         return f"{steps} in {epochs}"

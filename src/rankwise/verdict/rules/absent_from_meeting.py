@@ -52,8 +52,12 @@ def _find_unserved(view: SceneView) -> Iterator[JobFinding]:
     """Yield the ranks if all of them look for a store, and none serves one: their launcher does, elsewhere."""
     if not view.scene.has_agent_store or not all(map(view.is_settled, view.rank_states)):
         return
-    stacks = {one.rank: view.by_rank[one.rank].stack for one in view.rank_states.values() if one.wait == "meeting"}  # fmt: skip
-    seeking = tuple(rank for rank, stack in stacks.items() if stack and any(frame.function == _CONNECT for frame in list_calls(stack)))  # fmt: skip
+    stacks = {one.rank: view.by_rank[one.rank].stack for one in view.rank_states.values() if one.wait == "meeting"}
+    seeking = tuple(
+        rank
+        for rank, stack in stacks.items()
+        if stack and any(frame.function == _CONNECT for frame in list_calls(stack))
+    )
     if seeking and len(seeking) == len(view.rank_states):
         at = view.rank_states[seeking[0]].site
         yield JobFinding(

@@ -53,9 +53,7 @@ def find(view: SceneView) -> Iterator[JobFinding]:
     if not all(op.is_message or view.is_fresh(rank) for rank, op in zip(ranks, ops, strict=True)):
         return
     outside = [
-        view.rank_states[rank]
-        for rank, awaited in view.awaited.items()
-        if rank not in ranks and awaited & {*ranks}
+        view.rank_states[rank] for rank, awaited in view.awaited.items() if rank not in ranks and awaited & {*ranks}
     ]
     waiting = view.list_waiting([*rank_states, *outside])
     lost = _find_lost(view, rank_states)
@@ -80,10 +78,20 @@ def _find_undelivered(view: SceneView) -> Iterator[JobFinding]:
         op, peer = one.op, view.rank_states.get(one.op.peer) if one.op and one.op.peer is not None else None
         awaited = None if peer is None else peer.op
         # Who sends next may only be slow.
-        if op is None or peer is None or awaited is None or {op.name, awaited.name} - {"recv", "irecv"} or awaited.peer != one.rank:  # fmt: skip
+        if (
+            op is None
+            or peer is None
+            or awaited is None
+            or {op.name, awaited.name} - {"recv", "irecv"}
+            or awaited.peer != one.rank
+        ):
             continue
         members = view.members_of(one.rank, op)
-        issued = [it for it in view.by_rank[peer.rank].ops if (it.peer, it.seq, it.is_over) == (one.rank, op.seq, False) and view.members_of(peer.rank, it) == members]  # fmt: skip
+        issued = [
+            it
+            for it in view.by_rank[peer.rank].ops
+            if (it.peer, it.seq, it.is_over) == (one.rank, op.seq, False) and view.members_of(peer.rank, it) == members
+        ]
         sent = next((it for it in issued if _is_discarded(view, it, op)), None)
         began_s = max(float("inf") if it.entered_s is None else it.entered_s for it in (op, awaited))
         if sent is None or members[1] != "gloo" or view.scene.now_s - began_s < STILL_S:
@@ -131,8 +139,8 @@ def _explain_circle(view: SceneView, rank_states: list[RankState], ops: list[Op]
 def _find_lost(view: SceneView, rank_states: list[RankState]) -> list[tuple[int, int]]:
     """Return the messages that their peer does not answer: the rank that waits in one, and its peer.
 
-    A peer that waits in a message with the other one only wants to be first. One that waits in a collective, or in a message
-    with a third one, has something else in mind.
+    A peer that waits in a message with the other one only wants to be first. One that waits in a collective, or in a
+    message with a third one, has something else in mind.
     """
     if all(_is_message(one) for one in rank_states):
         return []  # nobody may have come too far: then it is their order
@@ -144,8 +152,8 @@ def _find_lost(view: SceneView, rank_states: list[RankState]) -> list[tuple[int,
         is_crossed = peer.op.peer != one.rank and peer.op.is_send != one.op.is_send
         if not peer.op.is_message or is_crossed:
             lost.append((one.rank, peer.rank))
-    # Of a send and a receive that would fit each other, but for one of their numbers, nobody else has a share; unless one was
-    # answered before by the rank that it names, which may have left its part out.
+    # Of a send and a receive that would fit each other, but for one of their numbers, nobody else has a share; unless
+    # one was answered before by the rank that it names, which may have left its part out.
     near = [pair for pair in lost if _is_message(view.rank_states[pair[1]])]
     return near if near and not any(_has_met(view, rank) for pair in near for rank in pair) else lost
 

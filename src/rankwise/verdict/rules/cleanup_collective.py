@@ -99,10 +99,7 @@ def _find_cleaning(view: SceneView, mismatch: Mismatch) -> tuple[int, ...]:
         sorted(
             rank
             for ranks, found in guards
-            if any(
-                guard.kind in {"except", "finally"} and (guard.file, guard.opened) in inside
-                for guard in found
-            )
+            if any(guard.kind in {"except", "finally"} and (guard.file, guard.opened) in inside for guard in found)
             for rank in ranks
         )
     )

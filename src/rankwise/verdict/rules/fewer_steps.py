@@ -36,14 +36,10 @@ def find(view: SceneView) -> Iterator[JobFinding]:
             f"{advise_even_steps(view, first.rank, first.site, is_sharded=is_sharded)}; to stop early or skip a step, agree on it first (all_reduce the flag)",
             None,
         )
-        finding = explain_absence(
-            view, absence, rule=RULE, class_id=class_id, fix=fix, culprits=find_fewer(absence)
-        )
+        finding = explain_absence(view, absence, rule=RULE, class_id=class_id, fix=fix, culprits=find_fewer(absence))
         waiting = [one.rank for one in absence.waiting]
         yield (
-            put_at(finding, where)
-            if explained
-            else explain_uneven(view, finding, absence.missing, waiting, first.site)
+            put_at(finding, where) if explained else explain_uneven(view, finding, absence.missing, waiting, first.site)
         )
 
 
@@ -51,9 +47,7 @@ def _is_held_up(view: SceneView, absence: Absence) -> bool:
     """Tell whether a lock, a download or the like in the middle of a step keeps a rank: that says nothing of how many it makes."""
     first, sources = absence.waiting[0], view.scene.sources
     is_paused = any(rank in view.local_waits for rank in absence.missing)
-    return (is_paused and not sources) or are_in_step(
-        view, first.site, first.rank, absence.missing, any_loop=is_paused
-    )
+    return (is_paused and not sources) or are_in_step(view, first.site, first.rank, absence.missing, any_loop=is_paused)
 
 
 def _is_backward(wait: str | None, absence: Absence) -> bool:

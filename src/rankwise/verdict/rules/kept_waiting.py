@@ -56,9 +56,7 @@ def _judge(view: SceneView, absence: Absence) -> tuple[str | None, str]:
     """Return the class that the script's own lines decide, and what to do."""
     at, who = shorten(absence.waiting[0].site), name_ranks(absence.missing)
     away = [guard for rank in absence.missing for guard in view.guards_of(rank)]
-    if away and all(
-        any(guard.kind == "except" for guard in view.guards_of(rank)) for rank in absence.missing
-    ):
+    if away and all(any(guard.kind == "except" for guard in view.guards_of(rank)) for rank in absence.missing):
         line = next(guard.line for guard in away if guard.kind == "except")
         fix = f"{who} caught an exception at line {line} and did not reach {at}: let it end the rank, or notify the other ranks first"
         return "R1", fix

@@ -56,8 +56,7 @@ def _make_finding(view: SceneView, name: str, sides: dict[tuple[int, ...], list[
     ordered = sorted(sides.items(), key=lambda side: (side[0] not in blamed, len(side[1]), side[1]))
     ranks = tuple(sorted(rank for _, some in ordered for rank in some))
     clauses = [
-        f"{name_ranks(some)} {'list' if len(some) > 1 else 'lists'} {list(members)}"
-        for members, some in ordered
+        f"{name_ranks(some)} {'list' if len(some) > 1 else 'lists'} {list(members)}" for members, some in ordered
     ]
     waiting = [
         one

@@ -32,7 +32,9 @@ def explain_two(view: SceneView, mismatch: Mismatch, *, rule: str) -> JobFinding
     text = "the ranks called different collectives at the same time"
     if alone is None and (left := explain_parting(view, mismatch)):
         (class_id, fix, where), gone, instead = left
-        finding = explain_mismatch(view, mismatch, rule=rule, text=text, class_id=class_id, fix=fix, culprits=gone, lead=instead)  # fmt: skip
+        finding = explain_mismatch(
+            view, mismatch, rule=rule, text=text, class_id=class_id, fix=fix, culprits=gone, lead=instead
+        )
         return put_at(finding, where)
     places = dict.fromkeys(shorten(op.site) for _, op in mismatch.sides[:3])
     return explain_mismatch(

@@ -39,9 +39,7 @@ def _judge(mismatch: Mismatch) -> tuple[str, str]:
         return "C20", fix
     if find_family(op) == "all_gather":
         return "C5", f"at {at} gather the lengths first and pad to the longest, or use all_gather_object"
-    fix = (
-        f"all ranks must pass tensors of the same shape at {at}, and call their collectives in the same order"
-    )
+    fix = f"all ranks must pass tensors of the same shape at {at}, and call their collectives in the same order"
     return "C5", fix
 
 

@@ -23,12 +23,7 @@ def find(view: SceneView) -> Iterator[JobFinding]:
     waits = [view.local_waits[rank] for rank in living if rank in view.local_waits]
     still_s = min(map(find_still, living.values()), default=0.0)
     # While one of their processes is at work, it may be what they wait for.
-    if (
-        not view.scene.is_whole
-        or still_s < STILL_S
-        or len(waits) < len(living)
-        or not all(wait.own for wait in waits)
-    ):
+    if not view.scene.is_whole or still_s < STILL_S or len(waits) < len(living) or not all(wait.own for wait in waits):
         return
     yield JobFinding(
         kind="hang",

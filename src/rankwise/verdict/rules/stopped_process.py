@@ -34,9 +34,7 @@ def find(view: SceneView) -> Iterator[JobFinding]:
 def _find_inside(view: SceneView) -> Iterator[Absence]:
     """Yield who waits in a collective for ranks that have entered it, too, and were stopped inside it."""
     for sequence in view.sequences:
-        stopped = [
-            rank for rank in sequence.ranks if rank in view.by_rank and view.by_rank[rank].state == "stopped"
-        ]
+        stopped = [rank for rank in sequence.ranks if rank in view.by_rank and view.by_rank[rank].state == "stopped"]
         waiting = tuple(
             one
             for one in view.rank_states.values()

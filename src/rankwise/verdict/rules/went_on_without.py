@@ -29,16 +29,15 @@ def find(view: SceneView) -> Iterator[JobFinding]:
             yield _make_finding(sequence, *failed)
 
 
-def _find_failed(
-    sequence: GroupSequence, view: SceneView
-) -> tuple[Op, tuple[int, ...], tuple[int, ...]] | None:
+def _find_failed(sequence: GroupSequence, view: SceneView) -> tuple[Op, tuple[int, ...], tuple[int, ...]] | None:
     """Return the first collective that raised on all who came to it, with them and those who never came."""
     if any(sequence.lives.values()):
         return None  # the group was made anew: whoever does that has dealt with the failure
     raised = [op for known in sequence.ops.values() for op in known.values() if op.has_raised]
     for op in sorted(raised, key=lambda one: one.seq):
         came, gone = sequence.split_at(op.seq)
-        # A barrier carries nothing that could be missed, and at the end of a program it is often meant to be allowed to fail.
+        # A barrier carries nothing that could be missed, and at the end of a program it is often meant to be allowed to
+        # fail.
         is_lost = find_family(op) not in {None, "barrier"} and op.source == "python"
         if not is_lost or not gone or not all(sequence.is_behind(rank, op.seq) for rank in gone):
             continue
@@ -50,9 +49,7 @@ def _find_failed(
     return None
 
 
-def _make_finding(
-    sequence: GroupSequence, op: Op, came: tuple[int, ...], gone: tuple[int, ...]
-) -> JobFinding:
+def _make_finding(sequence: GroupSequence, op: Op, came: tuple[int, ...], gone: tuple[int, ...]) -> JobFinding:
     culprits = gone if len(gone) <= len(came) else came
     lasts = map(sequence.last_op, culprits)
     where = next((one.site for one in lasts if one is not None and one.site), op.site)

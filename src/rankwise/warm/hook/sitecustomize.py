@@ -30,9 +30,7 @@ def _load(room: str, name: str) -> object:
     import importlib.util
 
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", room, f"{name}.py")
-    spec = importlib.util.spec_from_file_location(
-        f"rankwise.{room.replace('/', '.')}.{name}", os.path.normpath(path)
-    )
+    spec = importlib.util.spec_from_file_location(f"rankwise.{room.replace('/', '.')}.{name}", os.path.normpath(path))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -44,9 +42,7 @@ _hide()
 _mine = sys.modules.pop("sitecustomize", None)
 if _warm is not None:
     _server, _checks = _load("warm", "server"), _load("warm", "checks")
-    _server.check_site(
-        _warm, checks=_checks
-    )  # ends this process if it finds that there can be no server here
+    _server.check_site(_warm, checks=_checks)  # ends this process if it finds that there can be no server here
 try:
     import sitecustomize as _real  # the environment's own, if it has one, runs as it would have
 except ImportError as _error:
@@ -86,9 +82,7 @@ if _orders is not None:
         if _recorder is not None:
             if _places is not None and "passed_at" in _places:
                 _mark = _settings["end_mark"].format(0).encode()
-                _load("evidence/in_rank", "output_order").install(
-                    _places, _mark, tuple(_settings["identities"][4:6])
-                )
+                _load("evidence/in_rank", "output_order").install(_places, _mark, tuple(_settings["identities"][4:6]))
             _load("evidence/in_rank", "group_watch").install(
                 lambda _name: _load("evidence/in_rank", _name),
                 _recorder,
