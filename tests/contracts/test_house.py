@@ -221,14 +221,14 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
     "base": 2_423,  # aim: base and engine 3,000
-    "engine": 3_757,  # aim: base and engine 3,000
-    "evidence": 8_399,  # aim: evidence and verdict 11,000
+    "engine": 3_761,  # aim: base and engine 3,000
+    "evidence": 8_402,  # aim: evidence and verdict 11,000
     "verdict": 8_422,  # aim: evidence and verdict 11,000
     "lint": 23_634,  # aim: 18,000
     "cluster": 4_295,  # aim: 3,000
     "doctor": 11_192,  # aim: 9,000
     "warm": 2_237,  # aim: launcher and warm 9,000
-    "launcher": 10_573,  # aim: launcher and warm 9,000
+    "launcher": 10_579,  # aim: launcher and warm 9,000
     "runtime": 6_051,
     "data": 4_485,
     "checkpoint": 4_661,

@@ -144,6 +144,7 @@ LEGAL = {
     ("RW306", "waited in a loop"): "x = torch.rand(1)\nwork = [dist.all_reduce(x, async_op=True)]\nfor w in work:\n    w.wait()\nprint(x)",
     ("RW306", "chained"): "x = torch.rand(1)\ndist.all_reduce(x, async_op=True).wait()",
     ("RW820", "set in the meantime"): "net = None\nif rank >= 0:\n    net = torch.nn.Linear(1, 1)\nprint(net.weight)",
+    ("RW820", "set by a name that is not in the text"): "class Config:\n    def __init__(self, **values):\n        for name, value in values.items():\n            object.__setattr__(self, name, value)\nprint(Config(lr=1).lr)",
     ("RW820", "asked for"): "net = None\nif net is not None:\n    print(net.weight)",
     ("RW819", "by a table"): "def finish(tag):\n    dist.barrier()\noptions = {'tag': 1}\nfinish(**options)",
     ("RW819", "decorated"): "import functools\n@functools.cache\ndef finish(a):\n    dist.barrier()\nfinish()",

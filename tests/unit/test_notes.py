@@ -255,15 +255,18 @@ def test_a_script_that_is_through_says_so(tmp_path: Path, code: str) -> None:
 
 
 def test_what_is_handled_at_sys_exit_is_noted(tmp_path: Path) -> None:
-    """The exception for which a script leaves stands in its notes, and none where it leaves for no exception; the exit code is the script's."""
+    """The exception for which a script leaves stands in its notes, and none where it leaves for no exception, or only a thread ends; the exit code is the script's."""
     code = "import sys\ntry:\n    {}['lr']\nexcept KeyError:\n    sys.exit(3)"
     done, text, _ = _run_recorded(tmp_path, code)
     notes = read_notes(text)
     assert (done.returncode, done.stderr, notes.fault) == (3, "", None)
     assert notes.handled is not None
-    assert (notes.handled.message, notes.handled.where) == ("KeyError: 'lr'", f"{tmp_path}/train.py:9")
-    (tmp_path / "plain").mkdir()
-    assert read_notes(_run_recorded(tmp_path / "plain", "import sys; sys.exit(3)")[1]).handled is None
+    fault, asked = notes.handled
+    assert (fault.message, fault.where, asked) == ("KeyError: 'lr'", f"{tmp_path}/train.py:9", 3)
+    in_thread = "import sys, threading\ndef leave():\n    try:\n        {}['lr']\n    except KeyError:\n        sys.exit(3)\nthreading.Thread(target=leave).start()"
+    for number, other in enumerate(("import sys; sys.exit(3)", in_thread)):
+        (tmp_path / str(number)).mkdir()
+        assert read_notes(_run_recorded(tmp_path / str(number), other)[1]).handled is None
 
 
 def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_line_that_called_os_exit_is_no_crash(code: int, left_at: str | None
     rank.close()
 
 
-_HANDLED = '{"note": "exit", "message": "%s", "traceback": "T", "time_s": 1, "monotonic_s": 2, "where": "train.py:5"}'
+_HANDLED = '{"note": "exit", "message": "%s", "traceback": "T", "time_s": 1, "monotonic_s": 2, "where": "train.py:5", "code": %d}'
 _ADVICE = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
 
 
@@ -46,6 +46,13 @@ _ADVICE = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack 
     ("message", "last_words", "code", "is_cause"),
     [
         ("ConfigError: Could not override 'lrx'.", f"Could not override 'lrx'.\n\n{_ADVICE}", 1, True),
+        (
+            "OSError: no metrics server",
+            "OSError: no metrics server\nfatal: loss is nan",
+            7,
+            False,
+        ),  # its exit was caught
+        ("KeyError: 4", "fatal: 4 arguments are wanted", 1, False),
         ("NoSuchOption: No such option: --lrx", "\x1b[31m│\x1b[0m No such option: --lrx │\n╰──╯", 2, True),
         ("KeyError: 'lr'", "the configuration is not complete", 1, False),
         ("Exit: 3", "Error: 3 files are missing", 3, False),
@@ -59,7 +66,7 @@ def test_an_exception_that_the_script_shows_itself_is_the_cause(
 ) -> None:
     """What was handled at sys.exit is the cause if the script has printed its text, whatever advice stands behind that; else its own words count."""
     fds = []
-    for number, text in enumerate((_HANDLED % message + "\n", "")):
+    for number, text in enumerate((_HANDLED % (message, 1 if code == 7 else code) + "\n", "")):
         (tmp_path / str(number)).write_text(text)
         fds.append(os.open(tmp_path / str(number), os.O_RDONLY))
     streams = Mock(error_file=tmp_path / "none", log=tmp_path / "none")

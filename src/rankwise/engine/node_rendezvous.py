@@ -75,8 +75,12 @@ def _look_often(holder: Any, every_s: float) -> None:
 
 def open_elsewhere(orders: dict[str, Any], host: str, port: int) -> Any:
     """Open it at a store that is served already, and note that it is there from now on."""
-    orders["endpoint"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    orders["endpoint"] = _join(host, port)
     return open_rendezvous({**orders, "backend": "c10d", "conf": {**orders["conf"], "is_host": "0"}})
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def reach(orders: dict[str, Any], host: str, port: int) -> Any:
@@ -84,7 +88,7 @@ def reach(orders: dict[str, Any], host: str, port: int) -> Any:
     own = dict(orders)
     handler = _try(lambda: open_elsewhere(own, host, port) if is_open(host, port) else None, ("reach", host, port))
     if handler is not None:
-        orders.update(endpoint=own["endpoint"], serving_node=False)
+        orders.update(endpoint=_join(host, port), serving_node=False)
     return handler
 
 

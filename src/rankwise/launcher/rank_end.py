@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from rankwise.evidence.reader.rank_channel import RankChannel
     from rankwise.launcher.output import RankStreams
 
+#: A text that is shorter stands anywhere.
+_LEAST_TEXT = 6
+
 
 @final
 @dataclass(slots=True, kw_only=True)
@@ -151,10 +154,13 @@ def _find_shown_fault(notes: Notes, code: int, last_words: str) -> FaultRecord |
 
     Its traceback stays as it was printed, or was not.
     """
-    text = notes.handled.message.partition(": ")[2].split("\n")[0].strip() if notes.handled else ""
-    # That of an exception which carries no more than the code stands anywhere.
-    is_shown = code > 0 and text not in {"", str(code)} and text in strip_escapes(last_words)
-    return replace(notes.handled, callstack="") if notes.handled and is_shown else None
+    if notes.handled is None or notes.left is not None:
+        return None
+    fault, asked = notes.handled
+    text = fault.message.partition(": ")[2].split("\n")[0].strip()
+    # A script may have caught that exit, and left by another one.
+    is_shown = len(text) >= _LEAST_TEXT and text in strip_escapes(last_words)
+    return replace(fault, callstack="") if is_shown and asked == code else None
 
 
 def _read_error_file(rank: Rank) -> FaultRecord | None:

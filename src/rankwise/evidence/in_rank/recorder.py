@@ -191,6 +191,8 @@ def _muffle_children(fd: int) -> None:
 
 def _watch_exit(recorder: _Recorder) -> None:
     """Note each call of os._exit: no function of atexit runs behind it, and children that miss this rank then print words of their own."""
+    import threading
+
     leave, raise_exit = os._exit, sys.exit
 
     def _exit(status: int) -> None:
@@ -205,10 +207,11 @@ def _watch_exit(recorder: _Recorder) -> None:
 
     def exit(status: Any = None, /) -> None:  # noqa: A001 - it is shown by this name
         with _Quiet():
-            # Nothing else keeps the exception for which a script leaves until it has ended.
+            # Nothing else keeps the exception for which a script leaves until it has ended. In a thread, only that ends.
             error = sys.exc_info()[1]
-            if os.getpid() == recorder._pid:
-                recorder.note("exit", **(_describe(error, error.__traceback__) if error else {}))
+            if os.getpid() == recorder._pid and threading.get_ident() == threading.main_thread().ident:
+                code = status & 0xFF if isinstance(status, int) else int(status is not None)
+                recorder.note("exit", code=code, **(_describe(error, error.__traceback__) if error else {}))
         raise_exit(status)
 
     # A process that is to run them finds them by these names.

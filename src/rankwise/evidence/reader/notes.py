@@ -181,12 +181,12 @@ class Notes:
     """All that a rank's notes say; a rank that is a shell runs one Python after another, and the last one's end is the rank's.
 
     Attributes:
-        handled: The exception that the rank was handling when it called sys.exit last.
+        handled: The exception that the rank was handling when it called sys.exit last, and the exit code that it asked for.
         left: Where it called os._exit.
     """
 
     fault: FaultRecord | None = None
-    handled: FaultRecord | None = None
+    handled: tuple[FaultRecord, int] | None = None
     finished_s: float | None = None
     problem: Problem | None = None
     left: Stack | None = None
@@ -204,7 +204,7 @@ class Notes:
             case "exception":
                 self.fault = _read_fault(note)
             case "exit":
-                self.handled = _read_fault(note) if "message" in note else None
+                self.handled = (_read_fault(note), int(note["code"])) if "message" in note else None
             case "problem":
                 ranks = tuple(map(int, note["local_ranks"]))
                 self.problem = Problem(text=str(note["text"]), fix=str(note["fix"]), local_ranks=ranks)

@@ -122,7 +122,7 @@ def value_of_some_ranks(script: Script) -> Iterator[Found]:
 
 #: With one of these in the text, attributes may come from where it does not show.
 _SETS_UNSEEN = re.compile(
-    r"setattr\(|__getattr|Namespace\(|set_defaults\(|(__dict__|vars\(\w+\))(\.update|\[| = )|= (vars\(|\S+__dict__)"
+    r"\bsetattr\b|__setattr__|__getattr|Namespace\(|set_defaults\(|(__dict__|vars\(\w+\))(\.update|\[| = )|= (vars\(|\S+__dict__)"
 )
 
 
