@@ -160,7 +160,7 @@ MEANINGS: tuple[Meaning, ...] = (
              "install it in the Python of the ranks (`rankwise doctor --only interpreter` names it), or choose another Python by PYTHON_EXEC; "
              "a module of your own must be beside the script or on PYTHONPATH; a part of torch that is missing was moved or removed in this version"),
     _meaning("own", None, r"CUDA out of memory|OutOfMemoryError", "use a smaller batch, gradient accumulation, or activation checkpointing"),
-    _meaning("own", None, r"\A([\w.]+\.)?(_Array)?MemoryError\b|DefaultCPUAllocator: (can't allocate|not enough) memory|\[Errno 12\] Cannot allocate",
+    _meaning("own", None, r"(?<!\w)(_Array)?MemoryError(?=:|\s*\Z|\n)|DefaultCPUAllocator: (can't allocate|not enough) memory|\[Errno 12\] Cannot allocate",
              "the host's memory is what lacks: all ranks of it share that with their loader workers, so start fewer of either, or let each load less at once; where the size it asks for is absurd, look at how it is computed"),
 )  # fmt: skip
 
