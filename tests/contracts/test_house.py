@@ -221,20 +221,20 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
     "base": 2_423,  # aim: base and engine 3,000
-    "engine": 3_761,  # aim: base and engine 3,000
+    "engine": 3_782,  # aim: base and engine 3,000
     "evidence": 8_402,  # aim: evidence and verdict 11,000
-    "verdict": 8_422,  # aim: evidence and verdict 11,000
-    "lint": 23_634,  # aim: 18,000
+    "verdict": 8_429,  # aim: evidence and verdict 11,000
+    "lint": 23_637,  # aim: 18,000
     "cluster": 4_295,  # aim: 3,000
     "doctor": 11_192,  # aim: 9,000
     "warm": 2_237,  # aim: launcher and warm 9,000
-    "launcher": 10_579,  # aim: launcher and warm 9,000
+    "launcher": 10_567,  # aim: launcher and warm 9,000
     "runtime": 6_051,
     "data": 4_485,
     "checkpoint": 4_661,
-    "parallel": 12_503,  # aim: parallel and tf 9,000
+    "parallel": 12_515,  # aim: parallel and tf 9,000
     "tf": 2_811,  # aim: parallel and tf 9,000
-    "train": 6_382,  # aim: 6,500
+    "train": 6_384,  # aim: 6,500
     "cli": 3_414,  # aim: cli and testing 3,000
     "testing": 314,  # aim: cli and testing 3,000
     "rankwise": 343,

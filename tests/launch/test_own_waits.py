@@ -61,15 +61,15 @@ def test_what_ranks_wait_for_themselves_is_told_at_the_users_bound(tmp_path: Pat
     def at(mark: str) -> str:
         return line_of(script, mark).rpartition("/")[2]
 
-    told = re.sub(r"process \d+", "process N", report["message"].replace(" (python)", ""))
+    message = re.sub(r"process \d+", "process N", report["message"].replace(" (python)", ""))
     assert (
         f"rank 0 is waiting for a process it has started at {at('# joins')} "
         f"(process N is sleeping at {at('# leaves out')}; process N is in all_reduce from {at('# waits for it')})"
-    ) in told
+    ) in message
     assert (
         f"rank 1 is waiting for a lock at {at('# of the main thread')} "
         f"(thread saver is waiting for a lock at {at('# of the other thread')})"
-    ) in told
-    assert f"rank 2 is waiting for an item in a queue at {at('# of nobody')} (process N is dead)" in told
-    assert f"rank 3 is waiting for the result of a future at {at('# asks')} (process N is " in told
+    ) in message
+    assert f"rank 2 is waiting for an item in a queue at {at('# of nobody')} (process N is dead)" in message
+    assert f"rank 3 is waiting for the result of a future at {at('# asks')} (process N is " in message
     assert f"does not reach all_reduce from {at('# waits for it')}" in report["fix"]

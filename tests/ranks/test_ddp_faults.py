@@ -15,7 +15,7 @@ import rankwise
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, ModelError, UsageError
 from rankwise.parallel.accumulation import accumulate, loss_scale
 from rankwise.parallel.checked_ddp import CheckedDDP
-from rankwise.parallel.ddp import PowerSGD, apply_ddp
+from rankwise.parallel.ddp import PowerSGD, Tuning, apply_ddp
 from rankwise.parallel.model_check import check_replicas
 from rankwise.testing import RankOutcome, try_ranks
 
@@ -159,11 +159,12 @@ def test_a_wrapped_model_is_not_wrapped_again() -> None:
 
 
 def test_options_that_cannot_work_are_refused() -> None:
-    """An unknown hook, and PowerSGD before the buckets are final."""
+    """An unknown hook, PowerSGD before the buckets are final, and a bucket of no size."""
     with rankwise.init(device="cpu"):
         for options in (
             {"comm_hook": "int8"},
             {"comm_hook": PowerSGD(plain_steps=1)},
+            {"tuning": Tuning(bucket_cap_mb=0)},
         ):
             with pytest.raises(UsageError):
                 apply_ddp(nn.Linear(2, 2), **options)  # type: ignore[arg-type]

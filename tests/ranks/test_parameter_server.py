@@ -148,6 +148,7 @@ def freeze() -> None:
         ({"mode": "async", "backup_workers": 1}, "mode='async'"),
         ({"clip_norm": 0}, "clip_norm=0"),
         ({"timeout_s": 0}, "timeout_s=0"),
+        ({"split_bytes": 0}, "split_bytes=0"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], told: str) -> None:

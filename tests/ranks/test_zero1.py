@@ -113,7 +113,7 @@ def misuse(case: str) -> str:
             torch.optim.lr_scheduler.StepLR(optimizer, 3)
         elif case == "other":
             optimizer = torch.optim.SGD(model.parameters()) if ctx.rank else optimizer
-        with pytest.raises((rankwise.RankwiseError, ValueError)) as caught:
+        with pytest.raises(rankwise.RankwiseError) as caught:
             rankwise.apply_zero1(optimizer)
         return str(caught.value)
 
@@ -123,7 +123,7 @@ MISTAKES = {
     "stepped": "has made steps",
     "scheduler": "a scheduler was built over this AdamW",
     "sharded": "the parameters of this AdamW are sharded",
-    "dtypes": "only supports using the same dense type",
+    "dtypes": "float32 on cpu, float64 on cpu",
     "other": "do not agree on the optimizer that apply_zero1 cuts",
 }
 

@@ -73,14 +73,14 @@ def test_rounding_that_grows_is_slow(tmp_path: Path) -> None:
     assert (found.manner, found.agree) == ("slowly", False)
     assert found.losses.unequal is not None
     assert found.losses.unequal.step == 10
-    assert found.losses.parting is not None
-    assert found.losses.parting.step == 10 + math.ceil(5 * math.log2(1e-4 / 1e-7))
+    assert found.losses.divergence is not None
+    assert found.losses.divergence.step == 10 + math.ceil(5 * math.log2(1e-4 / 1e-7))
 
 
 def test_other_losses_from_the_first_step_part_at_once(tmp_path: Path) -> None:
     """A first loss that differs by more than rounding is another training from the start."""
     found = compare_runs(tmp_path, LOSSES, make_losses(100, seed=5))
-    assert (found.manner, found.losses.parting) == ("at once", found.losses.first)
+    assert (found.manner, found.losses.divergence) == ("at once", found.losses.first)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-7])
@@ -88,8 +88,8 @@ def test_a_jump_out_of_equality_or_rounding_is_sudden(tmp_path: Path, noise: flo
     """Runs that are equal, or equal but for rounding, and then differ by a hundredth in one step, part suddenly."""
     other = [loss * (1 + (0.01 if step >= 60 else noise)) for step, loss in enumerate(LOSSES)]
     found = compare_runs(tmp_path, LOSSES, other)
-    assert found.losses.parting is not None
-    assert (found.manner, found.losses.parting.step) == ("suddenly", 61)
+    assert found.losses.divergence is not None
+    assert (found.manner, found.losses.divergence.step) == ("suddenly", 61)
 
 
 def test_a_jump_over_steps_that_nobody_told_is_not_called_sudden(tmp_path: Path) -> None:
@@ -98,20 +98,20 @@ def test_a_jump_over_steps_that_nobody_told_is_not_called_sudden(tmp_path: Path)
     run = write_run(tmp_path / "b", other[:10], reason=None)
     write_run(run, other[60:], start=60)
     told = compare(read_journal(write_run(tmp_path / "a", LOSSES)), read_journal(run))
-    assert told.losses.parting is not None
-    assert (told.losses.parting.step, told.manner, told.losses.num_common) == (61, "slowly", 50)
+    assert told.losses.divergence is not None
+    assert (told.losses.divergence.step, told.manner, told.losses.num_common) == (61, "slowly", 50)
 
 
-def test_nan_in_one_run_only_is_the_parting(tmp_path: Path) -> None:
+def test_nan_in_one_run_only_is_the_divergence(tmp_path: Path) -> None:
     """A loss that is NaN, or infinite, in one run and a number in the other differs by more than any tolerance."""
     for value in (math.nan, math.inf, -math.inf):
         found = compare_runs(tmp_path / str(value), LOSSES, [*LOSSES[:40], value, *LOSSES[41:]], tolerance=1e9)
-        assert found.losses.parting is not None
-        assert (found.losses.parting.step, found.losses.parting.difference, found.manner) == (41, math.inf, "suddenly")  # fmt: skip
+        assert found.losses.divergence is not None
+        assert (found.losses.divergence.step, found.losses.divergence.difference, found.manner) == (41, math.inf, "suddenly")  # fmt: skip
 
 
-def test_the_table_shows_the_steps_around_the_parting(tmp_path: Path) -> None:
-    """The rows are the first and the last step, three before and after the parting, and the largest difference."""
+def test_the_table_shows_the_steps_around_the_divergence(tmp_path: Path) -> None:
+    """The rows are the first and the last step, three before and after the divergence, and the largest difference."""
     other = [loss + (0.01 if step == 49 else 0.02 if step == 79 else 0) for step, loss in enumerate(LOSSES)]
     found = compare_runs(tmp_path, LOSSES, other)
     assert [one.step for one in found.rows] == [1, *range(47, 54), 80, 100]  # fmt: skip
@@ -157,7 +157,7 @@ def test_runs_without_a_common_step_are_refused(tmp_path: Path) -> None:
 
 
 def test_settings_are_those_in_force_where_the_runs_part(tmp_path: Path) -> None:
-    """Of a run that went on with other settings, those count that the step of the parting had; what only one run tells does not."""
+    """Of a run that went on with other settings, those count that the step of the divergence had; what only one run tells does not."""
     a = read_journal(write_run(tmp_path / "a", LOSSES))
     run = write_run(tmp_path / "b", LOSSES[:50], settings={"seed": 1}, reason=None)
     write_run(
@@ -200,8 +200,8 @@ def test_norms_tell_where_and_which(tmp_path: Path) -> None:
     of_b = {20: {"w": 1.00001, "b": 2.0, "c": 3.0}, 40: {"w": 1.01, "b": 2.2, "c": 3.0}, 60: {"w": 1.5, "b": 2.1, "c": 3.0}}  # fmt: skip
     found = compare_runs(tmp_path, LOSSES, LOSSES, of_a={"norms": of_a}, of_b={"norms": of_b})
     assert found.norms is not None
-    assert (found.norms.num_steps, found.norms.parting_step) == (3, 40)
-    assert [one.name for one in found.norms.parted] == ["b", "w"]
+    assert (found.norms.num_steps, found.norms.divergence_step) == (3, 40)
+    assert [one.name for one in found.norms.diverged] == ["b", "w"]
     assert found.norms.largest is not None
     assert (found.norms.last_step, found.norms.largest.name, found.norms.only_a) == (60, "w", ("gone",))
     assert (found.manner, found.agree) == ("equal", False)
@@ -213,8 +213,8 @@ def test_metrics_are_compared_at_common_steps(tmp_path: Path) -> None:
     of_b = {40: {"accuracy": 0.6, "f1": 0.9}, 60: {"accuracy": 0.75}}
     found = compare_runs(tmp_path, LOSSES, LOSSES, of_a={"metrics": of_a}, of_b={"metrics": of_b})
     (accuracy,) = found.metrics
-    assert accuracy.parting is not None
-    assert (accuracy.name, accuracy.num_common, accuracy.parting.step, found.agree) == ("accuracy", 2, 60, False)  # fmt: skip
+    assert accuracy.divergence is not None
+    assert (accuracy.name, accuracy.num_common, accuracy.divergence.step, found.agree) == ("accuracy", 2, 60, False)  # fmt: skip
 
 
 def test_rates_and_gradients_are_compared(tmp_path: Path) -> None:
@@ -225,8 +225,8 @@ def test_rates_and_gradients_are_compared(tmp_path: Path) -> None:
     )  # fmt: skip
     assert found.lrs is not None
     assert found.grad_norms is not None
-    assert found.grad_norms.parting is not None
-    assert (found.lrs.parting, found.grad_norms.parting.step) == (None, 31)
+    assert found.grad_norms.divergence is not None
+    assert (found.lrs.divergence, found.grad_norms.divergence.step) == (None, 31)
     assert compare_runs(tmp_path / "other", LOSSES, LOSSES, of_a={"grad_norms": LOSSES}).grad_norms is None
 
 

@@ -39,7 +39,7 @@ def call(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, s
     return code, said.out, said.err
 
 
-def write_parting_pair() -> None:
+def write_diverging_pair() -> None:
     """Two runs that part slowly, with all that a journal can tell."""
     digests = dict.fromkeys(NAMES, "0")
     of_b = {20: dict.fromkeys(NAMES, 2.0), 100: {**dict.fromkeys(NAMES, 2.0), NAMES[1]: 2.1}}
@@ -54,14 +54,14 @@ def write_parting_pair() -> None:
 
 
 def test_text_of_runs_that_part(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:  # fmt: skip
-    """The verdict is on top; below it both runs, what differs, the table around the parting, and likely reasons, in 80 columns."""
-    write_parting_pair()
+    """The verdict is on top; below it both runs, what differs, the table around the divergence, and likely reasons, in 80 columns."""
+    write_diverging_pair()
     code, out, err = call(capsys, "one", "two")
     assert (code, err) == (1, "")
     assert out.splitlines()[0] == "the runs diverge at step 51, slowly"
     assert max(map(len, out.splitlines())) <= 80
     # The hour is that of the reader's time zone.
-    golden("compare_parting", re.sub(r"begun \S+ \S+", "begun 2026-01-01 00:00", out.rstrip("\n")))
+    golden("compare_divergence", re.sub(r"begun \S+ \S+", "begun 2026-01-01 00:00", out.rstrip("\n")))
 
 
 def test_text_of_runs_that_agree(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,8 +139,8 @@ def test_json_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     (told,) = json.loads(out, parse_constant=refuse)
     assert (code, told["agree"], told["verdict"]) == (1, False, "the runs diverge at step 41, suddenly")
     comparison = told["comparison"]
-    assert comparison["losses"]["parting"] == {"step": 41, "a": LOSSES[40], "b": "NaN", "difference": "Infinity"}  # fmt: skip
-    assert comparison["norms"]["parted"][0]["name"] == "w"
+    assert comparison["losses"]["divergence"] == {"step": 41, "a": LOSSES[40], "b": "NaN", "difference": "Infinity"}  # fmt: skip
+    assert comparison["norms"]["diverged"][0]["name"] == "w"
     assert {"name": "ranks", "a": 1, "b": 2} in comparison["settings"]
     assert [told["b"][key] for key in ("path", "last_step", "ended")] == ["two/journal.jsonl", 100, "done"]
     assert told["reasons"][0]["fact"].startswith("the loss of b is nan")
@@ -171,9 +171,9 @@ def test_what_can_not_be_compared_is_an_error(argv: list[str], said: str, capsys
     assert "\n  -> " in err or "can't write" in said
 
 
-def test_the_picture_shows_both_curves_and_the_parting(capsys: pytest.CaptureFixture[str]) -> None:
-    """With --plot an SVG is drawn, with the runs' names, the tolerance and the step at which they part; without it none is."""
-    write_parting_pair()
+def test_the_picture_shows_both_curves_and_the_divergence(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --plot an SVG is drawn, with the runs' names, the tolerance and the step at which they diverge; without it none is."""
+    write_diverging_pair()
     call(capsys, "one", "two")
     assert not [*Path().glob("*.svg")]
     assert call(capsys, "one", "two", "--plot", "both.svg")[0] == 1
@@ -219,7 +219,7 @@ def test_the_picture_of_odd_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_journals_are_compared_without_torch(tmp_path: Path) -> None:
     """Neither torch nor numpy is imported to compare journals; and where torch is absent, checkpoints are left out with a note."""
-    write_parting_pair()
+    write_diverging_pair()
     code = """
         import sys
         sys.modules["torch"] = None

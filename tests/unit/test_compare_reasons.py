@@ -49,8 +49,8 @@ def test_nan_is_told_beside_a_certain_cause(tmp_path: Path) -> None:
     assert said[1].startswith("the loss of b is nan at step 31")
 
 
-def test_weights_that_differ_after_the_parting_are_no_cause(tmp_path: Path) -> None:
-    """Two runs that part at step 20 and were both started again at step 50 went on with other weights, but not therefore."""
+def test_weights_that_differ_after_the_divergence_are_no_cause(tmp_path: Path) -> None:
+    """Two runs that diverge at step 20 and were both started again at step 50 went on with other weights, but not therefore."""
     runs = []
     for name, losses in (("a", LOSSES), ("b", [*LOSSES[:19], *OTHERS[19:]])):
         run = write_run(tmp_path / name, losses[:50], digests={"w": "0"}, reason=None)
@@ -91,7 +91,7 @@ def test_seeds_of_data_are_named(tmp_path: Path, name: str) -> None:
     assert f"what differs is {name.replace('_', ' ')} 3 and 4" in said
 
 
-def test_slow_parting_is_rounding_with_what_changes_it(tmp_path: Path) -> None:
+def test_slow_divergence_is_rounding_with_what_changes_it(tmp_path: Path) -> None:
     """A difference that grows out of rounding is blamed on it, with the ranks; without any such setting, on kernels."""
     slow = [loss * (1 + (-1) ** step * 1e-7 * 2 ** (step / 5)) for step, loss in enumerate(LOSSES)]
     (said,) = explain_runs(tmp_path / "1", slow, of_b={"ranks": 4})
@@ -136,7 +136,7 @@ def test_an_equal_first_step_points_to_the_update(tmp_path: Path, gradients: Any
 
 
 def test_a_resume_right_before_is_the_suspect(tmp_path: Path) -> None:
-    """A run that was started again just before the parting is named; one that was started again long before is not."""
+    """A run that was started again just before the divergence is named; one that was started again long before is not."""
     a = read_journal(write_run(tmp_path / "a", LOSSES))
     run = write_run(tmp_path / "b", LOSSES[:30], reason=None)
     write_run(run, LOSSES[30:60], start=30, reason=None)

@@ -41,7 +41,7 @@ def save_run(folder: Path, steps: Sequence[int], *, change: float = 0.0, losses:
 
 
 @pytest.mark.parametrize(
-    ("steps_a", "steps_b", "parting", "wanted"),
+    ("steps_a", "steps_b", "divergence", "wanted"),
     [
         ((20, 40, 60, 80), (20, 40, 60, 80), 50, [40, 60]),
         ((20, 40, 60, 80), (20, 40, 60, 80), 60, [40, 60]),
@@ -51,12 +51,12 @@ def save_run(folder: Path, steps: Sequence[int], *, change: float = 0.0, losses:
         ((20,), (40,), 30, []),
     ],
 )
-def test_the_checkpoints_around_the_parting_are_taken(
-    tmp_path: Path, steps_a: tuple[int, ...], steps_b: tuple[int, ...], parting: int | None, wanted: list[int]
+def test_the_checkpoints_around_the_divergence_are_taken(
+    tmp_path: Path, steps_a: tuple[int, ...], steps_b: tuple[int, ...], divergence: int | None, wanted: list[int]
 ) -> None:
-    """The last common step before the parting and the first at or after it are compared; without a parting the last."""
+    """The last common step before the divergence and the first at or after it are compared; without a divergence the last."""
     runs = [read_journal(save_run(tmp_path / name, steps)) for name, steps in (("a", steps_a), ("b", steps_b))]  # fmt: skip
-    assert [step for step, _, _ in choose_checkpoints(runs[0], runs[1], parting)] == wanted
+    assert [step for step, _, _ in choose_checkpoints(runs[0], runs[1], divergence)] == wanted
 
 
 def test_damaged_and_taken_back_checkpoints_are_passed_over(tmp_path: Path) -> None:

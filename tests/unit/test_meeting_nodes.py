@@ -11,6 +11,7 @@ import pytest
 
 from clocks import FakeClock
 from rankwise.base.errors import RendezvousError
+from rankwise.engine import node_meeting
 from rankwise.engine.node_entry import Call
 from rankwise.engine.node_meeting import Meeting, _UnnumberedError
 from rankwise.launcher.command import parse
@@ -205,7 +206,7 @@ def test_who_took_part_does_not_go_on_with_newcomers_alone() -> None:
     meeting.static, meeting.handler = True, SimpleNamespace(next_rendezvous=lambda: "a round")
     meeting.members, meeting.exchange, meeting.num_joined = before, None, 0
     meeting.orders = {"conf": {}}
-    meeting._load = lambda _: SimpleNamespace(Entry=lambda *_: None)
+    meeting._load = lambda _: SimpleNamespace(Entry=lambda *_: None, hold_port=lambda _: None)
     assert "too few of the nodes that took part" in str(meeting.join(1, "", num_roles=0, store_port=1)["again"])
     assert meeting.members is before
 
@@ -226,26 +227,39 @@ def test_nodes_that_waited_for_this_round_are_not_taken_for_others_that_wait() -
     assert meeting.watching
 
 
-def test_a_store_that_goes_once_the_nodes_have_met_is_missed_at_once() -> None:
-    """Torch tries for a minute to open another connection to it; the one that is there fails meanwhile, and the nodes meet again."""
+@pytest.mark.parametrize(
+    ("is_frozen", "why"),
+    [
+        (False, "a node that had met the others was lost before all ranks were numbered (ConnectionError)"),
+        (True, "the store did not answer within 1 s: its host is frozen or cut off"),
+    ],
+)
+def test_a_store_that_goes_once_the_nodes_have_met_is_missed(
+    why: str, *, is_frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch tries for a minute to open another connection to it; the one that is there fails meanwhile, or never answers, and the nodes meet again."""
     meeting, end, tries = Meeting.__new__(Meeting), threading.Event(), []
+    monkeypatch.setattr(node_meeting, "_AGREE_S", 1.0)
 
     def check(keys: list[str]) -> bool:
         tries.append(keys)
-        if len(tries) < 2:
-            return False
-        raise ConnectionError("Broken pipe")
+        if is_frozen:
+            end.wait()
+        elif len(tries) > 1:
+            raise ConnectionError("Broken pipe")
+        return False
 
     store = SimpleNamespace(clone=end.wait, check=check)
     place = SimpleNamespace(master_addr="h", master_port=1)
     meeting.static, meeting.exchange, meeting.members, meeting.num_joined = False, None, None, 0
     meeting.handler = SimpleNamespace()
     info = SimpleNamespace(rank=1, world_size=2, store=store, bootstrap_store_info=place)
-    meeting._load = lambda _: SimpleNamespace(Entry=lambda *_: SimpleNamespace(meet=lambda _: info), Call=Call)
-    why = str(meeting.join(0, "host", num_roles=0, store_port=1)["again"])
+    entry = SimpleNamespace(Entry=lambda *_: SimpleNamespace(meet=lambda _: info), Call=Call, hold_port=lambda _: None)
+    meeting._load = lambda _: entry
+    answer = meeting.join(0, "host", num_roles=0, store_port=1)["again"]
     end.set()
-    assert why == "a node that had met the others was lost before all ranks were numbered (ConnectionError)"
-    assert len(tries) == 2
+    assert answer == why
+    assert len(tries) == (1 if is_frozen else 2)
 
 
 @pytest.mark.parametrize("error", [None, _UnnumberedError("one was lost")])
@@ -266,6 +280,7 @@ def test_who_took_part_before_is_heard_until_the_next_round_has_begun(error: Exc
         return {"met": met}
 
     vars(meeting)["_join"] = join
+    meeting._load = lambda _: SimpleNamespace(hold_port=lambda _: None)
     result = meeting.join(0, "", num_roles=0, store_port=1)
     if error is None:
         assert (result, ended) == ({"met": "a round"}, ["restore", "end"])

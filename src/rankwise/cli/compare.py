@@ -68,8 +68,8 @@ def _make_pair(a: Journal, b: Journal, tolerance: float | None) -> Pair:
     comparison, notes = compare(a, b, tolerance=tolerance), list[str]()
     checkpoints: list[Any] = []
     try:
-        parting = comparison.losses.parting
-        chosen = choose_checkpoints(a, b, parting.step if parting else None)
+        divergence = comparison.losses.divergence
+        chosen = choose_checkpoints(a, b, divergence.step if divergence else None)
         # By its name: what needs torch is imported only where there is something to read.
         weights = import_module("rankwise.train.comparison.checkpoints") if chosen else None
         checkpoints = [weights.compare_checkpoints(*one) for one in chosen] if weights else []

@@ -54,8 +54,8 @@ def render(pair: Pair) -> str:
     lines += _block("weights", (line for one in comparison.weights for line in _tell_weights(one)))
     lines += _block("losses", _tell_losses(comparison))
     for series in (comparison.lrs, comparison.grad_norms):
-        if series is not None and series.parting is not None:
-            lines += _block(series.name, _tell_parting(series))
+        if series is not None and series.divergence is not None:
+            lines += _block(series.name, _tell_divergence(series))
     lines += _block("norms", _tell_norms(comparison.norms, comparison.tolerance))
     lines += _block("evaluations", _tell_metrics(comparison))
     for one in pair.checkpoints:
@@ -67,13 +67,13 @@ def render(pair: Pair) -> str:
 def tell_verdict(comparison: Comparison, reasons: Sequence[Reason]) -> str:
     """Return the outcome as one line, with the cause where it is certain."""
     losses, within = comparison.losses, f"within {_short(comparison.tolerance)}"
-    if losses.parting is not None:
-        return f"the runs diverge at step {losses.parting.step}{_tell_how(comparison, reasons)}"
-    parted = [f"{one.name} at step {one.parting.step}" for one in comparison.metrics if one.parting]
-    if comparison.norms is not None and comparison.norms.parting_step is not None:
-        parted.append(f"norms at step {comparison.norms.parting_step}")
-    if parted:
-        return f"the losses agree {within}, but not all else: {', '.join(parted)}"
+    if losses.divergence is not None:
+        return f"the runs diverge at step {losses.divergence.step}{_tell_how(comparison, reasons)}"
+    diverged = [f"{one.name} at step {one.divergence.step}" for one in comparison.metrics if one.divergence]
+    if comparison.norms is not None and comparison.norms.divergence_step is not None:
+        diverged.append(f"norms at step {comparison.norms.divergence_step}")
+    if diverged:
+        return f"the losses agree {within}, but not all else: {', '.join(diverged)}"
     if comparison.manner == "equal":
         return f"the runs agree: {losses.num_common} losses are equal to the bit"
     return f"the runs agree {within}"
@@ -83,7 +83,7 @@ def _tell_how(comparison: Comparison, reasons: Sequence[Reason]) -> str:
     losses = comparison.losses
     if cause := next((one.head for one in reasons if one.head), ""):
         return f": {cause}"
-    if losses.parting == losses.first:
+    if losses.divergence == losses.first:
         return ", the first common one"
     if comparison.manner == "at once":
         return f", and differ by more than rounding from step {losses.first.step} on"
@@ -175,7 +175,7 @@ def _tell_losses(comparison: Comparison) -> Iterator[str]:
 
 def _tell_course(comparison: Comparison) -> str:
     losses = comparison.losses
-    begin, at = losses.unequal, losses.parting
+    begin, at = losses.unequal, losses.divergence
     assert begin is not None  # noqa: S101 - the caller has looked
     what = "equal to the bit before; " if begin.step != losses.first.step else ""
     what += f"differ from step {begin.step} on, {_by(begin)} there"
@@ -197,14 +197,14 @@ def _by(one: Point) -> str:
 
 
 def _tabulate(comparison: Comparison) -> Iterator[str]:
-    rows, parting = comparison.rows, comparison.losses.parting
+    rows, divergence = comparison.rows, comparison.losses.divergence
     seen = [one.difference for one in rows if 0 < one.difference < math.inf]
     # So many digits that the smallest difference shows.
     digits = min(17, max(6, 2 - math.floor(math.log10(min(seen))))) if seen else 6
     table = [("", "step", "loss of a", "loss of b", "difference")]
     table += [
         (
-            "->" if one is parting else "",
+            "->" if one is divergence else "",
             str(one.step),
             f"{one.a:.{digits}g}",
             f"{one.b:.{digits}g}",
@@ -221,8 +221,8 @@ def _tabulate(comparison: Comparison) -> Iterator[str]:
         yield line
 
 
-def _tell_parting(series: Series) -> Iterator[str]:
-    at = series.parting
+def _tell_divergence(series: Series) -> Iterator[str]:
+    at = series.divergence
     assert at is not None  # noqa: S101 - the caller has looked
     yield from _wrap(f"differs from step {at.step} on: {at.a:.6g} and {at.b:.6g}")
 
@@ -255,12 +255,12 @@ def _name_some(names: Sequence[str]) -> str:
 def _tell_norms(norms: Norms | None, tolerance: float) -> Iterator[str]:
     if norms is None:
         return
-    if norms.parting_step is None:
+    if norms.divergence_step is None:
         yield f"agree at {format_count(norms.num_steps, 'common step')}"
     else:
-        names = [f"{one.name} ({_short(one.difference)})" for one in norms.parted]
+        names = [f"{one.name} ({_short(one.difference)})" for one in norms.diverged]
         yield from _wrap(
-            f"those of {format_count(len(names), 'parameter')} differ by more than {_short(tolerance)} from step {norms.parting_step} on: {_name_some(names)}"
+            f"those of {format_count(len(names), 'parameter')} differ by more than {_short(tolerance)} from step {norms.divergence_step} on: {_name_some(names)}"
         )
     if norms.largest is not None and norms.largest.difference > 0:
         one = norms.largest
@@ -291,10 +291,10 @@ def _tell_checkpoint(one: Any) -> Iterator[str]:
 def _tell_metrics(comparison: Comparison) -> Iterator[str]:
     rows = []
     for one in comparison.metrics:
-        if one.parting is None:
+        if one.divergence is None:
             yield from _wrap(f"{one.name} agrees at {format_count(one.num_common, 'common step')}")
         else:
-            at = one.parting
+            at = one.divergence
             rows.append(
                 (
                     one.name,

@@ -67,6 +67,20 @@ def listens_at(port: int) -> bool:
     return any(_read_link(one) in sockets for one in Path("/proc/self/fd").glob("*")) if sockets else False
 
 
+def list_own(orders: dict[str, Any]) -> list[str]:
+    """Return the addresses at which other nodes may reach this one: that by which it reaches the endpoint, and its name's."""
+    host, port = split(orders["endpoint"])
+    own = orders["local_addr"] or (find_address_towards(look_up(host, port)) if host else None)
+    return list(dict.fromkeys(one for one in (own, socket.gethostname()) if one))
+
+
+def is_served_here(orders: dict[str, Any]) -> bool:
+    """Tell whether this process serves the store of the rendezvous: of several launchers on one host one does."""
+    if "serving_node" in orders:
+        return bool(orders["serving_node"])
+    return listens_at(locate(orders["endpoint"])[1])
+
+
 def _read_link(path: Path) -> str:
     try:
         return str(path.readlink())

@@ -89,9 +89,7 @@ class Meeting:
                 for a secret there.
             store_port: That our launcher holds for the ranks' store, in case that it is ours to serve.
         """
-        from torch.distributed.elastic.rendezvous import api
-
-        vars(api)["get_free_port"] = lambda: store_port
+        self._load("node_rendezvous").hold_port(store_port)
         self.watching = False
         self._end_exchange()
         self.num_joined += 1
@@ -241,10 +239,7 @@ class Meeting:
     def _open_exchange(self, restart: int, node_rank: int, host: str) -> None:
         from torch.distributed import PrefixStore
 
-        opening = self._load("node_entry").Call(partial(_open_own, self.store))
-        while not opening.is_over.wait(_LOOK_S):  # torch tries for a minute to reach a store that has gone
-            self.store.check(["torchelastic/role_info/0"])  # on the connection that is there, this fails at once
-        store = PrefixStore(f"rankwise/watch_{restart if self.static else 0}", opening.value)
+        store = PrefixStore(f"rankwise/watch_{restart if self.static else 0}", self._open_second())
         self.exchange = self._load("node_exchange").Exchange(store, node_rank, str(self.num_joined), self._say)
         self.exchange.announce(host)
         members = self._load("node_members")
@@ -254,6 +249,23 @@ class Meeting:
             )
         except Exception as error:  # noqa: BLE001 - a store that lacks a call: the job runs as it did without
             self._say({"said": f"the launchers of other nodes are not heard: {type(error).__name__}: {error}"})
+
+    def _open_second(self) -> Any:
+        """Open another connection to the round's store. torch tries that for a minute if the store has gone, while the first one fails at once."""
+        call = self._load("node_entry").Call
+        opening, until_s = call(partial(_open_own, self.store)), time.monotonic() + _AGREE_S
+        look = partial(call, partial(self.store.check, ["torchelastic/role_info/0"]))
+        probe = look()
+        while not opening.is_over.wait(_LOOK_S):
+            if probe.error is not None:
+                raise probe.error
+            if time.monotonic() > until_s:
+                raise _UnnumberedError(
+                    f"the store did not answer within {_AGREE_S:.0f} s: its host is frozen or cut off"
+                )
+            if probe.is_over.is_set():
+                probe = look()
+        return opening.value
 
     def _end_exchange(self) -> None:
         if self.exchange is not None:

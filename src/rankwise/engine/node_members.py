@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
-import socket
 import threading
 import time
 from datetime import timedelta
@@ -95,7 +93,7 @@ class Members:
         self._round = self._last_round = getattr(
             getattr(getattr(handler, "_state_holder", None), "state", None), "round", None
         )
-        self._reserve = _open_reserve() if node_rank < _NUM_RESERVES and self._can_move else None
+        self._reserve = self._rendezvous.open_reserve() if node_rank < _NUM_RESERVES and self._can_move else None
         if int(store.add("beats/num", 1)) == 1:  # not all stores have compare_set
             store.set("beats/key", secrets.token_hex(16))
         store.wait(["beats/key"], _KEY_S)
@@ -109,14 +107,14 @@ class Members:
         self._lost_nodes: dict[str, Any] = {}
         names = load("node_addresses")
         self._locate = names.locate
-        addresses = _list_addresses(orders, names)
+        addresses = names.list_own(orders)
         reserve = None if self._reserve is None else self._reserve.port
         about = {
             "at": [[one, self._beats.port] for one in addresses],
             "life": [[one, *life] for one in addresses],
             "reserve": [addresses, reserve],
         }
-        if _is_served_here(orders, names):
+        if names.is_served_here(orders):
             store.set("beats/serves", str(node_rank))
         store.set(f"beats/{node_rank}", json.dumps(about))
 
@@ -496,25 +494,3 @@ def _list_participants(handler: Any) -> dict[Any, int]:
     """Return torch's descriptions of the nodes of the round, with their ranks; empty where its rendezvous has none."""
     holder = getattr(handler, "_state_holder", None)
     return dict(holder.state.participants) if holder is not None else {}
-
-
-def _open_reserve() -> Any:
-    from torch.distributed import TCPStore
-
-    with contextlib.suppress(RuntimeError):
-        return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
-    return None
-
-
-def _list_addresses(orders: dict[str, Any], names: Any) -> list[str]:
-    """Return the addresses at which other nodes may reach this one: that by which it reaches the endpoint, and its name's."""
-    host, port = names.split(orders["endpoint"])
-    own = orders["local_addr"] or (names.find_address_towards(names.look_up(host, port)) if host else None)
-    return list(dict.fromkeys(one for one in (own, socket.gethostname()) if one))
-
-
-def _is_served_here(orders: dict[str, Any], names: Any) -> bool:
-    """Tell whether this process serves the store of the rendezvous: of several launchers on one host one does."""
-    if "serving_node" in orders:
-        return bool(orders["serving_node"])
-    return bool(names.listens_at(names.locate(orders["endpoint"])[1]))

@@ -83,6 +83,25 @@ def _join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def open_reserve() -> Any:
+    """Open a store to which the others may go if that of the rendezvous is lost; None if this host has no port for it."""
+    from torch.distributed import TCPStore
+
+    with contextlib.suppress(RuntimeError):
+        return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    return None
+
+
+def hold_port(port: int) -> None:
+    """Have the nodes agree on this port for the ranks' store, if it is ours to serve: our launcher has bound it.
+
+    torch takes one that is free when it looks, and by then another program may have it.
+    """
+    from torch.distributed.elastic.rendezvous import api
+
+    vars(api)["get_free_port"] = lambda: port
+
+
 def reach(orders: dict[str, Any], host: str, port: int) -> Any:
     """Open it where this node does not serve it; None if nothing is there, or nothing answers: the store of a frozen host never does."""
     own = dict(orders)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
 from rankwise.launcher.hang_timeout import is_hung
-from rankwise.verdict.rules import own_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,8 +36,8 @@ _QUIET_BEFORE_S = 5.0
 _QUIET_BUSY_S = 10.0
 _LOOK_AGAIN_S = 0.3
 _NOTE_AFTER_S, _NOTE_EVERY_S = 5.0, 60.0
-#: What a rank waits for that keeps no other one waiting may be meant.
-_NOTE_ALONE_AFTER_S = 30.0
+#: Of ranks that wait for something of their own, and keep no other one waiting.
+_NOTE_LOCAL_AFTER_S = 30.0
 
 
 class Sampler(Protocol):
@@ -214,7 +213,7 @@ class HangWatch:
         is_over = is_hung(scene, quiet_s, timeout_s=timeout_s) or any(
             timeout_s is not None and self._waited_s(finding, scene) >= timeout_s
             for finding in findings
-            if finding.rule == own_wait.RULE
+            if finding.is_local
         )
         if self._bounds.on_hang == "report" or not is_over:
             self._hung_s = None
@@ -244,7 +243,7 @@ class HangWatch:
         self._say(finding, scene)
 
     def _follow_suspicion(self, finding: JobFinding, scene: Scene) -> None:
-        after_s = _NOTE_ALONE_AFTER_S if finding.rule == own_wait.RULE else _NOTE_AFTER_S
+        after_s = _NOTE_LOCAL_AFTER_S if finding.is_local else _NOTE_AFTER_S
         if self._waited_s(finding, scene) >= after_s:
             self._say(finding, scene)
 

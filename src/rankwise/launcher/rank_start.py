@@ -67,22 +67,11 @@ class RankStarter:
         role = self._job.spec.find_role(rank)
         name, number = (role.name, role.index) if role else (self._job.spec.role, local_rank)
         prefix = make_prefix(logs.prefix, role_name=name, rank=rank, local_rank=number)
-        if streams.shown and Std.OUT in tee:
-            self._tee.add(
-                folder / "stdout.log",
-                to_fd=1,
-                prefix=prefix,
-                filters=logs.out_filters,
-                copy_to=self._folder / "filtered_stdout.log" if logs.out_filters else None,
-            )
-        if streams.shown and Std.ERR in tee:
-            self._tee.add(
-                folder / "stderr.log",
-                to_fd=2,
-                prefix=prefix,
-                filters=logs.err_filters,
-                copy_to=self._folder / "filtered_stderr.log" if logs.err_filters else None,
-            )
+        kinds = ((1, Std.OUT, "stdout.log", logs.out_filters), (2, Std.ERR, "stderr.log", logs.err_filters))
+        for fd, kind, name, filters in kinds:
+            if streams.shown and kind in tee:
+                copy_to = self._folder / f"filtered_{name}" if filters else None
+                self._tee.add(folder / name, to_fd=fd, prefix=prefix, filters=filters, copy_to=copy_to)
         notes, stacks, place = self.open_evidence(folder)
         # One that is started again gets another place, while the pump may be at work with the first.
         if place is not None and streams.may_overtake and not self._returns:

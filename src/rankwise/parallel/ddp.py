@@ -86,6 +86,12 @@ def apply_ddp(
     """
     ctx, tuning = ctx or current(), tuning or Tuning()
     check_comm_hook(comm_hook)
+    if tuning.bucket_cap_mb is not None and not tuning.bucket_cap_mb > 0:
+        raise UsageError(
+            f"bucket_cap_mb={tuning.bucket_cap_mb}: a bucket must have a size in MiB above 0",
+            rank=ctx.rank,
+            hint="None: torch's default",
+        )
     options = {
         "static_graph": static_graph,
         "find_unused_parameters": find_unused_parameters,

@@ -63,7 +63,6 @@ def apply_zero1(optimizer: Optimizer, *, ctx: RankContext | None = None) -> Shar
 
     Raises:
         UsageError: It has made steps, a scheduler moves it, or its parameters are sharded.
-        ValueError: They are of several dtypes or devices; torch's own error.
         CollectiveError: The ranks hold different ones.
 
     Collective: every rank. From now on, ``step()`` and ``checkpoint.save`` are, too.
@@ -118,4 +117,9 @@ def _find_problem(optimizer: Optimizer, parameters: list[torch.Tensor]) -> tuple
             f"the parameters of this {kind} are sharded, and so are its states",
             "leave apply_zero1 out: it is for apply_ddp",
         )
-    return None
+    kinds = sorted({f"{str(one.dtype).removeprefix('torch.')} on {one.device}" for one in parameters})
+    problem = (
+        f"apply_zero1 takes parameters of one dtype and device, and these are {', '.join(kinds)}",
+        "use apply_fsdp, or one dtype",
+    )
+    return problem if len(kinds) > 1 else None

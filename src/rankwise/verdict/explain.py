@@ -226,8 +226,9 @@ def _describe_pause(view: SceneView, rank: int) -> str:
     local_wait = view.local_waits.get(rank)
     if local_wait is None:
         return ""
+    at = f" at {shorten(where)}" if where else ""
     own = f" ({local_wait.own})" if local_wait.own else ""
-    return f"{local_wait.doing} at {shorten(where)}{own}" if where else f"{local_wait.doing}{own}"
+    return f"{local_wait.doing}{at}{own}"
 
 
 def _describe_doing(facts: RankFacts, rank_state: RankState, share: str) -> str:

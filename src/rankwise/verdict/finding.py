@@ -66,3 +66,8 @@ class JobFinding:
     def is_drift(self) -> bool:
         """Whether it is about models that are not the same, and explains neither a hang nor a failure."""
         return self.rule in {"drift", "never_wrapped"}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each rank waits for something of its own, and keeps no other one waiting: it may be meant."""
+        return self.rule == "own_wait"

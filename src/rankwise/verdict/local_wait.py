@@ -61,24 +61,24 @@ _CALLS = {
 }  # fmt: skip
 _LOCKS = re.compile(r"lock|mutex|sem(aphore)?$|condition", re.IGNORECASE)
 _LOCK_CLASSES = {"Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition"}
-#: What to do, by what stands in the phrase.
+#: What to do, by what stands in the phrase, and whether a thread or a process of the rank's own may end the wait.
 _ADVICE = (
-    ("reading from", "that read takes long: look at the disk, or the network file system, that the file is on"),
-    ("writing to", "that write takes long: look at the disk, or the network file system, that the file is on"),
-    ("sleeping", "if it polls for something in a loop, look at what does not happen; else shorten the sleep, or move it before the loop"),
-    ("file lock", "find out who holds that lock: a rank that waits for this one in a collective never releases it"),
-    ("lock of", "find out who holds that lock: a rank that waits for this one in a collective never releases it"),
-    ("a lock", "threads that take two locks must take them in the same order: find out which one holds this one"),
-    ("process", "look at what that process does: one that waits for input, or for space in a pipe, never ends; give the call a timeout"),
-    ("pipe", "nothing has opened the other end: open both, or don't block"),
-    ("server", "give the request a timeout; download once, before the ranks start"),
-    ("socket", "give the socket a timeout; look at its other end"),
-    ("client", "nothing connects: look at the other end, and set a timeout"),
-    ("queue", "whatever fills or empties that queue has stopped: give the call a timeout, and look at that thread or process"),
-    ("thread", "look at the stack of that thread in the evidence"),
-    ("future", "look at the stack of that thread in the evidence"),
-    ("pool", "a task is lost if its worker is killed: use concurrent.futures, which raises then, or give the call a timeout"),
-    ("for input", "nobody can type into a job: remove the prompt"),
+    ("reading from", False, "that read takes long: look at the disk, or the network file system, that the file is on"),
+    ("writing to", False, "that write takes long: look at the disk, or the network file system, that the file is on"),
+    ("sleeping", False, "if it polls for something in a loop, look at what does not happen; else shorten the sleep, or move it before the loop"),
+    ("file lock", False, "find out who holds that lock: a rank that waits for this one in a collective never releases it"),
+    ("lock of", False, "find out who holds that lock: a rank that waits for this one in a collective never releases it"),
+    ("a lock", True, "threads that take two locks must take them in the same order: find out which one holds this one"),
+    ("process", True, "look at what that process does: one that waits for input, or for space in a pipe, never ends; give the call a timeout"),
+    ("pipe", False, "nothing has opened the other end: open both, or don't block"),
+    ("server", False, "give the request a timeout; download once, before the ranks start"),
+    ("socket", False, "give the socket a timeout; look at its other end"),
+    ("client", False, "nothing connects: look at the other end, and set a timeout"),
+    ("queue", True, "whatever fills or empties that queue has stopped: give the call a timeout, and look at that thread or process"),
+    ("thread", True, "look at the stack of that thread in the evidence"),
+    ("future", True, "look at the stack of that thread in the evidence"),
+    ("pool", True, "a task is lost if its worker is killed: use concurrent.futures, which raises then, or give the call a timeout"),
+    ("for input", False, "nobody can type into a job: remove the prompt"),
 )  # fmt: skip
 
 
@@ -90,11 +90,13 @@ class LocalWait:
     Attributes:
         doing: In words that go on after "rank 1 is".
         advice: What to do about it; empty if nothing is known.
-        own: What threads and processes of its own do, if one of these may end the wait; empty if there is none.
+        is_own: Whether a thread or a process of its own may end the wait.
+        own: What these do; empty if there is none.
     """
 
     doing: str
     advice: str = ""
+    is_own: bool = False
     own: str = ""
 
 
@@ -109,7 +111,8 @@ def find_local_wait(facts: RankFacts, sources: Mapping[str, str]) -> LocalWait |
     doing = next((text for text in message if text), "") or _find_by_line(facts.stack, sources)
     if not doing:
         return None
-    return LocalWait(doing=doing, advice=next((advice for word, advice in _ADVICE if word in doing), ""))
+    is_own, advice = next(((is_own, advice) for word, is_own, advice in _ADVICE if word in doing), (False, ""))
+    return LocalWait(doing=doing, advice=advice, is_own=is_own)
 
 
 def _find_by_frames(stack: Stack) -> str:

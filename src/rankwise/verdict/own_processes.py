@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rankwise.evidence.reader.notes import Stack
     from rankwise.evidence.reader.scene import Scene
 
-#: Words of the waits that a thread or a process of the rank's own may end.
-_OWN = ("process", "thread", "a lock", "queue", "future", "pool")
 #: multiprocessing's processes that wait for as long as the rank lives.
 _HELPERS = ("/multiprocessing/resource_tracker.py", "/multiprocessing/forkserver.py")
 _DEAD, _STOPPED = frozenset({"Z", "X"}), frozenset({"T", "t"})
@@ -37,7 +35,7 @@ class _Place:
 
 def with_own(local_wait: LocalWait, facts: RankFacts, scene: Scene) -> LocalWait:
     """Return a wait with what the rank's own threads and processes do, if one of these may end it."""
-    if not any(word in local_wait.doing for word in _OWN):
+    if not local_wait.is_own:
         return local_wait
     found = [*_list_threads(facts, scene.sources), *_list_processes(facts, scene.sources)]
     # Those that wait for the others come last.

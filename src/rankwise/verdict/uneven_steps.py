@@ -97,7 +97,7 @@ def _explain(way: WayOut, file: str) -> Explained:
     return Explained(_CLASSES[way.reason], fix, f"{file}:{way.line}")
 
 
-def explain_parting(view: SceneView, mismatch: Mismatch) -> tuple[Explained, tuple[int, ...], Op] | None:
+def explain_divergence(view: SceneView, mismatch: Mismatch) -> tuple[Explained, tuple[int, ...], Op] | None:
     """Return how one side has left the loop in which the other makes its collective, which ranks these are, and what they called instead."""
     if len(mismatch.sides) != 2:
         return None

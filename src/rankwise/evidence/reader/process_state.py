@@ -42,7 +42,7 @@ _CALLS: dict[str, dict[int, str]] = {
 }  # fmt: skip
 #: Of these the kernel goes on by itself after a signal.
 _LASTING = frozenset({"wait4", "waitid", "flock"})
-#: The name of that thread.
+#: The thread by which torch's RPC polls shared memory.
 _POLLS = "TP_SHM_reactor"
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _LEAST_FIELDS = 22

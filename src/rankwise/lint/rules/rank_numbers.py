@@ -58,10 +58,13 @@ def division_by_rank(script: Script) -> Iterator[Found]:
             and is_by_zero(note.node.op, note.left, note.right)
             and not is_caught(script.tree, note.node)
         ):
+            is_turned = isinstance(note.node.op, ast.Mod)
             yield Found(
                 note.node,
-                f"`{text_of(note.node)}` divides by 0 on rank {note.history.rank}: ZeroDivisionError there, and the others wait for it",
-                "for a number within a node, the rank comes first: `rank % number_of_gpus`",
+                f"`{text_of(note.node)}` divides by 0 on rank {note.history.rank}: ZeroDivisionError there, and the others block in their next collective",
+                "for a number within a node, the rank comes first: `rank % number_of_gpus`"
+                if is_turned
+                else "divide by the number of ranks, or by `rank + 1`",
             )
 
 

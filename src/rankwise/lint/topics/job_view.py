@@ -147,7 +147,7 @@ def places_of(entry: Entry, names: Sequence[str] = (), module: Module | None = N
 
 
 # Nearly every rule asks, and a large program makes tens of thousands of calls.
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _all_places(entry: Entry) -> tuple[Place, ...]:
     found: dict[tuple[int, str], dict[int, Call]] = {}
     for call in (call for history in entry.histories for call in history.calls):

@@ -86,6 +86,8 @@ class ShardLayout:
 
 def spread(model: nn.Module, num_shards: int, *, split_bytes: int | None = SPLIT_BYTES) -> list[ShardLayout]:
     """Spread the parameters that are trained over shards, of which some may stay empty; a pure function of names, shapes and dtypes."""
+    if split_bytes is not None and split_bytes < 1:
+        raise UsageError(f"split_bytes={split_bytes} is not a number of bytes above 0", hint="None: never split")
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     if not trained:
         raise ModelError(

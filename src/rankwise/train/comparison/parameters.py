@@ -59,8 +59,8 @@ class Norms:
 
     Attributes:
         num_steps: Common steps.
-        parting_step: The first at which a norm differs by more than the tolerance; None if there is none.
-        parted: The norms that differ there, the largest difference first.
+        divergence_step: The first at which a norm differs by more than the tolerance; None if there is none.
+        diverged: The norms that differ there, the largest difference first.
         last_step: The last common step.
         largest: The norm that differs most at the last common step; None if the runs have no name in common.
         only_a: Names that only the first run has.
@@ -68,8 +68,8 @@ class Norms:
     """
 
     num_steps: int
-    parting_step: int | None
-    parted: tuple[Named, ...]
+    divergence_step: int | None
+    diverged: tuple[Named, ...]
     last_step: int
     largest: Named | None
     only_a: tuple[str, ...]
@@ -126,13 +126,13 @@ def compare_norms(
     if not steps:
         return None
     at_steps = {step: _meet_names(strip_all(a[step]), strip_all(b[step])) for step in steps}
-    parting = next((step for step in steps if any(one.difference > tolerance for one in at_steps[step])), None)
+    divergence = next((step for step in steps if any(one.difference > tolerance for one in at_steps[step])), None)
     last = steps[-1]
     names_a, names_b = strip_all(a[last]), strip_all(b[last])
     return Norms(
         num_steps=len(steps),
-        parting_step=parting,
-        parted=() if parting is None else tuple(one for one in at_steps[parting] if one.difference > tolerance),
+        divergence_step=divergence,
+        diverged=() if divergence is None else tuple(one for one in at_steps[divergence] if one.difference > tolerance),
         last_step=last,
         largest=next(iter(at_steps[last]), None),
         only_a=tuple(name for name in names_a if name not in names_b),
@@ -151,13 +151,13 @@ def _meet_names(a: Mapping[str, float], b: Mapping[str, float]) -> list[Named]:
     return sorted(found, key=lambda one: one.difference, reverse=True)
 
 
-def choose_checkpoints(a: Journal, b: Journal, parting: int | None) -> list[tuple[int, Path, Path]]:
+def choose_checkpoints(a: Journal, b: Journal, divergence: int | None) -> list[tuple[int, Path, Path]]:
     """Return the checkpoints of a step that tell most: the last common ones before the runs part, and the first after it.
 
     Args:
         a: One run; its checkpoints are in its folder.
         b: The other.
-        parting: The step at which they part; None: only the last common ones are chosen.
+        divergence: The step at which they diverge; None: only the last common ones are chosen.
 
     Returns:
         Step and both checkpoints, by step; empty if no step has a whole one in both folders.
@@ -167,8 +167,8 @@ def choose_checkpoints(a: Journal, b: Journal, parting: int | None) -> list[tupl
     """
     of_a, of_b = (_list_whole(one) for one in (a, b))
     steps = sorted(of_a.keys() & of_b.keys())
-    before = [step for step in steps if parting is None or step < parting][-1:]
-    after = [step for step in steps if parting is not None and step >= parting][:1]
+    before = [step for step in steps if divergence is None or step < divergence][-1:]
+    after = [step for step in steps if divergence is not None and step >= divergence][:1]
     return [(step, of_a[step], of_b[step]) for step in (*before, *after)]
 
 

@@ -89,7 +89,7 @@ def _draw_distances(axes: Any, first: Journal, others: Sequence[tuple[Journal, C
         curves.append(distances)
         colour = _COLOURS[number % len(_COLOURS)]
         _mark(axes, comparison, colour)
-        _name_parting(axes, comparison, colour, height=5 + 14 * number)
+        _name_divergence(axes, comparison, colour, height=5 + 14 * number)
     _draw_on_log(axes, curves, others[0][1].tolerance)
     axes.set_ylabel("losses: relative difference")
     _tidy(axes)
@@ -169,18 +169,18 @@ def _draw_on_log(axes: Any, curves: Sequence[Mapping[int, float]], limit: float)
 
 
 def _mark(axes: Any, comparison: Comparison, colour: str) -> None:
-    if comparison.losses.parting is not None:
-        axes.axvline(comparison.losses.parting.step, color=colour, linewidth=0.8, linestyle=":")
+    if comparison.losses.divergence is not None:
+        axes.axvline(comparison.losses.divergence.step, color=colour, linewidth=0.8, linestyle=":")
 
 
-def _name_parting(axes: Any, comparison: Comparison, colour: str, *, height: float) -> None:
+def _name_divergence(axes: Any, comparison: Comparison, colour: str, *, height: float) -> None:
     losses = comparison.losses
-    if losses.parting is None:
+    if losses.divergence is None:
         return
-    is_late = losses.parting.step > (losses.first.step + losses.last.step) / 2
+    is_late = losses.divergence.step > (losses.first.step + losses.last.step) / 2
     axes.annotate(
-        f"they diverge at step {losses.parting.step}",
-        (losses.parting.step, 0),
+        f"they diverge at step {losses.divergence.step}",
+        (losses.divergence.step, 0),
         xycoords=("data", "axes fraction"),
         xytext=(-4 if is_late else 4, height),
         textcoords="offset points",

@@ -65,7 +65,7 @@ def explain(comparison: Comparison, a: Journal, b: Journal) -> list[Reason]:
         a: The first.
         b: The second.
     """
-    if comparison.losses.parting is None:
+    if comparison.losses.divergence is None:
         return []
     differing = {one.name: one for one in comparison.settings if one.name not in WITHOUT_EFFECT}
     found: list[Reason] = [*_blame_model(comparison, differing), *_blame_sizes(comparison, differing)]
@@ -79,7 +79,7 @@ def explain(comparison: Comparison, a: Journal, b: Journal) -> list[Reason]:
             found = found or [*_blame_beginning(comparison, differing), *_blame_batchnorm(a, b, differing)]
         case "suddenly":
             found += [*_blame_overflow(comparison)] or [*_blame_moment(comparison, a, b)]
-        case "equal" | "within":  # and yet parted: no such comparison is made
+        case "equal" | "within":  # and yet diverged: no such comparison is made
             pass
     return [*found, *_blame_settings(comparison, differing, found)]
 
@@ -98,8 +98,8 @@ def _blame_model(comparison: Comparison, differing: dict[str, Setting]) -> Itera
             do="compare runs of one model, or compare only what they have in common",
             head="the models are not the same",
         )
-    if weights.differing and comparison.losses.parting and weights.step >= comparison.losses.parting.step:
-        return  # they differ because the runs had parted before
+    if weights.differing and comparison.losses.divergence and weights.step >= comparison.losses.divergence.step:
+        return  # they differ because the runs had diverged before
     if weights.differing and weights.step == 0:
         seed = differing.get("seed")
         drawn = f", as the seeds do ({seed.a} and {seed.b})" if seed else ""
@@ -124,8 +124,8 @@ def _blame_sizes(comparison: Comparison, differing: dict[str, Setting]) -> Itera
             do="give both the same global_batch; it holds for all ranks together",
             head=f"the global batch is {batch.a} in a, and {batch.b} in b",
         )
-    rates = comparison.lrs.parting if comparison.lrs else None
-    at = comparison.losses.parting
+    rates = comparison.lrs.divergence if comparison.lrs else None
+    at = comparison.losses.divergence
     if rates is not None and at is not None and rates.step < at.step:  # a step's loss is taken before its update
         yield Reason(
             fact=f"the learning rates differ from step {rates.step} on: {rates.a:.6g} and {rates.b:.6g}",
@@ -154,11 +154,11 @@ def _blame_rounding(differing: dict[str, Setting]) -> Iterable[Reason]:
 
 
 def _blame_parameter(comparison: Comparison) -> Iterable[Reason]:
-    norms, at = comparison.norms, comparison.losses.parting
-    if norms is not None and at is not None and norms.parting_step is not None and norms.parting_step < at.step:
-        first = norms.parted[0]
+    norms, at = comparison.norms, comparison.losses.divergence
+    if norms is not None and at is not None and norms.divergence_step is not None and norms.divergence_step < at.step:
+        first = norms.diverged[0]
         yield Reason(
-            fact=f"at step {norms.parting_step}, before the losses diverge, the norm of {first.name} differs by {first.difference:.2g} (more than that of any other parameter): it may begin there",
+            fact=f"at step {norms.divergence_step}, before the losses diverge, the norm of {first.name} differs by {first.difference:.2g} (more than that of any other parameter): it may begin there",
             do="look at what is special about it: its optimizer group, frozen or not, used by some ranks only; a parameter that began with zeros may differ so by rounding too",
         )
 
@@ -190,8 +190,8 @@ def _blame_batchnorm(a: Journal, b: Journal, differing: dict[str, Setting]) -> I
 
 def _find_moment(comparison: Comparison) -> Point:
     losses = comparison.losses
-    at = losses.unequal if losses.unequal and losses.unequal.difference > comparison.rounding else losses.parting
-    assert at is not None  # noqa: S101 - they have parted
+    at = losses.unequal if losses.unequal and losses.unequal.difference > comparison.rounding else losses.divergence
+    assert at is not None  # noqa: S101 - they have diverged
     return at
 
 
@@ -238,8 +238,10 @@ def _tell_gradient(comparison: Comparison, step: int) -> str:
     gradient = comparison.grad_norms
     if gradient is None or gradient.first.step > step:
         return ""
-    if gradient.parting and gradient.parting.step <= step:
-        return f", and so does the gradient before it (norms {gradient.parting.a:.6g} and {gradient.parting.b:.6g})"
+    if gradient.divergence and gradient.divergence.step <= step:
+        return (
+            f", and so does the gradient before it (norms {gradient.divergence.a:.6g} and {gradient.divergence.b:.6g})"
+        )
     return ", though the gradient's norm does not"
 
 

@@ -1,4 +1,4 @@
-"""Compares what two runs have told: where they part, how, and in what else they differ.
+"""Compares what two runs have told: where they diverge, how, and in what else they differ.
 
 Differences are relative: the distance of two numbers over the greater one. Two numbers that are not finite in the same way are equal.
 """
@@ -62,7 +62,7 @@ class Series:
         first: The first of them.
         last: The last of them.
         unequal: The first at which the two are not the same number; None if there is none.
-        parting: The first at which they differ by more than the tolerance; None if there is none.
+        divergence: The first at which they differ by more than the tolerance; None if there is none.
         largest: The one with the largest difference; the earliest of several.
     """
 
@@ -71,7 +71,7 @@ class Series:
     first: Point
     last: Point
     unequal: Point | None
-    parting: Point | None
+    divergence: Point | None
     largest: Point
 
 
@@ -94,7 +94,7 @@ class Comparison:
         tolerance: The largest relative difference that counts as agreement.
         precision: The coarser of the two precisions; the tolerance follows from it unless someone has chosen one.
         rounding: Up to this a difference may be rounding alone.
-        settings: Those that differ, as they were when the runs parted; what one run does not tell is not among them.
+        settings: Those that differ, as they were when the runs diverged; what one run does not tell is not among them.
         weights: At each step at which both began or went on and told digests.
         losses: The loss of each step.
         manner: How the losses go apart.
@@ -102,7 +102,7 @@ class Comparison:
         grad_norms: The gradient's norm before clipping; None if there is no common one.
         metrics: Each metric of the evaluations at common steps.
         norms: The parameters' norms; None if there is no common step with them.
-        rows: The losses at the steps that tell most: where they begin to differ, where they part, where they differ
+        rows: The losses at the steps that tell most: where they begin to differ, where they diverge, where they differ
             most.
     """
 
@@ -122,8 +122,8 @@ class Comparison:
     @property
     def agree(self) -> bool:
         """Whether losses, norms and metrics are within the tolerance at all common steps."""
-        parted = [one.parting for one in (self.losses, *self.metrics)]
-        return not any(parted) and (self.norms is None or self.norms.parting_step is None)
+        diverged = [one.divergence for one in (self.losses, *self.metrics)]
+        return not any(diverged) and (self.norms is None or self.norms.divergence_step is None)
 
 
 def compare(a: Journal, b: Journal, *, tolerance: float | None = None) -> Comparison:
@@ -152,7 +152,7 @@ def compare(a: Journal, b: Journal, *, tolerance: float | None = None) -> Compar
             hint="compare runs whose steps overlap",
         )
     losses = _sum_up("loss", points, limit)
-    seen_at = losses.parting or losses.last
+    seen_at = losses.divergence or losses.last
     return Comparison(
         tolerance=limit,
         precision=precision,
@@ -185,7 +185,7 @@ def _sum_up(name: str, points: list[Point], tolerance: float) -> Series:
         first=points[0],
         last=points[-1],
         unequal=next((one for one in points if one.difference > 0), None),
-        parting=next((one for one in points if one.difference > tolerance), None),
+        divergence=next((one for one in points if one.difference > tolerance), None),
         largest=max(points, key=lambda one: one.difference),
     )
 
@@ -198,15 +198,15 @@ def _sum_up_if_any(name: str, a: Mapping[int, float], b: Mapping[int, float], to
 def _judge(points: list[Point], losses: Series, rounding: float) -> Manner:
     if losses.unequal is None:
         return "equal"
-    if losses.parting is None:
+    if losses.divergence is None:
         return "within"
     if losses.unequal.difference > rounding:
         return "at once" if losses.unequal.step == losses.first.step else "suddenly"
-    return "suddenly" if _jumps(points, losses.parting.step, rounding) else "slowly"
+    return "suddenly" if _jumps(points, losses.divergence.step, rounding) else "slowly"
 
 
-def _jumps(points: list[Point], parting: int, rounding: float) -> bool:
-    """Tell whether the difference grows faster than rounding can, at some step up to the parting."""
+def _jumps(points: list[Point], divergence: int, rounding: float) -> bool:
+    """Tell whether the difference grows faster than rounding can, at some step up to the divergence."""
     highest, before = rounding, points[0].step
     for point in points:
         # Between two common steps may lie others that only one run has told.
@@ -214,7 +214,7 @@ def _jumps(points: list[Point], parting: int, rounding: float) -> bool:
         if math.log(max(point.difference, rounding) / highest) > num_steps * math.log(_MOST_GROWTH):
             return True
         highest, before = max(highest, point.difference), point.step
-        if point.step >= parting:
+        if point.step >= divergence:
             break
     return False
 
@@ -223,8 +223,8 @@ def _choose_rows(points: list[Point], losses: Series, beside: int = 3) -> tuple[
     chosen = {losses.first.step, losses.largest.step, losses.last.step}
     if losses.unequal:
         chosen.add(losses.unequal.step)
-    if losses.parting:
-        at = points.index(losses.parting)
+    if losses.divergence:
+        at = points.index(losses.divergence)
         chosen |= {one.step for one in points[max(0, at - beside) : at + beside + 1]}
     return tuple(one for one in points if one.step in chosen)
 

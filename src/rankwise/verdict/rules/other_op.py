@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.verdict.conditional_call import find_conditional_call
 from rankwise.verdict.explain import explain_mismatch, put_at
-from rankwise.verdict.uneven_steps import explain_parting
+from rankwise.verdict.uneven_steps import explain_divergence
 from rankwise.verdict.wording import shorten
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def explain_two(view: SceneView, mismatch: Mismatch, *, rule: str) -> JobFinding
     """Return the finding of ranks that made two collectives where one was due; ``rule`` has found it."""
     alone = find_conditional_call(view, mismatch)
     text = "the ranks called different collectives at the same time"
-    if alone is None and (left := explain_parting(view, mismatch)):
+    if alone is None and (left := explain_divergence(view, mismatch)):
         (class_id, fix, where), gone, instead = left
         finding = explain_mismatch(
             view, mismatch, rule=rule, text=text, class_id=class_id, fix=fix, culprits=gone, lead=instead
