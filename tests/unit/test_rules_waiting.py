@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rankwise.evidence.reader.notes import Frame, Stack
-from rankwise.evidence.reader.scene import Child, Group, Op, RankFacts, Scene
+from rankwise.evidence.reader.scene import Child, Evidence, Group, Op, RankFacts, Scene
 from rankwise.verdict.run_rules import look
 from scenes import (
     NOW_S,
@@ -565,3 +565,15 @@ def test_a_rank_at_work_keeps_the_others_own_waits_from_being_a_hang() -> None:
     """One rank joins an idle child, another one computes: nothing is said."""
     child = Child(pid=77, name="python", state="S", still_s=9.0)
     assert look(scene(_joins(child), rank(1, at=elsewhere(), is_asleep=False))) == ()
+
+
+@pytest.mark.parametrize("others", [(), ("producer",)])
+def test_a_rank_of_which_nothing_else_is_left_can_be_woken_by_nobody(others: tuple[str, ...]) -> None:
+    """The thread that was to fill its queue is gone: that is told, and not where a thread is left."""
+    at = stack(("/lib/python3.11/queue.py", 171, "get"), at=30)
+    threads = {"MainThread": at, **dict.fromkeys(others, elsewhere(5))}
+    alone = rank(0, at=at, has_joined=False)
+    evidence = replace(alone.evidence or Evidence(), stacks=threads)
+    (finding,) = look(scene(replace(alone, evidence=evidence)))
+    assert (finding.rule, "has no other thread and no process" in finding.message) == ("own_wait", not others)
+    assert ("look for its error" in finding.fix) == (not others)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: multiprocessing's processes that wait for as long as the rank lives.
 _HELPERS = ("/multiprocessing/resource_tracker.py", "/multiprocessing/forkserver.py")
 _DEAD, _STOPPED = frozenset({"Z", "X"}), frozenset({"T", "t"})
+_NOBODY_LEFT = (
+    "what was to end this wait has ended itself: look for its error in the rank's output, and give the call a timeout"
+)
 _MEETINGS = frozenset({"init_process_group", "init_rpc"})
 
 
@@ -37,11 +40,18 @@ def with_own(local_wait: LocalWait, facts: RankFacts, scene: Scene) -> LocalWait
     """Return a wait with what the rank's own threads and processes do, if one of these may end it."""
     if not local_wait.is_own:
         return local_wait
+    if _is_alone(facts):
+        return replace(local_wait, own="it has no other thread and no process", advice=_NOBODY_LEFT)
     found = [*_list_threads(facts, scene.sources), *_list_processes(facts, scene.sources)]
     # Those that wait for the others come last.
     places = sorted(found, key=lambda place: place.op is not None)
     own = join_clauses([f"{place.who} is {place.doing}" for place in places])
     return replace(local_wait, own=own, advice=_advise(places, scene) or local_wait.advice)
+
+
+def _is_alone(facts: RankFacts) -> bool:
+    threads = facts.evidence.stacks if facts.evidence is not None else {}
+    return set(threads) == {MAIN} and not facts.children
 
 
 def find_still(facts: RankFacts) -> float:
