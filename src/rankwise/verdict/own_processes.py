@@ -97,7 +97,7 @@ def _advise(places: Sequence[_Place], scene: Scene) -> str:
     if waiting and scene.has_agent_store and {place.op for place in waiting} <= _MEETINGS:
         return (
             "a script that starts its own ranks, by mp.spawn or the like, is started by `python`: below a launcher rank 0 of them serves no "
-            f"store; or let `rankwise run --nproc-per-node {len(waiting)}` start them, without mp.spawn"
+            "store; or let `rankwise run --nproc-per-node N` start them, without mp.spawn"
         )
     if waiting:
         return "compare these lines: each of them waits for what another one has to do"
