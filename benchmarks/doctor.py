@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 
 from parts.jobs import describe_host
 
-from rankwise.base.osdoor import raise_file_limit
+from rankwise.base.os_calls import raise_file_limit
 from rankwise.doctor.host import Host
-from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
-from rankwise.doctor.rendezvous.plan import Plan
+from rankwise.doctor.multi_host.examine_hosts import examine_hosts
+from rankwise.doctor.multi_host.plan import Plan
 
 if TYPE_CHECKING:
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
+    from rankwise.doctor.multi_host.cluster_report import ClusterReport
 
 HOSTS = (2, 4, 8, 16, 32, 64, 128, 256)
 #: With these, everything is through within a minute on any machine.

@@ -45,7 +45,7 @@ ROUNDS = 300
 #: Steps of a block.
 JOBS = {"small": 5, "middle": 2, "metrics": 5, "all_reduce": 100}
 AIMS = {"small": 1.02, "middle": 1.005}
-#: By the number of the descriptor, as base/osdoor.py has it.
+#: By the number of the descriptor, as base/os_calls.py has it.
 RECORDS = "memfd:evidence"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, final
 from gloo_words import without_gloo
 from python_forks import PLAIN, ForkedPython, can_fork
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.osdoor import ASK_FD, EVIDENCE_FD, NOTES_FD, STACKS_FD, make_memory_file
+from rankwise.base.os_calls import ASK_FD, EVIDENCE_FD, NOTES_FD, STACKS_FD, make_memory_file
 from rankwise.evidence.reader.rank_channel import RankChannel
 from rankwise.launcher.rank_command import hook_env
 from support import free_port, make_env

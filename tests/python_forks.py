@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PLAIN = ("torch", "torch.distributed", "torch.distributed.run", "torch.utils.data")
 TRAINING = (*PLAIN, "torch._dynamo", "torch.distributed.tensor")
 #: What `python -m rankwise.run` imports before its ranks run, and when one of them fails.
-LAUNCHING = ("rankwise.cli.main", "rankwise.cli.run", "rankwise.launcher.supervised_workers", "rankwise.launcher.attempts", "rankwise.launcher.resident",
+LAUNCHING = ("rankwise.cli.main", "rankwise.cli.run", "rankwise.launcher.supervised_workers", "rankwise.launcher.attempt_loop", "rankwise.launcher.resident",
              "rankwise.launcher.entry_check", "rankwise.launcher.host_check", "rankwise.doctor.at_launch", "rankwise.doctor.probes.disk_space",
              "rankwise.doctor.probes.shared_memory", "rankwise.base.identity")  # fmt: skip
 #: What the helper of a launcher with several nodes imports.

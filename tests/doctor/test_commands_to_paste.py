@@ -14,10 +14,10 @@ from fake_hosts import look, make_host
 from network_hosts import ask, find_one
 from rankwise.base.host import find_port_holder
 from rankwise.doctor.host import Host, JobShape
+from rankwise.doctor.multi_host.coordinator_client import explain_failure
+from rankwise.doctor.multi_host.plan import Plan
 from rankwise.doctor.network.names import remove_name
 from rankwise.doctor.probes import ports
-from rankwise.doctor.rendezvous.coordinator_client import explain_failure
-from rankwise.doctor.rendezvous.plan import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path

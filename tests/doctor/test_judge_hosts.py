@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankwise.doctor.rendezvous.blaming import find_blames
-from rankwise.doctor.rendezvous.cluster_report import (
+from rankwise.doctor.multi_host.blaming import find_blames
+from rankwise.doctor.multi_host.cluster_report import (
     AllReduce,
     ClusterReport,
     HostReport,
@@ -18,10 +18,10 @@ from rankwise.doctor.rendezvous.cluster_report import (
     NameLookup,
     Outcome,
 )
-from rankwise.doctor.rendezvous.judging import judge
-from rankwise.doctor.rendezvous.judging_speed import find_suspects
-from rankwise.doctor.rendezvous.plan import Plan
-from rankwise.doctor.rendezvous.wire import INVALID_ANSWER
+from rankwise.doctor.multi_host.judging import judge
+from rankwise.doctor.multi_host.judging_speed import find_suspects
+from rankwise.doctor.multi_host.plan import Plan
+from rankwise.doctor.multi_host.wire import INVALID_ANSWER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

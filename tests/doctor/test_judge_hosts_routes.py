@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport, Link, Outcome, Plane
-from rankwise.doctor.rendezvous.judging import judge
-from rankwise.doctor.rendezvous.plan import Plan
+from rankwise.doctor.multi_host.cluster_report import ClusterReport, HostReport, Link, Outcome, Plane
+from rankwise.doctor.multi_host.judging import judge
+from rankwise.doctor.multi_host.plan import Plan
 
 if TYPE_CHECKING:
     from rankwise.doctor.probe import Reading

@@ -11,18 +11,18 @@ import pytest
 
 from doctor.test_judge_hosts import bad, make_set, ways
 from rankwise.doctor.json_records import to_json
+from rankwise.doctor.multi_host import cluster_report
+from rankwise.doctor.multi_host.blaming import find_blames
+from rankwise.doctor.multi_host.cluster_report import NameLookup
 from rankwise.doctor.network.names import remove_name
 from rankwise.doctor.probe import Reading
-from rankwise.doctor.rendezvous import cluster_report
-from rankwise.doctor.rendezvous.blaming import find_blames
-from rankwise.doctor.rendezvous.cluster_report import NameLookup
 from rankwise.doctor.units import join_names
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankwise.doctor.multi_host.cluster_report import ClusterReport
     from rankwise.doctor.probe import Verdict
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 
 # ── groups of hosts ──
 

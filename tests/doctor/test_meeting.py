@@ -13,8 +13,7 @@ import pytest
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.json_records import to_json
-from rankwise.doctor.probe import Probe, Reading, ok
-from rankwise.doctor.rendezvous.cluster_report import (
+from rankwise.doctor.multi_host.cluster_report import (
     AllReduce,
     ClusterReport,
     HostReport,
@@ -23,12 +22,13 @@ from rankwise.doctor.rendezvous.cluster_report import (
     NameLookup,
     from_json,
 )
-from rankwise.doctor.rendezvous.connection import Connection
-from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
-from rankwise.doctor.rendezvous.peer import short_name
-from rankwise.doctor.rendezvous.phases import plan_rounds
-from rankwise.doctor.rendezvous.plan import JoinError, Plan
-from rankwise.doctor.rendezvous.wire import GoneError, StrangerError
+from rankwise.doctor.multi_host.connection import Connection
+from rankwise.doctor.multi_host.examine_hosts import examine_hosts
+from rankwise.doctor.multi_host.peer import short_name
+from rankwise.doctor.multi_host.phases import plan_rounds
+from rankwise.doctor.multi_host.plan import JoinError, Plan
+from rankwise.doctor.multi_host.wire import GoneError, StrangerError
+from rankwise.doctor.probe import Probe, Reading, ok
 from support import free_port
 
 if TYPE_CHECKING:

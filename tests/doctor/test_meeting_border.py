@@ -14,15 +14,15 @@ import pytest
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.rendezvous.all_reduce import AllReduceRanks, read_reduce
-from rankwise.doctor.rendezvous.cluster_report import from_json
-from rankwise.doctor.rendezvous.connection import Connection
-from rankwise.doctor.rendezvous.coordinator import Coordinator, OwnHostLostError
-from rankwise.doctor.rendezvous.coordinator_client import explain_failure
-from rankwise.doctor.rendezvous.peer import Admission, Peer
-from rankwise.doctor.rendezvous.plan import JoinError, Plan
-from rankwise.doctor.rendezvous.results import Results
-from rankwise.doctor.rendezvous.wire import (
+from rankwise.doctor.multi_host.all_reduce import AllReduceRanks, read_reduce
+from rankwise.doctor.multi_host.cluster_report import from_json
+from rankwise.doctor.multi_host.connection import Connection
+from rankwise.doctor.multi_host.coordinator import Coordinator, OwnHostLostError
+from rankwise.doctor.multi_host.coordinator_client import explain_failure
+from rankwise.doctor.multi_host.peer import Admission, Peer
+from rankwise.doctor.multi_host.plan import JoinError, Plan
+from rankwise.doctor.multi_host.results import Results
+from rankwise.doctor.multi_host.wire import (
     BadMessageError,
     SilentError,
     clean_host_name,
@@ -189,7 +189,7 @@ def test_why_a_connection_ended_is_said_once(sent: bytes, why: str) -> None:
 
 def test_who_is_waited_for_is_told_in_the_order_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts arrive in any order; those that are still waited for are listed by number, and lost when the time is over."""
-    monkeypatch.setattr("rankwise.doctor.rendezvous.coordinator._FIRST_SAY_S", 0.05)
+    monkeypatch.setattr("rankwise.doctor.multi_host.coordinator._FIRST_SAY_S", 0.05)
     said: list[str] = []
 
     async def scene(made: Coordinator, peers: list[Peer], _: list[socket.socket]) -> None:

@@ -19,14 +19,14 @@ from rankwise.base.clock import SystemClock
 from rankwise.base.errors import UsageError
 from rankwise.cli.doctor_flags import read_token
 from rankwise.doctor.host import Host
-from rankwise.doctor.rendezvous.all_reduce import AllReduceRanks
-from rankwise.doctor.rendezvous.coordinator import Coordinator
-from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
-from rankwise.doctor.rendezvous.link_speed import LinkServer
-from rankwise.doctor.rendezvous.over_ssh import RemoteHosts
-from rankwise.doctor.rendezvous.peer import Admission, Peer
-from rankwise.doctor.rendezvous.plan import JoinError, Plan
-from rankwise.doctor.rendezvous.wire import VERSION, encode, is_proof, make_nonce, mark, prove
+from rankwise.doctor.multi_host.all_reduce import AllReduceRanks
+from rankwise.doctor.multi_host.coordinator import Coordinator
+from rankwise.doctor.multi_host.examine_hosts import examine_hosts
+from rankwise.doctor.multi_host.link_speed import LinkServer
+from rankwise.doctor.multi_host.over_ssh import RemoteHosts
+from rankwise.doctor.multi_host.peer import Admission, Peer
+from rankwise.doctor.multi_host.plan import JoinError, Plan
+from rankwise.doctor.multi_host.wire import VERSION, encode, is_proof, make_nonce, mark, prove
 
 if TYPE_CHECKING:
     from collections.abc import Callable

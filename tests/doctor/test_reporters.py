@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rankwise.doctor.json_records import to_json
-from rankwise.doctor.probe import Reading, ok, skipped
-from rankwise.doctor.rendezvous.cluster_report import (
+from rankwise.doctor.multi_host.cluster_report import (
     AllReduce,
     ClusterReport,
     HostReport,
@@ -18,6 +17,7 @@ from rankwise.doctor.rendezvous.cluster_report import (
     Measure,
     from_json,
 )
+from rankwise.doctor.probe import Reading, ok, skipped
 from rankwise.doctor.reporters import page, text
 from rankwise.doctor.reporters.grouping import count_verdicts, group, judge, name_hosts
 from rankwise.doctor.reporters.record import record

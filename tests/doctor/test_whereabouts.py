@@ -6,8 +6,8 @@ import pytest
 
 from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts, find_fault
-from rankwise.doctor.rendezvous.over_ssh import find_own
-from rankwise.doctor.rendezvous.plan import Plan, Requested, find_plan
+from rankwise.doctor.multi_host.over_ssh import find_own
+from rankwise.doctor.multi_host.plan import Plan, Requested, find_plan
 
 SLURM = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "2", "SLURM_LOCALID": "0",

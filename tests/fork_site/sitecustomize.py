@@ -40,8 +40,8 @@ def _load(name: str, folder: Path = _WARM) -> Any:
 
 def _serve(settings: dict[str, Any]) -> None:
     """Import, and fork for each order; returns in a fork, and never here."""
-    becoming, freezing, command_line = (_load(name) for name in ("becoming", "freezing", "command_line"))
-    line, name = command_line.CommandLine(), becoming.get_name()
+    become_rank, freezing, command_line = (_load(name) for name in ("become_rank", "freezing", "command_line"))
+    line, name = command_line.CommandLine(), become_rank.get_name()
     begin_env = dict(os.environ)
     gc.disable()
     for module in settings["modules"]:
@@ -77,22 +77,22 @@ def _serve(settings: dict[str, Any]) -> None:
                 order = json.loads(data)
                 _enter(order.get("host_pid"))
                 if order.get("forks_ranks"):
-                    order, fds = _fork_ranks(order, fds, becoming, begin_env)
+                    order, fds = _fork_ranks(order, fds, become_rank, begin_env)
                 if order["own_session"]:
                     os.setsid()
-                becoming.place(fds, order["fds"])
+                become_rank.place(fds, order["fds"])
                 if order["takes_terminal"]:
                     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-                becoming.renew_streams()
-                becoming.set_name(name)
+                become_rank.renew_streams()
+                become_rank.set_name(name)
                 os.environ.clear()
                 os.environ.update({**set_by_imports, **order["env"]})
                 os.chdir(order["folder"])
-                becoming.renew_identity()
+                become_rank.renew_identity()
                 if order["program"] == "rankwise.watch":
                     order["program"], *order["args"] = _watch(order["args"])
                 line.change(order["program"], order["args"])
-                becoming.show(os.environb, sys.orig_argv)
+                become_rank.show(os.environb, sys.orig_argv)
                 return
             for one in fds:
                 os.close(one)
@@ -101,14 +101,14 @@ def _serve(settings: dict[str, Any]) -> None:
 
 
 def _fork_ranks(
-    order: dict[str, Any], fds: list[int], becoming: Any, begin_env: dict[str, str]
+    order: dict[str, Any], fds: list[int], become_rank: Any, begin_env: dict[str, str]
 ) -> tuple[dict[str, Any], list[int]]:
     """Leave a process behind that forks torchrun's ranks, and ends with it; return torchrun's order in torchrun, and a rank's in each rank.
 
     Torchrun adopts them, so they are its children, as those that it starts itself.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    becoming.adopt_orphans()
+    become_rank.adopt_orphans()
     if os.fork():
         theirs.close()
         return {**order, "args": [str(ours.detach()), *order["args"]]}, fds

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.linux
 
 # What is true of macOS for the launcher: no prctl, no adoption of orphans, no moving of descriptors.
 _WITHOUT_SUPERVISOR = """
-import rankwise.base.osdoor as osdoor
+import rankwise.base.os_calls as os_calls
 
-osdoor.IS_LINUX, osdoor._LIBC = False, None
+os_calls.IS_LINUX, os_calls._LIBC = False, None
 from rankwise.cli.main import entry
 
 entry("run")

@@ -12,7 +12,7 @@ import pytest
 
 from rankwise.base import host_memory
 from rankwise.base.host_memory import name_memory_folder
-from rankwise.base.osdoor import try_lock_file
+from rankwise.base.os_calls import try_lock_file
 from rankwise.checkpoint.memory import find_memory
 from rankwise.launcher import memory_folder
 from rankwise.launcher.memory_folder import open_memory_folder

@@ -6,9 +6,9 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint import registry
+from rankwise.lint.paper_run import study
 from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
-from rankwise.lint.study import study
 
 if TYPE_CHECKING:
     from rankwise.lint.finding import Finding

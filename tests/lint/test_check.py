@@ -20,7 +20,7 @@ from rankwise.lint.rule import Rule
 from rankwise.lint.running import check as check_module
 from rankwise.lint.running.check import check_piece
 from rankwise.lint.running.files import Outcome, Plan, check_files, check_text
-from rankwise.lint.running.mending import mend_files
+from rankwise.lint.running.fix_files import mend_files
 from rankwise.lint.running.settings import Settings
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from rankwise.lint.topics.scopes import scopes_of
-from rankwise.lint.topics.undefined import undefined
+from rankwise.lint.analyses.scopes import scopes_of
+from rankwise.lint.analyses.undefined import undefined
 
 
 def _undefined(code: str) -> list[str]:

@@ -131,7 +131,7 @@ NOT_SHOWN = {"RW706"}
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.fixable and rule.id not in NOT_SHOWN], ids=by_id)
 def test_fixable_rules_bring_edits(rule: Rule[Any]) -> None:
     """A rule that says `--fix` mends it does so in at least one of its bad examples, and then no longer finds it there."""
-    from rankwise.lint.running.fixing import fix_text
+    from rankwise.lint.running.text_edits import fix_text
 
     bad, _, language = registry.examples(rule)
     fixed = [(after, num) for code in bad for after, num in [fix_text(code, lambda text: find(text, language))] if num]

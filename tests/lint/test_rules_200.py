@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lint.plain_check import rule_of
+from rankwise.lint.paper_run import study
 from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
-from rankwise.lint.study import study
 
 if TYPE_CHECKING:
     from rankwise.lint.finding import Finding

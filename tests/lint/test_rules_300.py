@@ -7,9 +7,9 @@ import textwrap
 import pytest
 
 from lint.plain_check import rule_of
+from rankwise.lint.paper_run import study
 from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
-from rankwise.lint.study import study
 
 HEAD = """\
 import os, torch

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from rankwise.base.errors import RankwiseError
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.json_records import to_json
+from rankwise.doctor.multi_host.examine_hosts import examine_hosts
+from rankwise.doctor.multi_host.plan import JoinError, Plan
 from rankwise.doctor.probe import Probe
 from rankwise.doctor.registry import find
-from rankwise.doctor.rendezvous.examine_hosts import examine_hosts
-from rankwise.doctor.rendezvous.plan import JoinError, Plan
 
 if TYPE_CHECKING:
     from rankwise.doctor.probe import Reading

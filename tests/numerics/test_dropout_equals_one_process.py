@@ -11,8 +11,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import Dataset, TensorDataset
 
 import rankwise
-from rankwise.data.orders import ShuffledOrder
-from rankwise.data.place import placed
+from rankwise.data.epoch_order import ShuffledOrder
+from rankwise.data.sample_position import placed
 from rankwise.testing import run_ranks
 from rankwise.train.dropout import GlobalDropout, replace_dropout
 

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import rankwise
 from rankwise.base.errors import UsageError
-from rankwise.data.place import current_place, find_place
+from rankwise.data.sample_position import current_place, find_place
 from rankwise.testing import run_ranks
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rankwise.base.errors import UsageError
-from rankwise.data.place import placed
+from rankwise.data.sample_position import placed
 from rankwise.train.dropout import GlobalDropout, decide_kept
 
 #: Standard deviations that a fair coin leaves once in two million tests.

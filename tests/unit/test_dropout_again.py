@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rankwise.base.errors import ModelError, UsageError
-from rankwise.data.place import placed
+from rankwise.data.sample_position import placed
 from rankwise.train.dropout import GlobalDropout, replace_dropout, same_masks
 
 RECOMPUTED = pytest.mark.parametrize("use_reentrant", [False, True])

@@ -9,7 +9,7 @@ import pytest
 from rankwise.base.faults import FaultRecord
 from rankwise.verdict.case import Case, RankEnd
 from rankwise.verdict.early_exits import find_early_exits
-from rankwise.verdict.judge import judge
+from rankwise.verdict.first_failure import judge
 from scenes import ended, gradient, op, scene
 
 PEER = FaultRecord(message="RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:5")

@@ -7,7 +7,7 @@ from typing import Any
 from rankwise.base.faults import FaultRecord
 from rankwise.evidence.reader.notes import Frame, Stack
 from rankwise.verdict.case import Case, RankEnd, Verdict
-from rankwise.verdict.judge import judge
+from rankwise.verdict.first_failure import judge
 from scenes import op, rank, scene
 
 _SIZES = "terminate called\n  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. {} vs {}. "

@@ -12,7 +12,7 @@ from rankwise.base.rank_names import name_ranks
 from rankwise.evidence.reader.notes import Frame, Stack
 from rankwise.evidence.reader.scene import Group
 from rankwise.verdict.case import Case, RankEnd, Verdict
-from rankwise.verdict.judge import judge
+from rankwise.verdict.first_failure import judge
 from rankwise.verdict.report import render, render_finding
 from rankwise.verdict.run_rules import look
 from scenes import NOW_S, buffers, elsewhere, ended, gradient, in_backward, in_call, op, rank, scene, stack

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from rankwise.base.faults import FaultRecord, parse_fault
 from rankwise.base.files import read_all
-from rankwise.evidence.in_rank import recorder
+from rankwise.evidence.in_rank import rank_exit
 from rankwise.evidence.reader.notes import (
     Ending,
     Frame,
@@ -220,7 +220,7 @@ module.arm(notes={notes!r}, stacks={stacks!r}, stack_signal=None, lifeline=None)
 def _run_recorded(folder: Path, code: str) -> tuple[subprocess.CompletedProcess[str], str, str]:
     notes, stacks = folder / "notes", folder / "stacks"
     script = folder / "train.py"
-    script.write_text(_ARM.format(path=recorder.__file__, notes=str(notes), stacks=str(stacks), code=code))
+    script.write_text(_ARM.format(path=rank_exit.__file__, notes=str(notes), stacks=str(stacks), code=code))
     env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(folder / "error.json")}
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=30, check=False
@@ -297,7 +297,7 @@ def test_only_the_last_program_of_a_shell_rank_counts() -> None:
 @pytest.mark.parametrize(
     ("file", "is_users"),
     [
-        ("/opt/other/src/rankwise/evidence/in_rank/collective_recorder.py", False),
+        ("/opt/other/src/rankwise/evidence/in_rank/intercept_calls.py", False),
         ("/opt/tools/rankwise/runtime/session.py", False),
         ("/home/you/rankwise/train.py", True),
     ],

@@ -14,7 +14,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 from rankwise.base.errors import UsageError
-from rankwise.data.orders import ShuffledOrder
+from rankwise.data.epoch_order import ShuffledOrder
 from rankwise.data.permutation import (
     MAX_SIZE,
     NUM_ROUNDS,

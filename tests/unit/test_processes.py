@@ -17,7 +17,7 @@ pytestmark = pytest.mark.linux
 _HEAD = """
 import json, os, signal, subprocess, sys, time
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.osdoor import adopt_orphans
+from rankwise.base.os_calls import adopt_orphans
 from rankwise.launcher.processes import end_descendants, list_descendants
 adopt_orphans()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from rankwise.warm.becoming import ReadVariables
+from rankwise.warm.become_rank import ReadVariables
 
 if TYPE_CHECKING:
     import pytest

@@ -8,7 +8,7 @@ import pytest
 
 from rankwise.base.faults import FaultRecord
 from rankwise.verdict.case import Case, RankEnd, Verdict
-from rankwise.verdict.judge import judge
+from rankwise.verdict.first_failure import judge
 from rankwise.verdict.requeue import is_requeue
 
 

@@ -14,7 +14,7 @@ import pytest
 from rankwise.evidence.reader import scene_file
 from rankwise.evidence.reader.replicas import Digest, Replica
 from rankwise.verdict.case import Case, RankEnd
-from rankwise.verdict.judge import judge
+from rankwise.verdict.first_failure import judge
 from rankwise.verdict.run_rules import look
 from scenes import ended, gradient, in_call, op, rank, scene
 

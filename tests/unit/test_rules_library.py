@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _HERE = Path(rankwise.__file__).parent
 _INSTALLED = "/env/lib/python3.11/site-packages/rankwise"
-_RECORDER = (f"{_INSTALLED}/evidence/in_rank/collective_recorder.py", 140, "wait")
+_RECORDER = (f"{_INSTALLED}/evidence/in_rank/intercept_calls.py", 140, "wait")
 _OPEN = {"is_over": False}
 #: The library's own group.
 _SIDE = (Group(name="1", ranks=(0, 1), backend="gloo"),)

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from rankwise.base.faults import FaultRecord
 from rankwise.evidence.reader.scene import Op, RankFacts
 from rankwise.verdict.case import Case, RankEnd
-from rankwise.verdict.judge import judge
+from rankwise.verdict.first_failure import judge
 from rankwise.verdict.run_rules import look
 from rankwise.verdict.split_mismatch import find_odd, find_split_mismatches
 from scenes import in_call, op, rank, scene

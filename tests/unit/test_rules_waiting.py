@@ -31,7 +31,7 @@ from scenes import (
 _OPEN = {"is_over": False}
 _TORCH = "/env/lib/python3.11/site-packages/torch"
 _RENDEZVOUS = f"{_TORCH}/distributed/rendezvous.py"
-_RECORDER = "/env/lib/python3.11/site-packages/rankwise/evidence/in_rank/collective_recorder.py"
+_RECORDER = "/env/lib/python3.11/site-packages/rankwise/evidence/in_rank/intercept_calls.py"
 
 
 def _first(*ranks: RankFacts, **facts: Any) -> Any:
@@ -490,7 +490,7 @@ def test_a_stopped_worker_keeps_the_batches_of_the_others() -> None:
         assert _first(_waiting(0), busy).rule == "kept_waiting"
 
 
-_RECORDER = "/env/lib/python3.11/site-packages/rankwise/evidence/in_rank/collective_recorder.py"
+_RECORDER = "/env/lib/python3.11/site-packages/rankwise/evidence/in_rank/intercept_calls.py"
 
 
 def test_waiting_for_a_work_is_a_wait() -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 from rankwise import DataError, UsageError
-from rankwise.data.orders import (
+from rankwise.data.epoch_order import (
     GROUP_BATCHES,
     LengthGroupedOrder,
     ShuffledOrder,

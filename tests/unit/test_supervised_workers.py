@@ -13,7 +13,7 @@ pytestmark = pytest.mark.linux
 _STARTS_MANY = """
 import json, sys
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.osdoor import adopts_orphans
+from rankwise.base.os_calls import adopts_orphans
 from rankwise.launcher import supervisor
 from rankwise.launcher.signals import Signals
 from rankwise.launcher.workers import Command, Ended

@@ -1,6 +1,6 @@
 """What a dying rank leaves: error.json, in torchelastic's schema, so that either side reads the other's.
 
-The writer in the rank is evidence/in_rank/recorder.py, or torch's own ``@record``; the schema is
+The writer in the rank is evidence/in_rank/rank_exit.py, or torch's own ``@record``; the schema is
 ``{"message": {"message": str, "extraInfo": {"py_callstack": str, "timestamp": str}}}``.
 """
 

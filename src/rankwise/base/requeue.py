@@ -6,7 +6,7 @@ import os
 import signal
 from contextlib import suppress
 
-from rankwise.base.osdoor import NOTES_FD
+from rankwise.base.os_calls import NOTES_FD
 
 #: What a rank, and then the launcher, exits with when the job has stopped by itself and wants to be started again:
 #: EX_TEMPFAIL of sysexits.h, "try again later".
@@ -14,10 +14,10 @@ REQUEUE = 75
 
 # Caught by ranks that call should_stop(), and by nobody else: so the launcher, which reads in /proc what a process
 # catches, knows that SIGTERM does not end them, and uses this one where there is nothing to save any more. A rank that
-# leaves after a notice ignores it in the end. Neighbour of the signal that asks for stacks (base/osdoor.py).
+# leaves after a notice ignores it in the end. Neighbour of the signal that asks for stacks (base/os_calls.py).
 END_SIGNAL: int | None = signal.SIGRTMIN + 12 if hasattr(signal, "SIGRTMIN") else None
 
-#: How the notes of a rank begin (evidence/in_rank/recorder.py), and the lines that say how 75 is meant, and that the
+#: How the notes of a rank begin (evidence/in_rank/rank_exit.py), and the lines that say how 75 is meant, and that the
 #: rank leaves so.
 _FIRST, _ASKED, _LEAVES = b'{"note": "armed"', b'{"note": "requeue"}\n', b'{"note": "leaves"}\n'
 #: That SIGINT is a notice to it, and that it is none any more.

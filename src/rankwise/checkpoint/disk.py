@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import CheckpointError, RankwiseError
-from rankwise.base.osdoor import IS_WINDOWS
+from rankwise.base.os_calls import IS_WINDOWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import CheckpointError
-from rankwise.base.osdoor import try_lock_file
+from rankwise.base.os_calls import try_lock_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> int:
     settings = find_settings(args)
     outcome = _check(args, settings, given)
     if args.fix or args.diff:
-        from rankwise.lint.running.fixing import diff, write  # noqa: PLC0415 - few runs mend anything
-        from rankwise.lint.running.mending import mend_files  # noqa: PLC0415
+        from rankwise.lint.running.fix_files import mend_files  # noqa: PLC0415
+        from rankwise.lint.running.text_edits import diff, write  # noqa: PLC0415 - few runs mend anything
 
         mended = list(mend_files(outcome.findings, settings))
         if args.diff:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from rankwise.doctor.multi_host.cluster_report import ClusterReport
     from rankwise.doctor.probe import Probe
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 
 
 def main(argv: Sequence[str]) -> int:

@@ -15,8 +15,8 @@ from rankwise.base.errors import UsageError
 from rankwise.base.identity import read_identity
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport
-from rankwise.doctor.rendezvous.plan import JoinError, Requested, find_plan, is_batch_script, read_place
+from rankwise.doctor.multi_host.cluster_report import ClusterReport, HostReport
+from rankwise.doctor.multi_host.plan import JoinError, Requested, find_plan, is_batch_script, read_place
 from rankwise.doctor.variables.masking import make_mask
 from rankwise.doctor.variables.places import try_read
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
+    from rankwise.doctor.multi_host.plan import Plan
     from rankwise.doctor.probe import Probe
-    from rankwise.doctor.rendezvous.plan import Plan
 
 
 #: A word; what is longer is none.
@@ -79,7 +79,7 @@ def meet(
         plan, arrival_timeout_s=args.arrival_timeout, measure=measure, all_reduce=all_reduce, token=args.token or plan.token
     )  # fmt: skip
     host = Host(env=env, job=read_job(args, plan, env))
-    from rankwise.doctor.rendezvous.examine_hosts import examine_hosts  # noqa: PLC0415 - asyncio, which one host alone does not need
+    from rankwise.doctor.multi_host.examine_hosts import examine_hosts  # noqa: PLC0415 - asyncio, which one host alone does not need
 
     try:
         return examine_hosts(host, probes, plan, say), True

@@ -16,10 +16,10 @@ from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError
 from rankwise.cli.doctor_hosts import look_alone, meet, read_job, say
 from rankwise.doctor.host import Host
+from rankwise.doctor.multi_host.cluster_report import from_json
+from rankwise.doctor.multi_host.over_ssh import RemoteHosts, find_own
+from rankwise.doctor.multi_host.plan import Plan
 from rankwise.doctor.network.names import resolve
-from rankwise.doctor.rendezvous.cluster_report import from_json
-from rankwise.doctor.rendezvous.over_ssh import RemoteHosts, find_own
-from rankwise.doctor.rendezvous.plan import Plan
 from rankwise.doctor.storage.mounts import find_current
 from rankwise.doctor.variables.masking import mask_value
 from rankwise.doctor.variables.places import DEFAULT_PORT
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
+    from rankwise.doctor.multi_host.cluster_report import ClusterReport
     from rankwise.doctor.probe import Probe, Reading
-    from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 
 #: Flags of the hosts that ssh starts are those of this one, less what it does itself.
 _OF_HERE = (

@@ -12,7 +12,7 @@ from rankwise.base.flags import Parser
 from rankwise.evidence.reader import external_dumps, offline
 from rankwise.launcher.console import Console
 from rankwise.verdict import evidence_folder
-from rankwise.verdict.judge import judge
+from rankwise.verdict.first_failure import judge
 from rankwise.verdict.judge_offline import judge_offline_run
 from rankwise.verdict.judge_scene import judge_scene, say
 from rankwise.verdict.report import render

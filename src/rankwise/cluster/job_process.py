@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypedDict, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.files import write_atomic
-from rankwise.base.osdoor import try_lock_file
+from rankwise.base.os_calls import try_lock_file
 from rankwise.base.requeue import REQUEUE
 from rankwise.base.ssh import SSH_FAILED
 from rankwise.cluster.launch_command import RANK_LINE

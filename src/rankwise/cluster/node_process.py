@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import environ
-from rankwise.base.osdoor import IS_LINUX, KILL_SIGNAL, die_with_parent, wait_ready
+from rankwise.base.os_calls import IS_LINUX, KILL_SIGNAL, die_with_parent, wait_ready
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.files import write_atomic
-from rankwise.base.osdoor import try_lock_file
+from rankwise.base.os_calls import try_lock_file
 from rankwise.cluster.cluster import Document, JobState
 from rankwise.cluster.following import follow_files
 from rankwise.cluster.job_process import CANCEL, LOCK, LOG, PLAN, STATE

@@ -10,7 +10,7 @@ from torch.utils.data import distributed
 
 from rankwise.base.errors import DataError
 from rankwise.data.data_ranks import find_world
-from rankwise.data.orders import Order, SequentialOrder, ShuffledOrder
+from rankwise.data.epoch_order import Order, SequentialOrder, ShuffledOrder
 from rankwise.data.schedule import FIRST_BLOCK, LAST_BLOCK
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from rankwise.base.errors import RankwiseError, UsageError
 from rankwise.data.data_ranks import find_world
 from rankwise.data.loader import DataLoader
 from rankwise.data.metric_totals import MetricTotals
-from rankwise.data.place import current_place
+from rankwise.data.sample_position import current_place
 from rankwise.data.splitting import find_own_splitting, is_stream
 from rankwise.runtime.collectives import gather
 from rankwise.runtime.context import find_current

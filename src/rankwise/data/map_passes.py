@@ -9,7 +9,7 @@ import torch
 
 from rankwise.base.errors import UsageError
 from rankwise.data.map_reader import MapWorkItem
-from rankwise.data.place import deal_places, show
+from rankwise.data.sample_position import deal_places, show
 from rankwise.data.steps import Step
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from torch.utils.data import Sampler
 from rankwise.base.errors import DataError, UsageError
 from rankwise.data.batches import cut
 from rankwise.data.data_ranks import find_world
-from rankwise.data.orders import LengthGroupedOrder, Order, SequentialOrder, ShuffledOrder, WeightedOrder
-from rankwise.data.saved_places import KIND, VERSION, check_state, is_between_epochs
+from rankwise.data.epoch_order import LengthGroupedOrder, Order, SequentialOrder, ShuffledOrder, WeightedOrder
+from rankwise.data.saved_positions import KIND, VERSION, check_state, is_between_epochs
 from rankwise.data.schedule import FIRST_BLOCK, LAST_BLOCK, Schedule, StepPlan
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from rankwise.data.place import Place, find_place, show
+from rankwise.data.sample_position import Place, find_place, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ class Step:
         return self._num_micro_batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield them; each becomes the one at hand (``rankwise.data.place``), and the step counts as consumed with the last."""
+        """Yield them; each becomes the one at hand (``rankwise.data.sample_position``), and the step counts as consumed with the last."""
         return self._micro_batches
 
     def fetch(self) -> MicroBatches:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import DataError
-from rankwise.data.saved_places import STREAM_KIND, VERSION, check_kind
+from rankwise.data.saved_positions import STREAM_KIND, VERSION, check_kind
 from rankwise.data.stream_reader import Opening
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.errors import DataError, UsageError
-from rankwise.data.place import deal_places, show
 from rankwise.data.prefetch import move_tree
+from rankwise.data.sample_position import deal_places, show
 from rankwise.data.schedule import Schedule, count_micro_batches
 from rankwise.data.splitting import is_one_shot
 from rankwise.data.steps import Step

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.base.clock import SYSTEM_CLOCK, Clock
 from rankwise.base.environ import environ
-from rankwise.base.osdoor import KILL_SIGNAL
+from rankwise.base.os_calls import KILL_SIGNAL
 from rankwise.doctor.network.names import resolve
 
 if TYPE_CHECKING:

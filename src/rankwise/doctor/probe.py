@@ -31,7 +31,7 @@ class Probe:
         speed: How long it takes.
         classes: The failure classes that it explains: at such a failure a launcher asks it.
         look: Looks at one host. It never raises for what a host may lack: that is a reading, too. None: there is
-            something to see only where several hosts meet (``rankwise.doctor.rendezvous``).
+            something to see only where several hosts meet (``rankwise.doctor.multi_host``).
         compare: Compares what ``look`` has put into the facts of its readings (those of one host are merged), by name
             of host, where several hosts are looked at. It tells only of what differs, and names the hosts. None: there
             is nothing to compare.

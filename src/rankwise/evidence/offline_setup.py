@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.environ import environ, is_on
 from rankwise.base.identity import read_int
-from rankwise.base.osdoor import ASK_FD, EVIDENCE_FD, IS_LINUX, NOTES_FD, STACKS_FD, make_memory_file
+from rankwise.base.os_calls import ASK_FD, EVIDENCE_FD, IS_LINUX, NOTES_FD, STACKS_FD, make_memory_file
 from rankwise.evidence.in_rank.ring import SIZE_BYTES
 from rankwise.evidence.reader.offline_layout import (
     FILES,
@@ -147,7 +147,7 @@ def arm(setup: OfflineSetup) -> None:
     """Begin to record in this very process, which runs the user's code already."""
     orders = dict(setup.orders)
     keep, places = orders.pop("keep"), {**orders.pop("evidence"), "pid": os.getpid()}
-    recorder_module: Any = _load("recorder")
+    recorder_module: Any = _load("rank_exit")
     offline_recorder: Any = _load("offline_recorder")
     load = offline_recorder.install(keep, _load, orders["stacks"])
     recorder = recorder_module.arm(**orders)
@@ -157,7 +157,7 @@ def arm(setup: OfflineSetup) -> None:
             _load,
             recorder,
             recorder_module.let_threads_settle,
-            lambda module: load("instrument").begin(module, places, load, recorder),
+            lambda module: load("install").begin(module, places, load, recorder),
             reports_absent=False,
         )
 

@@ -10,7 +10,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.base.events import EventLog
 from rankwise.base.host import share_cores
-from rankwise.base.osdoor import IS_LINUX, raise_file_limit
+from rankwise.base.os_calls import IS_LINUX, raise_file_limit
 from rankwise.base.requeue import REQUEUE
 from rankwise.launcher.helper import Helper, InterruptedByUser
 from rankwise.launcher.interpreter import find_interpreter
@@ -57,7 +57,7 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         raise_file_limit()  # after the supervisor's fork: the ranks keep the limit that the user gave them
         warm = WarmStart(spec, host, workers, console, plan=plan, is_forked=supervisor is not None)
         job = _prepare(spec, console, warm, workers, signals, closings, host=host, helper=helper)
-        from rankwise.launcher.attempts import run_attempts  # noqa: PLC0415 - it is there by now
+        from rankwise.launcher.attempt_loop import run_attempts  # noqa: PLC0415 - it is there by now
 
         code = run_attempts(job)
     except InterruptedByUser:
@@ -105,7 +105,7 @@ def ask_resident(
 
 def _import_the_rest() -> None:
     """Import what comes after the warm server's start: it takes as long as a fork."""
-    import rankwise.launcher.attempts  # noqa: PLC0415
+    import rankwise.launcher.attempt_loop  # noqa: PLC0415
     import rankwise.launcher.entry_check  # noqa: PLC0415
     import rankwise.launcher.host_check  # noqa: F401, PLC0415
 
@@ -123,7 +123,7 @@ def _prepare(
 ) -> Job:
     """Bring together what the attempts of a launch share; ``closings`` gets what is to be called at its end, last first."""
     # While the server imports torch: what follows costs 0.04 s before the first rank.
-    from rankwise.launcher.attempts import open_rendezvous  # noqa: PLC0415
+    from rankwise.launcher.attempt_loop import open_rendezvous  # noqa: PLC0415
     from rankwise.launcher.entry_check import EntryCheck  # noqa: PLC0415
 
     check = EntryCheck(spec, console)

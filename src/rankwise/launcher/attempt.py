@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all, read_tail
-from rankwise.base.osdoor import KILL_SIGNAL, listens_to
+from rankwise.base.os_calls import KILL_SIGNAL, listens_to
 from rankwise.base.rank_names import name_ranks
 from rankwise.base.requeue import END_SIGNAL
 from rankwise.base.roles import name_roles
@@ -19,10 +19,10 @@ from rankwise.evidence.reader.snapshot import take_stacks
 from rankwise.launcher.attempt_signals import AttemptSignals, is_notice
 from rankwise.launcher.job_monitor import JobMonitor
 from rankwise.launcher.output import Pump, read_last_words
-from rankwise.launcher.policy import decide, to_failure
 from rankwise.launcher.rank_end import Rank, describe_end, find_ending
 from rankwise.launcher.rank_start import RankStarter
 from rankwise.launcher.requeue_watch import RequeueWatch
+from rankwise.launcher.restart_policy import decide, to_failure
 from rankwise.launcher.single_rank_restart import SingleRankRestarts
 from rankwise.launcher.tee import Tee
 from rankwise.launcher.workers import (
@@ -37,15 +37,15 @@ from rankwise.launcher.workers import (
 )
 from rankwise.verdict.case import Case, RankEnd
 from rankwise.verdict.exit_codes import is_abort_at_exit
-from rankwise.verdict.judge import judge
+from rankwise.verdict.first_failure import judge
 from rankwise.verdict.requeue import is_requeue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.launcher.job import Job
-    from rankwise.launcher.policy import Failure
     from rankwise.launcher.rendezvous.assignment import Assignment
+    from rankwise.launcher.restart_policy import Failure
 
 _SNAPSHOT_S = 0.2
 #: An import of torch takes 1 s; on a busy host, or from a network disk, half a minute is nothing odd.

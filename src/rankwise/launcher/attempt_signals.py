@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all
-from rankwise.base.osdoor import listens_to
+from rankwise.base.os_calls import listens_to
 from rankwise.base.requeue import END_SIGNAL, heeds_interrupts
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.findings import Finding
 from rankwise.base.host import count_gpus, is_loopback, is_unspecified
-from rankwise.base.near_files import find_near
+from rankwise.base.similar_paths import find_near
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

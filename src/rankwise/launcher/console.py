@@ -8,7 +8,7 @@ import threading
 from typing import final
 
 from rankwise.base import terminal
-from rankwise.base.osdoor import IS_WINDOWS, wait_ready
+from rankwise.base.os_calls import IS_WINDOWS, wait_ready
 
 _PIPE_BUF_BYTES = 4096
 _LOOK_EVERY_S = 0.2

@@ -13,7 +13,7 @@ import subprocess
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.environ import environ
-from rankwise.base.osdoor import IS_WINDOWS, KILL_SIGNAL
+from rankwise.base.os_calls import IS_WINDOWS, KILL_SIGNAL
 from rankwise.launcher.workers import Change, Command, Ended, NotStarted, Started
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, TextIO, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, UsageError
-from rankwise.base.osdoor import IS_WINDOWS
+from rankwise.base.os_calls import IS_WINDOWS
 from rankwise.launcher.output import read_or_end
 from rankwise.verdict.exit_codes import name_signal
 

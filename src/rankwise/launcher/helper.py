@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import LaunchError
-from rankwise.base.osdoor import IS_LINUX, die_with_parent
+from rankwise.base.os_calls import IS_LINUX, die_with_parent
 from rankwise.engine import HELPER_PROCESS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import final
 
 from rankwise.base.host_memory import is_own_folder, name_memory_folder
-from rankwise.base.osdoor import IS_LINUX, try_lock_file
+from rankwise.base.os_calls import IS_LINUX, try_lock_file
 
 _ROOT = Path("/dev/shm")
 _OWNER = ".owner"

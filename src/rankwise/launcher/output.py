@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_tail
-from rankwise.base.osdoor import IS_LINUX, IS_WINDOWS, copy_terminal_size, open_terminal
+from rankwise.base.os_calls import IS_LINUX, IS_WINDOWS, copy_terminal_size, open_terminal
 from rankwise.base.terminal import is_same_place
 from rankwise.launcher.interrupt_traces import InterruptTraces
 from rankwise.launcher.spec import Std

@@ -23,10 +23,10 @@ from rankwise.base.environ import environ, is_on
 from rankwise.base.errors import RankwiseError, UsageError
 from rankwise.base.events import EventLog
 from rankwise.base.host import share_cores
-from rankwise.base.osdoor import IS_WINDOWS, raise_file_limit
+from rankwise.base.os_calls import IS_WINDOWS, raise_file_limit
 from rankwise.engine import STORE_PROCESS
 from rankwise.launcher.agent import ask_host, ask_resident, open_workers
-from rankwise.launcher.attempts import open_rendezvous, run_attempts
+from rankwise.launcher.attempt_loop import open_rendezvous, run_attempts
 from rankwise.launcher.console import Console
 from rankwise.launcher.helper import Helper, InterruptedByUser
 from rankwise.launcher.interpreter import find_own

@@ -8,7 +8,7 @@ import string
 from typing import TYPE_CHECKING
 
 from rankwise.base.environ import JOB_SECRET, RankEnv, environ
-from rankwise.base.osdoor import ASK_FD, EVIDENCE_FD, IS_LINUX, NOTES_FD, STACK_SIGNAL, STACKS_FD
+from rankwise.base.os_calls import ASK_FD, EVIDENCE_FD, IS_LINUX, NOTES_FD, STACK_SIGNAL, STACKS_FD
 from rankwise.base.roles import Role
 from rankwise.evidence.reader.rank_channel import PASSED_AT
 from rankwise.launcher.workers import Command

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.faults import read_fault
 from rankwise.base.files import read_all
-from rankwise.base.osdoor import KILL_SIGNAL
+from rankwise.base.os_calls import KILL_SIGNAL
 from rankwise.base.requeue import has_left
 from rankwise.base.terminal import strip_escapes
 from rankwise.evidence.reader.notes import parse_stack, parse_traceback, read_notes, split_crash

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, final
 
-from rankwise.base.osdoor import IS_LINUX, NOTES_FD, make_memory_file
+from rankwise.base.os_calls import IS_LINUX, NOTES_FD, make_memory_file
 from rankwise.base.roles import RETURNS
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.reader.rank_channel import RankChannel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all
-from rankwise.base.osdoor import IS_LINUX
+from rankwise.base.os_calls import IS_LINUX
 from rankwise.base.requeue import REQUEUE, has_asked
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base import __version__
 from rankwise.base.environ import environ, get, is_on, read_float
 from rankwise.base.errors import UsageError
-from rankwise.base.osdoor import (
+from rankwise.base.os_calls import (
     IS_LINUX,
     SUPERVISOR_NAME,
     die_with_peer,

@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
-from rankwise.base.osdoor import IS_WINDOWS
+from rankwise.base.os_calls import IS_WINDOWS
 
 if TYPE_CHECKING:
     from types import FrameType

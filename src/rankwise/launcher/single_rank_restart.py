@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.files import read_all
-from rankwise.base.osdoor import IS_LINUX
+from rankwise.base.os_calls import IS_LINUX
 from rankwise.base.roles import are_spare, is_apart, is_needed, name_roles
-from rankwise.launcher.policy import decide, to_failure
-from rankwise.verdict.judge import judge
+from rankwise.launcher.restart_policy import decide, to_failure
+from rankwise.verdict.first_failure import judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.launcher.job import Job
-    from rankwise.launcher.policy import Failure
     from rankwise.launcher.rank_end import Rank
     from rankwise.launcher.rendezvous.assignment import Assignment
+    from rankwise.launcher.restart_policy import Failure
     from rankwise.verdict.case import Case, LostNode
 
 

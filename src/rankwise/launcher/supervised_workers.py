@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal, TypedDict, final
 
 from rankwise.base.errors import LaunchError
-from rankwise.base.osdoor import SERVER_FD, adopt_orphans, adopts_orphans, make_memory_file, wait_ready
+from rankwise.base.os_calls import SERVER_FD, adopt_orphans, adopts_orphans, make_memory_file, wait_ready
 from rankwise.launcher.processes import end_descendants
 from rankwise.launcher.supervisor import fork_supervisor
 from rankwise.launcher.supervisor_protocol import DATAGRAM_BYTES, Request

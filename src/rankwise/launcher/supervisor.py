@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.files import read_all
-from rankwise.base.osdoor import (
+from rankwise.base.os_calls import (
     ASK_FD,
     EVIDENCE_FD,
     NOTES_FD,

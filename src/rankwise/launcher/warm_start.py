@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.environ import is_on
 from rankwise.base.host import count_cores
-from rankwise.base.osdoor import IS_LINUX, SERVER_FD
+from rankwise.base.os_calls import IS_LINUX, SERVER_FD
 from rankwise.launcher.rank_command import build_argv, build_shared_env, hook_path_env
 from rankwise.launcher.workers import Command, Cooled, Warmed
 from rankwise.warm.plan import LATCHED, Plan, plan_start

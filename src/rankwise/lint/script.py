@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import ast
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.history import History
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.history import History
     from rankwise.lint.piece import Piece
     from rankwise.lint.program import Module
 

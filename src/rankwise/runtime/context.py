@@ -19,7 +19,7 @@ from rankwise.base.faults import find_last_error, is_failure
 from rankwise.base.log import get_logger
 from rankwise.base.requeue import REQUEUE, ask_requeue
 from rankwise.base.roles import RETURNS
-from rankwise.evidence.in_rank.recorder import let_threads_settle
+from rankwise.evidence.in_rank.rank_exit import let_threads_settle
 from rankwise.runtime.batch import BatchPlan, plan_batch
 from rankwise.runtime.leaving import finish_background, leave_store, wait_until_connected
 from rankwise.runtime.rng import derive_seed, seed_all

@@ -20,7 +20,7 @@ from rankwise.base.environ import get, read_float
 from rankwise.base.errors import RankwiseError, RendezvousError, UsageError
 from rankwise.base.log import get_logger
 from rankwise.base.roles import COUNTS, list_roles, note_apart, read_counts
-from rankwise.evidence.in_rank.recorder import let_threads_settle
+from rankwise.evidence.in_rank.rank_exit import let_threads_settle
 from rankwise.evidence.in_rank.rendezvous_registry import Record, describe_process, find_loopback
 from rankwise.runtime.connecting import connect
 from rankwise.runtime.context import RankContext, enter, find_current, leave_all

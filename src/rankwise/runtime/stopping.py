@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, final
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import CollectiveError, CollectiveTimeoutError, UsageError
 from rankwise.base.log import get_logger
-from rankwise.base.osdoor import listens_to
+from rankwise.base.os_calls import listens_to
 from rankwise.base.requeue import END_SIGNAL, note_interrupts
 from rankwise.runtime.child_shield import close_shield, open_shield
 from rankwise.runtime.stop_vote import StopVote

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.lazy import find_homes, make_getattr
 
 if TYPE_CHECKING:
-    from rankwise.data.place import placed as placed
+    from rankwise.data.sample_position import placed as placed
     from rankwise.train.callbacks import Callback as Callback
     from rankwise.train.dropout import (
         GlobalDropout as GlobalDropout,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rankwise.train.tracking import Track as Track
 
 _NAMES = {
-    "rankwise.data.place": "placed",
+    "rankwise.data.sample_position": "placed",
     "rankwise.train.callbacks": "Callback",
     "rankwise.train.dropout": "GlobalDropout replace_dropout same_masks",
     "rankwise.train.evaluating": "Evaluation",

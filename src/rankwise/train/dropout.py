@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rankwise.base.errors import ModelError, UsageError
 from rankwise.data.permutation import hash_numbers
-from rankwise.data.place import Place, current_place, find_place, find_rank
+from rankwise.data.sample_position import Place, current_place, find_place, find_rank
 from rankwise.runtime.rng import derive_seed
 
 if TYPE_CHECKING:

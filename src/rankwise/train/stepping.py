@@ -9,7 +9,7 @@ import torch
 
 from rankwise.base.errors import NumericsError, UsageError
 from rankwise.base.log import get_logger
-from rankwise.data.place import find_place
+from rankwise.data.sample_position import find_place
 from rankwise.parallel.ddp import apply_ddp
 from rankwise.parallel.dtensors import scale_to, to_local, total_norm
 from rankwise.parallel.strategy_lookup import differs_by_rank, find_strategy, strategy_of

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.rank_names import name_ranks
 from rankwise.verdict.case import end_of
+from rankwise.verdict.error_origin import find_blame
 from rankwise.verdict.exit_calls import find_exit_call, is_regular_end
 from rankwise.verdict.finding import JobFinding, Waiting
-from rankwise.verdict.root_error import find_blame
 from rankwise.verdict.rules.forward_on_some import fix_forward
 from rankwise.verdict.rules.member_ended import fix_fewer
 from rankwise.verdict.scene_view import SceneView

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from rankwise.base.faults import FaultRecord
 from rankwise.base.rank_names import name_ranks
 from rankwise.verdict.case import Case, Verdict, end_of
+from rankwise.verdict.error_origin import find_blame
 from rankwise.verdict.finding import Waiting
-from rankwise.verdict.judge import judge
+from rankwise.verdict.first_failure import judge
 from rankwise.verdict.judge_scene import NO_PROOF, fold, judge_scene
 from rankwise.verdict.rank_state import find_state
-from rankwise.verdict.root_error import find_blame
 from rankwise.verdict.run_rules import look
 from rankwise.verdict.wording import shorten, verb
 

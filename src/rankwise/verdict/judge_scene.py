@@ -10,7 +10,7 @@ from rankwise.base.terminal import strip_escapes
 from rankwise.evidence.reader.flight_dump import UNKNOWN_LINE
 from rankwise.evidence.reader.scene import STILL_S
 from rankwise.verdict.case import Case, RankEnd, Verdict
-from rankwise.verdict.judge import judge
+from rankwise.verdict.first_failure import judge
 from rankwise.verdict.rank_state import find_state
 from rankwise.verdict.report import render, render_finding
 from rankwise.verdict.run_rules import look

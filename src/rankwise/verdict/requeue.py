@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from rankwise.base.osdoor import KILL_SIGNAL
+from rankwise.base.os_calls import KILL_SIGNAL
 from rankwise.base.rank_names import name_ranks
 from rankwise.base.requeue import REQUEUE
 from rankwise.verdict.case import Casualty, Verdict

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rankwise.evidence.in_rank.pipeline_stages import read_flow
 from rankwise.evidence.reader.notes import parse_traceback
+from rankwise.verdict.error_origin import find_blame
 from rankwise.verdict.finding import Waiting
 from rankwise.verdict.rank_state import is_at_exit
-from rankwise.verdict.root_error import find_blame
 from rankwise.verdict.wording import name_briefly
 
 if TYPE_CHECKING:

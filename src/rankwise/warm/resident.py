@@ -54,7 +54,7 @@ class Resident:
         self._cold: type[Exception] = server.cold_error
         self._command_line: Any = None
         self._supervisor: Any = None
-        self._loaded: Any = load("loaded").Loaded(load("checks").list_importable)
+        self._loaded: Any = load("loaded_modules").Loaded(load("checks").list_importable)
         self._runs: set[int] = set()
         self._left_alone: set[int] = set()
         self._sweep_until_s = 0.0
@@ -66,7 +66,7 @@ class Resident:
 
     def prepare(self) -> None:
         """Find out whether ranks of any command can be forked from here, and load the supervisor."""
-        if not self._server.becoming.adopt_orphans():
+        if not self._server.become_rank.adopt_orphans():
             raise self._cold("this system does not let us adopt forked ranks")
         self._command_line = self._load("command_line").CommandLine()
         if not self._command_line.can_change:
@@ -255,7 +255,7 @@ class Resident:
                 os.dup2(fd, number)
                 os.close(fd)
             _take_on(request, self._server.list_set())
-            self._server.becoming.adopt_orphans()
+            self._server.become_rank.adopt_orphans()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             pid = self._server.fork()
             if not pid:
@@ -265,7 +265,7 @@ class Resident:
                 self._server.serve_run(theirs, request["first_path"], request["ignored"])
                 return True
             theirs.close()
-            self._server.becoming.show(os.environb, [*request["shown"], request["program"], *request["args"]])
+            self._server.become_rank.show(os.environb, [*request["shown"], request["program"], *request["args"]])
             link = socket.socket(fileno=supervisors)
             self._supervisor.keep(link, (pid, ours), frozenset(request["ignored"]))
         except BaseException:

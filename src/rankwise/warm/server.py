@@ -123,23 +123,23 @@ class Server:
     def __init__(
         self, orders: dict[str, Any], known: frozenset[str], hook_folder: str, load: Callable[[str], Any]
     ) -> None:
-        self.becoming, self._checks, self._freezing = load("becoming"), load("checks"), load("freezing")
+        self.become_rank, self._checks, self._freezing = load("become_rank"), load("checks"), load("freezing")
         self._argv: list[str] | None = None
         self._sock = socket.socket(fileno=orders["fd"])
         os.set_inheritable(orders["fd"], False)
         self._orders, self._known, self._hook_folder = orders, known, hook_folder
         self._later: list[str] = list(orders["later"])
-        self._name = self.becoming.get_name()
+        self._name = self.become_rank.get_name()
         self._thread_owners: list[str] = []
         self._sources: dict[str, int] = {}
         self._rank_readers: dict[str, str] = {}
         self._asked_for: set[str] = set()
-        self._reads = self.becoming.ReadVariables()
+        self._reads = self.become_rank.ReadVariables()
         self._read_by_torch: frozenset[str] = frozenset()
         self._shadowed = ""
         self._begin_env = dict(os.environ)
         self._ready: dict[str, Any] = {}
-        self._watch = self.becoming.ImportWatch({name.partition(".")[0] for name in orders["asked"]})
+        self._watch = self.become_rank.ImportWatch({name.partition(".")[0] for name in orders["asked"]})
         self.say({"hello": os.getpid()})
         signals = [getattr(signal, name) for name in _DEAF_TO]
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
@@ -172,11 +172,11 @@ class Server:
         self._libraries = self._freezing.list_libraries()
         self._import_asked()
         for module, name in self._rank_readers.items():
-            if not self.becoming.is_mended(module):
+            if not self.become_rank.is_mended(module):
                 raise Cold(f"{module} asks for {name} when it is imported, but a preload has none")
         if shadowed := self._find_shadowed(frozenset(sys.modules) - self._known):
             raise Cold(shadowed)
-        self.becoming.set_name(b"rankwise-warm")
+        self.become_rank.set_name(b"rankwise-warm")
         self._watch.install()
         self._freezing.freeze(self._libraries)
         if was_enabled:
@@ -250,7 +250,7 @@ class Server:
     def _note_asked(self, name: str) -> None:
         self._asked_for.add(name)
         if name in _RANKS_OWN:
-            self._rank_readers.setdefault(self.becoming.find_reader().f_globals.get("__name__"), name)
+            self._rank_readers.setdefault(self.become_rank.find_reader().f_globals.get("__name__"), name)
 
     def _find_shadowed(self, loaded: frozenset[str]) -> str:
         """Tell which module of ours the script's folder has under the same name: the script would get that one."""
@@ -305,7 +305,7 @@ class Server:
 
     def list_own_modules(self) -> list[Any]:
         """Return those of our modules that sys.modules does not have."""
-        return [self.becoming, self._checks, self._freezing]
+        return [self.become_rank, self._checks, self._freezing]
 
     def find_other_variable(self, env: dict[str, str]) -> str:
         """Tell in which variable an environment differs that was read at an import; empty if in none."""
@@ -452,9 +452,9 @@ class Server:
         """Make this forked process what a started one would be."""
         os.setsid()
         self._sock.close()
-        self.becoming.place(fds, order["fds"])
-        self.becoming.renew_streams()
-        self.becoming.set_name(self._name)
+        self.become_rank.place(fds, order["fds"])
+        self.become_rank.renew_streams()
+        self.become_rank.set_name(self._name)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, handler in self._handlers.items():
             # None: not Python's, but some library's; what that was nobody can tell.
@@ -466,27 +466,27 @@ class Server:
                 start.pop(name, None)
             else:
                 os.environ[name] = start[name] = value
-        self.becoming.wait_adoption(order["supervisor"], strangers)
+        self.become_rank.wait_adoption(order["supervisor"], strangers)
         if "RANKWISE_CALL" in order["env"]:
             mask = {*mask, signal.SIGINT}  # a function's rank lets it in when it can end without a traceback
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self.becoming.renew_identity()
+        self.become_rank.renew_identity()
         for module, name in self._rank_readers.items():
-            self.becoming.mend(module, name)
+            self.become_rank.mend(module, name)
         if order["runs"] != "script":
-            self.becoming.run_main(order["runs"], order["args"])
+            self.become_rank.run_main(order["runs"], order["args"])
         start["PYTHONPATH"] = os.pathsep.join(
             [self._hook_folder, *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [])]
         )
         if os.environ.get("PYTHONPATH") == "":
             start["RANKWISE_EMPTY_PYTHONPATH"] = "1"
-        self.becoming.show(os.environb, self._argv)
+        self.become_rank.show(os.environb, self._argv)
         inherited = [number for number in order["fds"] if number > 2]
         ignored = {int(number) for number, handler in self._handlers.items() if handler is signal.SIG_IGN}
         latched, read = tuple(self._orders["latched"]), self._read_by_torch - _RANKS_OWN
         # Names are taken as they are; prefixes are for packages that go through the whole environment.
         asked = (*(self._asked_for - _RANKS_OWN), *_FRAMEWORKS) if self._orders["asked"] else ()
-        late = self.becoming.LateEnvironment(latched, read, asked, start, inherited, ignored=ignored, mask=mask)
+        late = self.become_rank.LateEnvironment(latched, read, asked, start, inherited, ignored=ignored, mask=mask)
         self._watch.begin(late)
 
 

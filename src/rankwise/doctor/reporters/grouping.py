@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from rankwise.doctor.multi_host.cluster_report import ClusterReport, HostReport
 from rankwise.doctor.probe import Reading, Verdict, find_worst
-from rankwise.doctor.rendezvous.cluster_report import ClusterReport, HostReport
 from rankwise.doctor.units import join_names
 
 #: So many hosts are named; of more the others are counted.

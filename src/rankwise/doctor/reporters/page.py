@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from rankwise.doctor.multi_host.cluster_report import ClusterReport, Link, Measure, Outcome
 from rankwise.doctor.probe import Reading
-from rankwise.doctor.rendezvous.cluster_report import ClusterReport, Link, Measure, Outcome
 from rankwise.doctor.reporters import grouping
 from rankwise.doctor.reporters.grouping import Line
 from rankwise.doctor.units import format_rate, format_seconds

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import cast
 
 from rankwise.doctor.json_records import to_json
+from rankwise.doctor.multi_host.cluster_report import ClusterReport
 from rankwise.doctor.probe import VERDICTS, Fact
-from rankwise.doctor.rendezvous.cluster_report import ClusterReport
 from rankwise.doctor.reporters.grouping import Line, join_same, judge, list_readings
 
 #: Raised when a key goes or means something else; new keys may come at any time.

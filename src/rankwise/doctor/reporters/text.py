@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator
 
+from rankwise.doctor.multi_host.cluster_report import ClusterReport, Measure
 from rankwise.doctor.probe import Verdict, find_worst
-from rankwise.doctor.rendezvous.cluster_report import ClusterReport, Measure
 from rankwise.doctor.reporters import grouping
 from rankwise.doctor.reporters.grouping import Line
 from rankwise.doctor.units import align, format_count, format_rate, format_seconds

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import final
 
 from rankwise.base.clock import Clock
-from rankwise.base.osdoor import try_lock_file
+from rankwise.base.os_calls import try_lock_file
 
 _BLOCK_BYTES = 4 << 20
 _MOST_BYTES, _MOST_S = 64 << 20, 1.0

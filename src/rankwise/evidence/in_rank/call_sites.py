@@ -1,6 +1,6 @@
 """Which line of the user's own code a call comes from, in a rank: found once for each place in the code, then remembered.
 
-This file stands alone, as ``recorder.py`` does.
+This file stands alone, as ``rank_exit.py`` does.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 On the CPU the bytes are read where they lie, without any function of torch. On a GPU a few kernels add up the bits behind the
 work that is queued there already, and nobody waits for the result: it is picked up later. This file stands alone, as
-``recorder.py`` does.
+``rank_exit.py`` does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The logs in which a rank keeps the digests of its models: one for each model and optimizer, written where the parent can read them.
 
-This file stands alone, as ``recorder.py`` does.
+This file stands alone, as ``rank_exit.py`` does.
 """
 
 from __future__ import annotations

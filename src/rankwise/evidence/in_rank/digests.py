@@ -1,7 +1,7 @@
 """Checksums of models that are trained as replicas, in a rank: taken at steps fixed in advance, so that the parent can compare the ranks.
 
 Watched are models in DistributedDataParallel, and a model that is in no wrapper while a DistributedSampler deals out its data. Which steps
-are digested depends on their number alone, never on time: all ranks take the same. This file stands alone, as ``recorder.py`` does.
+are digested depends on their number alone, never on time: all ranks take the same. This file stands alone, as ``rank_exit.py`` does.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Digests:
     """
 
     def __init__(self, load: Any, ring: Any, writer: Any, find_site: Any, groups: Any) -> None:
-        self._checksums, self._wrappers, logs = load("checksums"), load("wrappers"), load("digest_log")
+        self._checksums, self._wrappers, logs = load("checksums"), load("replace_functions"), load("digest_log")
         self._find_site, self._groups = find_site, groups
         self._is_on = os.environ.get("RANKWISE_DIGESTS") != "0"
         self._pid, self._lock = os.getpid(), threading.Lock()

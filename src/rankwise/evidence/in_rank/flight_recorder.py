@@ -2,7 +2,7 @@
 
 DDP's buckets are such, and functional collectives. What it keeps is gone with the process, so its newest entries are written into
 the memory file now and then. torch hands them out as a pickle, which nobody but the process itself should open. This file stands
-alone, as ``recorder.py`` does.
+alone, as ``rank_exit.py`` does.
 """
 
 from __future__ import annotations

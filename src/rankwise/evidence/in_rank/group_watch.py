@@ -62,7 +62,7 @@ def install(
             sys.stderr.write(f"rankwise: this rank's process groups are not watched: {error!r}\n")
 
     def wrap_functions(module: Any) -> None:
-        wrappers = load("wrappers")
+        wrappers = load("replace_functions")
         for name in _LETTING_GO:
             # Whoever drops a group last, often a model long after `destroy_process_group`, must not wait for ever.
             wrappers.do_first(module, name, lambda _args: settle(_SETTLE_S))

@@ -1,7 +1,7 @@
 """Which exceptions the threads of a rank are handling just now: one that raised may hang in its `finally`, and its traceback is never printed.
 
 Nothing of the script is run to describe them, as an exception's own text could wait for other ranks. This file stands alone,
-as ``recorder.py`` does.
+as ``rank_exit.py`` does.
 """
 
 from __future__ import annotations

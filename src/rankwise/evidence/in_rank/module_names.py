@@ -1,7 +1,7 @@
 """Names the module of a model that a rank makes a collective for: ``layers.3``, as ``named_modules()`` of the outermost one has it.
 
 It is read from frames: those in which torch calls a module, and those of FSDP2 that gather or reduce what a module has. No hook, so
-a forward costs what it did. This file stands alone, as ``recorder.py`` does.
+a forward costs what it did. This file stands alone, as ``rank_exit.py`` does.
 """
 
 from __future__ import annotations

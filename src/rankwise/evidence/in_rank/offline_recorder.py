@@ -2,7 +2,7 @@
 
 Only this thread writes to the folder, so a disk that blocks keeps nobody else waiting. It looks, too, at the other ranks of its
 host: what one that was killed or stopped has recorded is copied by whoever notices. This file stands alone, as
-``recorder.py`` does.
+``rank_exit.py`` does.
 """
 
 from __future__ import annotations

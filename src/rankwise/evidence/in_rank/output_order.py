@@ -2,7 +2,7 @@
 
 Standard error goes through the launcher, standard output does not, so it would overtake: a bar of tqdm is wiped away, a line
 is printed in its place, and the bar is drawn again below, on two streams. Before Python writes to standard output, it waits
-here until the launcher has passed on what was written to standard error before. It stands alone, as ``recorder.py`` does.
+here until the launcher has passed on what was written to standard error before. It stands alone, as ``rank_exit.py`` does.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A stage of torch's lists the messages of a micro-batch by four methods, and the schedule sends them, at once or later. So the tensors are
 remembered when they are listed, and found again when the message is recorded; in scripts that use torch's classes themselves, too.
-This file stands alone, as ``recorder.py`` does.
+This file stands alone, as ``rank_exit.py`` does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LISTS = {
 }
 _MOST_KEPT = 2048
 _MARK = "stage|"
-_RECORDING = f"{os.sep}in_rank{os.sep}collective_recorder.py"
+_RECORDING = f"{os.sep}in_rank{os.sep}intercept_calls.py"
 
 
 class Flow(NamedTuple):

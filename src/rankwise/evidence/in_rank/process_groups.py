@@ -1,6 +1,6 @@
 """The process groups of a rank: their members, backends and counts, without keeping any of them alive.
 
-This file stands alone, as ``recorder.py`` does.
+This file stands alone, as ``rank_exit.py`` does.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It begins when the script calls init_process_group, so one that never does never has it. It looks at the flight recorder by itself
 as well, for collectives of which nobody has asked yet, and takes care to cost next to nothing. This file stands alone, as
-``recorder.py`` does.
+``rank_exit.py`` does.
 """
 
 from __future__ import annotations

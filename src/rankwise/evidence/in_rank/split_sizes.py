@@ -1,6 +1,6 @@
 """How much a rank gives to each other member in a collective and expects from each, where that may differ from member to member.
 
-This file stands alone, as ``recorder.py`` does.
+This file stands alone, as ``rank_exit.py`` does.
 """
 
 from __future__ import annotations

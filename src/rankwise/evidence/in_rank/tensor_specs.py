@@ -1,6 +1,6 @@
 """What the tensors of a call are, in the few bytes that a record has for it; worked out once for each kind.
 
-This file stands alone, as ``recorder.py`` does.
+This file stands alone, as ``rank_exit.py`` does.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import UsageError
-from rankwise.base.osdoor import SUPERVISOR_NAME
+from rankwise.base.os_calls import SUPERVISOR_NAME
 from rankwise.evidence.in_rank.ring import SIZE_BYTES
 from rankwise.evidence.reader import pyspy
 from rankwise.evidence.reader.kernel_wait import find_wait

@@ -41,9 +41,8 @@ LIBRARY_WAITS: dict[tuple[str, str], LibraryWait] = {
 _ROOMS = {"base", "runtime", "parallel", "checkpoint", "data", "train", "tf"}
 #: A decorator of its functions.
 _EAGER = "/rankwise/runtime/eager.py"
-#: Where ``Work.wait`` has its frame while it is recorded.
-#: The second is its name in records of version 0.2.
-_RECORDER = ("/rankwise/evidence/in_rank/collective_recorder.py", "/rankwise/evidence/recording.py")
+#: Where ``Work.wait`` has its frame while it is recorded; the others are its names in records of earlier versions.
+_RECORDER = ("/in_rank/intercept_calls.py", "/evidence/in_rank/collective_recorder.py", "/evidence/recording.py")
 #: What such a function may stand in: it waits in a thread of its own, so that the wait has a bound.
 _WITHIN = ("/threading.py", "/rankwise/base/deadline.py", "/rankwise/evidence/")
 #: Where the script begins, and each of its threads.

@@ -7,7 +7,7 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
-from rankwise.base.osdoor import IS_LINUX, count_allowed_files, make_memory_file
+from rankwise.base.os_calls import IS_LINUX, count_allowed_files, make_memory_file
 from rankwise.evidence.in_rank.ring import HEADER_BYTES, SIZE_BYTES, read_asked, read_mark
 from rankwise.evidence.reader.merge_records import Merger
 

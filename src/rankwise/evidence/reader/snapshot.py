@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.base.files import read_all
-from rankwise.base.osdoor import STACK_SIGNAL, STACKS_FD, listens_to
+from rankwise.base.os_calls import STACK_SIGNAL, STACKS_FD, listens_to
 from rankwise.evidence.reader.notes import Stack, parse_stack, split_crash
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import UsageError
 from rankwise.base.host import find_port_holder, is_loopback, listen_tcp
-from rankwise.base.osdoor import IS_WINDOWS
+from rankwise.base.os_calls import IS_WINDOWS
 from rankwise.launcher.rendezvous.assignment import Assignment
 
 if TYPE_CHECKING:

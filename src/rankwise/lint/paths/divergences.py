@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.history import Exit, Inline, Loop, Op
+from rankwise.lint.interpreter.history import Exit, Inline, Loop, Op
 from rankwise.lint.paths.tokens import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankwise.lint.model.calls import Guard
-    from rankwise.lint.model.history import History, Item
+    from rankwise.lint.interpreter.calls import Guard
+    from rankwise.lint.interpreter.history import History, Item
     from rankwise.lint.paths.tokens import Token
 
 

@@ -6,19 +6,19 @@ import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.functions import has_yield
-from rankwise.lint.model.history import Op
+from rankwise.lint.analyses.tensor_text import is_in
+from rankwise.lint.interpreter.functions import has_yield
+from rankwise.lint.interpreter.history import Op
 from rankwise.lint.paths.divergences import divergences, place_of
 from rankwise.lint.paths.local import local_paths
 from rankwise.lint.paths.reasons import is_resumed
 from rankwise.lint.paths.tokens import ops_of
 from rankwise.lint.paths.words import anchor
-from rankwise.lint.topics.tensor_text import is_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from rankwise.lint.model.calls import Guard
+    from rankwise.lint.interpreter.calls import Guard
     from rankwise.lint.paths.divergences import Divergence
     from rankwise.lint.paths.local import LocalPath
     from rankwise.lint.script import Script

@@ -6,15 +6,15 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rankwise.lint.model.history import Exit, Fork, Inline, Loop, Op
-from rankwise.lint.model.values import AGREED, Spread
+from rankwise.lint.interpreter.history import Exit, Fork, Inline, Loop, Op
+from rankwise.lint.interpreter.values import AGREED, Spread
 from rankwise.lint.paths.tokens import key_of, ops_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankwise.base.findings import Severity
-    from rankwise.lint.model.history import Arm, Item
+    from rankwise.lint.interpreter.history import Arm, Item
 
 LocalKind = Literal["arm", "leave", "loop", "handler", "swallow", "finally"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.values import Spread
-from rankwise.lint.topics.tensors import sources_of
+from rankwise.lint.analyses.tensors import sources_of
+from rankwise.lint.interpreter.values import Spread
 
 if TYPE_CHECKING:
     import ast
 
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.interpreter.values import Value
 
 _WHY = (("exception", "and an exception occurs on one rank"), ("signal", "and signals reach each rank at a different moment"), ("time",
         "and clocks differ"), ("input", "and input differs"), ("queue", "and each process has its own queue"), ("random",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.lint.model.history import Exit, Fork, Inline, Loop, Op, walk
-from rankwise.lint.model.values import AGREED, Spread
+from rankwise.lint.interpreter.history import Exit, Fork, Inline, Loop, Op, walk
+from rankwise.lint.interpreter.values import AGREED, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankwise.lint.model.calls import Guard
-    from rankwise.lint.model.history import Item
+    from rankwise.lint.interpreter.calls import Guard
+    from rankwise.lint.interpreter.history import Item
 
 #: Ops that ranks may make in their own number and order: to one peer, or inside `join`.
 _FREE = frozenset({"point"})

@@ -6,14 +6,14 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import span_of
-from rankwise.lint.model.history import Exit, Op
+from rankwise.lint.interpreter.history import Exit, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.lint.finding import Span
-    from rankwise.lint.model.calls import Guard, Site
-    from rankwise.lint.model.history import Loop
+    from rankwise.lint.interpreter.calls import Guard, Site
+    from rankwise.lint.interpreter.history import Loop
     from rankwise.lint.program import Module
     from rankwise.lint.script import Script
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
+from rankwise.lint.analyses.collective_calls import backends
+from rankwise.lint.analyses.job_view import node_in, statement_of, text_of
+from rankwise.lint.analyses.tensor_text import is_in, mention
+from rankwise.lint.analyses.tensors import OFF, place_given
+from rankwise.lint.analyses.wrapping import trains_later, wraps
 from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.values import Instance, Method, Object
 from rankwise.lint.library.names import DDP
-from rankwise.lint.model.values import Instance, Method, Object
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import backends
-from rankwise.lint.topics.job_view import node_in, statement_of, text_of
-from rankwise.lint.topics.tensor_text import is_in, mention
-from rankwise.lint.topics.tensors import OFF, place_given
-from rankwise.lint.topics.wrapping import trains_later, wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.wrapping import Wrap
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.wrapping import Wrap
 
 _ADDERS = frozenset({"add_module", "register_module", "register_parameter", "append", "insert", "extend"})
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.library.acts import ACTS
-from rankwise.lint.library.names import DDP, FSDP, SAMPLER
-from rankwise.lint.program import LIBRARIES
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import (
+from rankwise.lint.analyses.job_view import (
     INIT,
     above,
     called_names,
@@ -23,12 +18,17 @@ from rankwise.lint.topics.job_view import (
     statement_of,
     text_of,
 )
-from rankwise.lint.topics.turns import is_caught
+from rankwise.lint.analyses.turns import is_caught
+from rankwise.lint.finding import Found
+from rankwise.lint.library.collective_table import ACTS
+from rankwise.lint.library.names import DDP, FSDP, SAMPLER
+from rankwise.lint.program import LIBRARIES
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
+    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.script import Entry, Script
 
 _ASKS = "torch.distributed.is_initialized"

@@ -5,20 +5,20 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.collective_calls import FILLED, collectives, filled_node, word_of
+from rankwise.lint.analyses.job_view import once, places, text_of
+from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.finding import Found
-from rankwise.lint.library.acts import ACTS
-from rankwise.lint.model.notes import NoneUse
-from rankwise.lint.model.values import Items, Object, is_number
+from rankwise.lint.interpreter.notes import NoneUse
+from rankwise.lint.interpreter.values import Items, Object, is_number
+from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import FILLED, collectives, filled_node, word_of
-from rankwise.lint.topics.job_view import once, places, text_of
-from rankwise.lint.topics.turns import is_caught
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
 
 #: Parameters that a call may leave out.

@@ -5,11 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.library.makers import DRAWN, FACTORIES, OF_VALUES, RETURNS_SELF
-from rankwise.lint.model.values import Items, Method, is_number
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import (
+from rankwise.lint.analyses.collective_calls import (
     FILLED,
     ROOTED,
     D,
@@ -18,18 +14,22 @@ from rankwise.lint.topics.collective_calls import (
     root_rank,
     word_of,
 )
-from rankwise.lint.topics.job_view import function_of, text_of
-from rankwise.lint.topics.summing import divides, is_sum
-from rankwise.lint.topics.tensor_text import VIEWS, is_in, key_of, mention, root_of
-from rankwise.lint.topics.tensors import backward_passes, learns, sources_of
+from rankwise.lint.analyses.job_view import function_of, text_of
+from rankwise.lint.analyses.summing import divides, is_sum
+from rankwise.lint.analyses.tensor_text import VIEWS, is_in, key_of, mention, root_of
+from rankwise.lint.analyses.tensors import backward_passes, learns, sources_of
+from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.values import Items, Method, is_number
+from rankwise.lint.library.constructor_table import DRAWN, FACTORIES, OF_VALUES, RETURNS_SELF
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.job_view import Place
 
 
 @rule("RW301", "error", "C15", "a collective writes into a tensor that nothing keeps")

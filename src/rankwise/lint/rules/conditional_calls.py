@@ -7,20 +7,20 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.collective_calls import in_step
+from rankwise.lint.analyses.job_view import parents_of
 from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.history import Op
 from rankwise.lint.library.names import ACCELERATOR, DDP
-from rankwise.lint.model.history import Op
 from rankwise.lint.paths.found import all_divergences, all_local_paths, all_ops, missed_ops
 from rankwise.lint.paths.reasons import test_of
 from rankwise.lint.paths.words import also, anchor, called, line_left, reported_place, tested, who, written
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import in_step
-from rankwise.lint.topics.job_view import parents_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
+    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.paths.found import Missed
     from rankwise.lint.script import Script
 

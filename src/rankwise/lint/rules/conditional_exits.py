@@ -5,23 +5,23 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.data_flow import loaders_in, sampler_of
 from rankwise.lint.finding import Found
-from rankwise.lint.library.makers import RECOUNTS
-from rankwise.lint.model.history import Exit, Fork, Loop, Op
-from rankwise.lint.model.values import Spread
+from rankwise.lint.interpreter.history import Exit, Fork, Loop, Op
+from rankwise.lint.interpreter.values import Spread
+from rankwise.lint.library.constructor_table import RECOUNTS
 from rankwise.lint.paths.found import all_divergences, all_local_paths
 from rankwise.lint.paths.local import how_bad, may_fail_alone
 from rankwise.lint.paths.reasons import is_perhaps_shared, test_of, why
 from rankwise.lint.paths.tokens import ops_of
 from rankwise.lint.paths.words import also, anchor, called, reported_place, tested, who, written
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import loaders_in, sampler_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.findings import Severity
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.paths.local import LocalPath
     from rankwise.lint.script import Script
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.collective_calls import FILLED, OBJECTS, backends, collectives, has_group, word_of
+from rankwise.lint.analyses.job_view import INIT, backend_of, function_of, is_hidden, once, places, text_of
+from rankwise.lint.analyses.tensors import is_cpu, is_on_cpu, place_given
+from rankwise.lint.analyses.wrapping import parts_of
 from rankwise.lint.finding import Found
-from rankwise.lint.library.acts import ACTS
+from rankwise.lint.interpreter.calls import arms_of
+from rankwise.lint.interpreter.library_calls import kinds_of
+from rankwise.lint.interpreter.values import Instance, Items, Object
+from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.names import DDP
-from rankwise.lint.model.calls import arms_of
-from rankwise.lint.model.library_calls import kinds_of
-from rankwise.lint.model.values import Instance, Items, Object
 from rankwise.lint.paths.words import reported_place
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import FILLED, OBJECTS, backends, collectives, has_group, word_of
-from rankwise.lint.topics.job_view import INIT, backend_of, function_of, is_hidden, once, places, text_of
-from rankwise.lint.topics.tensors import is_cpu, is_on_cpu, place_given
-from rankwise.lint.topics.wrapping import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.job_view import Place
 
 
 @rule("RW213", "error", "I17", "the backend is NCCL in a script that works on the CPU")

@@ -5,12 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.model.values import Items, Library
-from rankwise.lint.paths.words import reported_place, written
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.device_index import fault_of
-from rankwise.lint.topics.job_view import (
+from rankwise.lint.analyses.device_index import fault_of
+from rankwise.lint.analyses.job_view import (
     INIT,
     backend_of,
     function_of,
@@ -26,16 +22,20 @@ from rankwise.lint.topics.job_view import (
     spawns,
     text_of,
 )
-from rankwise.lint.topics.options import option_of
+from rankwise.lint.analyses.options import option_of
+from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.values import Items, Library
+from rankwise.lint.paths.words import reported_place, written
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.findings import Severity
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.job_view import Place, Setting
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Entry, Script
-    from rankwise.lint.topics.job_view import Place, Setting
 
 #: Where a library takes a device by position.
 _POSITIONS = {

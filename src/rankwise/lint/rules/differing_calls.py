@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.collective_calls import D, collectives, has_group, word_of
+from rankwise.lint.analyses.job_view import ops, text_of
+from rankwise.lint.analyses.lengths import shape_of
 from rankwise.lint.finding import Found
-from rankwise.lint.library.acts import ACTS
-from rankwise.lint.library.makers import RETURNS_SELF
-from rankwise.lint.model.history import Loop, walk
-from rankwise.lint.model.values import Items, Object
+from rankwise.lint.interpreter.history import Loop, walk
+from rankwise.lint.interpreter.values import Items, Object
+from rankwise.lint.library.collective_table import ACTS
+from rankwise.lint.library.constructor_table import RETURNS_SELF
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import D, collectives, has_group, word_of
-from rankwise.lint.topics.job_view import ops, text_of
-from rankwise.lint.topics.lengths import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.library.names import SAMPLER
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import SAMPLER_AT, shown
-from rankwise.lint.topics.epochs import is_reached, loops_of, reshuffled, set_epoch_calls
-from rankwise.lint.topics.in_ranks import is_in_ranks
-from rankwise.lint.topics.job_view import (
+from rankwise.lint.analyses.data_flow import SAMPLER_AT, shown
+from rankwise.lint.analyses.epochs import is_reached, loops_of, reshuffled, set_epoch_calls
+from rankwise.lint.analyses.in_ranks import is_in_ranks
+from rankwise.lint.analyses.job_view import (
     function_of,
     is_distributed,
     is_spawned,
@@ -21,17 +18,20 @@ from rankwise.lint.topics.job_view import (
     places,
     text_of,
 )
+from rankwise.lint.finding import Found
+from rankwise.lint.library.names import SAMPLER
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.findings import Severity
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.data_flow import Pass
+    from rankwise.lint.analyses.epochs import Shuffled
+    from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.data_flow import Pass
-    from rankwise.lint.topics.epochs import Shuffled
-    from rankwise.lint.topics.job_view import Place
 
 
 @rule("RW501", "error", "X1", "set_epoch is never called on a DistributedSampler, so each epoch uses the same order")

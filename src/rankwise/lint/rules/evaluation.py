@@ -6,25 +6,25 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.data_flow import SAMPLER_AT, is_prepared, passes, sampler_of, shown
+from rankwise.lint.analyses.job_view import is_distributed, is_hidden, node_in, once, places, text_of
+from rankwise.lint.analyses.lengths import length_of
+from rankwise.lint.analyses.tensors import OFF, is_model_call, sources_of
 from rankwise.lint.finding import Found
-from rankwise.lint.library.acts import ACTS
+from rankwise.lint.interpreter.notes import Quotient
+from rankwise.lint.interpreter.values import Items, Object, Spread
+from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.names import ACCELERATOR
-from rankwise.lint.model.notes import Quotient
-from rankwise.lint.model.values import Items, Object, Spread
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import SAMPLER_AT, is_prepared, passes, sampler_of, shown
-from rankwise.lint.topics.job_view import is_distributed, is_hidden, node_in, once, places, text_of
-from rankwise.lint.topics.lengths import length_of
-from rankwise.lint.topics.tensors import OFF, is_model_call, sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.history import History
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.data_flow import Pass
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.history import History
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.data_flow import Pass
 
 #: `predictions[: len(loader.dataset) - seen]`: repeated samples are cut off by hand.
 _CUT = re.compile(r"len\([\w.]*dataset\w*\)\s*-|remainder|\[\s*:\s*len\(")

@@ -5,22 +5,22 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.collective_calls import collectives, filled_node
+from rankwise.lint.analyses.job_view import above, function_of, is_distributed, text_of
+from rankwise.lint.analyses.summing import divides, is_sum
+from rankwise.lint.analyses.tensor_text import is_in, key_of, mention, root_of
+from rankwise.lint.analyses.tensors import backward_passes, sources_of
 from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.notes import Quotient
+from rankwise.lint.interpreter.values import ANY, Items, Method
 from rankwise.lint.library.names import DDP, FSDP
-from rankwise.lint.model.notes import Quotient
-from rankwise.lint.model.values import ANY, Items, Method
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import collectives, filled_node
-from rankwise.lint.topics.job_view import above, function_of, is_distributed, text_of
-from rankwise.lint.topics.summing import divides, is_sum
-from rankwise.lint.topics.tensor_text import is_in, key_of, mention, root_of
-from rankwise.lint.topics.tensors import backward_passes, sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
 
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.library.acts import ACTS
-from rankwise.lint.model.values import Items, Object, Spread, mixed
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import (
+from rankwise.lint.analyses.collective_calls import (
     FILLED,
     D,
     backends,
@@ -20,8 +16,8 @@ from rankwise.lint.topics.collective_calls import (
     ranks_in,
     word_of,
 )
-from rankwise.lint.topics.in_ranks import WHO
-from rankwise.lint.topics.job_view import (
+from rankwise.lint.analyses.in_ranks import WHO
+from rankwise.lint.analyses.job_view import (
     function_of,
     is_distributed,
     line_of,
@@ -31,14 +27,18 @@ from rankwise.lint.topics.job_view import (
     statement_of,
     text_of,
 )
-from rankwise.lint.topics.tensor_text import is_behind, key_of, loads, nodes_in, root_of, targets_of
+from rankwise.lint.analyses.tensor_text import is_behind, key_of, loads, nodes_in, root_of, targets_of
+from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.values import Items, Object, Spread, mixed
+from rankwise.lint.library.collective_table import ACTS
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
+    from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.script import Entry, Script
-    from rankwise.lint.topics.job_view import Place
 
 #: What is known of a tensor before its content is.
 _QUIET = frozenset(

@@ -5,11 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.model.calls import arms_of
-from rankwise.lint.model.values import is_number
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import (
+from rankwise.lint.analyses.job_view import (
     DESTROY,
     INIT,
     SPAWN,
@@ -21,13 +17,17 @@ from rankwise.lint.topics.job_view import (
     places,
     text_of,
 )
-from rankwise.lint.topics.options import option_of, text_given
+from rankwise.lint.analyses.options import option_of, text_given
+from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.calls import arms_of
+from rankwise.lint.interpreter.values import is_number
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Entry, Script
 
 _STORE = "torch.distributed.FileStore"

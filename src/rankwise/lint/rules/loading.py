@@ -5,22 +5,22 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.device_index import fault_of
+from rankwise.lint.analyses.job_view import is_distributed, line_of, node_in, once, places, places_of, text_of
+from rankwise.lint.analyses.saved_files import is_model_file, reads, same_file
 from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.calls import whole_of
+from rankwise.lint.interpreter.values import Instance, Items, Object
 from rankwise.lint.library.names import DDP
-from rankwise.lint.model.calls import whole_of
-from rankwise.lint.model.values import Instance, Items, Object
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.device_index import fault_of
-from rankwise.lint.topics.job_view import is_distributed, line_of, node_in, once, places, places_of, text_of
-from rankwise.lint.topics.saved_files import is_model_file, reads, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.saved_files import FileUse
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.saved_files import FileUse
 
 
 @rule("RW605", "warning", "K3", "all ranks load a checkpoint onto the GPU that saved it")

@@ -5,11 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.model.values import Items, Object
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import given, passes, sampler_of
-from rankwise.lint.topics.job_view import (
+from rankwise.lint.analyses.data_flow import given, passes, sampler_of
+from rankwise.lint.analyses.job_view import (
     differs,
     function_of,
     is_distributed,
@@ -19,19 +16,22 @@ from rankwise.lint.topics.job_view import (
     starts_group,
     text_of,
 )
-from rankwise.lint.topics.saved_files import is_chosen
-from rankwise.lint.topics.shares import is_shared_out
-from rankwise.lint.topics.summing import by_ranks, divides, is_sum
-from rankwise.lint.topics.tensor_text import nodes_in, root_of
-from rankwise.lint.topics.tensors import is_mean
+from rankwise.lint.analyses.saved_files import is_chosen
+from rankwise.lint.analyses.shares import is_shared_out
+from rankwise.lint.analyses.summing import by_ranks, divides, is_sum
+from rankwise.lint.analyses.tensor_text import nodes_in, root_of
+from rankwise.lint.analyses.tensors import is_mean
+from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.values import Items, Object
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.job_view import Place
 
 _REDUCES = (
     "torch.distributed.all_reduce",

@@ -6,11 +6,11 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.scopes import Scopes, is_function, scopes_of
+from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.finding import Edit, Found, Span, span_of
 from rankwise.lint.library.names import canonical
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.scopes import Scopes, is_function, scopes_of
-from rankwise.lint.topics.turns import is_caught
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

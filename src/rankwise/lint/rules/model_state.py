@@ -5,22 +5,22 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.job_view import text_of
+from rankwise.lint.analyses.seeds import draws_in, find_seeding
+from rankwise.lint.analyses.tensor_text import is_in, mention
+from rankwise.lint.analyses.wrapping import parts_of, refers_to, trains_later, wraps
 from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.values import Items, Object
 from rankwise.lint.library.names import DDP, FSDP, FULLY_SHARD
-from rankwise.lint.model.values import Items, Object
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import text_of
-from rankwise.lint.topics.seeds import draws_in, find_seeding
-from rankwise.lint.topics.tensor_text import is_in, mention
-from rankwise.lint.topics.wrapping import parts_of, refers_to, trains_later, wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.wrapping import Wrap
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.wrapping import Wrap
 
 _RANDOM = frozenset({"reset_parameters", "apply", "init_weights", "_init_weights", "initialize_weights"})
 _SENDS = (

@@ -8,14 +8,14 @@ from collections import defaultdict
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.job_view import is_hidden, statement_of
+from rankwise.lint.analyses.scopes import FunctionNode, Scope, Scopes, is_function, scopes_of
+from rankwise.lint.analyses.turns import is_caught
+from rankwise.lint.analyses.undefined import function_of, is_certain, may_make_names, undefined
 from rankwise.lint.finding import Found
-from rankwise.lint.model.notes import Unbound
-from rankwise.lint.model.values import LITERAL_NONE, Instance, Object
+from rankwise.lint.interpreter.notes import Unbound
+from rankwise.lint.interpreter.values import LITERAL_NONE, Instance, Object
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import is_hidden, statement_of
-from rankwise.lint.topics.scopes import FunctionNode, Scope, Scopes, is_function, scopes_of
-from rankwise.lint.topics.turns import is_caught
-from rankwise.lint.topics.undefined import function_of, is_certain, may_make_names, undefined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,22 +7,22 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.in_ranks import differs_deeply, is_in_ranks
+from rankwise.lint.analyses.job_view import is_distributed, node_in, once, places, starts_group, text_of
+from rankwise.lint.analyses.turns import is_barrier, is_caught, takes_turns, was_done_before
 from rankwise.lint.finding import Edit, Found, Span, span_of
+from rankwise.lint.interpreter.values import Items
 from rankwise.lint.library.names import FABRIC
-from rankwise.lint.model.values import Items
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
-from rankwise.lint.topics.job_view import is_distributed, node_in, once, places, starts_group, text_of
-from rankwise.lint.topics.turns import is_barrier, is_caught, takes_turns, was_done_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.findings import Severity
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.job_view import Place
 
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
 _FETCHES = frozenset({"urllib.request.urlretrieve", "wget.download", "gdown.download", "gdown.download_folder", "torch.hub.download_url_to_file",

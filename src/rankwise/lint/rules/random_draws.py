@@ -6,12 +6,9 @@ import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.library.names import LOADER, SAMPLER
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import training_loops
-from rankwise.lint.topics.in_ranks import differs_deeply, is_in_ranks
-from rankwise.lint.topics.job_view import (
+from rankwise.lint.analyses.data_flow import training_loops
+from rankwise.lint.analyses.in_ranks import differs_deeply, is_in_ranks
+from rankwise.lint.analyses.job_view import (
     is_distributed,
     line_of,
     node_in,
@@ -21,19 +18,22 @@ from rankwise.lint.topics.job_view import (
     statement_of,
     text_of,
 )
-from rankwise.lint.topics.saved_files import position_of
-from rankwise.lint.topics.seeds import DRAWS, draws_in, find_seeding, last_seed, library_of
-from rankwise.lint.topics.shares import spreads_otherwise
-from rankwise.lint.topics.tensors import sources_of
+from rankwise.lint.analyses.saved_files import position_of
+from rankwise.lint.analyses.seeds import DRAWS, draws_in, find_seeding, last_seed, library_of
+from rankwise.lint.analyses.shares import spreads_otherwise
+from rankwise.lint.analyses.tensors import sources_of
+from rankwise.lint.finding import Found
+from rankwise.lint.library.names import LOADER, SAMPLER
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.findings import Severity
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Entry, Script
-    from rankwise.lint.topics.job_view import Place
 
 _SPLIT = "torch.utils.data.random_split"
 _SKLEARN = frozenset(

@@ -5,11 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.model.notes import Quotient, TextTest, is_by_zero
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import in_step
-from rankwise.lint.topics.job_view import (
+from rankwise.lint.analyses.collective_calls import in_step
+from rankwise.lint.analyses.job_view import (
     INIT,
     SPAWN,
     backend_of,
@@ -24,16 +21,19 @@ from rankwise.lint.topics.job_view import (
     settings,
     text_of,
 )
-from rankwise.lint.topics.options import options
-from rankwise.lint.topics.turns import is_caught
+from rankwise.lint.analyses.options import options
+from rankwise.lint.analyses.turns import is_caught
+from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.notes import Quotient, TextTest, is_by_zero
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
+    from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.analyses.options import Option
+    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.job_view import Place
-    from rankwise.lint.topics.options import Option
 
 
 @rule("RW204", "error", "I26", "a rank from the environment is a string but is compared with a number")

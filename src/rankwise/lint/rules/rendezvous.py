@@ -6,10 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.model.values import Spread
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import (
+from rankwise.lint.analyses.job_view import (
     INIT,
     is_constant,
     is_for_several,
@@ -24,15 +21,18 @@ from rankwise.lint.topics.job_view import (
     statement_of,
     text_of,
 )
-from rankwise.lint.topics.options import options, text_given
+from rankwise.lint.analyses.options import options, text_given
+from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.values import Spread
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.job_view import Place, Setting
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.job_view import Place, Setting
 
 _KEYS = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
 _LOCAL_ADDRESS = re.compile(r"tcp://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):[1-9]\d*$")

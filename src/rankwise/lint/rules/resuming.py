@@ -5,18 +5,18 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.job_view import is_distributed, is_hidden, kind_of, node_in, text_of
+from rankwise.lint.analyses.saved_files import is_model_file, reads
+from rankwise.lint.analyses.tensors import sources_of
 from rankwise.lint.finding import Found
-from rankwise.lint.model.values import Items
+from rankwise.lint.interpreter.values import Items
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import is_distributed, is_hidden, kind_of, node_in, text_of
-from rankwise.lint.topics.saved_files import is_model_file, reads
-from rankwise.lint.topics.tensors import sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
 
 _WORDS = {"optimizer": "optimizer", "scheduler": "learning-rate scheduler", "scaler": "gradient scaler"}

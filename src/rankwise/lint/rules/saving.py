@@ -5,11 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.model.training import is_parallel
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.in_ranks import is_in_ranks
-from rankwise.lint.topics.job_view import (
+from rankwise.lint.analyses.in_ranks import is_in_ranks
+from rankwise.lint.analyses.job_view import (
     called_names,
     is_distributed,
     is_hidden,
@@ -20,17 +17,20 @@ from rankwise.lint.topics.job_view import (
     starts_group,
     text_of,
 )
-from rankwise.lint.topics.saved_files import is_chosen, plain_reads, reads, same_file, writes
-from rankwise.lint.topics.tensor_text import is_in
-from rankwise.lint.topics.tensors import sources_of
-from rankwise.lint.topics.turns import takes_turns
-from rankwise.lint.topics.wrapping import wraps
+from rankwise.lint.analyses.saved_files import is_chosen, plain_reads, reads, same_file, writes
+from rankwise.lint.analyses.tensor_text import is_in
+from rankwise.lint.analyses.tensors import sources_of
+from rankwise.lint.analyses.turns import takes_turns
+from rankwise.lint.analyses.wrapping import wraps
+from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.training import is_parallel
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rankwise.lint.analyses.saved_files import FileUse
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.saved_files import FileUse
 
 
 @rule("RW601", "error", "K1", "every rank writes the same file")

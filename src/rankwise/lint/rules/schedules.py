@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.job_view import once, places, text_of
 from rankwise.lint.finding import Found
-from rankwise.lint.model.values import Spread
+from rankwise.lint.interpreter.values import Spread
 from rankwise.lint.paths.words import written
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import once, places, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

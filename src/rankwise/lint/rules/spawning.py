@@ -6,17 +6,17 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.job_view import above, starts_group
+from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.finding import Found, span_of
-from rankwise.lint.model.notes import Misfit, misfit
-from rankwise.lint.model.values import Function, Items, Value, is_number
+from rankwise.lint.interpreter.notes import Misfit, misfit
+from rankwise.lint.interpreter.values import Function, Items, Value, is_number
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import above, starts_group
-from rankwise.lint.topics.turns import is_caught
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from rankwise.lint.model.calls import Call
+    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.script import Script
 
 _SPAWNS = frozenset({"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"})

@@ -6,11 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Edit, Found, span_of
-from rankwise.lint.library.names import ACCELERATOR, FABRIC, LOADER, SAMPLER
-from rankwise.lint.model.values import Instance, Object
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import (
+from rankwise.lint.analyses.data_flow import (
     AT,
     ITERABLE,
     given,
@@ -21,8 +17,8 @@ from rankwise.lint.topics.data_flow import (
     sampler_of,
     shown,
 )
-from rankwise.lint.topics.job_view import function_of, is_distributed, node_in, once, places, text_of
-from rankwise.lint.topics.shares import (
+from rankwise.lint.analyses.job_view import function_of, is_distributed, node_in, once, places, text_of
+from rankwise.lint.analyses.shares import (
     is_each_ranks_own,
     is_known_data,
     is_shared_out,
@@ -30,14 +26,18 @@ from rankwise.lint.topics.shares import (
     makes_its_samples,
     spreads_otherwise,
 )
+from rankwise.lint.finding import Edit, Found, span_of
+from rankwise.lint.interpreter.values import Instance, Object
+from rankwise.lint.library.names import ACCELERATOR, FABRIC, LOADER, SAMPLER
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.data_flow import Pass
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.data_flow import Pass
 
 
 @rule("RW503", "error", "X2", "a DataLoader gets a sampler and an argument that excludes it", fixable=True)

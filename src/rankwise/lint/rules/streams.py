@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.finding import Found
-from rankwise.lint.library.names import ACCELERATOR, LOADER
-from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import (
+from rankwise.lint.analyses.data_flow import (
     given,
     hf_stream,
     is_given_away,
@@ -16,9 +13,9 @@ from rankwise.lint.topics.data_flow import (
     passes,
     shown,
 )
-from rankwise.lint.topics.in_ranks import differs_deeply
-from rankwise.lint.topics.job_view import is_distributed, node_in, once, places, text_of
-from rankwise.lint.topics.shares import (
+from rankwise.lint.analyses.in_ranks import differs_deeply
+from rankwise.lint.analyses.job_view import is_distributed, node_in, once, places, text_of
+from rankwise.lint.analyses.shares import (
     classes_in,
     draws_at_random,
     loop_shares,
@@ -26,13 +23,16 @@ from rankwise.lint.topics.shares import (
     splits_by_worker,
     spreads_otherwise,
 )
+from rankwise.lint.finding import Found
+from rankwise.lint.library.names import ACCELERATOR, LOADER
+from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.data_flow import Pass
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.data_flow import Pass
 
 
 @rule("RW510", "error", "X7", "an IterableDataset yields the same samples on each rank")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.job_view import line_of, once, places
+from rankwise.lint.analyses.scopes import FunctionNode, Scopes, is_function, scopes_of
+from rankwise.lint.analyses.tensor_text import key_of
 from rankwise.lint.finding import Found
-from rankwise.lint.library.makers import WRAPPERS
-from rankwise.lint.model.values import Function, Instance, Object
+from rankwise.lint.interpreter.values import Function, Instance, Object
+from rankwise.lint.library.constructor_table import WRAPPERS
 from rankwise.lint.paths.words import reported_place
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.job_view import line_of, once, places
-from rankwise.lint.topics.scopes import FunctionNode, Scopes, is_function, scopes_of
-from rankwise.lint.topics.tensor_text import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import UserClass, Value
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import UserClass, Value
     from rankwise.lint.script import Script
 
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.collective_calls import word_of
+from rankwise.lint.analyses.data_flow import given
+from rankwise.lint.analyses.job_view import is_distributed, node_in, once, places, text_of
+from rankwise.lint.analyses.saved_files import is_write
 from rankwise.lint.finding import Found
-from rankwise.lint.library.acts import ACTS
+from rankwise.lint.interpreter.values import ANY, Bound, Function, Instance
+from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.names import LOADER
-from rankwise.lint.model.values import ANY, Bound, Function, Instance
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.collective_calls import word_of
-from rankwise.lint.topics.data_flow import given
-from rankwise.lint.topics.job_view import is_distributed, node_in, once, places, text_of
-from rankwise.lint.topics.saved_files import is_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.values import UserClass
+    from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import UserClass
     from rankwise.lint.script import Script
-    from rankwise.lint.topics.job_view import Place
 
 
 @rule("RW519", "error", "X15", "the forked workers of a loader use CUDA")

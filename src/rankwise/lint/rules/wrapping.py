@@ -5,30 +5,30 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.data_flow import passes, sampler_of
+from rankwise.lint.analyses.job_view import INIT, above, is_hidden, node_in, places_of
+from rankwise.lint.analyses.seeds import draws_in, find_seeding
+from rankwise.lint.analyses.shares import is_each_ranks_own
+from rankwise.lint.analyses.tensor_text import is_in, key_of, mention, nodes_in
+from rankwise.lint.analyses.tensors import OFF, backward_passes, sources_of
+from rankwise.lint.analyses.wrapping import wraps
 from rankwise.lint.finding import Found, span_of
-from rankwise.lint.library.acts import ACTS
-from rankwise.lint.library.makers import WRAPPERS
+from rankwise.lint.interpreter.calls import arms_of
+from rankwise.lint.interpreter.notes import WrapperRead
+from rankwise.lint.interpreter.values import AGREED, Instance, Method, Object, Spread
+from rankwise.lint.library.collective_table import ACTS
+from rankwise.lint.library.constructor_table import WRAPPERS
 from rankwise.lint.library.names import ACCELERATOR, DDP, HF_TRAINER
-from rankwise.lint.model.calls import arms_of
-from rankwise.lint.model.notes import WrapperRead
-from rankwise.lint.model.values import AGREED, Instance, Method, Object, Spread
 from rankwise.lint.rule import rule
-from rankwise.lint.topics.data_flow import passes, sampler_of
-from rankwise.lint.topics.job_view import INIT, above, is_hidden, node_in, places_of
-from rankwise.lint.topics.seeds import draws_in, find_seeding
-from rankwise.lint.topics.shares import is_each_ranks_own
-from rankwise.lint.topics.tensor_text import is_in, key_of, mention, nodes_in
-from rankwise.lint.topics.tensors import OFF, backward_passes, sources_of
-from rankwise.lint.topics.wrapping import wraps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from rankwise.lint.model.calls import Call
-    from rankwise.lint.model.history import History
-    from rankwise.lint.model.values import Value
+    from rankwise.lint.analyses.wrapping import Wrap
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.history import History
+    from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Entry, Script
-    from rankwise.lint.topics.wrapping import Wrap
 
 #: What such a name's call is, is a forward pass of a model.
 _MODELS = ("torch.nn.", "torchvision.models.", "timm.", "transformers.")

@@ -93,7 +93,7 @@ def _study(piece: Piece, project: Project) -> object:
         from rankwise.lint.shell.study import study_shell  # noqa: PLC0415 - its parser is an extra
 
         return study_shell(piece)
-    from rankwise.lint.study import study  # noqa: PLC0415 - a run that finds all in its cache needs no model
+    from rankwise.lint.paper_run import study  # noqa: PLC0415 - a run that finds all in its cache needs no model
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd escapes in the user's strings are not ours to tell

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rankwise.base import __version__
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.host import count_cores
-from rankwise.base.near_files import find_near
+from rankwise.base.similar_paths import find_near
 from rankwise.lint import registry
 from rankwise.lint.inputs.discovery import find_files
 from rankwise.lint.running.cache import Cache, digest_of

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import JOB_SECRET, get
 from rankwise.base.errors import RendezvousError
-from rankwise.base.osdoor import IS_LINUX, find_address
+from rankwise.base.os_calls import IS_LINUX, find_address
 from rankwise.parallel.servers.link import Link, LinkLostError, close_in_children
 
 _NONCE_BYTES, _PROOF_BYTES = 16, 32

@@ -52,7 +52,7 @@ except ImportError as _error:
     sys.modules["sitecustomize"] = _mine
 if _warm is not None:
     try:
-        _recording = _load("evidence/in_rank", "recorder")  # once, and not in every rank
+        _recording = _load("evidence/in_rank", "rank_exit")  # once, and not in every rank
         # Returns only in a forked rank, with that rank's environment; in the server it never does.
         _server.serve(
             _warm,
@@ -70,7 +70,7 @@ if _orders is not None:
         import json as _json
 
         if _warm is None:
-            _recording = _load("evidence/in_rank", "recorder")
+            _recording = _load("evidence/in_rank", "rank_exit")
         _settings = _json.loads(_orders)
         _places, _keep = _settings.pop("evidence", None), _settings.pop("keep", None)
         if _places is not None:
@@ -89,7 +89,7 @@ if _orders is not None:
                 _recording.let_threads_settle,
                 None
                 if _places is None or not _recording.keep_from_children(_places)
-                else lambda _module: _find("instrument").begin(_module, _places, _find, _recorder),
+                else lambda _module: _find("install").begin(_module, _places, _find, _recorder),
                 reports_absent=_keep is None,
             )
     except Exception as _error:  # the user's job matters more than our view of it

@@ -1,0 +1,140 @@
+"""Attributes bad links: to what lies between groups of hosts, to one host, to single pairs of hosts, or to everything."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from rankwise.doctor.multi_host.cluster_report import Way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """What explains some bad ways.
+
+    Attributes:
+        kind: ``in``, ``out``, ``both``: a host's ways; ``link``: between two hosts, one way or both; ``split``: between
+            groups of hosts; ``all``: none is good.
+        hosts: The host; of a link both of them, the source first; of a split all that are in its groups.
+        bad: The ways that it explains.
+        tried: How many of this kind were tried.
+        groups: Of a split: hosts whose ways to each other are good.
+    """
+
+    kind: Literal["in", "out", "both", "link", "split", "all"]
+    hosts: tuple[str, ...]
+    bad: tuple[Way, ...]
+    tried: int
+    groups: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def sides(self) -> tuple[tuple[int, int], ...]:
+        """Of a split: from which group to which nothing is good, by their places in ``groups``."""
+        place = {host: index for index, group in enumerate(self.groups) for host in group}
+        return tuple(sorted({(place[source], place[target]) for source, target in self.bad})) if place else ()
+
+
+def find_blames(tried: Collection[Way], bad: Collection[Way]) -> list[Blame]:
+    """Explain bad ways, of all that were tried, by as few culprits as possible.
+
+    Returns:
+        What lies between groups of hosts that are well among themselves; hosts of which most ways in or out are bad,
+        those with the most first; then links. With two hosts there are only links.
+    """
+    hosts = sorted({host for way in tried for host in way})
+    left = set(bad)
+    if len(hosts) > 2 and left and left == set(tried):
+        return [Blame(kind="all", hosts=tuple(hosts), bad=tuple(sorted(left)), tried=len(tried))]
+    remaining, found = set(tried), list[Blame]()
+    # Before single hosts: of two halves, each host has half of its links bad, and none of them is the cause.
+    split = _find_split(hosts, remaining, left)
+    if split is not None:
+        left -= set(split.bad)
+        remaining -= set(split.bad)
+    while left and (blame := _find_worst(hosts, remaining, left)) is not None:
+        found.append(blame)
+        left -= set(blame.bad)
+        # Its other links say nothing about other hosts.
+        remaining -= {way for way in remaining if way[blame.kind == "in"] == blame.hosts[0]}
+    return [*([split] if split else []), *_join_sides(found), *_list_links(left, tried)]
+
+
+def _find_split(hosts: list[str], tried: set[Way], bad: set[Way]) -> Blame | None:
+    """Return groups of two hosts and more between which nothing is good, one way at least."""
+    groups = _find_groups(hosts, tried - bad, bad)
+    shut = set[Way]()
+    parted = set[int]()
+    for one, group in enumerate(groups):
+        for other, target in enumerate(groups):
+            between = {way for way in product(group, target) if way in tried} if one != other else set()
+            # Where few ways were tried, two bad links would look like it.
+            if 2 * len(between) >= len(group) * len(target) and between and between <= bad:
+                shut |= between
+                parted |= {one, other}
+    if not parted:
+        return None
+    found = tuple(tuple(groups[index]) for index in sorted(parted))
+    named = tuple(sorted(host for group in found for host in group))
+    return Blame(kind="split", hosts=named, bad=tuple(sorted(shut)), tried=len(shut), groups=found)
+
+
+def _find_groups(hosts: list[str], good: set[Way], bad: set[Way]) -> list[list[str]]:
+    """Return the hosts that are joined by ways of which none is bad, either way, where they are two and more."""
+    partners: dict[str, list[str]] = {host: [] for host in hosts}
+    for source, target in good:
+        if (target, source) not in bad:
+            partners[source].append(target)
+            partners[target].append(source)
+    groups: list[list[str]] = []
+    placed = set[str]()
+    for host in hosts:
+        if host in placed:
+            continue
+        group, waiting = {host}, [host]
+        while waiting:
+            new = set(partners[waiting.pop()]) - group
+            group |= new
+            waiting += new
+        placed |= group
+        groups.append(sorted(group))
+    return [group for group in groups if len(group) > 1]
+
+
+def _find_worst(hosts: list[str], tried: set[Way], bad: set[Way]) -> Blame | None:
+    best: tuple[tuple[int, float, int], Blame] | None = None
+    ends: tuple[tuple[Literal["in", "out"], int], ...] = (("in", 1), ("out", 0))
+    for host in hosts:
+        # A firewall mostly blocks what comes in: that is tried first, and wins a draw.
+        for kind, end in ends:
+            own = [way for way in tried if way[end] == host]
+            own_bad = sorted(way for way in own if way in bad)
+            if len(own_bad) < 2 or 2 * len(own_bad) <= len(own):
+                continue
+            weight = (len(own_bad), len(own_bad) / len(own), end)
+            if best is None or weight > best[0]:
+                best = weight, Blame(kind=kind, hosts=(host,), bad=tuple(own_bad), tried=len(own))
+    return best[1] if best else None
+
+
+def _join_sides(blames: list[Blame]) -> list[Blame]:
+    found: list[Blame] = []
+    for blame in blames:
+        twin = next((one for one in found if one.hosts == blame.hosts), None)
+        if twin is None:
+            found.append(blame)
+        else:
+            bad, count = twin.bad + blame.bad, twin.tried + blame.tried
+            joined = Blame(kind="both", hosts=blame.hosts, bad=bad, tried=count)
+            found[found.index(twin)] = joined
+    return found
+
+
+def _list_links(left: set[Way], tried: Collection[Way]) -> list[Blame]:
+    found = []
+    for pair in sorted({(min(way), max(way)) for way in left}):
+        bad = tuple(way for way in (pair, pair[::-1]) if way in left)
+        both = sum(way in tried for way in (pair, pair[::-1]))
+        found.append(Blame(kind="link", hosts=(bad[0][0], bad[0][1]), bad=bad, tried=both))
+    return found

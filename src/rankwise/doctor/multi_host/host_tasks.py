@@ -1,0 +1,212 @@
+"""What a host does when the coordinator orders it: opens ports, tries all links, measures one, sends what its probes have read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import BoundedSemaphore
+from typing import TypeAlias, cast, final
+
+from rankwise.base.host import is_loopback
+from rankwise.doctor.examine import examine
+from rankwise.doctor.host import Host
+from rankwise.doctor.json_records import to_json
+from rankwise.doctor.multi_host import wire
+from rankwise.doctor.multi_host.all_reduce import AllReduceRanks, describe_torch
+from rankwise.doctor.multi_host.cluster_report import Outcome, Plane
+from rankwise.doctor.multi_host.connection import in_thread
+from rankwise.doctor.multi_host.judging_links import list_networks
+from rankwise.doctor.multi_host.link_probe import LinkAttempt, try_all
+from rankwise.doctor.multi_host.link_speed import LinkServer, measure_link
+from rankwise.doctor.multi_host.plan import Plan
+from rankwise.doctor.multi_host.wire import Message
+from rankwise.doctor.network.firewalls import Hook, find_firewall, suggest
+from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_nccl_address
+from rankwise.doctor.network.interfaces import Interface
+from rankwise.doctor.network.names import is_address, resolve
+from rankwise.doctor.probe import Fact, Probe
+
+Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
+
+_PORTS, _PORTS_OF_MANY, _MANY = 3, 1, 32
+_AT_ONCE, _AT_ONCE_SIMULATED = 128, 12
+_GREETING_S, _GREETING_S_SIMULATED = 10.0, 120.0
+#: Hosts that are all simulated by one process take turns: hundreds of threads at once would only slow each other.
+_TURNS = BoundedSemaphore(6)
+_NAMES_S, _NAMES_AT_ONCE, _SUGGEST_S = 6.0, 16, 6.0
+_HOOKS: dict[str, Hook] = {"opening": "input", "opening_out": "output"}
+#: From the best to the worst: of several ports, the worst counts.
+_OUTCOMES: tuple[Outcome, ...] = (
+    "ok",
+    "not tried",
+    "no route",
+    "unreachable",
+    "reset",
+    "refused",
+    "timeout",
+    "other host",
+)
+
+
+@final
+class HostTasks:
+    """What one host can do; its probes begin at once."""
+
+    def __init__(self, host: Host, probes: Sequence[Probe], plan: Plan) -> None:
+        self._host, self._plan = host, plan
+        self._server: LinkServer | None = None
+        self._number, self._count = -1, 0
+        self._peers: list[Message] = []
+        self._networks: list[str] = []
+        self._reducing = AllReduceRanks(host)
+        self._handlers: dict[str, Handler] = {
+            "open": self._open, "connect": self._connect, "readings": self._send_readings, "measure": self._measure,
+            "stop": self._stop, "all-reduce": lambda order: in_thread(partial(self._reducing.run, order)),
+        }  # fmt: skip
+        self._examined = asyncio.create_task(in_thread(partial(examine, host, probes)))
+
+    async def do(self, order: Message, reached_at: str) -> Message:
+        """Do what the coordinator asks for, and return the answer; ``reached_at`` is our address, by which we reached it."""
+        kind = wire.text(order, "do")
+        if kind == "open" and not wire.text(order, "own"):
+            order = {**order, "own": reached_at}
+        handler = self._handlers.get(kind)
+        takes_turns = self._plan.listen_address and kind in {"connect", "measure"}
+        if takes_turns:
+            await in_thread(_TURNS.acquire)
+        try:
+            return {**(await handler(order) if handler else {}), "answer": kind}
+        finally:
+            if takes_turns:
+                _TURNS.release()
+
+    def close(self) -> None:
+        """Close all ports, and end what was started."""
+        self._examined.cancel()
+        self._reducing.stop()
+        if self._server is not None:
+            self._server.close()
+
+    # ── the orders ──
+
+    async def _open(self, order: Message) -> Message:
+        host, plan = self._host, self._plan
+        self._number, self._count = wire.whole(order, "number") or 0, wire.whole(order, "count") or 1
+        if self._server is not None:
+            self._server.close()
+        server = LinkServer(mark=wire.mark(plan.token), number=self._number, name=host.name, clock=host.clock)
+        self._server = server
+        own = plan.listen_address or wire.text(order, "own")
+        interfaces, gloo, nccl = await in_thread(self._find_addresses)
+        at = own if is_loopback(gloo) and not plan.listen_address else gloo or own
+        places: list[tuple[Plane, str]] = [("gloo", at)]
+        places += [("nccl", nccl)] if nccl not in {"", at} else []
+        opened = [(plane, address, self._listen(server, address)) for plane, address in places]
+        if not opened[0][2]:  # Gloo's address can't be used: the link itself is tried all the same
+            opened[0] = ("gloo", own, self._listen(server, own))
+        planes: list[Fact] = [{"plane": one, "address": at, "ports": ports} for one, at, ports in opened if ports]
+        return {
+            "planes": planes, "gloo": gloo, "nccl": nccl, "reached_at": own, "own_name": host.name,
+            "private": [address.ip for one in interfaces if one.kind == "container" for address in one.addresses],
+            "interfaces": [
+                {"name": one.name, "ip": address.ip} for one in interfaces if one.kind != "loopback"
+                for address in one.addresses
+            ],
+        }  # fmt: skip
+
+    def _find_addresses(self) -> tuple[Sequence[Interface], str, str]:
+        """Return the interfaces, and where Gloo and NCCL will listen; empty for NCCL if nobody uses it."""
+        if self._plan.listen_address:
+            return (), self._plan.listen_address, ""
+        host, backend, interfaces = self._host, self._host.job.backend, self._host.interfaces()
+        # nvidia-smi is not asked: all hosts wait for this answer.
+        has_nccl = backend == "nccl" or (backend != "gloo" and host.has("/dev/nvidiactl"))
+        nccl = find_nccl_address(host, interfaces) if has_nccl else ""
+        return interfaces, find_gloo_address(host, interfaces), nccl
+
+    def _listen(self, server: LinkServer, address: str) -> list[Fact]:
+        ports: list[Fact] = []
+        with suppress(OSError):  # not ours: no port there is sent to the others
+            for _ in range(_PORTS if self._count <= _MANY else _PORTS_OF_MANY):
+                ports += [server.listen(address)]
+        return ports
+
+    async def _connect(self, order: Message) -> Message:
+        self._peers = [one for one in wire.parts(order, "peers") if wire.whole(one, "number") != self._number]
+        self._networks = list_networks([wire.text(one, "address") for one in self._peers])
+        simulated = bool(self._plan.listen_address)
+        wanted = {wire.text(one, "name") for one in self._peers}
+        names = {} if simulated else await resolve_all(sorted(wanted - {"", self._host.name}))
+        tried = await try_all(
+            self._list_targets(), mark=wire.mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
+            at_once=_AT_ONCE_SIMULATED if simulated else _AT_ONCE, greeting_s=_GREETING_S_SIMULATED if simulated else _GREETING_S,
+        )  # fmt: skip
+        # Of the ports of one host and plane, the worst counts.
+        by_outcome = sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome))
+        worst = {(one.number, one.plane): one for one in by_outcome}
+        return {"links": [to_json(one) for one in worst.values()], "names": self._report_names(names)}
+
+    def _list_targets(self) -> list[LinkAttempt]:
+        found = []
+        for peer in self._peers:
+            at = wire.whole(peer, "number") or 0
+            for one in wire.parts(peer, "planes"):
+                plane, address = cast("Plane", wire.text(one, "plane")), wire.text(one, "address")
+                ports = map(wire.read_port, wire.entries(one, "ports") if is_address(address) else [])
+                found += [LinkAttempt(number=at, plane=plane, address=address, port=port) for port in ports]
+        return found
+
+    def _report_names(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
+        lines = self._host.read("/etc/hosts").splitlines()
+        written = {word for line in lines for word in line.partition("#")[0].split()[1:]}
+        message: list[Fact] = []
+        for peer in self._peers:
+            name = wire.text(peer, "name")
+            got = names.get(name)
+            own = {wire.text(peer, "address"), *wire.texts(peer, "addresses")}
+            # Of many hosts only what is wrong is reported: right ones are as many as there are pairs.
+            if got is None or (self._count > _MANY and (not got or own & set(got))):
+                continue
+            is_written = name in written
+            number = wire.whole(peer, "number")
+            message.append({"name": name, "to": number, "got": list(got), "is_written": is_written})
+        return message
+
+    async def _send_readings(self, order: Message) -> Message:
+        readings = await asyncio.shield(self._examined)
+        answer: Message = {"readings": [one.to_json() for one in readings]}
+        # So many hosts in one process would only ask the same firewall.
+        if not self._plan.listen_address:
+            with suppress(OSError, asyncio.TimeoutError):
+                answer |= await asyncio.wait_for(in_thread(self._suggest), _SUGGEST_S)
+        if order.get("torch"):
+            answer["torch"] = [await in_thread(partial(describe_torch, self._host))]
+        return answer
+
+    async def _measure(self, order: Message) -> Message:
+        found = await measure_link(order, self._host.clock, self._plan.listen_address)
+        return {"target": wire.whole(order, "target"), **found}
+
+    async def _stop(self, _: Message) -> Message:
+        self._reducing.stop()
+        return {}
+
+    def _suggest(self) -> Message:
+        """Find how this host's firewall is opened for what comes from the others, and for what goes there."""
+        firewall = find_firewall(self._host)
+        return {key: suggest(firewall, self._networks, hook) for key, hook in _HOOKS.items()}
+
+
+async def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
+    """Look up names, many at a time and within some seconds; None for those without an answer."""
+    gate, found = asyncio.Semaphore(_NAMES_AT_ONCE), dict[str, tuple[str, ...] | None].fromkeys(names)
+
+    async def look_up(name: str) -> None:
+        async with gate:
+            found[name] = await in_thread(partial(resolve, name))
+
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*map(look_up, names)), _NAMES_S)
+    return found

@@ -1,0 +1,209 @@
+"""Both sides of measuring a link: a host that listens and greets; and one that sends round trips of some bytes, then a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import statistics
+import struct
+import sys
+from contextlib import suppress
+from typing import final
+
+from rankwise.base.clock import Clock
+from rankwise.doctor.multi_host import wire
+from rankwise.doctor.multi_host.link_probe import connect, read_exactly, read_greeting
+from rankwise.doctor.multi_host.wire import GoneError, Message
+
+_PINGS, _PINGS_S = 20, 3.0
+_MOST_BYTES = 64 << 20
+_CHUNK = bytes(4 << 20)
+#: So long a link is measured at most, whatever the coordinator orders.
+_OPEN_S, _MOST_S = 5.0, 60.0
+#: Linux: struct tcp_info, tcpi_total_retrans and tcpi_segs_out; and the option that paces a stream.
+_TCP_INFO, _RESENT_AT, _SENT_AT, _SO_MAX_PACING_RATE = 11, 100, 136, 47
+#: Fewer packets than these that were sent again, and so few that were sent at all, say nothing about the link.
+_LEAST_RESENT, _LEAST_SENT = 4, 100
+
+
+async def measure_link(order: Message, clock: Clock, source_address: str) -> Message:
+    """Measure the link to a host that listens (`LinkServer`), as the coordinator orders it; return the answer, or ``why`` there is none.
+
+    It takes ``seconds`` and some more. ``pace`` is how many bytes a second to send at most, where the kernel can pace;
+    0: as fast as it goes.
+    """
+    pace, seconds = wire.number(order, "pace"), max(0.0, min(wire.number(order, "seconds"), _MOST_S))
+    try:
+        with await connect(
+            wire.text(order, "address"), wire.whole(order, "port") or 0, _OPEN_S, source_address
+        ) as sock:
+            wire.tune(sock)
+            with suppress(OSError):
+                # Whatever still waits to be sent at the end must not be in the way of the next measurement.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                if pace and sys.platform.startswith("linux"):
+                    bound = struct.pack("@I", int(min(pace, 2**32 - 2)))
+                    sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bound)
+            await read_greeting(sock, clock, _OPEN_S)
+            latency_s = await _ping(sock, clock)
+            taken_bytes, took_s = await _stream(sock, clock, seconds)
+            speed, resent = taken_bytes / max(took_s, 1e-6), _read_resent(sock)
+            return {"latency": latency_s, "speed": speed, "resent": resent}
+    except OSError as error:
+        return {"why": wire.explain(error) if str(error) else f"no answer within {_OPEN_S:.0f} s"}
+    except GoneError as error:
+        return {"why": str(error)}
+
+
+async def _ping(sock: socket.socket, clock: Clock) -> float:
+    until_s = clock.monotonic() + _PINGS_S
+    order, found = ORDER.pack(PING, 0, 0), list[float]()
+    while len(found) < _PINGS:
+        begin_s = clock.monotonic()
+        sock.send(order)
+        try:
+            await read_exactly(sock, ORDER.size, clock, until_s)
+        except TimeoutError:
+            break
+        found.append(clock.monotonic() - begin_s)
+    if not found:
+        raise TimeoutError(f"no answer to a few bytes within {_PINGS_S:.0f} s")
+    return statistics.median(found)
+
+
+async def _stream(sock: socket.socket, clock: Clock, seconds: float) -> tuple[int, float]:
+    """Send until the other side answers how much it got, and in what time; nothing where it does not answer."""
+    until_s = clock.monotonic() + max(seconds, STALL_S) + 1.0
+    sock.send(ORDER.pack(STREAM, int(seconds * 1000), _MOST_BYTES))
+
+    async def send() -> None:
+        with suppress(OSError):
+            for _ in range(_MOST_BYTES // len(_CHUNK)):
+                await asyncio.get_running_loop().sock_sendall(sock, _CHUNK)
+
+    sending = asyncio.create_task(send())
+    try:
+        kind, took_us, taken = ORDER.unpack(await read_exactly(sock, ORDER.size, clock, until_s))
+    except TimeoutError:
+        return 0, 1.0
+    finally:
+        sending.cancel()
+        await asyncio.wait({sending})
+    if kind != TAKEN:
+        raise ConnectionAbortedError("it is not a doctor")
+    return taken, took_us / 1e6
+
+
+def _read_resent(sock: socket.socket) -> float | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
+        resent, sent = (struct.unpack_from("=I", info, at)[0] for at in (_RESENT_AT, _SENT_AT))
+    except (OSError, struct.error):  # a kernel before 4.2
+        return None
+    if resent < _LEAST_RESENT:
+        return 0.0 if sent >= _LEAST_SENT else None
+    return float(min(1.0, resent / max(sent, 1)))
+
+
+#: What a measuring host asks for, and the answer to a stream: the kind, milliseconds (in an answer microseconds),
+#: bytes.
+ORDER = struct.Struct("!c3xIQ")
+PING, STREAM, TAKEN = b"P", b"S", b"T"
+#: So long a stream may bring nothing at all before it is said to have stalled.
+STALL_S = 2.0
+_IDLE_S = 60.0
+_READ_BYTES, _READS_AT_ONCE = 1 << 18, 8
+
+
+@final
+class LinkServer:
+    """Listens at ports that the kernel chooses, as the host of a name and a number in the rendezvous."""
+
+    def __init__(self, *, mark: str, number: int, name: str, clock: Clock) -> None:
+        self._greeting = wire.encode({wire.GREETING: wire.VERSION, "mark": mark, "number": number, "name": name})
+        self._clock = clock
+        self._listeners: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listen(self, address: str) -> int:
+        """Listen at an address, and return the port, which the system chooses; OSError: the address is not ours."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family, backlog=1024)
+        listener.setblocking(False)  # noqa: FBT003 - its only form
+        self._listeners.append(listener)
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+        return int(listener.getsockname()[1])
+
+    def close(self) -> None:
+        """Close all ports and connections."""
+        for task in self._tasks:
+            task.cancel()
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):  # gone already, or there is no descriptor left: the connecting host sees it
+            sock, _ = listener.accept()
+            task = asyncio.create_task(self._serve(sock))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        with sock, suppress(OSError):
+            wire.tune(sock)
+            sock.send(self._greeting)
+            while await self._answer(sock):
+                pass
+
+    async def _answer(self, sock: socket.socket) -> bool:
+        """Do what is asked for once; return whether more may be asked for."""
+        order = await read_exactly(sock, ORDER.size, self._clock, self._clock.monotonic() + _IDLE_S)
+        kind, bound_ms, most_bytes = ORDER.unpack(order)
+        if kind == PING:
+            sock.send(order)
+        elif kind == STREAM:
+            await self._take_stream(sock, bound_ms / 1000, most_bytes)
+        return bool(kind == PING)
+
+    async def _take_stream(self, sock: socket.socket, bound_s: float, most_bytes: int) -> None:
+        """Read for so long, or until so much has come; answer how much came, and in what time."""
+        loop = asyncio.get_running_loop()
+        begin_s, taken_bytes, buffer = self._clock.monotonic(), 0, bytearray(_READ_BYTES)
+        is_full, has_ended = asyncio.Event(), asyncio.Event()
+
+        def read() -> None:
+            nonlocal taken_bytes
+            try:
+                for _ in range(_READS_AT_ONCE):
+                    count = sock.recv_into(buffer)
+                    taken_bytes += count
+                    if not count:
+                        raise ConnectionResetError
+            except BlockingIOError:
+                pass
+            except OSError:
+                has_ended.set()
+                loop.remove_reader(sock)
+            if taken_bytes >= most_bytes or has_ended.is_set():
+                is_full.set()
+
+        # One registration for the whole stream: one for each read would take longer than the read.
+        loop.add_reader(sock, read)
+        try:
+            await _wait_for(is_full, bound_s)
+            if not taken_bytes:  # it may only be late
+                await _wait_for(is_full, STALL_S - bound_s)
+            took_us = int((self._clock.monotonic() - begin_s) * 1e6)
+            sock.send(ORDER.pack(TAKEN, min(took_us, (1 << 32) - 1), taken_bytes))
+            # What still comes is read, too: else the sender would not receive the answer.
+            await _wait_for(has_ended, _IDLE_S)
+        finally:
+            loop.remove_reader(sock)
+
+
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), max(0.0, timeout_s))

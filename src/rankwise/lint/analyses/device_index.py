@@ -1,0 +1,51 @@
+"""Which rank a device index was made of: the global one, or the global one folded onto a node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from rankwise.lint.analyses.job_view import INIT
+from rankwise.lint.analyses.tensors import sources_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Value
+
+Fault = Literal["bare", "folded"]
+_LOCAL = frozenset({"local_rank", "spawned", "node_rank", "host", "env", "local_world_size"})
+
+
+def fault_of(place: Place, value: Value | None) -> Fault | None:
+    """What is wrong with a device that is chosen by the rank; None if nothing is, or it is not certain."""
+    rank = place.last.rank
+    if value is None or not _is_global(value) or rank < 2 or value.const is None:
+        return None
+    if not place.entry.is_program and not _is_given_global(place.entry.histories[-1].calls):
+        return None  # a parameter of that name may be anything
+    if any(map(_folds, sources_of(value, cuts=False))):
+        return "folded"
+    if value.const in (rank, f"cuda:{rank}", f"xpu:{rank}", f"npu:{rank}"):
+        return "bare"
+    return "folded" if value.is_known else None
+
+
+def _folds(value: Value) -> bool:
+    """Whether it is ``rank % n``, not ``"cuda:%d" % rank``."""
+    made = value.made
+    return made is not None and made.name == "operator.Mod" and not isinstance(made.args[0].const, str)
+
+
+def _is_given_global(calls: Sequence[Call]) -> bool:
+    """Whether a call gives the global rank, or the group is made with it where the local one is another value."""
+    starts = (call.arg(4, "rank") for call in calls if call.name == INIT)
+    is_start = any(rank is not None and rank.origin == {"rank"} for rank in starts)
+    has_both = is_start and any(value.origin == {"local_rank"} for call in calls for value in call.args)
+    return has_both or any(_is_global(call.result) and not _is_global(call.given) for call in calls)
+
+
+def _is_global(value: Value) -> bool:
+    """Whether it was computed from the global rank, and nothing of this node's."""
+    return bool(value.spread) and "rank" in value.origin and not value.origin & _LOCAL

@@ -1,0 +1,61 @@
+"""Work that ranks of a node must do one after the other: whether a script sees to it at a call."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from rankwise.lint.analyses.job_view import above, is_hidden, text_of
+from rankwise.lint.library.collective_table import ACTS
+from rankwise.lint.library.constructor_table import WRAPPERS
+
+if TYPE_CHECKING:
+    from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.interpreter.calls import Call
+
+
+def is_barrier(call: Call) -> bool:
+    """Whether ranks wait for each other at a call, or may where its text is not at hand."""
+    waits = call.name in ACTS and bool(ACTS[call.name].family)
+    return waits or call.name in WRAPPERS or call.name.endswith(".prepare") or is_hidden(call)
+
+
+def takes_turns(place: Place) -> bool:
+    """Whether the script orders the ranks at a place, or may: by a lock, `main_process_first`, a barrier for all but the first rank."""
+    before = (other for history in place.entry.histories for other in history.calls if other.guards)
+    return "ordered" in place.last.contexts or any(
+        other.name.endswith(("barrier", "wait_for_everyone")) for other in before
+    )
+
+
+def was_done_before(place: Place) -> bool:
+    """Whether the first rank, or the process that starts the ranks, has done the same before."""
+    first = place.calls[0]
+    for call in place.entry.histories[0].calls[: first.index]:
+        if (
+            call.name == first.name
+            and call.node is not first.node
+            and (call.guards or ("spawned" in first.contexts and "spawned" not in call.contexts))
+        ):
+            return True
+    return False
+
+
+def is_caught(tree: ast.AST, node: ast.AST) -> bool:
+    """Whether an exception is taken care of, or expected, where a node stands."""
+    inner = node
+    for one in above(tree, node):
+        if isinstance(one, ast.Try) and any(inner is part for part in one.body) and one.handlers:
+            return True
+        if isinstance(one, (ast.With, ast.AsyncWith)) and expects_error(one):
+            return True
+        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+        inner = one
+    return False
+
+
+def expects_error(block: ast.With | ast.AsyncWith) -> bool:
+    """Whether a block says that an exception may come: ``pytest.raises``, ``contextlib.suppress``."""
+    contexts = " ".join(text_of(item.context_expr) for item in block.items)
+    return any(word in contexts.lower() for word in ("suppress", "raises", "warn"))

@@ -1,0 +1,350 @@
+"""Values of the run on paper: what is known of a value, where it came from, and whether all ranks have the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Callable, Iterable
+
+    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.program import Module
+
+
+class Spread(IntEnum):
+    """How a value may differ between ranks; what is not known counts as EQUAL."""
+
+    EQUAL = 0
+    RANK = 1
+    LOCAL = 2
+
+
+class _Unknown:
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+    def __bool__(self) -> bool:
+        raise TypeError("ask `value.is_known` first")
+
+
+UNKNOWN: Any = _Unknown()
+NOTHING: frozenset[str] = frozenset()
+#: Origin of what ranks made equal together.
+AGREED = frozenset({"agreed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value on one rank.
+
+    Attributes:
+        spread: Whether other ranks may have another.
+        origin: Where it came from: ``rank``, ``local_rank``, ``world_size``, ``time``, ``data``, ``exists``, ...
+        const: The constant it is, or UNKNOWN.
+        thing: What it is, where that is more than a constant: a `Library` name, an `Object`, a `Function`, ...
+        path: How the user wrote what is not known, ``args.local_rank``.
+        via: Wrapped models that it was computed with; a backward pass from it goes through them.
+        made: The call that gave it, of a library or a model; an operator is one, too (``operator.Add``), and so is the
+            choice between two that a test makes (``either``).
+    """
+
+    spread: Spread = Spread.EQUAL
+    origin: frozenset[str] = NOTHING
+    const: Any = UNKNOWN
+    thing: Any = None
+    path: str = ""
+    via: tuple[Object, ...] = ()
+    made: Call | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is a constant."""
+        return self.const is not UNKNOWN
+
+    def truth(self) -> bool | None:
+        """What `bool` of it gives, or None if that is not known."""
+        if self.const is not UNKNOWN:
+            try:
+                return bool(self.const)
+            except Exception:  # noqa: BLE001 - constants are plain, but a range or a set may be odd
+                return None
+        if isinstance(self.thing, (Function, Bound, Choice, UserClass, Instance, Object, Library)):
+            return True
+        if isinstance(self.thing, Items) and self.thing.is_whole:
+            return bool(self.thing.values)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A name of a library that is not followed: ``torch.distributed.all_reduce``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Which process this is, as it was told: on no rank is it None.
+
+    Attributes:
+        name: ``rank``, ``local_rank``, ``world_size``, …
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number of Python's, of which no more is known: a length, a clock, what `item` gives."""
+
+
+NUMBER = Number()
+
+
+@dataclass(eq=False, slots=True)
+class Object:
+    """What a library call has made: a DataLoader, a DistributedSampler, a wrapped model, an optimizer, a group.
+
+    Attributes:
+        kind: Canonical name of its class.
+        call: The call that made it; None if it was guessed from a name.
+        attrs: Attributes with known values.
+    """
+
+    kind: str
+    call: Call | None = None
+    attrs: dict[str, Value] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class Function:
+    """A function of the user's: its definition and what it closes over."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    module: Module
+    scope: Any = None
+    owner: UserClass | None = None
+    marks: frozenset[str] = NOTHING
+    defaults: tuple[Value, ...] = ()
+    kw_defaults: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name, for messages."""
+        return getattr(self.node, "name", "lambda")
+
+
+@dataclass(eq=False, slots=True)
+class UserClass:
+    """A class of the user's."""
+
+    node: ast.ClassDef
+    module: Module
+    bases: tuple[Value, ...] = ()
+    attrs: dict[str, Value] = field(default_factory=dict)
+
+    def ancestry(self, _depth: int = 0) -> Iterable[UserClass]:
+        """Itself and the user's classes it derives from, nearest first."""
+        yield self
+        for base in self.bases:
+            if isinstance(base.thing, UserClass) and _depth < 8:
+                yield from base.thing.ancestry(_depth + 1)
+
+    def library_bases(self) -> set[str]:
+        """Canonical names of the library classes it derives from."""
+        return {base.thing.name for one in self.ancestry() for base in one.bases if isinstance(base.thing, Library)}
+
+    def find(self, name: str) -> Value | None:
+        """A method or class attribute, or None."""
+        return next((one.attrs[name] for one in self.ancestry() if name in one.attrs), None)
+
+
+@dataclass(eq=False, slots=True)
+class Instance:
+    """An object of a class of the user's; ``base`` is what `super().__init__` makes of it, where rules follow such objects."""
+
+    cls: UserClass
+    attrs: dict[str, Value] = field(default_factory=dict)
+    call: Call | None = None
+    base: Object | None = None
+
+
+def object_of(value: Value) -> Any:
+    """What a value is; a loader of the user's own class is a loader."""
+    return getattr(value.thing, "base", None) or value.thing
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A method with its object."""
+
+    receiver: Value
+    function: Function
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of a library's object, or of a value that is not known: ``loader.sampler``, ``loss.backward``."""
+
+    receiver: Value
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several functions of the user's, which settings choose from: a command line's words, a table's key."""
+
+    ways: tuple[Value, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Items:
+    """A list, tuple, set or dict display whose parts are known; ``is_whole`` if it has no more parts than these."""
+
+    values: list[Value]
+    keys: list[Value] | None = None
+    kind: str = "list"
+    is_whole: bool = True
+
+    @property
+    def is_partial_table(self) -> bool:
+        """Whether it is a dict of which some entries are known."""
+        return self.keys is not None and not self.is_whole
+
+
+@dataclass(eq=False, slots=True)
+class Deferred:
+    """A name imported from the project: looked up when it is used."""
+
+    resolve: Callable[[], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRef:
+    """A module of the user's project."""
+
+    module: Module
+
+
+def known(const: Any, *, spread: Spread = Spread.EQUAL, origin: frozenset[str] = NOTHING) -> Value:
+    """A constant."""
+    return Value(spread=spread, origin=origin, const=const)
+
+
+_DEEPEST = 6
+ANY = Value()
+NONE = Value(const=None)
+#: None as it stands in the text; what a library gives back may be None in tables only.
+LITERAL_NONE = Value(const=None, path="None")
+
+
+def is_number(value: Value) -> bool:
+    """Whether it is a plain number, known or not; a bool is one, too."""
+    return isinstance(value.const, (int, float)) or isinstance(value.thing, (Number, Role))
+
+
+def mixed(values: Iterable[Value], _depth: int = 0) -> Value:
+    """What is computed from these, if nothing more is known: it differs as they do."""
+    spread, origin = Spread.EQUAL, NOTHING
+    via: tuple[Object, ...] = ()
+    for value in values:
+        spread = max(spread, value.spread)
+        if value.origin:
+            origin |= value.origin
+        if value.via:
+            via = (*via, *(one for one in value.via if one not in via))
+        # A list may hold itself. One entry of a table of settings says nothing of the others.
+        if isinstance(value.thing, Items) and not value.thing.is_partial_table and _depth < _DEEPEST:
+            inner = mixed(value.thing.values, _depth + 1)
+            spread, origin = max(spread, inner.spread), origin | inner.origin
+            via = (*via, *(one for one in inner.via if one not in via))
+    if spread is Spread.EQUAL and not origin and not via:
+        return ANY
+    return Value(spread=spread, origin=origin, via=via)
+
+
+def joined(one: Value, other: Value, test: Value | None = None) -> Value:
+    """What a name holds behind a branch that is not decided: one or the other."""
+    if one is other:
+        return one
+    value = _joined_parts(one, other, test) or _joined(one, other, test)
+    if one.made is other.made:
+        return replace(value, made=one.made) if one.made is not None else value
+    # `start = 0`, and a number that was loaded in one arm: the rules are about the latter.
+    first = one.made if other.is_known else other.made if one.is_known else None
+    made = first or (one.made or other.made).beside(one, other, test)  # type: ignore[union-attr]
+    return replace(value, made=made)
+
+
+def _joined(one: Value, other: Value, test: Value | None) -> Value:
+    same = one.const is other.const or (one.is_known and other.is_known and _same(one.const, other.const))
+    if same and one.thing is other.thing:
+        const, thing = one.const, one.thing
+    else:
+        const = UNKNOWN
+        # `sampler = None` in one arm and a sampler in the other: the rules are about the sampler.
+        thing = one.thing if one.thing is not None else other.thing
+        if one.thing is not None and other.thing is not None and one.thing is not other.thing:
+            thing = one.thing if isinstance(one.thing, (Object, Instance)) else other.thing
+        if thing is None or thing is NUMBER:
+            thing = NUMBER if is_number(one) and is_number(other) else None
+        if all(isinstance(each.thing, (Function, Bound, Choice)) for each in (one, other)):
+            ways = {id(way.thing): way for each in (one, other) for way in getattr(each.thing, "ways", (each,))}
+            thing = Choice(tuple(ways.values()))
+    if test is None or not test.spread:
+        agreed = next((each for each in (one, other) if _is_agreed(each)), None)
+        if agreed is not None:
+            # `if args.distributed: all_reduce(flag)`: where it is left out, there is nobody to differ from.
+            via = (*one.via, *(model for model in other.via if model not in one.via))
+            return Value(origin=agreed.origin, const=const, thing=thing, path=one.path or other.path, via=via)
+    spread = max(one.spread, other.spread)
+    origin = one.origin | other.origin
+    if test is not None and test.spread and not (same and one.thing is other.thing):
+        spread, origin = max(spread, test.spread), origin | test.origin
+    via = (*one.via, *(model for model in other.via if model not in one.via))
+    return Value(spread=spread, origin=origin, const=const, thing=thing, path=one.path or other.path, via=via)
+
+
+def _joined_parts(one: Value, other: Value, test: Value | None) -> Value | None:
+    """Two tuples of one length, part by part: ``best, bad = (v, 0) if v < best else (best, bad + 1)``."""
+    mine, its = one.thing, other.thing
+    if (
+        not (isinstance(mine, Items) and isinstance(its, Items))
+        or mine is its
+        or mine.kind != "tuple"
+        or its.kind != "tuple"
+    ):
+        return None
+    if not (mine.is_whole and its.is_whole) or len(mine.values) != len(its.values):
+        return None
+    parts = [joined(a, b, test) for a, b in zip(mine.values, its.values, strict=True)]
+    return Value(max(one.spread, other.spread), one.origin | other.origin, thing=Items(parts, kind="tuple"))
+
+
+def _is_agreed(value: Value) -> bool:
+    return not value.spread and value.origin >= AGREED
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # noqa: BLE001 - whatever a constant's comparison raises, they are not known to be the same
+        return False
+
+
+def coloured(value: Value, spread: Spread, origin: frozenset[str]) -> Value:
+    """The same value, which exists or was chosen because of something that differs between ranks."""
+    if value.spread >= spread and origin <= value.origin:
+        return value
+    return replace(value, spread=max(value.spread, spread), origin=value.origin | origin)
+
+
+@dataclass(eq=False, slots=True)
+class Suspended:
+    """A generator that has not begun, or a context manager made of one: `resume` runs it, with what each yield does."""
+
+    resume: Callable[[Callable[[Value], None]], None]
+    name: str = ""
