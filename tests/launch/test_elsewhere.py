@@ -20,7 +20,7 @@ pytestmark = pytest.mark.linux
 
 # What is true of macOS for the launcher: no prctl, no adoption of orphans, no moving of descriptors.
 _WITHOUT_SUPERVISOR = """
-import rankwise.base.os_calls as os_calls
+from rankwise.base import os_calls
 
 os_calls.IS_LINUX, os_calls._LIBC = False, None
 from rankwise.cli.main import entry
