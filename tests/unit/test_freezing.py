@@ -118,3 +118,59 @@ def test_c_code_that_was_loaded_before_is_not_taken_apart(has: str, tmp_path: Pa
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30, check=False)  # fmt: skip
     written = ["buffered"] if has == "nothing" else ["at exit", "buffered"]
     assert (done.returncode, sorted(done.stdout.splitlines())) == (3, written), done.stderr
+
+
+_TORCH = """
+import sys, types
+class Says:
+    def __init__(self, name):
+        self.name = name
+    def __del__(self):
+        print(self.name, "is taken apart")
+
+for name in ("torch", "torch.nn", "torch.optim", "torch.distributed", "other"):
+    module = sys.modules[name] = types.ModuleType(name)
+    module.own = Says(name)
+del module
+
+sys.path.insert(0, {folder!r})
+import freezing
+freezing.freeze(freezing.list_libraries())
+"""
+_CHANGES_TORCH = """
+import atexit, sys, torch, torch.optim
+
+def at_the_end():
+    import torch.nn
+    print("torch.nn is", torch.nn.own.name)
+
+atexit.register(at_the_end)
+Says = type(torch.own)
+torch.distributed = sys.modules["torch.distributed"]
+torch.nn = sys.modules["torch.nn"]
+torch.optim = sys.modules["torch.optim"]
+torch.distributed.group, torch.optim.scripts, one = Says("the group"), Says("the script's in torch.optim"), Says("the script's")
+sys.exit(3)
+"""
+
+
+@pytest.mark.linux
+def test_modules_of_torch_are_left_whole_unless_the_script_has_put_something_there(tmp_path: Path) -> None:
+    """At exit all that is the script's is let go of, process groups among it, and of torch only what the script has changed."""
+    folder = freezing.__file__.rpartition("/")[0]
+    (tmp_path / "sitecustomize.py").write_text(_TORCH.format(folder=folder))
+    (tmp_path / "train.py").write_text(_CHANGES_TORCH)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
+    gone = {
+        "the group",
+        "the script's in torch.optim",
+        "the script's",
+        "torch.optim",
+        "torch.distributed",
+        "other",
+        "torch",
+    }
+    assert set(done.stdout.splitlines()) == {"torch.nn is torch.nn", *(f"{name} is taken apart" for name in gone)}
