@@ -41,6 +41,19 @@ BAD = {
         ddp = DDP(Net())
         ddp.module.loss(torch.rand(2, 4)).backward()
     """,
+    ("RW402", "a method of a model whose class is elsewhere"): """
+        from nets import Net, describe
+        ddp = DDP(Net())
+        describe(ddp)
+        ddp.module.loss(torch.rand(2, 4)).backward()
+    """,
+    ("RW402", "wrapped and trained bare in the same setting"): """
+        def train(args):
+            net = nn.Linear(4, 1)
+            if args.ddp:
+                ddp = DDP(net)
+                net(torch.rand(2, 4)).sum().backward()
+    """,
     ("RW403", "in the loop"): """
         net = DDP(nn.Linear(4, 1))
         for x in [torch.rand(2, 4)]:
@@ -148,6 +161,11 @@ LEGAL = {
     """,
     ("RW401", "evaluation"): "net = nn.Linear(4, 1)\nwith torch.no_grad():\n    net(torch.rand(2, 4))",
     ("RW402", "evaluation of the model inside"): f"net = DDP(nn.Linear(4, 1)){STEP}with torch.no_grad():\n    net.module(torch.rand(2, 4))",
+    ("RW402", "a function elsewhere may call the wrapped model"): """
+        from nets import Net, step
+        ddp = DDP(Net())
+        (step(ddp) + ddp.module.penalty()).backward()
+    """,
     ("RW402", "wrapped in some settings"): """
         def build(net, path):
             if os.path.isfile(path):

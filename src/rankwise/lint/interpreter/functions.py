@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.interpreter.attributes import guess
-from rankwise.lint.interpreter.calls import Guard, Site
+from rankwise.lint.interpreter.calls import Call, Guard, Site
 from rankwise.lint.interpreter.history import Exit, Inline
 from rankwise.lint.interpreter.run import DEEPEST, Run, Scope
 from rankwise.lint.interpreter.values import (
@@ -41,7 +41,7 @@ def call_function(
 ) -> Value:
     """Run a function of the user's in place."""
     if _is_too_deep(run, function) or not _is_worth_it(run, function):
-        return _named(run, function) or mixed((*args, *kwargs.values()))
+        return _named(run, function) or _unseen(run, function, args, kwargs, node, module)
     scope = Scope(module=function.module, parent=function.scope, function=function)
     scope.names = bound_arguments(run, function, args, kwargs)
     if isinstance(function.node, ast.Lambda):
@@ -62,6 +62,16 @@ def call_function(
         # another one the next time.
         run.barren[key] = (tuple(scope.names.values()), replace(value, made=None))
     return value
+
+
+def _unseen(
+    run: Run, function: Function, args: tuple[Value, ...], kwargs: dict[str, Value], node: ast.AST, module: Module
+) -> Value:
+    """What a function gives that is not looked into: it is like one whose text is not at hand."""
+    receiver = args[0] if function.owner is not None and args else ANY
+    made = Call(name=f"?.{function.name}", node=node, module=module, receiver=receiver, args=args, kwargs=kwargs)
+    made.result = replace(mixed((*args, *kwargs.values())), made=run.record(made))
+    return made.result
 
 
 def _key(run: Run, function: Function, scope: Scope) -> tuple[object, ...] | None:

@@ -237,17 +237,21 @@ def _backward(calls: list[Call], init: Call) -> Call | None:
 @rule("RW402", "error", "D7", "training bypasses the DistributedDataParallel around the model")
 def forward_past_the_wrapper(script: Script) -> Iterator[Found]:
     for wrap in wraps(script):
-        if wrap.call.tests or _has_other_ends(wrap):
+        if _has_other_ends(wrap):
             continue  # wrapped in some settings only: elsewhere the bare model is right
         after = list(wrap.calls_after())
         if any(_is_forward(call, wrap) for call in after) or any(map(_is_gradient, _sent(after))):
             continue
         past = {id(call): call for call in after if _is_past(call, wrap)}
-        losses = (loss for _, loss in backward_passes(after) if not loss.via)
-        inner = next((past[id(one.made)] for loss in losses for one in sources_of(loss) if id(one.made) in past), None)
-        if inner is None:
+        losses = [list(sources_of(loss)) for _, loss in backward_passes(after) if not loss.via]
+        calls = [one.made for loss in losses if not any(_may_run(one.made, wrap) for one in loss) for one in loss]
+        inner = next((past[id(made)] for made in calls if id(made) in past), None)
+        if inner is None or not _settings(wrap.call) <= _settings(inner):
             continue
-        sites = (*(site.node for site in reversed(inner.stack) if _names_module(site.node)), inner.node)
+        # Where the model itself is called, if that is in this file; else what called it from here.
+        called = {id(call.node) for call in past.values()}
+        sites = [site.node for site in inner.stack]
+        sites = [*(one for one in sites if id(one) in called or _names_module(one)), inner.node, *reversed(sites)]
         node = next((one for one in sites if is_in(script.tree, one)), None)
         if node is None:
             continue
@@ -260,6 +264,11 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Found]:
         )
 
 
+def _settings(call: Call) -> set[tuple[ast.AST, bool]]:
+    """The tests under which a call is made: a model may be wrapped in some settings only, and trained bare elsewhere."""
+    return {(test, arm) for test, _, arm in call.tests}
+
+
 def _has_other_ends(wrap: Wrap) -> bool:
     """Whether the function that wraps returns something else in other settings."""
     function = getattr(wrap.call.function, "node", None)
@@ -270,23 +279,26 @@ def _has_other_ends(wrap: Wrap) -> bool:
 
 
 def _is_forward(call: Call, wrap: Wrap) -> bool:
-    if OFF & set(call.contexts):
-        return False
-    if call.name.endswith(".__call__") and call.receiver.thing is wrap.wrapper:
-        return True
-    # Passed to an unknown function, which may call it.
+    return not OFF & set(call.contexts) and call.name.endswith(".__call__") and call.receiver.thing is wrap.wrapper
+
+
+def _may_run(call: Call | None, wrap: Wrap) -> bool:
+    """Whether the wrapped model is passed to an unknown function, which may call it."""
     return (
-        call.name.startswith("?") or not call.name.startswith(("torch.", "builtins.", "user.", "accelerate", "copy"))
-    ) and any(value.thing is wrap.wrapper for value in (*call.args, *call.kwargs.values()))
+        call is not None
+        and not OFF & set(call.contexts)
+        and not call.name.startswith(("torch.", "builtins.", "user.", "accelerate", "copy"))
+        and any(value.thing is wrap.wrapper for value in (*call.args, *call.kwargs.values()))
+    )
 
 
 def _is_past(call: Call, wrap: Wrap) -> bool:
     if OFF & set(call.contexts):
         return False
+    if call.receiver.thing is not None and call.receiver.thing is wrap.inner.thing:
+        return True
     if call.name.endswith(".__call__"):
-        return call.receiver.thing is wrap.inner.thing or (
-            id(call.receiver.thing) in wrap.parts() and call.receiver.thing is not None
-        )
+        return call.receiver.thing is not None and id(call.receiver.thing) in wrap.parts()
     if wrap.inner.thing is None and wrap.inner.path and call.name == f"?{wrap.inner.path}":
         return isinstance(call.node, ast.Call) and key_of(call.node.func) not in wrap.names
     return (
