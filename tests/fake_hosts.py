@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.doctor.host import Host, ProgramResult
-from rankwise.doctor.network.interfaces import Address, Interface
+from rankwise.doctor.network.interfaces import Address, Interface, read_interfaces
 from rankwise.doctor.probe import Reading
-from rankwise.doctor.torch_facts import TorchFacts
+from rankwise.doctor.torch_facts import TorchFacts, query_torch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,8 +65,8 @@ def make_host(
 
     facts = torch or TorchFacts(python="python", why="ModuleNotFoundError: No module named 'torch'")
     return Host(
-        env=env or {}, job=job, root=root, run=run, name=name, clock=clock, torch_facts=lambda _: facts,
-        lookup=lambda asked: _look_up(asked, names or {}), interfaces=lambda: tuple(interfaces),
+        env=env or {}, job=job, root=root, run=run, name=name, clock=clock,
+        lookup=lambda asked: _look_up(asked, names or {}), answers={query_torch: facts, read_interfaces: tuple(interfaces)},
     )  # fmt: skip
 
 

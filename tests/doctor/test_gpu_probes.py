@@ -13,6 +13,7 @@ from rankwise.doctor.examine import collect_facts, compare_hosts
 from rankwise.doctor.gpu.nvidia import (
     find_driver_cuda,
     list_gpu_pairs,
+    query_nvidia,
     read_driver_version,
     read_links,
     read_matrix,
@@ -25,7 +26,7 @@ from rankwise.doctor.probes import (
     gpus_seen,
     torch_build,
 )
-from rankwise.doctor.torch_facts import TorchFacts
+from rankwise.doctor.torch_facts import TorchFacts, query_torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,8 +126,8 @@ def test_nvidia_smi_is_asked_once_for_all_probes(tmp_path: Path) -> None:
         answer.wait(30)
         return texts.LATE
 
-    host = Host(root=tmp_path, run=run, torch_facts=lambda _: TorchFacts(python="p", version="2.13", cuda="13.0"))
-    threads = [Thread(target=lambda: host.nvidia) for _ in range(4)]
+    host = Host(root=tmp_path, run=run, answers={query_torch: TorchFacts(python="p", version="2.13", cuda="13.0")})
+    threads = [Thread(target=lambda: host.ask(query_nvidia)) for _ in range(4)]
     for one in threads:
         one.start()
     assert entered.wait(30)
@@ -154,7 +155,7 @@ def test_a_lost_gpu_is_named(tmp_path: Path) -> None:
     told = look(gpus_seen.PROBE, host)
     assert told[0].verdict == "fail"
     assert "GPU3: 0000:5D:00.0" in told[0].what
-    assert len(host.nvidia.gpus) == 3
+    assert len(host.ask(query_nvidia).gpus) == 3
 
 
 @pytest.mark.parametrize(

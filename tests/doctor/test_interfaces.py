@@ -12,7 +12,7 @@ import pytest
 
 from fake_hosts import ETH0, LOOPBACK, make_host, make_interface
 from network_hosts import CABLE, enter_network
-from rankwise.doctor.host import Host
+from rankwise.doctor.host import Host, resolve
 from rankwise.doctor.network.gloo_nccl import (
     choose_nccl_interfaces,
     find_gloo_address,
@@ -25,7 +25,6 @@ from rankwise.doctor.network.interfaces import (
     find_kind,
     read_interfaces,
 )
-from rankwise.doctor.network.names import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +62,7 @@ def test_kinds(tmp_path: Path, name: str, files: dict[str, str], kind: str) -> N
 
 def test_this_host_has_loopback() -> None:
     """On a real host loopback is found, with its address and its kind."""
-    lo = next(one for one in Host().interfaces() if one.kind == "loopback")
+    lo = next(one for one in Host().ask(read_interfaces) if one.kind == "loopback")
     assert "127.0.0.1" in [address.ip for address in lo.addresses]
     assert resolve("127.0.0.1") == ("127.0.0.1",)
     assert resolve("no-such-host.invalid") == ()
@@ -89,7 +88,7 @@ def test_gloo_address(tmp_path: Path, variable: str | None, names: list[str], ad
     """Gloo takes the variable letter by letter, else the first of the name's addresses that is ours, else loopback."""
     env = {"GLOO_SOCKET_IFNAME": variable} if variable is not None else {}
     host = make_host(tmp_path, env=env, names={"host0": names}, interfaces=[LOOPBACK, ETH0])
-    assert find_gloo_address(host, host.interfaces()) == address
+    assert find_gloo_address(host, host.ask(read_interfaces)) == address
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,7 @@ for hosts, variable in json.loads(sys.argv[1]):
     if variable:
         os.environ["GLOO_SOCKET_IFNAME"] = variable
     host = Host()
-    ours = find_gloo_address(host, host.interfaces())
+    ours = find_gloo_address(host, host.ask(read_interfaces))
     try:
         dist.init_process_group("gloo", init_method="file://" + tempfile.mktemp(), rank=0, world_size=1)
         theirs = find_listening()
@@ -258,9 +257,7 @@ def test_real_kinds() -> None:
         "mount -t sysfs none /sys; ip link set lo up; ip link add wire type veth peer name vethfar; ip link add home type bridge;"
         "ip tuntap add dev office mode tun 2>/dev/null || true\n"
     )
-    ask = (
-        "import sys; from rankwise.doctor.host import Host; print(*(f'{i.name}={i.kind}' for i in Host().interfaces()))"
-    )
+    ask = "import sys; from rankwise.doctor.host import Host; from rankwise.doctor.network.interfaces import read_interfaces; print(*(f'{i.name}={i.kind}' for i in Host().ask(read_interfaces)))"
     told = set(enter_network(f'{script}{sys.executable} -c "{ask}"').split())
     assert {"lo=loopback", "wire=virtual", "vethfar=container", "home=bridge"} <= told
     assert not any(one.startswith("office=") and one != "office=vpn" for one in told)

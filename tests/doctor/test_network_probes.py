@@ -29,6 +29,7 @@ from network_hosts import (
     find_one,
 )
 from rankwise.doctor.host import Host, JobShape, ProgramResult
+from rankwise.doctor.network.interfaces import read_interfaces
 from rankwise.doctor.probes import master_address, ports
 
 if TYPE_CHECKING:
@@ -172,7 +173,9 @@ def test_a_slow_name_server(tmp_path: Path) -> None:
         clock.sleep(3.0)
         return ("10.0.0.1",)
 
-    host = Host(env={}, root=tmp_path, name="host0", clock=clock, lookup=look_up, interfaces=lambda: (LOOPBACK, ETH0))
+    host = Host(
+        env={}, root=tmp_path, name="host0", clock=clock, lookup=look_up, answers={read_interfaces: (LOOPBACK, ETH0)}
+    )
     told = find_one(look(find("hostname"), host))
     assert told.what == "looking up host0 took 3.0 s"
 

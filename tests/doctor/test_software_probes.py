@@ -12,7 +12,7 @@ from fake_hosts import look, make_host
 from rankwise.doctor.examine import collect_facts, compare_hosts
 from rankwise.doctor.host import Host, JobShape, run_program
 from rankwise.doctor.probes import interpreter, script, torch_build
-from rankwise.doctor.torch_facts import Device, TorchFacts
+from rankwise.doctor.torch_facts import Device, TorchFacts, query_torch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,7 @@ def test_the_real_interpreter_is_fine() -> None:
     assert told.verdict == "ok"
     assert told.facts["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
     assert [one.what for one in bad(torch_build.PROBE, host)] == []
-    assert any(one.startswith("torch ") for one in host.torch.wheels)
+    assert any(one.startswith("torch ") for one in host.ask(query_torch).wheels)
 
 
 @pytest.mark.parametrize(

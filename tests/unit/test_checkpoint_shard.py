@@ -12,8 +12,7 @@ import torch
 from rankwise import checkpoint
 from rankwise.base.errors import CheckpointError
 from rankwise.checkpoint.disk import REAL_DISK
-from rankwise.checkpoint.plan import Box
-from rankwise.checkpoint.shard import read_chunk, write_shard
+from rankwise.checkpoint.shard import Box, read_chunk, write_shard
 from rankwise.checkpoint.staging import Staging, lay_out
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ TENSORS = {
 
 def make_box(name: str, tensor: torch.Tensor) -> Box:
     shape = tuple(tensor.shape)
-    return Box(name, str(tensor.dtype).removeprefix("torch."), shape, (0,) * len(shape), shape, False)
+    return Box(name, str(tensor.dtype).removeprefix("torch."), tensor.itemsize, shape, (0,) * len(shape), shape, False)
 
 
 def write(path: Path) -> dict[str, Chunk]:

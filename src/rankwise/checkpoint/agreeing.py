@@ -18,7 +18,7 @@ from rankwise.checkpoint.disk import put_in_words, remove_quietly
 from rankwise.checkpoint.folder import name_temporary, next_serial, sweep
 from rankwise.checkpoint.memory import check_space, find_memory
 from rankwise.checkpoint.parts import Flat, digest_contents, flatten, make_own
-from rankwise.checkpoint.plan import Box, list_boxes, share_out
+from rankwise.checkpoint.plan import list_boxes, share_out
 from rankwise.checkpoint.writing import warn
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rankwise.checkpoint.disk import Disk
     from rankwise.checkpoint.ranks import Ranks
     from rankwise.checkpoint.retention import Keep
+    from rankwise.checkpoint.shard import Box
 
 #: NFS servers give a client that is silent up to so long.
 _LEASE_S = 120.0

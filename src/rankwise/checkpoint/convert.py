@@ -17,10 +17,10 @@ from rankwise.checkpoint.folder import list_checkpoints, read_contents
 from rankwise.checkpoint.foreign import read_weights
 from rankwise.checkpoint.manifest import Chunk, Index, TensorEntry
 from rankwise.checkpoint.parts import clean, match_names, shorten, unwrap
-from rankwise.checkpoint.plan import Box, plan_reads
+from rankwise.checkpoint.plan import plan_reads
 from rankwise.checkpoint.reading import read_tensors
 from rankwise.checkpoint.saving import save
-from rankwise.checkpoint.shard import DTYPES, make_head
+from rankwise.checkpoint.shard import DTYPES, Box, make_head
 from rankwise.checkpoint.staging import view_bytes
 from rankwise.checkpoint.writing import warn
 
@@ -69,11 +69,12 @@ def export_safetensors(path: str | Path, target: str | Path, *, part: str = "mod
                 f"{name} is {dtype}, which safetensors does not support",
                 hint="convert it before it is saved, or take it from checkpoint.read()",
             )
-        boxes.append(Box(name, dtype, shape, (0,) * len(shape), shape, is_shard=False))
+        itemsize = getattr(torch, dtype).itemsize
+        boxes.append(Box(name, dtype, itemsize, shape, (0,) * len(shape), shape, is_shard=False))
     if contents.others:
         warn(f"left out of {target}, as they are not tensors: {shorten(contents.others)}")
     # Large elements first, so that each tensor begins where one of its elements may.
-    boxes.sort(key=lambda box: (-getattr(torch, box.dtype).itemsize, box.tensor))
+    boxes.sort(key=lambda box: (-box.itemsize, box.tensor))
     _write(target, _stream(one.path, index, boxes, named))
     return target
 

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.planner import ReadItem, SavePlan, TensorWrite
 from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import CheckpointError
+from rankwise.checkpoint.shard import Box
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
@@ -33,44 +34,6 @@ if TYPE_CHECKING:
 
 #: Plain tensors above this are written by several ranks, each some of the rows.
 _LARGE_BYTES = 32 << 20
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A part of a tensor that some rank has.
-
-    Attributes:
-        tensor: The tensor's name.
-        dtype: As torch writes it, without ``torch.``.
-        whole: The tensor's shape.
-        offsets: Where the box begins.
-        shape: How large it is.
-        is_shard: Whether the rank has only this of the tensor, or has cut it for others to share the work.
-        is_shared: Whether any rank that has it may write it; else the first one does.
-    """
-
-    tensor: str
-    dtype: str
-    whole: tuple[int, ...]
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-    is_shard: bool
-    is_shared: bool = True
-
-    @property
-    def name(self) -> str:
-        """The tensor's name, with the place of the box if it is not all of it."""
-        if self.shape == self.whole:
-            return self.tensor
-        return (
-            f"{self.tensor}[{','.join(f'{at}:{at + size}' for at, size in zip(self.offsets, self.shape, strict=True))}]"
-        )
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
 
 def list_boxes(tensors: Mapping[str, torch.Tensor], world_size: int, shared: Set[str]) -> list[Box]:
@@ -103,7 +66,7 @@ def _box_of(item: WriteItem, shared: Set[str]) -> Box:
     data = item.tensor_data
     assert data is not None  # noqa: S101 - only tensors were given
     return Box(
-        item.index.fqn, str(data.properties.dtype).removeprefix("torch."), tuple(data.size),
+        item.index.fqn, str(data.properties.dtype).removeprefix("torch."), data.properties.dtype.itemsize, tuple(data.size),
         tuple(data.chunk.offsets), tuple(data.chunk.sizes), item.type is WriteItemType.SHARD, item.index.fqn in shared,
     )  # fmt: skip
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rankwise.checkpoint.disk import Disk
-    from rankwise.checkpoint.plan import Box
+    from rankwise.checkpoint.shard import Box
 
 #: Seconds that a rank waits for the others' threads, when a save in the background has failed.
 _VOTE_S = 30.0

@@ -7,10 +7,12 @@ Eight bytes say how long the head is; the head is JSON; then the tensors lie one
 from __future__ import annotations
 
 import json
+import math
 import threading
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import CheckpointError
 from rankwise.checkpoint.disk import tell, write_file
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankwise.checkpoint.disk import Disk
-    from rankwise.checkpoint.plan import Box
 
 #: What safetensors calls torch's dtypes. Others lie there as plain bytes, and the index says what they are.
 DTYPES = {
@@ -31,6 +32,46 @@ DTYPES = {
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
 _ALIGN = 64
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a tensor that some rank has.
+
+    Attributes:
+        tensor: The tensor's name.
+        dtype: As torch writes it, without ``torch.``.
+        itemsize: Bytes of an element.
+        whole: The tensor's shape.
+        offsets: Where the box begins.
+        shape: How large it is.
+        is_shard: Whether the rank has only this of the tensor, or has cut it for others to share the work.
+        is_shared: Whether any rank that has it may write it; else the first one does.
+    """
+
+    tensor: str
+    dtype: str
+    itemsize: int
+    whole: tuple[int, ...]
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    is_shard: bool
+    is_shared: bool = True
+
+    @property
+    def name(self) -> str:
+        """The tensor's name, with the place of the box if it is not all of it."""
+        if self.shape == self.whole:
+            return self.tensor
+        return (
+            f"{self.tensor}[{','.join(f'{at}:{at + size}' for at, size in zip(self.offsets, self.shape, strict=True))}]"
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.itemsize
 
 
 def make_head(boxes: Sequence[Box]) -> bytes:

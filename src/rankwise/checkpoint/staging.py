@@ -17,7 +17,7 @@ from rankwise.checkpoint.plan import find_box
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rankwise.checkpoint.plan import Box
+    from rankwise.checkpoint.shard import Box
 
 
 #: Memory comes in lines of so many bytes; a piece is what one thread copies at a time; more threads don't copy faster.

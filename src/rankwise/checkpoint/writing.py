@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from rankwise.checkpoint.plan import Box
     from rankwise.checkpoint.ranks import Ranks
     from rankwise.checkpoint.retention import Keep
+    from rankwise.checkpoint.shard import Box
     from rankwise.runtime.stop_vote import StopVote
 
 #: Says something that is no error where people look.

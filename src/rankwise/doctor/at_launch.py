@@ -6,15 +6,12 @@ A launcher says only what is surely wrong. What may be right on some hosts is fo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from rankwise.doctor import registry
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.probe import Reading, first_step
-
-if TYPE_CHECKING:
-    from rankwise.doctor.torch_facts import TorchFacts
+from rankwise.doctor.torch_facts import TorchFacts, query_torch
 
 #: Asked before each start: they read some files.
 _BEFORE = ("disk-space", "shared-memory")
@@ -45,13 +42,7 @@ _MOST_BEFORE_S, _MOST_AFTER_S = 0.5, 5.0
 
 def make_host(job: JobShape, env: Mapping[str, str] | None = None) -> Host:
     """Return this host as a launcher looks at it, with its ranks' environment: torch is not asked, as importing it takes a second."""
-    return Host(job=job, env=env, torch_facts=_query_nothing)
-
-
-def _query_nothing(host: Host) -> TorchFacts:
-    from rankwise.doctor.torch_facts import TorchFacts  # noqa: PLC0415 - hardly ever needed
-
-    return TorchFacts(python=host.job.python, why="not asked")
+    return Host(job=job, env=env, answers={query_torch: TorchFacts(python=job.python, why="not asked")})
 
 
 def look_before(host: Host) -> list[Reading]:

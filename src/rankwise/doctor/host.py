@@ -12,20 +12,16 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Literal, final
+from typing import Literal, TypeVar, cast, final
 
 from rankwise.base.clock import SYSTEM_CLOCK, Clock
+from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.environ import environ
 from rankwise.base.os_calls import KILL_SIGNAL
-from rankwise.doctor.network.names import resolve
 
-if TYPE_CHECKING:
-    from rankwise.doctor.gpu.nvidia import NvidiaReport
-    from rankwise.doctor.network.interfaces import Interface
-    from rankwise.doctor.torch_facts import TorchFacts
+T = TypeVar("T")
 
 _MOST_BYTES = 1 << 20
 #: With these there surely is no such file; others may only mean that we can't look.
@@ -112,18 +108,32 @@ def _abandon(process: subprocess.Popen[bytes]) -> None:
         _stuck.append(process)
 
 
+def resolve(name: str) -> tuple[str, ...]:
+    """Return the addresses of a name as a rank gets them, in their order; none if it has none, or no name server answers.
+
+    A name server that is gone may take half a minute to be given up: there is a bound.
+    """
+
+    def ask() -> tuple[str, ...]:
+        info = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return tuple(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in info))
+
+    try:
+        return call_within(5.0, ask)
+    except (OSError, UnicodeError, OverdueError):
+        return ()
+
+
 @final
 class Host:
     """One host: its environment, job, files below ``root``, programs, clock and name.
 
     Args:
-        torch_facts: Tells what torch says in the ranks' interpreter; without, a process there is asked when it is first
-            needed.
         lookup: Tells the addresses of a name, in their order; none if it has none. Without, the system is asked.
-        interfaces: Tells the network interfaces, in the system's order; without, psutil is asked.
+        answers: What some queries (see ``ask``) are to return, which are not made then.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts of a host, each of which a test may give alone
+    def __init__(
         self,
         *,
         env: Mapping[str, str] | None = None,
@@ -132,19 +142,25 @@ class Host:
         run: Callable[[Sequence[str], float], ProgramResult] = run_program,
         clock: Clock = SYSTEM_CLOCK,
         name: str = "",
-        torch_facts: Callable[[Host], TorchFacts] | None = None,
         lookup: Callable[[str], tuple[str, ...]] = resolve,
-        interfaces: Callable[[], tuple[Interface, ...]] | None = None,
+        answers: Mapping[Callable[[Host], object], object] | None = None,
     ) -> None:
         self.env: Mapping[str, str] = environ() if env is None else env
         self.job = job or JobShape()
         self.root, self._run, self.clock = root, run, clock
         self.name = name or socket.gethostname()
-        self._lookup, self._interfaces = lookup, interfaces
+        self._lookup = lookup
         self._looked_up: dict[str, tuple[tuple[str, ...], float]] = {}
         self._lookup_lock = Lock()
-        self._torch_facts, self._torch_lock = torch_facts, Lock()
-        self._nvidia_lock = Lock()
+        self._answers = {**(answers or {})}
+        self._locks: dict[Callable[[Host], object], Lock] = {}
+
+    def ask(self, query: Callable[[Host], T]) -> T:
+        """Return what a query of this host finds. Each is made once: cold drivers and imports of torch take seconds, and longer if several ask."""
+        with self._locks.setdefault(query, Lock()):
+            if query not in self._answers:
+                self._answers[query] = query(self)
+            return cast(T, self._answers[query])
 
     def path(self, path: str) -> Path:
         """Return where a file of the host is."""
@@ -218,12 +234,6 @@ class Host:
                 self._looked_up[name] = ips, self.clock.monotonic() - begin_s
             return self._looked_up[name]
 
-    def interfaces(self) -> tuple[Interface, ...]:
-        """Return its network interfaces, in the order in which Gloo and NCCL see them."""
-        from rankwise.doctor.network.interfaces import read_interfaces  # noqa: PLC0415 - most probes never ask
-
-        return self._interfaces() if self._interfaces else read_interfaces(self)
-
     def usage(self, path: str) -> tuple[int, int] | None:
         """Return the size of the file system that holds a folder, and what is free in it for us, in bytes; None if it can't be told."""
         info = self._stat_disk(path)
@@ -239,30 +249,3 @@ class Host:
             return os.statvfs(self.path(path))
         except (OSError, AttributeError):
             return None
-
-    @property
-    def torch(self) -> TorchFacts:
-        """What torch says in the ranks' interpreter; asking takes seconds the first time.
-
-        Several threads may ask at once.
-        """
-        with self._torch_lock:
-            return self._torch
-
-    @cached_property
-    def _torch(self) -> TorchFacts:
-        from rankwise.doctor.torch_facts import query_torch  # noqa: PLC0415 - most runs never ask
-
-        return (self._torch_facts or query_torch)(self)
-
-    @property
-    def nvidia(self) -> NvidiaReport:
-        """The GPUs as nvidia-smi lists them; it is asked once, as cold drivers take long, and longer for several at once."""
-        with self._nvidia_lock:
-            return self._nvidia
-
-    @cached_property
-    def _nvidia(self) -> NvidiaReport:
-        from rankwise.doctor.gpu.nvidia import query_nvidia  # noqa: PLC0415 - most runs never ask
-
-        return query_nvidia(self)

@@ -17,6 +17,7 @@ from rankwise.base.environ import environ
 from rankwise.doctor.host import Host, kill_group
 from rankwise.doctor.multi_host.cluster_report import AllReduce, ClusterReport
 from rankwise.doctor.multi_host.wire import Message, entries, number, one_line, parts, text, texts, whole
+from rankwise.doctor.torch_facts import query_torch
 from rankwise.engine import ALL_REDUCE_PROCESS
 
 #: For so long torch may import itself, meet and reduce; then it is killed.
@@ -33,7 +34,7 @@ _CLASSES = {
 def describe_torch(host: Host) -> Message:
     """Return whether this host's torch can take part, and where rank 0 could listen."""
     try:
-        facts = call_within(_TORCH_S, lambda: host.torch)
+        facts = call_within(_TORCH_S, lambda: host.ask(query_torch))
     except OverdueError as error:
         return {"why": f"torch did not answer: {error}"}
     with socket.socket() as sock:

@@ -11,7 +11,7 @@ from typing import TypeAlias, cast, final
 
 from rankwise.base.host import is_loopback
 from rankwise.doctor.examine import examine
-from rankwise.doctor.host import Host
+from rankwise.doctor.host import Host, resolve
 from rankwise.doctor.json_records import to_json
 from rankwise.doctor.multi_host import wire
 from rankwise.doctor.multi_host.all_reduce import AllReduceRanks, describe_torch
@@ -24,8 +24,8 @@ from rankwise.doctor.multi_host.plan import Plan
 from rankwise.doctor.multi_host.wire import Message
 from rankwise.doctor.network.firewalls import Hook, find_firewall, suggest
 from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_nccl_address
-from rankwise.doctor.network.interfaces import Interface
-from rankwise.doctor.network.names import is_address, resolve
+from rankwise.doctor.network.interfaces import Interface, read_interfaces
+from rankwise.doctor.network.names import is_address
 from rankwise.doctor.probe import Fact, Probe
 
 Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
@@ -120,7 +120,7 @@ class HostTasks:
         """Return the interfaces, and where Gloo and NCCL will listen; empty for NCCL if nobody uses it."""
         if self._plan.listen_address:
             return (), self._plan.listen_address, ""
-        host, backend, interfaces = self._host, self._host.job.backend, self._host.interfaces()
+        host, backend, interfaces = self._host, self._host.job.backend, self._host.ask(read_interfaces)
         # nvidia-smi is not asked: all hosts wait for this answer.
         has_nccl = backend == "nccl" or (backend != "gloo" and host.has("/dev/nvidiactl"))
         nccl = find_nccl_address(host, interfaces) if has_nccl else ""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rankwise.doctor.gpu.nvidia import query_nvidia
 from rankwise.doctor.network.names import is_loopback_address
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def uses_nccl(host: Host) -> bool:
     is_wsl = host.has("/dev/dxg") and host.has("/usr/lib/wsl/lib/libcuda.so.1")
     # A container without GPUs sees those of its host in /proc, and has no devices.
     is_nvidia = bool(host.names("/proc/driver/nvidia/gpus")) and host.has("/dev/nvidiactl")
-    return is_nvidia or is_wsl or host.has("/dev/kfd") or bool(host.nvidia.gpus)
+    return is_nvidia or is_wsl or host.has("/dev/kfd") or bool(host.ask(query_nvidia).gpus)
 
 
 def list_rdma_devices(host: Host) -> list[str]:

@@ -1,26 +1,10 @@
-"""The addresses of a name, as a rank gets them, within a bound (a name server may not answer for half a minute); and commands that fix ``/etc/hosts``."""
+"""What is an address, what a name, and the commands that fix ``/etc/hosts``."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 import shlex
-import socket
-
-from rankwise.base.deadline import OverdueError, call_within
-
-
-def resolve(name: str) -> tuple[str, ...]:
-    """Return the addresses of a name as a rank gets them, in their order; none if it has none, or no name server answers."""
-
-    def ask() -> tuple[str, ...]:
-        info = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return tuple(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in info))
-
-    try:
-        return call_within(5.0, ask)
-    except (OSError, UnicodeError, OverdueError):
-        return ()
 
 
 def is_loopback_address(ip: str) -> bool:

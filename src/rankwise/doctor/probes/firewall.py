@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.firewalls import find_firewall, suggest
-from rankwise.doctor.network.interfaces import find_master, suggest_interface
+from rankwise.doctor.network.interfaces import find_master, read_interfaces, suggest_interface
 from rankwise.doctor.probe import Probe, Reading, ok, skipped, warn
 from rankwise.doctor.probes.ports import read_range
 
@@ -30,7 +30,7 @@ def look(host: Host) -> Iterator[Reading]:
     rules = firewall.list_rules(port)
     shown = "; ".join(rules[:_MOST_RULES]) + "; …" * (len(rules) > _MOST_RULES)
     more = f"; rules that name port {port}: {shown}" if rules else f"; no rule names port {port}" * bool(port)
-    best = suggest_interface(host, host.interfaces())
+    best = suggest_interface(host, host.ask(read_interfaces))
     networks = [one for one in best.networks if ":" not in one] if best else []
     if best and firewall.is_closed() and networks and not firewall.accepts(networks, best.name):
         own = ", ".join(networks)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import split_names, uses_nccl
-from rankwise.doctor.network.interfaces import Interface, describe_interface, suggest_name
+from rankwise.doctor.network.interfaces import Interface, describe_interface, read_interfaces, suggest_name
 from rankwise.doctor.probe import Probe, Reading, Verdict, ok, warn
 
 
@@ -28,7 +28,7 @@ def look(host: Host) -> Iterator[Reading]:
 
 def _judge_names(host: Host) -> Iterator[Reading]:
     value = host.env.get("GLOO_SOCKET_IFNAME", "")
-    interfaces = host.interfaces() if value else ()
+    interfaces = host.ask(read_interfaces) if value else ()
     if len(value) == 1:
         yield warn(
             f"GLOO_SOCKET_IFNAME={value} is one letter", "torch ignores it, and uses the address of the host's name", _set(host, "GLOO_SOCKET_IFNAME")
@@ -68,7 +68,7 @@ def _find_fault(name: str, interfaces: Sequence[Interface]) -> str:
 
 def _judge_rpc(host: Host) -> Iterator[Reading]:
     name = host.env.get("TP_SOCKET_IFNAME", "")
-    info = _find_fault(name, host.interfaces()) if name else ""
+    info = _find_fault(name, host.ask(read_interfaces)) if name else ""
     if info:
         yield warn(
             f"TP_SOCKET_IFNAME={name}: {info}", "torch.distributed.rpc fails at init_rpc; nothing else reads it", _set(host, "TP_SOCKET_IFNAME", near=name)
@@ -81,7 +81,7 @@ def _bad(host: Host) -> Verdict:
 
 
 def _set(host: Host, variable: str, *, near: str = "") -> str:
-    name = suggest_name(host, host.interfaces(), near)
+    name = suggest_name(host, host.ask(read_interfaces), near)
     return f"export {variable}={name}" if name else f"unset {variable}"
 
 

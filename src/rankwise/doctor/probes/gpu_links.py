@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from rankwise.base.environ import is_on
 from rankwise.doctor.gpu import nvidia
-from rankwise.doctor.gpu.nvidia import Matrix, NvidiaReport, Pairs
+from rankwise.doctor.gpu.nvidia import Matrix, NvidiaReport, Pairs, query_nvidia
 from rankwise.doctor.host import Host
 from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
 from rankwise.doctor.units import format_count
@@ -43,7 +43,7 @@ _SETTLED = {"completed", "n/a", "[n/a]", "not supported", "[not supported]", ""}
 
 
 def look(host: Host) -> Iterator[Reading]:
-    report = host.nvidia
+    report = host.ask(query_nvidia)
     if not report.gpus:
         yield report.skip()
         return

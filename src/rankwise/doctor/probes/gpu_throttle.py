@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rankwise.doctor.differences import group_hosts, report_difference
-from rankwise.doctor.gpu.nvidia import query, to_int
+from rankwise.doctor.gpu.nvidia import query, query_nvidia, to_int
 from rankwise.doctor.host import Host
 from rankwise.doctor.probe import Facts, Probe, Reading, ok, skipped, warn
 
@@ -25,7 +25,7 @@ _REASONS = {
 
 
 def look(host: Host) -> Iterator[Reading]:
-    nvidia = host.nvidia
+    nvidia = host.ask(query_nvidia)
     if not nvidia.gpus:
         yield nvidia.skip()
         return

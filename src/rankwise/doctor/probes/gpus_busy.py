@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from rankwise.doctor.gpu.nvidia import Gpu, run_smi, split_row, to_int
+from rankwise.doctor.gpu.nvidia import Gpu, query_nvidia, run_smi, split_row, to_int
 from rankwise.doctor.host import Host
 from rankwise.doctor.limits.processes import is_inside, is_left_over, read_process
 from rankwise.doctor.probe import Probe, Reading, ok
@@ -28,7 +28,7 @@ _FULL = 0.9
 
 
 def look(host: Host) -> Iterator[Reading]:
-    nvidia = host.nvidia
+    nvidia = host.ask(query_nvidia)
     if not nvidia.gpus:
         yield nvidia.skip()
         return

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from rankwise.doctor.differences import report_difference
-from rankwise.doctor.gpu.nvidia import NO_DEVICES, NvidiaReport, query, run_smi, to_int, to_kernel_bus_id
+from rankwise.doctor.gpu.nvidia import NO_DEVICES, NvidiaReport, query, query_nvidia, run_smi, to_int, to_kernel_bus_id
 from rankwise.doctor.host import Host
 from rankwise.doctor.limits.processes import list_processes
 from rankwise.doctor.probe import Facts, Probe, Reading, fail, ok, warn
@@ -38,7 +38,7 @@ _ECC = "ecc.errors.uncorrected.volatile.total"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    nvidia = host.nvidia
+    nvidia = host.ask(query_nvidia)
     if nvidia.status in {"broken", "late"}:
         yield _report_broken(host, nvidia)
     elif nvidia.status != "ok":

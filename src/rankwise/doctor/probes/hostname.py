@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from rankwise.doctor.differences import group_hosts
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import can_bind, find_gloo_address, split_names, uses_nccl
-from rankwise.doctor.network.interfaces import suggest_interface
+from rankwise.doctor.network.interfaces import read_interfaces, suggest_interface
 from rankwise.doctor.network.names import choose_interface, is_loopback_address, map_name
 from rankwise.doctor.probe import Facts, Probe, Reading, ok, warn
 
@@ -38,7 +38,7 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _judge_address(host: Host, ips: tuple[str, ...]) -> Reading:
-    interfaces = host.interfaces()
+    interfaces = host.ask(read_interfaces)
     taken, best = find_gloo_address(host, interfaces), suggest_interface(host, interfaces)
     info = f"{host.name} is {', '.join(ips)}" if ips else f"the host's own name {host.name} has no address"
     if ips and not any(can_bind(ip, interfaces) for ip in ips):

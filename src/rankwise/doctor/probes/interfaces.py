@@ -18,7 +18,13 @@ from collections.abc import Iterator, Sequence
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.network import gloo_nccl
-from rankwise.doctor.network.interfaces import Interface, describe_interface, find_master, suggest_interface
+from rankwise.doctor.network.interfaces import (
+    Interface,
+    describe_interface,
+    find_master,
+    read_interfaces,
+    suggest_interface,
+)
 from rankwise.doctor.network.names import is_loopback_address
 from rankwise.doctor.probe import Probe, Reading, Verdict, ok
 
@@ -26,7 +32,7 @@ _FOREIGN = ("container", "vpn", "loopback")
 
 
 def look(host: Host) -> Iterator[Reading]:
-    interfaces = host.interfaces()
+    interfaces = host.ask(read_interfaces)
     gloo = gloo_nccl.find_interface(gloo_nccl.find_gloo_address(host, interfaces), interfaces)
     nccl = gloo_nccl.choose_nccl_interfaces(host, interfaces) if gloo_nccl.uses_nccl(host) else ()
     yield ok(_describe(interfaces, gloo, nccl))
@@ -60,7 +66,7 @@ def _judge_gloo(host: Host, taken: Interface | None, best: Interface | None) -> 
 
 
 def _judge_nccl(host: Host, taken: Sequence[Interface], best: Interface | None) -> Iterator[Reading]:
-    settings, interfaces = gloo_nccl.read_settings(host), host.interfaces()
+    settings, interfaces = gloo_nccl.read_settings(host), host.ask(read_interfaces)
     wanted, off = settings.get("NCCL_SOCKET_IFNAME"), settings.get("NCCL_IB_DISABLE")
     # Where data goes by InfiniBand or EFA, only the bootstrap goes by TCP, and takes the first.
     has_rdma = bool(host.names("/sys/class/infiniband")) and (off is None or off.value.strip() != "1")

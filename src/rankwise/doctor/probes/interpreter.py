@@ -21,11 +21,11 @@ from pathlib import Path
 from rankwise.doctor.differences import report_difference
 from rankwise.doctor.host import Host
 from rankwise.doctor.probe import Facts, Probe, Reading, fail, ok, skipped, warn
-from rankwise.doctor.torch_facts import TorchFacts
+from rankwise.doctor.torch_facts import TorchFacts, query_torch
 
 
 def look(host: Host) -> Iterator[Reading]:
-    info = host.torch
+    info = host.ask(query_torch)
     yield _report_torch(info)
     # Where torch is missing the ranks can't run on this interpreter, whatever stands on PATH.
     if not info.has_torch or not Path(info.python).is_absolute():

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.doctor.host import Host
-from rankwise.doctor.network.interfaces import find_master, suggest_interface
+from rankwise.doctor.network.interfaces import find_master, read_interfaces, suggest_interface
 from rankwise.doctor.network.names import is_loopback_address
 from rankwise.doctor.probe import Probe, Reading, fail, ok, warn
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy
@@ -42,7 +42,7 @@ def look(host: Host) -> Iterator[Reading]:
         yield _judge_localhost(host, name)
         return
     ips = host.lookup(name)
-    own = [address.ip for one in host.interfaces() for address in one.addresses]
+    own = [address.ip for one in host.ask(read_interfaces) for address in one.addresses]
     fault = _find_fault(host, name, ips, own) or _find_lack_of_ipv6(host, name, ips)
     yield fault or ok(_report_ips(name, ips))
     if fault is None:
@@ -68,7 +68,7 @@ def _judge_localhost(host: Host, name: str) -> Reading:
     # In Kubernetes the first pod is told `localhost`, and only the others get the name.
     if host.job.is_master and "KUBERNETES_SERVICE_HOST" in host.env:
         return ok(f"the master is {name}, this pod")
-    best = suggest_interface(host, host.interfaces()) if host.job.is_master else None
+    best = suggest_interface(host, host.ask(read_interfaces)) if host.job.is_master else None
     # To listen on all addresses is what the first host does anyway; the others may be told where it is.
     is_open = is_unspecified(name) and host.job.is_master is True
     return Reading(
@@ -98,7 +98,7 @@ def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> 
             f"grep -n {shlex.quote(name)} /etc/hosts  # must lead to the first host's address", "I2"
         )  # fmt: skip
     if host.job.is_master and not is_loop and not set(ips) & set(own) and host.job.num_nodes > 1:
-        best = suggest_interface(host, host.interfaces())
+        best = suggest_interface(host, host.ask(read_interfaces))
         return warn(
             f"the ranks are to rendezvous on this host, but {_report_ips(name, ips)}, which is on no interface here",
             "behind NAT this may work; else the ranks look for the store on another host: `The client socket has timed out`",
@@ -109,7 +109,7 @@ def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> 
 
 def _find_lack_of_ipv6(host: Host, name: str, ips: tuple[str, ...]) -> Reading | None:
     """Report a name whose first address is of IPv6, where this host has none: torch tries it all the same."""
-    own = [address for one in host.interfaces() if one.is_up for address in one.reachable]
+    own = [address for one in host.ask(read_interfaces) if one.is_up for address in one.reachable]
     if ":" not in ips[0] or is_loopback_address(ips[0]) or not all(address.is_ipv4 for address in own):
         return None
     other = next((ip for ip in ips if ":" not in ip), "")

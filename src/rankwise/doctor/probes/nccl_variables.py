@@ -22,7 +22,7 @@ from rankwise.doctor.differences import report_difference
 from rankwise.doctor.host import Host
 from rankwise.doctor.network import gloo_nccl
 from rankwise.doctor.network.gloo_nccl import Setting
-from rankwise.doctor.network.interfaces import suggest_name
+from rankwise.doctor.network.interfaces import read_interfaces, suggest_name
 from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, ok, warn
 from rankwise.doctor.units import join_names
 from rankwise.doctor.variables.masking import mask_fact, mask_value
@@ -188,7 +188,7 @@ def _judge_devices(host: Host, settings: Settings) -> Iterator[Reading]:
 
 def _judge_interfaces(host: Host, settings: Settings) -> Iterator[Reading]:
     given = {key: settings[key] for key in ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY") if key in settings}
-    interfaces = host.interfaces()
+    interfaces = host.ask(read_interfaces)
     if not given or gloo_nccl.choose_nccl_interfaces(host, interfaces):
         return
     info = ", ".join(f"{name}={one.value}{one.place}" for name, one in given.items())

@@ -19,21 +19,21 @@ import re
 from collections.abc import Iterator, Mapping
 
 from rankwise.doctor.differences import group_hosts, report_difference
-from rankwise.doctor.gpu.nvidia import NO_DEVICES, NvidiaReport, find_driver_cuda
+from rankwise.doctor.gpu.nvidia import NO_DEVICES, NvidiaReport, find_driver_cuda, query_nvidia
 from rankwise.doctor.host import Host
 from rankwise.doctor.probe import Facts, Probe, Reading, fail, ok, skipped, warn
-from rankwise.doctor.torch_facts import TorchFacts
+from rankwise.doctor.torch_facts import TorchFacts, query_torch
 from rankwise.doctor.units import format_count
 
 _INDEX = "https://download.pytorch.org/whl"
 
 
 def look(host: Host) -> Iterator[Reading]:
-    info = host.torch
+    info = host.ask(query_torch)
     if not info.has_torch:
         yield skipped("torch could not be queried", f"{info.why} ({info.python})")
         return
-    nvidia = host.nvidia
+    nvidia = host.ask(query_nvidia)
     found = [*_check_devices(host, info, nvidia), *_check_packages(info)]
     yield from found
     kind = f"CUDA {info.cuda}" if info.cuda else f"ROCm {info.hip}" if info.hip else "the CPU"
