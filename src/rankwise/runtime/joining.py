@@ -28,7 +28,7 @@ from rankwise.runtime.control import Control
 from rankwise.runtime.device import choose_backend, choose_device, find_device_id, find_kind
 from rankwise.runtime.groups import read_seconds
 from rankwise.runtime.handshake import Meeting, shake_hands
-from rankwise.runtime.mesh import lay_mesh
+from rankwise.runtime.mesh_layout import lay_mesh
 from rankwise.runtime.offline_evidence import leave_evidence
 from rankwise.runtime.rank_identity import identify
 from rankwise.runtime.stores import GROUP_PREFIX, MEETING_PREFIX, Place, open_store

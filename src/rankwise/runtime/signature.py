@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final, get_args
 
 import torch
 
@@ -19,9 +19,26 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import FrameType, TracebackType
 
-    from rankwise.runtime.groups import Group
+    from rankwise.runtime.control import Control
 
 Checking = Literal["full", "calls", "off"]
+
+
+class Members(Protocol):
+    """Those who compare: what is needed here of a ``Group``, which itself compares."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global rank of each member, ascending."""
+
+    @property
+    def rank(self) -> int:
+        """Our own."""
+
+    @property
+    def control(self) -> Control | None:
+        """The members' side channel; None if we are not a member."""
+
 
 _checking: list[Checking] = ["full"]
 _OWN = "rankwise"
@@ -124,7 +141,7 @@ def _is_name(site: str) -> bool:
 
 
 def agree(
-    group: Group,
+    group: Members,
     call: str,
     *,
     site: str,
@@ -185,7 +202,7 @@ def agree(
     return [one[1] for one in seen]
 
 
-def naming(group: Group, what: str) -> AbstractContextManager[None]:
+def naming(group: Members, what: str) -> AbstractContextManager[None]:
     """Turn a lost connection, which torch tells as an address, into an error that says what was being done."""
     return naming_on(group.rank, what)
 
@@ -236,11 +253,11 @@ def show_site(site: str) -> str:
     return site if _is_name(site) else site.partition(" < ")[0]
 
 
-def _place(fault: CollectiveError, where: str, group: Group) -> CollectiveError:
+def _place(fault: CollectiveError, where: str, group: Members) -> CollectiveError:
     return CollectiveError(f"{where}: {fault.message}", rank=group.rank, hint=fault.hint)
 
 
-def _raise_faults(group: Group, call: str, seen: list[Any], sites: list[str]) -> None:
+def _raise_faults(group: Members, call: str, seen: list[Any], sites: list[str]) -> None:
     faults = {rank: one[2] for rank, one in zip(group.ranks, seen, strict=True) if one[2] is not None}
     if not faults:
         return
@@ -254,7 +271,7 @@ def _raise_faults(group: Group, call: str, seen: list[Any], sites: list[str]) ->
     )
 
 
-def _raise_differences(group: Group, seen: list[dict[str, Any]], sites: list[str]) -> None:
+def _raise_differences(group: Members, seen: list[dict[str, Any]], sites: list[str]) -> None:
     """Raise the error for the first thing in which the calls differ, if they do."""
     keys = next((key for key in ("call", "site") if len({one.get(key) for one in seen}) > 1), None)
     key = keys or next((key for key in seen[0] if any(one.get(key) != seen[0][key] for one in seen)), None)

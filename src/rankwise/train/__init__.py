@@ -11,7 +11,6 @@ from rankwise.base.lazy import find_homes, make_getattr
 
 if TYPE_CHECKING:
     from rankwise.data.sample_position import placed as placed
-    from rankwise.train.callbacks import Callback as Callback
     from rankwise.train.dropout import (
         GlobalDropout as GlobalDropout,
         replace_dropout as replace_dropout,
@@ -34,10 +33,11 @@ if TYPE_CHECKING:
     from rankwise.train.loggers.wandb import WandB as WandB
     from rankwise.train.optimizers import choose_fused as choose_fused
     from rankwise.train.tracking import Track as Track
+    from rankwise.train.trainer import Callback as Callback
 
 _NAMES = {
     "rankwise.data.sample_position": "placed",
-    "rankwise.train.callbacks": "Callback",
+    "rankwise.train.trainer": "Callback",
     "rankwise.train.dropout": "GlobalDropout replace_dropout same_masks",
     "rankwise.train.evaluating": "Evaluation",
     "rankwise.train.events": "Ended Evaluated Logger Report Started",

@@ -10,7 +10,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rankwise.base.errors import UsageError
 from rankwise.data.loader import DataLoader
-from rankwise.train.callbacks import Callback
 from rankwise.train.config import TrainerConfig
 from rankwise.train.evaluating import Evaluation
 
@@ -29,7 +28,8 @@ def check_arguments(  # noqa: PLR0913 - one for each argument of the Trainer
     optimizer: Any,
     scheduler: Any,
     evaluation: Any,
-    callbacks: tuple[Callback, ...],
+    callback_type: type,
+    callbacks: tuple[Any, ...],
     loggers: tuple[Logger, ...],
     ctx: RankContext,
 ) -> None:
@@ -42,6 +42,7 @@ def check_arguments(  # noqa: PLR0913 - one for each argument of the Trainer
         optimizer: What moves the weights.
         scheduler: Of the learning rate, or None.
         evaluation: What is evaluated, or None.
+        callback_type: What callbacks are derived from.
         callbacks: Of the user.
         loggers: Of the user.
         ctx: The job.
@@ -55,9 +56,9 @@ def check_arguments(  # noqa: PLR0913 - one for each argument of the Trainer
         _check_scheduler(scheduler, optimizer, config)
         _check_monitor(evaluation, config)
         for callback in callbacks:
-            _check_callback(callback)
+            _check_callback(callback, callback_type)
         for logger in loggers:
-            _check_logger(logger)
+            _check_logger(logger, callback_type)
     except UsageError as error:
         error.rank = ctx.rank
         raise
@@ -126,13 +127,13 @@ def _check_monitor(evaluation: Evaluation | None, config: TrainerConfig) -> None
         )
 
 
-def _check_callback(callback: Any) -> None:
-    if not isinstance(callback, Callback):
+def _check_callback(callback: Any, callback_type: type) -> None:
+    if not isinstance(callback, callback_type):
         raise UsageError(
             f"callbacks: {_name(callback)} is not a rankwise.train.Callback",
             hint="pass instances of classes derived from it; what only records belongs in loggers",
         )
-    known = {name for name in vars(Callback) if name.startswith("on_")}
+    known = {name for name in vars(callback_type) if name.startswith("on_")}
     for name in dir(callback):
         if name.startswith("on_") and name not in known and callable(getattr(callback, name)):
             near = difflib.get_close_matches(name, known, n=1)
@@ -142,8 +143,8 @@ def _check_callback(callback: Any) -> None:
             )
 
 
-def _check_logger(logger: Any) -> None:
-    if isinstance(logger, (type, Callback)) or not hasattr(logger, "on_report"):
+def _check_logger(logger: Any, callback_type: type) -> None:
+    if isinstance(logger, (type, callback_type)) or not hasattr(logger, "on_report"):
         raise UsageError(
             f"loggers: {_name(logger)} is not a logger",
             hint="pass instances with the methods of rankwise.train.Logger; a Callback belongs in callbacks",

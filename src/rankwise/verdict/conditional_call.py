@@ -45,7 +45,7 @@ def find_conditional_call(view: SceneView, mismatch: Mismatch) -> ConditionalCal
     """Return the one side that stands under a condition that no other side is under; None if there is none, or several."""
     if guarded := find_guarded(view, mismatch):
         ranks, op = guarded[0]
-        asked = next(guard for guard in view.guards_where(ranks[0], op.site) if guard.is_rank_test)
+        asked = next(guard for guard in view.source.guards_where(ranks[0], op.site) if guard.is_rank_test)
         return _describe_rank_test(asked, ranks, op) if len(guarded) == 1 else None
     called = [(test, ranks, op) for ranks, op in mismatch.sides if (test := _find_test_of_callers(view, ranks[0], op))]
     if len(called) == 1 and not _was_there(mismatch, *called[0][1:]):
@@ -69,11 +69,11 @@ def _describe_rank_test(test: Guard, ranks: tuple[int, ...], op: Op) -> Conditio
 def _find_test_of_callers(view: SceneView, rank: int, op: Op) -> Guard | None:
     """Return the rank test before all calls of the function that a collective stands in, where its stack is lost: Gloo has aborted the rank."""
     file, number = split_site(op.site)
-    function = find_function(view.text_of(file), number)
-    if function is None or len(view.lines_where(rank, op.site)) != 1:
+    function = find_function(view.source.text_of(file), number)
+    if function is None or len(view.source.lines_where(rank, op.site)) != 1:
         return None
     tests = [
-        next((guard for guard in view.guards_at(f"{path}:{line}") if guard.is_rank_test), None)
+        next((guard for guard in view.source.guards_at(f"{path}:{line}") if guard.is_rank_test), None)
         for path, text in view.scene.sources.items()
         for line in list_calls_of(text, function.name)
     ]
@@ -88,9 +88,11 @@ def _was_there(mismatch: Mismatch, ranks: tuple[int, ...], op: Op) -> bool:
 def _find_own_test(view: SceneView, mismatch: Mismatch, op: Op) -> str | None:
     """Return the line of a condition that a side alone is under, and that the others may have passed by."""
     ranks = next(ranks for ranks, one in mismatch.sides if one is op)
-    others = {guard for side, one in mismatch.sides if one is not op for guard in view.guards_where(side[0], one.site)}
+    others = {
+        guard for side, one in mismatch.sides if one is not op for guard in view.source.guards_where(side[0], one.site)
+    }
     lines = _list_inside(view, mismatch, op)
-    tests = [guard for line in lines for guard in view.guards_at(line) if guard not in others]
+    tests = [guard for line in lines for guard in view.source.guards_at(line) if guard not in others]
     if _was_there(mismatch, ranks, op):
         return None
     return next((f"{shorten(guard.file)}:{guard.line}" for guard in tests if guard.is_own_test), None)
@@ -99,17 +101,17 @@ def _find_own_test(view: SceneView, mismatch: Mismatch, op: Op) -> str | None:
 def _list_inside(view: SceneView, mismatch: Mismatch, op: Op) -> tuple[str, ...]:
     """Return the lines that led to a collective, as far as they belong to a loop that the others are in, or to a function that they passed."""
     ranks = next(ranks for ranks, one in mismatch.sides if one is op)
-    lines = view.lines_where(ranks[0], op.site)
+    lines = view.source.lines_where(ranks[0], op.site)
     places = [
         split_site(line)
         for side, one in mismatch.sides
         if one is not op
-        for line in view.lines_where(side[0], one.site)
+        for line in view.source.lines_where(side[0], one.site)
     ]
     loops = [
         (file, step.node)
         for file, line in places
-        for step in find_path_inside(view.text_of(file), line)
+        for step in find_path_inside(view.source.text_of(file), line)
         if isinstance(step.node, Loop) and step.part == "body"  # what its head calls, it calls once
     ]
     for at, place in enumerate(map(split_site, lines)):

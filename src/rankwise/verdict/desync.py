@@ -15,11 +15,11 @@ from rankwise.verdict.mismatch import Mismatch
 from rankwise.verdict.wording import is_join, name_op, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rankwise.evidence.reader.scene import Op
     from rankwise.verdict.group_sequences import GroupSequence
-    from rankwise.verdict.scene_view import SceneView
+    from rankwise.verdict.user_source import UserSource
 
 #: A rank that makes more collectives than this alone is not found out by comparing what follows.
 _MOST_EXTRA = 32
@@ -29,19 +29,19 @@ _Sides = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def walk_back(
-    sequences: Sequence[GroupSequence], mismatches: Sequence[Mismatch], view: SceneView
+    mismatches: Sequence[Mismatch],
+    breaches: Iterable[tuple[GroupSequence, tuple[Op, tuple[int, ...], tuple[int, ...]] | None]],
+    source: UserSource,
 ) -> tuple[Mismatch, ...]:
     """Return the mismatches, those that had begun before at their beginning; and those that only a member's end has shown."""
-    found = [_begin(mismatch, view) or mismatch for mismatch in mismatches]
-    parted = {id(mismatch.sequence) for mismatch in mismatches}
-    for sequence in sequences:
-        breach = None if id(sequence) in parted else view.find_breach(sequence)
-        if breach is not None and (begun := _begin_of_breach(sequence, *breach, view)):
+    found = [_begin(mismatch, source) or mismatch for mismatch in mismatches]
+    for sequence, breach in breaches:
+        if breach is not None and (begun := _begin_of_breach(sequence, *breach, source)):
             found.append(begun)
     return tuple(found)
 
 
-def _begin(mismatch: Mismatch, view: SceneView) -> Mismatch | None:
+def _begin(mismatch: Mismatch, source: UserSource) -> Mismatch | None:
     if mismatch.respect in {"shape", "order", "bucket", "module"} or len(mismatch.sides) != 2:
         return None
     sides = (mismatch.sides[0][0], mismatch.sides[1][0])
@@ -49,23 +49,23 @@ def _begin(mismatch: Mismatch, view: SceneView) -> Mismatch | None:
         return None
     later = " and ".join(name_op(op, number=False) for _, op in mismatch.sides)
     then = f"; these were paired, and at #{mismatch.seq} {later} can't be"
-    begun = _find_begin(mismatch.sequence, sides, mismatch.seq, view)
+    begun = _find_begin(mismatch.sequence, sides, mismatch.seq, source)
     return begun and replace(begun, is_through=mismatch.is_through, then=then)
 
 
 def _begin_of_breach(
-    sequence: GroupSequence, op: Op, came: tuple[int, ...], gone: tuple[int, ...], view: SceneView
+    sequence: GroupSequence, op: Op, came: tuple[int, ...], gone: tuple[int, ...], source: UserSource
 ) -> Mismatch | None:
-    begun = _find_begin(sequence, (came, gone), op.seq, view)
+    begun = _find_begin(sequence, (came, gone), op.seq, source)
     then = f"; these were paired, and {name_op(op)} at {shorten(op.site)} has no counterpart: the others have ended"
     return begun and replace(begun, then=then)
 
 
-def _find_begin(sequence: GroupSequence, sides: _Sides, last: int, view: SceneView) -> Mismatch | None:
+def _find_begin(sequence: GroupSequence, sides: _Sides, last: int, source: UserSource) -> Mismatch | None:
     first, seq = last, last - 1
     while last - seq <= _MOST_BACK and first - seq <= 2 and (pair := _pair(sequence, sides, seq)):
         # One number at which they meet at a line by chance is no common path yet.
-        first = seq if _are_apart(*pair, view) else first
+        first = seq if _are_apart(*pair, source) else first
         seq -= 1
     if first == last:
         return None
@@ -73,8 +73,8 @@ def _find_begin(sequence: GroupSequence, sides: _Sides, last: int, view: SceneVi
         pair = _pair(sequence, sides, seq)
         if (
             pair is not None
-            and _are_apart(*pair, view)
-            and (shown := _show(sequence, sides, seq, last, pair, view)) is not None
+            and _are_apart(*pair, source)
+            and (shown := _show(sequence, sides, seq, last, pair, source)) is not None
         ):
             ordered = sorted(zip(sides, pair, strict=True), key=lambda side: (len(side[0]), side[0]))
             is_even = len(sides[0]) == len(sides[1])
@@ -95,11 +95,11 @@ def _pair(sequence: GroupSequence, sides: _Sides, seq: int) -> tuple[Op, Op] | N
     return pair[0], pair[1]
 
 
-def _are_apart(one: Op, other: Op, view: SceneView) -> bool:
+def _are_apart(one: Op, other: Op, source: UserSource) -> bool:
     """Tell whether two ranks stood at different places, which are not one place written twice."""
     if one.site is None or other.site is None or one.site == other.site or is_join(one) or is_join(other):
         return False
-    return not view.are_alternatives(one.site, other.site)
+    return not source.are_alternatives(one.site, other.site)
 
 
 def _were_at(sequence: GroupSequence, ranks: tuple[int, ...], op: Op, before: int) -> list[bool]:
@@ -108,11 +108,11 @@ def _were_at(sequence: GroupSequence, ranks: tuple[int, ...], op: Op, before: in
 
 
 def _show(
-    sequence: GroupSequence, sides: _Sides, seq: int, last: int, pair: tuple[Op, Op], view: SceneView
+    sequence: GroupSequence, sides: _Sides, seq: int, last: int, pair: tuple[Op, Op], source: UserSource
 ) -> tuple[int, ...] | None:
     """Return who left the common path under a number, nobody in particular if that is not known; None if nothing shows that one did."""
     tests = [
-        {guard for guard in view.guards_where(ranks[0], op.site) if guard.is_rank_test}
+        {guard for guard in source.guards_where(ranks[0], op.site) if guard.is_rank_test}
         for ranks, op in zip(sides, pair, strict=True)
     ]
     guarded = [

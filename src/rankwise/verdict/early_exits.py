@@ -106,7 +106,7 @@ def _make_finding(view: SceneView, gone: tuple[int, ...], missed: dict[int, Op])
     were_there = sequence is not None and all(sequence.has_been_at(rank, missed[first].site) for rank in gone)
     is_sharded = were_there and is_sharded_pass(missed[first])
     trained = is_gradient(missed[first]) or is_sharded
-    asked = next((one for one in view.guards_where(first, missed[first].site) if one.is_rank_test), None)
+    asked = next((one for one in view.source.guards_where(first, missed[first].site) if one.is_rank_test), None)
     if asked is not None and not were_there:
         return _describe_alone(asked, missed, gone)
     even = fix_fewer(gone, missed[first].site)

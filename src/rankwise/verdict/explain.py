@@ -79,7 +79,7 @@ def _find_culprits(view: SceneView, mismatch: Mismatch) -> tuple[int, ...]:
 
 def find_guarded(view: SceneView, mismatch: Mismatch) -> tuple[tuple[tuple[int, ...], Op], ...]:
     """Return the sides that stand, for the first time, under a test of the rank that no other side is under."""
-    guards = [{*view.guards_where(ranks[0], op.site)} for ranks, op in mismatch.sides]
+    guards = [{*view.source.guards_where(ranks[0], op.site)} for ranks, op in mismatch.sides]
     found = []
     for number, (ranks, op) in enumerate(mismatch.sides):
         others = set().union(*(some for other, some in enumerate(guards) if other != number))
@@ -129,15 +129,15 @@ def explain_absence(
 
 def _are_kept_apart(view: SceneView, absence: Absence) -> bool:
     """Tell whether those that are missing, and nobody else, stand where a test of the rank has led them."""
-    came = {guard for one in absence.waiting for guard in view.guards_of(one.rank)}
-    away = [{*view.guards_of(rank)} for rank in absence.missing]
+    came = {guard for one in absence.waiting for guard in view.source.guards_of(one.rank)}
+    away = [{*view.source.guards_of(rank)} for rank in absence.missing]
     led = all(any(guard.is_rank_test for guard in guards - came) for guards in away)
     return led and not any(guard.is_rank_test for guard in came.difference(*away))
 
 
 def are_alone(view: SceneView, ranks: Sequence[int]) -> bool:
     """Tell whether ranks stand where a test of the rank has led them: what they do there, the others don't."""
-    tested = [any(guard.is_rank_test for guard in view.guards_of(rank)) for rank in ranks]
+    tested = [any(guard.is_rank_test for guard in view.source.guards_of(rank)) for rank in ranks]
     return bool(tested) and all(tested)
 
 

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 from rankwise.verdict.mismatch import Mismatch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankwise.evidence.reader.scene import Op
     from rankwise.verdict.group_sequences import GroupSequence
     from rankwise.verdict.rank_state import RankState
-    from rankwise.verdict.scene_view import SceneView
 
 
-def find_crossing(view: SceneView) -> Mismatch | None:
-    """Return where the ranks stand, as the mismatch that it is; None if they don't wait for each other, or not because of the library."""
-    rank_states = [view.rank_states[rank] for rank in view.deadlocked]
-    places = [(one, one.op, view.sequence_of(one.rank, one.op) if one.op else None) for one in rank_states]
+def find_crossing(places: Sequence[tuple[RankState, Op | None, GroupSequence | None]]) -> Mismatch | None:
+    """Return where ranks that wait for each other stand, as the mismatch that it is; None if it is not because of the library."""
     known = [
         (one, op, sequence) for one, op, sequence in places if op is not None and (sequence is not None or not op.group)
     ]
@@ -28,9 +27,6 @@ def find_crossing(view: SceneView) -> Mismatch | None:
     is_met = len(known) == len(places) and 0 < len(others) < len(known)
     members = {sequence.ranks for _, _, sequence in known if sequence is not None}
     if not is_met or len(members) != 1 or len({id(sequence) for _, sequence in others}) != 1:
-        return None
-    # Only fresh records tell that a rank has not reached what C++ issued.
-    if not all(view.is_settled(one.rank) and view.is_fresh(one.rank) for one in rank_states):
         return None
     op, sequence = others[0]
     sides = sorted(_group(known), key=lambda side: (len(side[0]), side[0]))

@@ -6,18 +6,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, final
 
-from rankwise.evidence.reader.notes import parse_traceback
 from rankwise.evidence.reader.scene import FRESH_S
 from rankwise.verdict.desync import walk_back
 from rankwise.verdict.finding import Waiting
 from rankwise.verdict.group_sequences import WHOLE_BELOW, GroupSequence, find_sequences
-from rankwise.verdict.guards import Guard, guards_at
 from rankwise.verdict.library_deadlock import find_crossing
 from rankwise.verdict.local_wait import LocalWait, find_local_wait
 from rankwise.verdict.mismatch import Mismatch, find_mismatches
 from rankwise.verdict.own_processes import with_own
 from rankwise.verdict.rank_state import RankState, find_state
-from rankwise.verdict.source_text import are_alternatives, find_function, split_site
+from rankwise.verdict.user_source import UserSource
 from rankwise.verdict.wording import name_briefly
 
 if TYPE_CHECKING:
@@ -74,6 +72,11 @@ class SceneView:
         return {facts.rank: facts for facts in self.scene.ranks}
 
     @cached_property
+    def source(self) -> UserSource:
+        """What the user's source says of where they stand."""
+        return UserSource(self.by_rank, self.scene.sources)
+
+    @cached_property
     def rank_states(self) -> dict[int, RankState]:
         """Where each of them stands."""
         return {facts.rank: find_state(facts) for facts in self.scene.ranks}
@@ -97,13 +100,22 @@ class SceneView:
     @cached_property
     def mismatches(self) -> tuple[Mismatch, ...]:
         """Where ranks diverged under the same number: the first of each group and kind."""
-        found = walk_back(self.sequences, find_mismatches(self.sequences), self)
-        return found if found or self.crossing is None else (self.crossing,)
+        found = find_mismatches(self.sequences)
+        parted = {id(mismatch.sequence) for mismatch in found}
+        breaches = [(one, self.find_breach(one)) for one in self.sequences if id(one) not in parted]
+        begun = walk_back(found, breaches, self.source)
+        return begun if begun or self.crossing is None else (self.crossing,)
 
     @cached_property
     def crossing(self) -> Mismatch | None:
         """Where ranks wait for each other in a call of rankwise's library and in another collective."""
-        return find_crossing(self)
+        rank_states = [self.rank_states[rank] for rank in self.deadlocked]
+        # Only fresh records tell that a rank has not reached what C++ issued.
+        if not all(self.is_settled(one.rank) and self.is_fresh(one.rank) for one in rank_states):
+            return None
+        return find_crossing(
+            [(one, one.op, self.sequence_of(one.rank, one.op) if one.op else None) for one in rank_states]
+        )
 
     def find_breach(self, sequence: GroupSequence) -> tuple[Op, tuple[int, ...], tuple[int, ...]] | None:
         """Return a collective that can't end, as members have ended well without it: the collective, who came, who is gone."""
@@ -122,11 +134,6 @@ class SceneView:
     def _left_well(self, sequence: GroupSequence, rank: int, seq: int) -> bool:
         facts = self.by_rank.get(rank)
         return facts is not None and facts.code == 0 and self._records(rank) and sequence.is_behind(rank, seq)
-
-    def are_alternatives(self, site: str | None, other: str | None) -> bool:
-        """Tell whether two lines of the user's are arms of one condition: one place, written twice."""
-        (file, line), (other_file, number) = split_site(site), split_site(other)
-        return file == other_file and are_alternatives(self.text_of(file), line, number)
 
     @cached_property
     def _sequence_of(self) -> dict[tuple[int, str], GroupSequence]:
@@ -316,44 +323,6 @@ class SceneView:
     def is_settled(self, rank: int) -> bool:
         """Tell whether a rank has not moved lately: two ranks are not looked at in one moment."""
         return self.by_rank[rank].still_s >= _SETTLED_S
-
-    def text_of(self, file: str) -> str:
-        """Return the text of a file of the user's; nothing if it is not known."""
-        return self.scene.sources.get(file, "")
-
-    def guards_at(self, site: str | None) -> tuple[Guard, ...]:
-        """Return the conditions that a line of the user's stands under, innermost first."""
-        file, line = split_site(site)
-        return tuple(replace(guard, file=file) for guard in guards_at(self.text_of(file), line))
-
-    def guards_where(self, rank: int, site: str | None) -> tuple[Guard, ...]:
-        """Return the conditions that a collective of a rank stands under, innermost first: those of its callers, too, if they are known."""
-        return tuple(guard for line in self.lines_where(rank, site) for guard in self.guards_at(line))
-
-    def lines_where(self, rank: int, site: str | None) -> tuple[str, ...]:
-        """Return the user's lines that led a rank to one of its collectives, innermost first: only the line itself if no more is known."""
-        facts = self.by_rank.get(rank)
-        raised = facts.fault.callstack if facts is not None and facts.fault else ""
-        last = raised.rpartition("Traceback (most recent call last)")[2]
-        for stack in (facts.stack if facts is not None else None, parse_traceback(last)):
-            lines = [str(frame) for frame in stack.frames if frame.is_users] if stack else []
-            if lines and lines[0] == site:
-                return tuple(lines)
-            # A line of the same function, a moment ago: most likely the same call of it.
-            if lines and site and self._are_of_one_function(lines[0], site):
-                return (site, *lines[1:])
-        return (site,) if site else ()
-
-    def _are_of_one_function(self, line: str, other: str) -> bool:
-        (file, number), (other_file, other_number) = split_site(line), split_site(other)
-        one, two = (find_function(self.text_of(file), at) for at in (number, other_number))
-        return file == other_file and one is not None and two is not None and one.lineno == two.lineno
-
-    def guards_of(self, rank: int) -> tuple[Guard, ...]:
-        """Return the conditions that all of the user's lines on a rank's stack stand under, innermost first."""
-        stack = self.by_rank[rank].stack
-        sites = [str(frame) for frame in stack.frames if frame.is_users] if stack else []
-        return tuple(guard for site in sites for guard in self.guards_at(site))
 
     def may_come(self, rank: int) -> bool:
         """Tell whether a rank that is missed may be on its way: slow is not stuck, and no fault is named for it."""

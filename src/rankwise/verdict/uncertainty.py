@@ -90,7 +90,7 @@ def _goes_on(one: RankState, view: SceneView) -> bool:
     sequence = view.sequence_of(one.rank, one.op) if one.op is not None else None
     if sequence is not None and sequence.backends == {"nccl"}:
         return False  # what it notices ends the process: no handler is asked
-    return goes_on(view.scene.sources, view.lines_where(one.rank, one.site))
+    return goes_on(view.scene.sources, view.source.lines_where(one.rank, one.site))
 
 
 def _has_gone_on(one: RankState, view: SceneView) -> bool:

@@ -75,16 +75,16 @@ def explain_fewer(
     if len(ways) != 1:
         return None  # none, or it is not known which of them it was
     way, file = ways[0]
-    if way.reason == "empty" and "collate_fn" in view.text_of(file):
+    if way.reason == "empty" and "collate_fn" in view.source.text_of(file):
         return Explained("X10", _FILTERED.format(at=f"{shorten(file)}:{way.line}"), f"{file}:{way.line}")
     return _explain(way, file)
 
 
 def _list_lines(view: SceneView, rank: int, site: str | None) -> Iterator[tuple[str, str, int]]:
     """Yield the lines that led a rank to one of its collectives, innermost first: the file, its text, and the line's number."""
-    for place in view.lines_where(rank, site):
+    for place in view.source.lines_where(rank, site):
         file, line = split_site(place)
-        yield file, view.text_of(file), line
+        yield file, view.source.text_of(file), line
 
 
 def _explain(way: WayOut, file: str) -> Explained:

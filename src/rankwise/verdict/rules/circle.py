@@ -107,13 +107,13 @@ def _find_undelivered(view: SceneView) -> Iterator[JobFinding]:
 
 def _is_discarded(view: SceneView, sent: Op, awaited: Op) -> bool:
     """Tell whether the line of a message is torch's call alone, so that nobody can wait for its handle; not with tags, which may differ."""
-    paths = [find_path(view.text_of(file), line) for file, line in map(split_site, (sent.site, awaited.site))]
+    paths = [find_path(view.source.text_of(file), line) for file, line in map(split_site, (sent.site, awaited.site))]
     lines = [path[-1].node for path in paths if path]
     call = lines[0].value if len(lines) == 2 and isinstance(lines[0], ast.Expr) else None
     if not sent.is_send or not isinstance(call, ast.Call) or name_of(call) != sent.name:
         return False
     words = {one.arg for line in lines for one in ast.walk(line) if isinstance(one, ast.keyword)}
-    torchs = list_imported(view.text_of(split_site(sent.site)[0]), "torch")
+    torchs = list_imported(view.source.text_of(split_site(sent.site)[0]), "torch")
     return "tag" not in words and not torchs.isdisjoint(list_names(call.func))
 
 

@@ -93,7 +93,7 @@ def _find_handled(facts: RankFacts, op: Op) -> FaultRecord | None:
 
 def _find_cleaning(view: SceneView, mismatch: Mismatch) -> tuple[int, ...]:
     """Return the ranks that are in an except or finally while others are still in the block before it."""
-    guards = [(ranks, view.guards_where(ranks[0], op.site)) for ranks, op in mismatch.sides]
+    guards = [(ranks, view.source.guards_where(ranks[0], op.site)) for ranks, op in mismatch.sides]
     inside = {(guard.file, guard.opened) for _, found in guards for guard in found if guard.kind == "try"}
     return tuple(
         sorted(
@@ -110,5 +110,5 @@ def _is_excepting(view: SceneView, mismatch: Mismatch, cleaning: tuple[int, ...]
         guard.kind == "except"
         for ranks, op in mismatch.sides
         if ranks[0] in cleaning
-        for guard in view.guards_where(ranks[0], op.site)
+        for guard in view.source.guards_where(ranks[0], op.site)
     )

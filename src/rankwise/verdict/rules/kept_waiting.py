@@ -55,14 +55,14 @@ def _fix_slow(view: SceneView, absence: Absence) -> str:
 def _judge(view: SceneView, absence: Absence) -> tuple[str | None, str]:
     """Return the class that the script's own lines decide, and what to do."""
     at, who = shorten(absence.waiting[0].site), name_ranks(absence.missing)
-    away = [guard for rank in absence.missing for guard in view.guards_of(rank)]
-    if away and all(any(guard.kind == "except" for guard in view.guards_of(rank)) for rank in absence.missing):
+    away = [guard for rank in absence.missing for guard in view.source.guards_of(rank)]
+    if away and all(any(guard.kind == "except" for guard in view.source.guards_of(rank)) for rank in absence.missing):
         line = next(guard.line for guard in away if guard.kind == "except")
         fix = f"{who} caught an exception at line {line} and did not reach {at}: let it end the rank, or notify the other ranks first"
         return "R1", fix
     # The stages of a pipeline stand under tests of the rank, and are meant to.
     waiting = [one for one in absence.waiting if one.op is None or one.op.flow is None]
-    taken = [guard for one in waiting for guard in view.guards_of(one.rank) if guard.kind == "if"]
+    taken = [guard for one in waiting for guard in view.source.guards_of(one.rank) if guard.kind == "if"]
     own = [guard for guard in taken if guard not in away]
     if test := next((guard for guard in own if guard.is_rank_test), None):
         fix = f"move the collective at {at} out of the rank test at line {test.line}: all ranks must call it; only what follows may differ"

@@ -49,7 +49,7 @@ def _explain(view: SceneView, ahead: tuple[int, ...], others: tuple[int, ...], o
     explained = explain_skip(view, others[0], op.site)
     if explained is not None:
         return explained
-    gate = next((one for one in view.guards_where(others[0], op.site) if one.is_rank_test), None)
+    gate = next((one for one in view.source.guards_where(others[0], op.site) if one.is_rank_test), None)
     why = f"the rank test at {shorten(gate.file)}:{gate.line} keeps it from there; " if gate else ""
     fix = (
         f"{why}make {name_ranks(ahead)} run the backward pass at {shorten(op.site)} as often as the others "

@@ -49,5 +49,5 @@ def _are_two(view: SceneView, mismatch: Mismatch) -> bool:
     if None in sites:
         return False
     first = mismatch.sides[0][1].site
-    are_apart = len(sites) > 1 and not any(view.are_alternatives(first, site) for site in sites)
+    are_apart = len(sites) > 1 and not any(view.source.are_alternatives(first, site) for site in sites)
     return are_apart or find_conditional_call(view, mismatch) is not None

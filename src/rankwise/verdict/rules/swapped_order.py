@@ -49,7 +49,7 @@ def _is_meant(view: SceneView, mismatch: Mismatch) -> bool:
     has_come = last >= mismatch.seq + 2 or all(
         view.by_rank[rank].state == "ended" or view.is_settled(rank) for rank in (some[0], others[0])
     )
-    return has_come and not view.are_alternatives(here.site, there.site)
+    return has_come and not view.source.are_alternatives(here.site, there.site)
 
 
 def _is_swapped(mismatch: Mismatch) -> bool:
