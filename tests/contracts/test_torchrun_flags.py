@@ -34,7 +34,6 @@ _OWN_DESTS = {
     "hang_timeout",
     "on_hang",
     "watch",
-    "watch_dispatcher",
     "check",
     "strict",
     "cold",

@@ -135,10 +135,6 @@ def test_what_a_hang_leads_to() -> None:
     assert "RANKWISE_ON_HANG" in _refusal("t.py", {"RANKWISE_ON_HANG": "wait"}).message
     assert not _parse("--no-watch t.py", {"RANKWISE_WATCH": "1"}).watch
     assert _parse("--watch t.py", {"RANKWISE_WATCH": "0"}).watch
-    assert _parse("--watch-dispatcher t.py", {"RANKWISE_WATCH": "0"}).watch
-    assert _parse("t.py", {"RANKWISE_WATCH": "dispatcher"}).watch
-    with pytest.raises(UsageError, match="contradict"):
-        _parse("--no-watch --watch-dispatcher t.py")
     assert _parse("--hang-timeout 0 t.py").hang_timeout_s == float("inf")
     assert _parse("--hang-timeout off t.py").hang_timeout_s == float("inf")
 

@@ -13,7 +13,7 @@ from rankwise.base.environ import environ, is_on
 from rankwise.base.errors import UsageError
 from rankwise.base.roles import COUNTS, read_counts
 from rankwise.launcher.parser import OWN_FLAGS, build_parser
-from rankwise.launcher.spec import DISPATCHER, ON_HANG, LaunchSpec, Logs, Meeting, Program, Std, may_watch
+from rankwise.launcher.spec import ON_HANG, LaunchSpec, Logs, Meeting, Program, Std, may_watch
 
 if TYPE_CHECKING:
     import argparse
@@ -128,11 +128,8 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         resident=args.resident,
         preload=_parse_preload(args.preload if args.preload is not None else env.get("RANKWISE_PRELOAD", "")),
         by_variable=frozenset(f"--{name[4:].lower().replace('_', '-')}" for name in env if name.startswith("PET_")),
-        watch=_to_watch(args, env),
-        variables=(
-            *([("RANKWISE_WATCH", DISPATCHER)] if args.watch_dispatcher else []),
-            *([(COUNTS, args.role_counts)] if args.role_counts else []),
-        ),
+        watch=may_watch(env) if args.watch is None else bool(args.watch),
+        variables=((COUNTS, args.role_counts),) if args.role_counts else (),
         role_counts=read_counts(args.role_counts or ""),
     )
 
@@ -161,12 +158,6 @@ def _apply_role_counts(args: argparse.Namespace, nodes: tuple[int, int]) -> str:
             hint="leave out --nproc-per-node",
         )
     return str(total)
-
-
-def _to_watch(args: argparse.Namespace, env: Mapping[str, str]) -> bool:
-    if args.watch_dispatcher and args.watch is False:
-        raise UsageError("--watch-dispatcher and --no-watch contradict each other", hint="give one of them")
-    return args.watch_dispatcher or (may_watch(env) if args.watch is None else bool(args.watch))
 
 
 def _to_on_hang(given: str | None, env: Mapping[str, str]) -> OnHang | None:

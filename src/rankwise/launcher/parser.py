@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: The flags that are ours; all others are torchrun's, with torchrun's meaning.
 OWN_FLAGS = (
-    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--watch-dispatcher", "--check", "--no-check", "--strict", "--cold", "--resident", "--no-resident", "--preload", "--role-counts", "--role_counts", "--join-every", "--join_every",
+    "--report", "--hang-timeout", "--hang_timeout", "--on-hang", "--on_hang", "--watch", "--no-watch", "--check", "--no-check", "--strict", "--cold", "--resident", "--no-resident", "--preload", "--role-counts", "--role_counts", "--join-every", "--join_every",
 )  # fmt: skip
 
 #: Torchrun's since torch 2.15. Before, they made no abbreviation of another flag ambiguous, and so they make none now.
@@ -86,7 +86,7 @@ def build_parser(env: Mapping[str, str] | None = None) -> argparse.ArgumentParse
         usage="rankwise run [flags] train.py [the script's own arguments]",
         description="Start a training script on many processes. Takes all flags of torchrun, with the same meaning, spelled with hyphens or underscores.",
         epilog="Environment variables, where you can't change the command: RANKWISE_COLD=1 (as --cold), RANKWISE_RESIDENT=1 (as --resident), "
-        "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (as --no-watch) or dispatcher (as --watch-dispatcher), RANKWISE_CHECK=0 (as --no-check), RANKWISE_ON_HANG (as --on-hang). "
+        "RANKWISE_PRELOAD (as --preload), RANKWISE_WATCH=0 (as --no-watch), RANKWISE_CHECK=0 (as --no-check), RANKWISE_ON_HANG (as --on-hang). "
         "Every flag of torchrun is also read from PET_<FLAG>.",
     )
     add = _Adder(env)
@@ -172,11 +172,6 @@ def _add_faults(parser: argparse.ArgumentParser, add: _Adder) -> None:
         action=argparse.BooleanOptionalAction,
         help="Say which rank keeps the others waiting (the default).",
     )
-    faults.add_argument(
-        "--watch-dispatcher", action="store_true",
-        help="Also record, at torch's dispatcher, what C++ issues, as in DDP: known even of a rank that was killed, or where torch's flight recorder "
-        "is off. Small steps take up to a tenth longer.",
-    )  # fmt: skip
     faults.add_argument(
         "--check",
         action=argparse.BooleanOptionalAction,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 OnHang = Literal["stop", "report", "restart"]
 #: What a hang may lead to.
 ON_HANG: tuple[OnHang, ...] = ("stop", "report", "restart")
-#: What RANKWISE_WATCH says where ranks are to record at torch's dispatcher, too.
-DISPATCHER = "dispatcher"
 
 
 def may_watch(env: Mapping[str, str]) -> bool:
@@ -35,8 +33,8 @@ def may_watch(env: Mapping[str, str]) -> bool:
     """
     value = env.get("RANKWISE_WATCH", "").strip().lower()
     may = is_on("RANKWISE_WATCH", default=True, env=env)
-    if may and value not in {"", "1", "yes", "true", "on", DISPATCHER}:
-        raise UsageError(f"RANKWISE_WATCH={value!r} is not one of 1, yes, true, on, {DISPATCHER}, 0, no, false, off")
+    if may and value not in {"", "1", "yes", "true", "on"}:
+        raise UsageError(f"RANKWISE_WATCH={value!r} is not one of 1, yes, true, on, 0, no, false, off")
     return may
 
 

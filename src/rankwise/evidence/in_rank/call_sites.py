@@ -58,10 +58,6 @@ class CallSites:
         # Kept, so that an id of a code object never means another one.
         self._codes: list[Any] = []
 
-    def is_ours(self, frame: Any) -> bool:
-        """Tell whether a frame runs code of rankwise's evidence."""
-        return bool(frame.f_code.co_filename.startswith(self._ours))
-
     def find(self, frame: Any) -> tuple[int, int, bool, int]:
         """Return the numbers of ``file.py:LINE`` and of torch's functions between, whether a blocking message is among them, and the module's number.
 

@@ -41,8 +41,8 @@ TYPES = {
 class Flight:
     """The flight recorder of this process."""
 
-    def __init__(self, ring: Any, writer: Any, call_sites: Any, *, sees_native: bool = False) -> None:
-        self._ring, self._writer, self._call_sites, self._sees_native = ring, writer, call_sites, sees_native
+    def __init__(self, ring: Any, writer: Any, call_sites: Any) -> None:
+        self._ring, self._writer, self._call_sites = ring, writer, call_sites
         native: Any = import_module("torch._C._distributed_c10d")
         # NCCL keeps what it issues in a recorder of its own, beside that of all other backends.
         self._dump, self._dump_nccl = (getattr(native, f"_dump_{name}_trace", None) for name in ("fr", "nccl"))
@@ -67,13 +67,12 @@ class Flight:
 
     def _read(self, offset_s: float) -> dict[str, Any]:
         if self._dump is None and self._dump_nccl is None:
-            return {"entries": [], "missing": [] if self._sees_native else [_NO_RECORDER]}
+            return {"entries": [], "missing": [_NO_RECORDER]}
         entries = [] if self._dump is None else _load(self._dump)
         if self._dump_nccl is not None and (self._dump is None or sys.modules["torch"].cuda.is_initialized()):
             with _CaptureGuard():
                 entries = sorted([*entries, *_load(self._dump_nccl)], key=lambda one: int(one["time_created_ns"]))
-        is_off = not entries and _is_switched_off()
-        missing = [_OFF] if is_off and not self._sees_native else []
+        missing = [_OFF] if not entries and _is_switched_off() else []
         chosen = [one for one in entries[-_NEWEST:] if not one.get("is_p2p")]
         return {"entries": [self._shorten(one, offset_s) for one in chosen], "missing": missing}
 

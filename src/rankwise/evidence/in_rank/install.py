@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 #: How many collectives torch keeps in its flight recorder.
 _FLIGHT_ENTRIES = b"2000"
-#: What RANKWISE_WATCH says where collectives are to be recorded below Python, too.
-_DISPATCHER = "dispatcher"
 
 
 def begin(module: Any, channel: dict[str, Any], load: Callable[[str], Any], recorder: Any) -> None:
@@ -48,8 +46,7 @@ def _begin(module: Any, channel: dict[str, Any], load: Callable[[str], Any], rec
     folder = os.path.dirname(sys.modules["torch"].__file__ or "")
     call_sites = load("call_sites").CallSites(writer.intern, folder, load("module_names"))
     recorder.name_module = call_sites.modules.find_raised
-    is_dispatched = os.environ.get("RANKWISE_WATCH", "").strip().lower() == _DISPATCHER
-    flight = flight_recorder.Flight(ring, writer, call_sites, sees_native=is_dispatched)
+    flight = flight_recorder.Flight(ring, writer, call_sites)
 
     def find_module(frame: Any) -> str:
         return recorder_of_calls.stages.find_awaited(frame) or str(call_sites.modules.find(frame))
@@ -60,16 +57,9 @@ def _begin(module: Any, channel: dict[str, Any], load: Callable[[str], Any], rec
 
     def meet() -> None:
         side.begin()
-        if dispatcher is not None:
-            dispatcher.begin()
         digests.begin()
 
     recorder_of_calls = load("intercept_calls").CollectiveRecorder(module, load, writer, call_sites, meet)
-    dispatcher = None
-    if is_dispatched:
-        dispatcher = load("intercept_dispatcher").DispatcherHook(
-            module, load, ring, writer, call_sites, recorder_of_calls
-        )
     digests = load("digests").Digests(load, ring, writer, call_sites.find_line, recorder_of_calls.groups)
 
     def forget() -> None:

@@ -72,11 +72,6 @@ class CollectiveRecorder:
         self._reduce_ops: dict[int, int] = {}
         self.stages = load("pipeline_stages").PipelineStages()
 
-    @property
-    def methods(self) -> dict[str, tuple[str, int | None]]:
-        """By ProcessGroup's name: torch.distributed's name of it, and which argument tells of the tensors."""
-        return {name: spec for name, spec in _METHODS.items() if name not in _MESSAGES}
-
     def forget(self) -> None:
         """Record nothing more: in a forked child, which has a rank's memory and is none."""
         self.is_on = False
@@ -283,44 +278,6 @@ class CollectiveRecorder:
         except Exception:
             form = None
         return self._enter(name, group, args, kwargs, frame, form)
-
-    def enter_native(
-        self, spoken: int, group: Any, tensors: Any, root: int, split_sizes: Any, frame: Any
-    ) -> tuple[int, Any, int]:
-        """Record that C++ issues a collective.
-
-        Args:
-            spoken: The number of its name.
-            group: The group.
-            tensors: Those that go in; None: there are none.
-            root: The root's rank in the group; negative: there is none.
-            split_sizes: Counts what each member gives and gets, for a number of members; None: it is no such
-                collective.
-            frame: The innermost one of Python.
-
-        Returns:
-            The record's number, who counts, and how far it had counted.
-        """
-        known = self._known.get(id(group))
-        if known is None or known.ref() is not group:
-            known = self.groups.find(group)
-        source, text = group, known.text
-        if len(known.texts) > 1:
-            source, text = self._find_backend(known, group, tensors, (), {})
-        before = source._get_sequence_number_for_group()
-        form = b"" if tensors is None else self._tensor_specs.describe(tensors)
-        counts = split_sizes(len(known.members)) if split_sizes is not None else None
-        if counts is not None:
-            form = self._tensor_specs.add_split_sizes(form, known, counts)
-        site, inside, _, module = self._call_sites.find(frame) if frame is not None else (0, 0, False, 0)
-        if frame is not None:
-            module = module or self._call_sites.number(self._call_sites.modules.find(frame))
-        at = known.members[root] if 0 <= root < len(known.members) else self._ring.NOBODY
-        number = self._writer.enter(
-            before + 1 + known.ahead[text], time.monotonic(), (spoken, text, site, inside, 0, module), at, self._ring.NOBODY, form,
-            self._ring.NATIVE,
-        )  # fmt: skip
-        return number, source, before
 
     def _settle(self, name: str, group: Any, entry: tuple[Any, ...] | None, work: Any, state: int) -> None:
         """Record what became of a call that has returned, or raised."""

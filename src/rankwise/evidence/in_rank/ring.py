@@ -57,8 +57,6 @@ _REPORT = struct.Struct("<QIId")
 FORM_BYTES = 96
 #: What became of a collective; of one that was refused, as its arguments are wrong, no other rank has heard.
 ENTERED, OVER, RAISED, REFUSED = range(4)
-#: Added to that where C++ issued it, and not Python: nobody is told when it is over.
-NATIVE = 8
 _READ_AND_WRITE, _SHARED = 3, 1
 #: A lock of ours is held for microseconds.
 _LOCK_S = 0.01
@@ -118,7 +116,6 @@ class RingWriter:
         root: int,
         peer: int,
         form: bytes,
-        state: int = ENTERED,
     ) -> int:
         """Record that a collective begins.
 
@@ -129,7 +126,6 @@ class RingWriter:
             root: Global rank, or ``NOBODY``.
             peer: Global rank, -1 for any, or ``NOBODY``.
             form: What the tensors are, as ``describe_form`` has it.
-            state: ``ENTERED``, with ``NATIVE`` where C++ issues it.
 
         Returns:
             The record's number, for ``leave``.
@@ -137,7 +133,7 @@ class RingWriter:
         number = next(self._numbers)
         at = _RECORDS_AT + number % NUM_RECORDS * RECORD_BYTES
         _RECORD.pack_into(
-            self._memory, at, number + 1, seq, entered_s, 0.0, state, *texts, root, peer, form, number + 1
+            self._memory, at, number + 1, seq, entered_s, 0.0, ENTERED, *texts, root, peer, form, number + 1
         )
         _U64.pack_into(self._memory, HEAD_AT, number + 1)
         return number
@@ -284,7 +280,6 @@ class Record:
 
     Attributes:
         is_clear: Whether all its texts are known.
-        is_native: Whether C++ issued it.
 
     Raises:
         ValueError: It was being written.
@@ -299,7 +294,6 @@ class Record:
         "group",
         "inside",
         "is_clear",
-        "is_native",
         "module",
         "name",
         "number",
@@ -320,7 +314,7 @@ class Record:
         self.name, self.group, self.site, self.inside, self.reduce_op, self.module = (
             texts.get(number, "") for number in fields[5:11]
         )
-        self.state, self.is_native = fields[4] & ~NATIVE, bool(fields[4] & NATIVE)
+        self.state = fields[4]
         self.root, self.peer = fields[11], fields[12]
         form, _, split_sizes = fields[13].rstrip(b"\0").decode("utf-8", "replace").partition("|")
         self.shapes, self.dtypes = parse_form(form)

@@ -201,8 +201,8 @@ def _to_op(record: ring.Record) -> Op:
         inside=tuple(record.inside.split(">")) if record.inside else (),
         module=record.module or None,
         entered_s=record.entered_s,
-        source="native" if record.is_native else "python",
-        is_over=None if record.is_native and record.state == ring.ENTERED else record.state != ring.ENTERED,
+        source="python",
+        is_over=record.state != ring.ENTERED,
         has_raised=record.state == ring.RAISED,
     )
 

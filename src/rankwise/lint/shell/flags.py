@@ -16,7 +16,7 @@ _TORCHRUN_VALUES = (
 )
 _TORCHRUN_SWITCHES = "standalone module no_python run_path virtual_local_rank help"
 _RANKWISE_VALUES = "report hang_timeout on_hang preload role_counts join_every"
-_RANKWISE_SWITCHES = "watch no_watch watch_dispatcher strict cold resident no_resident check no_check"
+_RANKWISE_SWITCHES = "watch no_watch strict cold resident no_resident check no_check"
 _ACCELERATE_VALUES = (
     "aws_access_key_id aws_secret_access_key config_file env gpu_ids log_dir machine_rank main_process_ip "
     "main_process_port main_training_function max_restarts mixed_precision monitor_interval mpirun_hostfile "
