@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.cli.main import main
-from rankwise.evidence.reader.live_ranks import _find_share, _Look, find_ranks
+from rankwise.evidence.reader.live_ranks import find_ranks
+from rankwise.evidence.reader.process_looks import ProcessLook, find_share
 from rankwise.evidence.reader.process_state import ProcessFacts
 from support import (
     RANKWISE,
@@ -151,16 +152,16 @@ def test_a_rank_at_work_is_slow_and_a_stopped_one_is_told_and_not_woken(
 
 def test_a_rank_that_gets_no_core_is_no_idle_one() -> None:
     """On a busy host a rank that computes uses little of a core, and waits for one all the time; one that sleeps again and again waits for one each time it wakes."""
-    process = ProcessFacts(state="running", ticks=0, memory_bytes=0)
+    process = ProcessFacts(state="running", ticks=0)
 
-    def find_share(waited_s: float, num_rests: int) -> float | None:
+    def find_share_of(waited_s: float, num_rests: int) -> float | None:
         looks = [
-            _Look(process=process, core_wait=core_wait, dump="", evidence=None, at_s=at_s)
+            ProcessLook(process=process, core_wait=core_wait, at_s=at_s)
             for at_s, core_wait in ((0.0, (3.0, 7)), (2.0, (3.0 + waited_s, 7 + num_rests)))
         ]
-        return _find_share(*looks)
+        return find_share(*looks)
 
-    assert [find_share(1.9, 11), find_share(1.9, 40), find_share(0.0, 0)] == [pytest.approx(0.95), 0.0, 0.0]
+    assert [find_share_of(1.9, 11), find_share_of(1.9, 40), find_share_of(0.0, 0)] == [pytest.approx(0.95), 0.0, 0.0]
 
 
 @needs_pyspy

@@ -85,7 +85,7 @@ class FakeLink:
         facts = {"quiet_s": 0.1, "idle_s": 0.1, "is_answered": True, "has_joined": True, **sign}
         signs = () if is_last else (Sign(rank=1, question=self.asked, **facts),)
         told = NodeScene(scene=then, signs=signs, question=self.asked, is_last=is_last, stopped=stopped)
-        self.messages.append(NodeMessage(node=1, num=1, at_s=self.clock.now, text=pack(told)))
+        self.messages.append(NodeMessage(node=1, at_s=self.clock.now, text=pack(told)))
 
 
 class Stage:
@@ -198,7 +198,7 @@ def test_moments_are_set_by_the_quickest_letter() -> None:
 def test_a_letter_that_cannot_be_read_is_told() -> None:
     """Another version's letter: its ranks are not seen, one line says why, and the watch goes on."""
     stage = Stage(quiet_s=3.0).run(0.25)
-    stage.link.messages.append(NodeMessage(node=1, num=1, at_s=stage.clock.now, text="something else"))
+    stage.link.messages.append(NodeMessage(node=1, at_s=stage.clock.now, text="something else"))
     stage.run(0.25)
     assert stage.ranks == [0]
     assert "the records of node 1's ranks can't be read" in stage.said[0]

@@ -57,14 +57,11 @@ def test_a_stopped_process_is_told_and_one_that_goes_on(
 def test_cpu_time_grows_only_in_a_process_that_computes(
     start: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
-    """The ticks of a loop go up, and its memory is counted."""
+    """The ticks of a loop go up."""
     process = start("while True: pass")
     first = read_process(process.pid)
     assert first is not None
     wait_until(lambda: (now := read_process(process.pid)) is not None and now.ticks > first.ticks + 3)
-    later = read_process(process.pid)
-    assert later is not None
-    assert later.memory_bytes > 100_000
 
 
 def test_a_process_that_is_gone_is_none() -> None:

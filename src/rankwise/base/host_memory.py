@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from rankwise.base import environ
+from rankwise.base.process_table import read_stat
 
 #: Names another place; by default it is the launcher's.
 VARIABLE = "RANKWISE_MEMORY"
@@ -62,9 +63,8 @@ def _find_launchers() -> Path | None:
         for path in _ROOT.glob(f"{name_memory_folder(pid)}*"):
             if is_own_folder(path):
                 return path
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
+        found = read_stat(pid)
+        if found is None:
             break
-        pid = int(stat.rpartition(")")[2].split()[1])  # the name, in brackets, may hold anything
+        pid = found.parent
     return None

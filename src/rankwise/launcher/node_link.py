@@ -50,13 +50,11 @@ class NodeMessage:
 
     Attributes:
         node: Its rank among the nodes.
-        num: How many it had published with this one.
         at_s: When it came here, monotonic.
         text: What it says (evidence.reader.multi_node_scene).
     """
 
     node: int
-    num: int
     at_s: float
     text: str
 
@@ -230,7 +228,7 @@ class NodeLink:
             if answer is not None and (num := int(str(answer["num"]))) > self._seen.get(node, 0):
                 self._seen[node] = num
                 at_s = float(str(answer["at_s"]))
-                messages.append(NodeMessage(node=node, num=num, at_s=at_s, text=str(answer["text"])))
+                messages.append(NodeMessage(node=node, at_s=at_s, text=str(answer["text"])))
         return messages
 
     def decide(self, text: str) -> str:

@@ -7,6 +7,8 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from rankwise.base.process_table import DEAD, list_below, list_processes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
@@ -15,25 +17,8 @@ if TYPE_CHECKING:
 
 def list_descendants(root: int) -> list[int]:
     """Return the living descendants of ``root``, parents before children; nothing where /proc is missing."""
-    children: dict[int, list[int]] = {}
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - hot, and /proc
-    except OSError:
-        return []
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - hot: thousands of files on a big host
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        if fields[0] not in (b"Z", b"X"):
-            children.setdefault(int(fields[1]), []).append(pid)
-    found, todo = [], [root]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
+    living = {pid: stat.parent for pid, stat in list_processes().items() if stat.state not in DEAD}
+    return list_below(root, living)
 
 
 def end_descendants(

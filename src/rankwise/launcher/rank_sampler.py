@@ -367,7 +367,6 @@ class RankSampler:
             cpu_share=track.share,
             children=children,
             reads_terminal=rank.is_alive and self._is_debugged(track, now),
-            memory_bytes=process.memory_bytes if process is not None else None,
             awaits=find_wait(rank.pid) if rank.is_alive and rank.pid and self._is_still(track) else "",
         )
 

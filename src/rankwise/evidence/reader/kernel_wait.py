@@ -9,7 +9,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from rankwise.evidence.reader.process_state import find_target, read_call, read_stat
+from rankwise.base.process_table import read_stat
+from rankwise.evidence.reader.process_state import find_target, read_call
 
 _READING = frozenset({"read", "pread", "readv", "recvfrom", "recvmsg"})
 _WRITING = frozenset({"write", "writev", "sendto", "sendmsg"})
@@ -44,7 +45,7 @@ def _describe_child(pid: int) -> str:
     if not 0 < pid < _NEGATIVE:
         return "waiting for a process it has started"
     found = read_stat(pid)
-    return f"waiting for process {pid}" + (f" ({found[0]})" if found else "")
+    return f"waiting for process {pid}" + (f" ({found.name})" if found else "")
 
 
 def _describe_stream(pid: int, fd: int, doing: str, waiting: str) -> str:

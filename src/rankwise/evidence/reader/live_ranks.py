@@ -11,22 +11,14 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import UsageError
 from rankwise.base.os_calls import SUPERVISOR_NAME
+from rankwise.base.process_table import list_below, list_processes
 from rankwise.evidence.in_rank.ring import SIZE_BYTES
 from rankwise.evidence.reader import pyspy
-from rankwise.evidence.reader.kernel_wait import find_wait
 from rankwise.evidence.reader.merge_records import Merger
 from rankwise.evidence.reader.offline_layout import FILES
 from rankwise.evidence.reader.own_processes import with_stacks
-from rankwise.evidence.reader.process_state import (
-    BETWEEN_LOOKS_S,
-    IDLE_SHARE,
-    ProcessFacts,
-    read_children,
-    read_core_wait,
-    read_process,
-    reads_terminal,
-    ticks_per_second,
-)
+from rankwise.evidence.reader.process_looks import BETWEEN_LOOKS_S, describe_rank, find_share, look_at
+from rankwise.evidence.reader.process_state import IDLE_SHARE, read_process
 from rankwise.evidence.reader.scene import Evidence, RankFacts, Scene
 from rankwise.evidence.reader.source_lines import with_sources
 from rankwise.evidence.reader.thread_choice import choose_stack
@@ -49,8 +41,6 @@ _NAMES = (
 _JOB = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _OURS = "RANKWISE_RANK"
 _AT_ONCE = 8
-#: Who wakes from a sleep waits less than this for a core; who computes waits longer, for each time it rests.
-_WAKING_S = 0.1
 _STACKS_ONLY = "a stack shows where a rank is, not which of its collectives it is in"
 
 
@@ -71,14 +61,11 @@ class LiveRank:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """One rank at one moment."""
+class _Seen:
+    """What a rank shows of itself at one moment: its stacks, or why there are none; and what it has recorded."""
 
-    process: ProcessFacts | None
-    core_wait: tuple[float, int] | None
     dump: SpyDump | str
     evidence: Evidence | None
-    at_s: float
 
 
 def find_ranks(pid: int) -> tuple[LiveRank, ...]:
@@ -98,7 +85,7 @@ def find_ranks(pid: int) -> tuple[LiveRank, ...]:
             else "`rankwise why` needs /proc, which this system does not have",
         )
     parents = _list_parents()
-    below = [pid, *_list_below(pid, parents)]
+    below = [pid, *list_below(pid, parents)]
     found = _pick(below, parents)
     if [rank.pid for rank in found] == [pid] or (found and not any(rank.pid != pid for rank in found)):
         job = _job_of(_read_environ(pid) or {})
@@ -120,34 +107,22 @@ def find_ranks(pid: int) -> tuple[LiveRank, ...]:
 
 def take_scene(ranks: Sequence[LiveRank], clock: Clock) -> tuple[Scene, tuple[str, ...]]:
     """Look at ranks twice, a little more than a second apart; return them as a scene, and what could not be seen."""
-    first, before = _look_at_all(ranks, clock), read_children([one.pid for one in ranks])
+    pids = [one.pid for one in ranks]
+    was, first = look_at(pids, clock), _see_all(ranks)
     clock.sleep(BETWEEN_LOOKS_S)
-    second = _look_at_all(ranks, clock)
-    children = read_children([one.pid for one in ranks])
-    stacks = {rank: look.dump.stack for rank, look in second.items() if not isinstance(look.dump, str)}
+    now, second = look_at(pids, clock), _see_all(ranks)
+    stacks = {rank: seen.dump.stack for rank, seen in second.items() if not isinstance(seen.dump, str)}
     joined = pyspy.have_joined({one.rank: stacks.get(one.rank) for one in ranks})
     facts = []
     for one in ranks:
-        was, now = first[one.rank], second[one.rank]
-        share = _find_share(was, now)
+        seen, share = second[one.rank], find_share(was[one.pid], now[one.pid])
         is_idle = share is None or share < IDLE_SHARE
-        is_still = is_idle and _stack_of(was) == _stack_of(now)
-        evidence = now.evidence or Evidence(has_joined=one.rank in joined, missing=(_STACKS_ONLY,))
+        is_still = is_idle and _stack_of(first[one.rank]) == _stack_of(seen)
         facts.append(
-            RankFacts(
-                rank=one.rank,
-                pid=one.pid,
-                state=now.process.state if now.process else "ended",
-                evidence=evidence,
-                stack=_stack_of(now, is_idle=is_idle),
-                still_s=now.at_s - was.at_s if is_still and now.process else 0.0,
-                cpu_share=share,
-                children=tuple(
-                    replace(child, still_s=BETWEEN_LOOKS_S if child in before[one.pid] else 0.0)
-                    for child in children.get(one.pid, ())
-                ),
-                reads_terminal=reads_terminal(one.pid),
-                awaits=find_wait(one.pid) if is_still else "",
+            replace(
+                describe_rank(one.rank, one.pid, was[one.pid], now[one.pid], is_still=is_still),
+                evidence=seen.evidence or Evidence(has_joined=one.rank in joined, missing=(_STACKS_ONLY,)),
+                stack=_stack_of(seen, is_idle=is_idle),
             )
         )
     world_size = max(one.world_size for one in ranks)
@@ -159,37 +134,32 @@ def take_scene(ranks: Sequence[LiveRank], clock: Clock) -> tuple[Scene, tuple[st
             is_whole=len(ranks) == world_size,
         )
     )
-    refusals = dict.fromkeys(look.dump for look in second.values() if isinstance(look.dump, str) and look.dump)
+    refusals = dict.fromkeys(seen.dump for seen in second.values() if isinstance(seen.dump, str) and seen.dump)
     missing = dict.fromkeys(text for one in facts if one.evidence for text in one.evidence.missing)
     if refusals:
         return with_sources(scene), (*refusals, _describe_kernels(ranks, facts))
     return with_sources(scene), tuple(f"not known: {text}" for text in missing)
 
 
-def _look_at_all(ranks: Sequence[LiveRank], clock: Clock) -> dict[int, _Look]:
+def _see_all(ranks: Sequence[LiveRank]) -> dict[int, _Seen]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return dict(pool.map(lambda one: (one.rank, _look_at(one, clock)), ranks))
+        return dict(pool.map(lambda one: (one.rank, _see(one)), ranks))
 
 
-def _look_at(one: LiveRank, clock: Clock) -> _Look:
+def _see(one: LiveRank) -> _Seen:
     process = read_process(one.pid)
     # What is stopped would have to be woken to be read.
     can_tell = process is not None and process.state == "running" and not process.is_traced
-    dump = pyspy.take(one.pid) if can_tell else ""
-    return _Look(
-        process=process,
-        core_wait=read_core_wait(one.pid),
-        dump=dump,
-        evidence=_read_evidence(one.pid) if one.is_ours else None,
-        at_s=clock.monotonic(),
+    return _Seen(
+        dump=pyspy.take(one.pid) if can_tell else "", evidence=_read_evidence(one.pid) if one.is_ours else None
     )
 
 
-def _stack_of(look: _Look, *, is_idle: bool = False) -> Stack | None:
+def _stack_of(seen: _Seen, *, is_idle: bool = False) -> Stack | None:
     """Return the main thread's stack; of a rank of ours that does nothing, also the one that it has told last."""
-    if not isinstance(look.dump, str):
-        return look.dump.stack
-    return choose_stack(look.evidence) if look.evidence and is_idle else None
+    if not isinstance(seen.dump, str):
+        return seen.dump.stack
+    return choose_stack(seen.evidence) if seen.evidence and is_idle else None
 
 
 def _describe_kernels(ranks: Sequence[LiveRank], facts: Sequence[RankFacts]) -> str:
@@ -201,18 +171,6 @@ def _describe_kernels(ranks: Sequence[LiveRank], facts: Sequence[RankFacts]) -> 
             share = f", {100 * fact.cpu_share:.0f} % CPU" if fact.cpu_share is not None else ""
             lines.append(f"rank {one.rank} {fact.state}{share}{f', in {place}' if place else ''}")
     return "the kernel says: " + "; ".join(lines)
-
-
-def _find_share(was: _Look, now: _Look) -> float | None:
-    """Return which share of a core a rank has used, or would have used on a host with a core left for it."""
-    if was.process is None or now.process is None or now.at_s <= was.at_s:
-        return None
-    used_s = (now.process.ticks - was.process.ticks) / ticks_per_second()
-    if was.core_wait is not None and now.core_wait is not None:
-        waited_s, num_rests = (after - before for before, after in zip(was.core_wait, now.core_wait, strict=True))
-        if waited_s > _WAKING_S * num_rests:
-            used_s += waited_s
-    return used_s / (now.at_s - was.at_s)
 
 
 def _pick(pids: Iterable[int], parents: Mapping[int, int]) -> tuple[LiveRank, ...]:
@@ -245,7 +203,7 @@ def _to_rank(pid: int, env: Mapping[str, str]) -> LiveRank | None:
 
 def _find_python(pid: int, parents: Mapping[int, int]) -> int:
     """Return the rank's Python: the process itself, or the first one below it where a shell has started it."""
-    for one in (pid, *_list_below(pid, parents)):
+    for one in (pid, *list_below(pid, parents)):
         try:
             if "python" in Path(f"/proc/{one}/exe").readlink().name:
                 return one
@@ -281,18 +239,7 @@ def _read_evidence(pid: int) -> Evidence | None:
 
 def _list_parents() -> dict[int, int]:
     """Return the parent of each process of the host."""
-    found = {}
-    try:
-        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    except OSError:
-        return {}
-    for pid in pids:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
-        except OSError:
-            continue
-        found[pid] = _find_launcher(pid) or int(stat.rpartition(b")")[2].split()[1])
-    return found
+    return {pid: _find_launcher(pid) or stat.parent for pid, stat in list_processes().items()}
 
 
 def _find_launcher(pid: int) -> int:
@@ -303,15 +250,6 @@ def _find_launcher(pid: int) -> int:
         if words[0] in {SUPERVISOR_NAME.encode(), b"rankwise-keeper"} and words[1:2] and words[1].isdigit():
             return int(words[1])
     return 0
-
-
-def _list_below(pid: int, parents: Mapping[int, int]) -> list[int]:
-    below, seen = [pid], {pid}
-    for one in below:
-        more = sorted(child for child, parent in parents.items() if parent == one and child not in seen)
-        below += more
-        seen.update(more)
-    return below[1:]
 
 
 def _list_above(pid: int, parents: Mapping[int, int]) -> list[int]:

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankwise.evidence.reader.process_state import read_process, read_stat
+from rankwise.base.process_table import read_stat
+from rankwise.evidence.reader.process_state import read_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,7 @@ def name_kernel() -> str:
 def read_birth(pid: int) -> int:
     """Return when a process was started, in the kernel's ticks since the boot: with its number it is a name for it. 0 if there is none."""
     found = read_stat(pid)
-    return int(found[2][19]) if found is not None and len(found[2]) > 19 else 0
+    return int(found.fields[19]) if found is not None and len(found.fields) > 19 else 0
 
 
 def is_alive(head: Mapping[str, Any]) -> bool:

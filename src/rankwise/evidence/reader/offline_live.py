@@ -11,21 +11,14 @@ from typing import TYPE_CHECKING, Any, final
 from rankwise.base.files import read_regular
 from rankwise.evidence.in_rank import ring
 from rankwise.evidence.reader import offline_layout
-from rankwise.evidence.reader.kernel_wait import find_wait
-from rankwise.evidence.reader.process_state import (
-    BETWEEN_LOOKS_S,
-    IDLE_SHARE,
-    read_children,
-    read_process,
-    reads_terminal,
-    ticks_per_second,
-)
-from rankwise.evidence.reader.scene import RankFacts
+from rankwise.evidence.reader.process_looks import BETWEEN_LOOKS_S, describe_rank, find_share, look_at
+from rankwise.evidence.reader.process_state import IDLE_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rankwise.base.clock import Clock
+    from rankwise.evidence.reader.scene import RankFacts
 
 _QUESTION = struct.Struct("<Q")
 _ANSWER_S, _LOOK_EVERY_S = 2.0, 0.02
@@ -54,31 +47,21 @@ def look(heads: Mapping[int, Mapping[str, Any]], clock: Clock) -> dict[int, Live
     living = {rank: head for rank, head in heads.items() if offline_layout.is_alive(head)}
     if not living:
         return {}
+    pids = {rank: int(head["pid"]) for rank, head in living.items()}
+    was, first = look_at(pids.values(), clock), {rank: _read(head) for rank, head in living.items()}
     before_s = clock.monotonic()
-    first = {rank: (_read(head), read_process(int(head["pid"]))) for rank, head in living.items()}
-    asked = {rank: number for rank, head in living.items() if (number := _ask(head, first[rank][0])) is not None}
+    asked = {rank: number for rank, head in living.items() if (number := _ask(head, first[rank])) is not None}
     clock.sleep(BETWEEN_LOOKS_S)
     _wait_answers(living, asked, before_s + _ANSWER_S, clock)
-    children = read_children([int(head["pid"]) for head in living.values()])
-    now_s, found = clock.monotonic(), {}
+    now, found = look_at(pids.values(), clock), {}
     for rank, head in living.items():
-        pid = int(head["pid"])
-        raw, (was_raw, was), process = _read(head), first[rank], read_process(pid)
-        if process is None or was is None or not offline_layout.is_alive(head):
+        raw, pid = _read(head), pids[rank]
+        share = find_share(was[pid], now[pid])
+        if share is None or not offline_layout.is_alive(head):
             continue  # it has ended meanwhile
-        share = (process.ticks - was.ticks) / ticks_per_second() / (now_s - before_s)
-        is_still = _moves(raw) == _moves(was_raw) and share < IDLE_SHARE
-        facts = RankFacts(
-            rank=rank,
-            pid=pid,
-            state=process.state,
-            cpu_share=share,
-            children=children.get(pid, ()),
-            reads_terminal=process.is_traced or reads_terminal(pid),
-            memory_bytes=process.memory_bytes,
-            awaits=find_wait(pid) if is_still else "",
-        )
-        found[rank] = LiveLook(at_s=now_s, raw=raw, is_still=is_still, process=facts)
+        is_still = _moves(raw) == _moves(first[rank]) and share < IDLE_SHARE
+        facts = describe_rank(rank, pid, was[pid], now[pid], is_still=is_still)
+        found[rank] = LiveLook(at_s=now[pid].at_s, raw=raw, is_still=is_still, process=facts)
     return found
 
 

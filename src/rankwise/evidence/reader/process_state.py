@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from rankwise.base.process_table import list_below, list_processes, read_stat
 from rankwise.evidence.reader.scene import Child
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Less of a core is no sign of life: threads that wake up now and then use it.
 IDLE_SHARE = 0.05
-#: Between two looks at a rank that nobody watches: what has not moved for so long counts as still.
-BETWEEN_LOOKS_S = 1.2
 _STATES: dict[str, State] = {
     "R": "running", "S": "running", "I": "running", "D": "disk sleep", "T": "stopped", "Z": "ended", "X": "ended",
 }  # fmt: skip
@@ -58,13 +57,11 @@ class ProcessFacts:
     Attributes:
         state: Where it stands.
         ticks: CPU time that all its threads have used, in clock ticks.
-        memory_bytes: What it has in memory.
         is_traced: Whether a debugger from outside holds it.
     """
 
     state: State
     ticks: int
-    memory_bytes: int
     is_traced: bool = False
 
 
@@ -78,15 +75,12 @@ def read_process(pid: int) -> ProcessFacts | None:
     found = read_stat(pid)
     if found is None:
         return None
-    _, letter, fields = found
-    if len(fields) < _LEAST_FIELDS:
+    if len(found.fields) < _LEAST_FIELDS:
         return None
-    page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
     return ProcessFacts(
-        state=_STATES.get(letter, "running"),
-        ticks=int(fields[11]) + int(fields[12]),
-        memory_bytes=int(fields[21]) * page,
-        is_traced=letter == _TRACED,
+        state=_STATES.get(found.state, "running"),
+        ticks=found.ticks,
+        is_traced=found.state == _TRACED,
     )
 
 
@@ -105,24 +99,12 @@ def read_children(parents: Collection[int]) -> dict[int, tuple[Child, ...]]:
 
     One walk over all processes of the host serves all parents: too dear for every look, cheap for one at a hang.
     """
-    below: dict[int, list[Child]] = {}
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - hot, and /proc
-    except OSError:
-        return {}
-    for pid in pids:
-        stat = read_stat(pid)
-        if stat is None:
-            continue
-        name, letter, fields = stat
-        child = Child(pid=pid, name=name, state=letter, ticks=int(fields[11]) + int(fields[12]))
-        below.setdefault(int(fields[1]), []).append(child)
+    processes = list_processes()
+    parents_of = {pid: stat.parent for pid, stat in processes.items()}
     found = {}
-    for pid in parents:
-        children = list(below.get(pid, ()))
-        for child in children:
-            children += below.get(child.pid, ())
-        found[pid] = tuple(sorted(children, key=lambda child: child.pid))
+    for parent in parents:
+        below = [(pid, processes[pid]) for pid in sorted(list_below(parent, parents_of))]
+        found[parent] = tuple(Child(pid=pid, name=stat.name, state=stat.state, ticks=stat.ticks) for pid, stat in below)
     return found
 
 
@@ -134,7 +116,7 @@ def has_busy_threads(pid: int) -> bool:
         return False
     for thread in threads:
         found = None if int(thread) == pid else read_stat(pid, thread)
-        if found is not None and found[1] == "R":
+        if found is not None and found.state == "R":
             return True
     return False
 
@@ -146,7 +128,7 @@ def read_polling_ticks(pid: int) -> int:
     except OSError:
         return 0
     stats = (read_stat(pid, thread) for thread in threads)
-    return sum(int(one[2][11]) + int(one[2][12]) for one in stats if one is not None and one[0] == _POLLS)
+    return sum(one.ticks for one in stats if one is not None and one.name == _POLLS)
 
 
 def takes_signals(pid: int) -> bool:
@@ -193,19 +175,3 @@ def find_target(pid: int, fd: int) -> str:
         return os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115 - hot, and a link that leads nowhere
     except OSError:
         return ""
-
-
-def read_stat(pid: int, thread: str | None = None) -> tuple[str, str, list[bytes]] | None:
-    """Return the name of a process, or of a thread of it, the letter of its state, and the fields from there on."""
-    at = pid if thread is None else f"{pid}/task/{thread}"
-    try:
-        with open(f"/proc/{at}/stat", "rb") as file:  # noqa: PTH123 - hot: one for each rank and look
-            text = file.read()
-    except OSError:
-        return None
-    # The name may hold anything, brackets and blanks too.
-    head, _, rest = text.rpartition(b")")
-    fields = rest.split()
-    if not fields:
-        return None
-    return head.partition(b"(")[2].decode("utf-8", "replace"), fields[0].decode("ascii", "replace"), fields

@@ -207,7 +207,6 @@ class RankFacts:
         cpu_share: Of one core, over the last seconds; above 1 with several threads.
         children: What it has started and not yet waited for.
         reads_terminal: Whether it waits for somebody to type: a debugger.
-        memory_bytes: What it has in memory; None if unknown.
         awaits: What its main thread waits for by the kernel's word, as "waiting for process 4711 (ffmpeg)"; empty if
             that tells nothing.
     """
@@ -226,7 +225,6 @@ class RankFacts:
     cpu_share: float | None = None
     children: tuple[Child, ...] = ()
     reads_terminal: bool = False
-    memory_bytes: int | None = None
     awaits: str = ""
 
     @property
