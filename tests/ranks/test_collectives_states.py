@@ -19,7 +19,7 @@ from rankwise.parallel.accumulation import accumulate, loss_scale
 from rankwise.parallel.ddp import apply_ddp
 from rankwise.parallel.model_check import check_replicas
 from rankwise.runtime import collectives
-from rankwise.runtime.signature import naming_on
+from rankwise.runtime.signature import naming
 from rankwise.testing.ranks import run_ranks, try_ranks
 
 BIG = 1 << 19  # elements of float32: above what travels in a bucket
@@ -329,9 +329,9 @@ def test_another_call_after_a_time_out_is_refused() -> None:
 
 def test_only_a_lost_connection_is_called_a_peer_that_left() -> None:
     """An error that merely names Gloo or NCCL is passed on."""
-    with pytest.raises(RuntimeError, match="gloo: wrong dtype"), naming_on(0, "all_reduce"):
+    with pytest.raises(RuntimeError, match="gloo: wrong dtype"), naming(0, "all_reduce"):
         raise RuntimeError("ProcessGroup gloo: wrong dtype")
-    with pytest.raises(CollectiveError, match="a peer left"), naming_on(0, "all_reduce"):
+    with pytest.raises(CollectiveError, match="a peer left"), naming(0, "all_reduce"):
         raise RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
 
 

@@ -95,9 +95,9 @@ def test_data_that_is_split_or_not_batched_is_refused(dataset: Any) -> None:
 
 
 def test_names_are_found_as_in_tensorflow() -> None:
-    """Tf's modules and old names lead to ours."""
+    """Tf's modules lead to ours."""
     assert tf.distribute.cluster_resolver.TFConfigClusterResolver is tf.TFConfigClusterResolver  # type: ignore[attr-defined]
-    assert tf.distribute.experimental.CollectiveCommunication is tf.CommunicationImplementation  # type: ignore[attr-defined]
+    assert tf.distribute.experimental.CommunicationImplementation is tf.CommunicationImplementation  # type: ignore[attr-defined]
     assert tf.nn.compute_average_loss is tf.compute_average_loss  # type: ignore[attr-defined]
     assert tf.train.latest_checkpoint is tf.latest_checkpoint  # type: ignore[attr-defined]
 
@@ -112,9 +112,8 @@ def test_names_are_found_as_in_tensorflow() -> None:
         ("random.set_seed", "in torch there is torch.random"), ("train.CheckpointsManager", "the nearest name here is tf.CheckpointManager"),
         ("distribute.experimental_set_strategy", "with strategy.scope()"), ("distribute.ReduceOp.MIN", "ReduceOp has no MIN\n  -> its members are SUM, MEAN"),
         ("AutoShardPolicy.HINT", "its members are AUTO, DATA, FILE, OFF"),
-        ("get_strategy.experimental_run_v2", "strategy.experimental_run_v2 is called run here"), ("get_strategy.extended", "has no meaning on torch\n  -> reduce()"),
-        ("get_strategy.experimental_distribute_datasets_from_function", "is called distribute_datasets_from_function here"),
-        ("get_strategy.experimental_assign_to_logical_device", "has no meaning on torch\n  -> place layers by rankwise.place"),
+        ("get_strategy.extended", "has no meaning on torch\n  -> reduce()"),
+        ("get_strategy.experimental_distribute_datasets_from_function", "the nearest name here is strategy.distribute_datasets_from_function"),
         ("get_strategy.experimental_gather", "the nearest name here is strategy.gather"),
     ],
 )  # fmt: skip

@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 
 from rankwise.base import environ
-from rankwise.base.process_table import read_stat
 
 #: Names another place; by default it is the launcher's.
 VARIABLE = "RANKWISE_MEMORY"
@@ -63,8 +62,9 @@ def _find_launchers() -> Path | None:
         for path in _ROOT.glob(f"{name_memory_folder(pid)}*"):
             if is_own_folder(path):
                 return path
-        found = read_stat(pid)
-        if found is None:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
             break
-        pid = found.parent
+        pid = int(stat.rpartition(")")[2].split()[1])  # the name, in brackets, may hold anything
     return None

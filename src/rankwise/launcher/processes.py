@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rankwise.base.process_table import DEAD, list_below, list_processes
+from rankwise.evidence.reader.process_table import DEAD, list_below, list_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankwise.base.errors import CollectiveError, ModelError
 from rankwise.parallel.names import quote
-from rankwise.runtime.signature import naming_on
+from rankwise.runtime.signature import naming
 
 #: Forwards between two looks at the parameters; the first is after every ``train()`` or ``eval()``, as such changes
 #: are made between epochs.
@@ -66,7 +66,7 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
         if hides:
             self.require_forward_param_sync = False
         try:
-            with naming_on(self.watch.rank, "the forward of the wrapped model"):
+            with naming(self.watch.rank, "the forward of the wrapped model"):
                 return super().forward(*inputs, **kwargs)
         except RuntimeError as error:
             named = _name_unused(error, self)

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from rankwise.base.errors import ModelError
-from rankwise.runtime.signature import naming_on
+from rankwise.runtime.signature import naming
 
 #: How many dims the input of each of torch's layers may have.
 _NUM_DIMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,), nn.SyncBatchNorm: ()}
@@ -133,7 +133,7 @@ def _merge_statistics(x_NC: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, T
         var_C, mean_C = torch.var_mean(x_NC, dims, correction=0)
         ours[:num_channels], ours[num_channels:-1], ours[-1] = mean_C, var_C * count, count
     rows = torch.empty(group.size(), ours.numel(), dtype=ours.dtype, device=ours.device)
-    with naming_on(dist.get_rank(), "the forward of SyncBatchNorm"):
+    with naming(dist.get_rank(), "the forward of SyncBatchNorm"):
         dist.all_gather(list(rows.unbind(0)), ours, group=group)
     mean_WC, squares_WC, count_W1 = rows[:, :num_channels], rows[:, num_channels:-1], rows[:, -1:]
     total = count_W1.sum()
@@ -179,7 +179,7 @@ class _Normalize(torch.autograd.Function):  # type: ignore[misc]
         dx_NC = None
         if ctx.needs_input_grad[0]:
             sums_2C = torch.cat([dbias_C, dweight_C])
-            with naming_on(dist.get_rank(), "the backward of SyncBatchNorm"):
+            with naming(dist.get_rank(), "the backward of SyncBatchNorm"):
                 dist.all_reduce(sums_2C, group=ctx.group)
             mean_dy_C, mean_dy_normal_C = (sums_2C / total).chunk(2)
             dx_NC = dy_NC - _spread(mean_dy_C, x_NC) - normal_NC * _spread(mean_dy_normal_C, x_NC)

@@ -116,7 +116,7 @@ def _sum_over_ranks(x: Tensor, call: _Call) -> Tensor:
     """Return the sum over the ranks as a tensor of its own."""
     total = x.detach().to(choose_carrier(call.group, x.device.type)).clone(memory_format=torch.contiguous_format)
     if call.group.size > 1 and total.numel():
-        with naming(call.group, f"{call.name} at {show_site(call.site)}"):
+        with naming(call.group.rank, f"{call.name} at {show_site(call.site)}"):
             dist.all_reduce(total, group=call.group.process_group)
     return total.to(x.device)
 
@@ -145,7 +145,7 @@ def _gather_back(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     sent = grad.contiguous().to(choose_carrier(group, grad.device.type))
     mine = sent.new_empty(own, *grad.shape[1:])
     if mine.numel():
-        with naming(group, f"{back.name} at {show_site(back.site)}"):
+        with naming(group.rank, f"{back.name} at {show_site(back.site)}"):
             _reduce_scatter_flat(mine, sent, group=group.process_group)
     return mine.to(grad.device), None
 
@@ -168,7 +168,7 @@ class _AllGather(torch.autograd.Function):  # type: ignore[misc]
             return x.clone()
         data = x.detach().contiguous().view(-1).to(choose_carrier(group, x.device.type))
         row = tail.numel()
-        with naming(group, f"{call.name} at {show_site(call.site)}"):
+        with naming(group.rank, f"{call.name} at {show_site(call.site)}"):
             out = data.new_empty(sum(call.rows) * row)
             sizes = [n * row * x.element_size() for n in call.rows]
             sent, came = serialization.as_bytes(data), serialization.as_bytes(out)

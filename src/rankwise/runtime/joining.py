@@ -1,4 +1,4 @@
-"""Join a job: ``init()``."""
+"""Join a job: ``init()``; and lay its ranks out as a mesh, by degrees or as a mesh of torch's has them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import logging
 import socket
 import sys
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.deadline import OverdueError, call_within, prepare_exit
@@ -28,16 +30,13 @@ from rankwise.runtime.control import Control
 from rankwise.runtime.device import choose_backend, choose_device, find_device_id, find_kind
 from rankwise.runtime.groups import read_seconds
 from rankwise.runtime.handshake import Meeting, shake_hands
-from rankwise.runtime.mesh_layout import lay_mesh
+from rankwise.runtime.mesh import AXES, Mesh, read_degrees, rename_axes, show_degrees
 from rankwise.runtime.offline_evidence import leave_evidence
 from rankwise.runtime.rank_identity import identify
 from rankwise.runtime.stores import GROUP_PREFIX, MEETING_PREFIX, Place, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
-    from datetime import timedelta
-
-    from torch.distributed.device_mesh import DeviceMesh
 
     from rankwise.base.identity import Identity
 
@@ -325,3 +324,91 @@ def _say(text: str, level: int = logging.INFO) -> None:
     if text not in _warned:
         _warned.add(text)
         _LOGGER.log(level, text)
+
+
+# ------------------------------------------------------------------ the mesh
+
+# torch 2.15 has a public one, and warns of the other.
+set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+
+
+def lay_mesh(ctx: RankContext, wanted: Mapping[str, int] | DeviceMesh) -> Mesh:
+    """Lay the ranks of a job out as a grid.
+
+    Args:
+        ctx: The job.
+        wanted: How many ranks each axis has, of which one may be -1: all that are left. Or a mesh of torch's whose axes
+            have names.
+
+    Raises:
+        UsageError: Degrees that don't make up the number of ranks, or an unknown axis.
+        CollectiveError: The ranks ask for different ones.
+
+    Collective: every rank.
+    """
+    if isinstance(wanted, DeviceMesh):
+        return _adopt_mesh(ctx, wanted)
+    degrees = read_degrees(wanted, ctx.world_size, rank=ctx.rank)
+    ctx.agree(show_degrees(degrees), "the mesh")
+    sizes = {axis: size for axis, size in degrees.items() if axis in rename_axes(wanted) or size > 1}
+    if sizes.get("replicate", 1) > 1 and len(sizes) > 1:
+        # Copies of a model that is cut by other axes are those of hybrid sharding, whose mesh has both.
+        sizes = {axis: degrees[axis] for axis in AXES if axis in {*sizes, "shard"}}
+    sizes = sizes or {"replicate": 1}
+    device_mesh = init_device_mesh(ctx.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    for dim in range(device_mesh.ndim):  # torch gives the groups of a mesh the backend's default
+        set_timeout(timedelta(seconds=ctx.timeout_s), device_mesh.get_group(dim))
+    if ctx.is_main and ctx.local_world_size % degrees["tensor"] and ctx.num_nodes > 1:
+        ctx.print(
+            f"rankwise: warning: the tensor axis of {degrees['tensor']} ranks spans hosts of {ctx.local_world_size}: each layer waits for the network between them"
+        )
+    return _make_mesh(ctx, degrees, device_mesh)
+
+
+def _adopt_mesh(ctx: RankContext, device_mesh: DeviceMesh) -> Mesh:
+    names = device_mesh.mesh_dim_names
+    if not names:
+        raise UsageError(
+            f"a DeviceMesh of shape {tuple(device_mesh.mesh.shape)} without names: which axis is which?",
+            rank=ctx.rank,
+            hint="init_device_mesh(..., mesh_dim_names=('replicate', 'shard'))",
+        )
+    sizes = {name: device_mesh.size(dim) for dim, name in enumerate(names)}
+    degrees = read_degrees(sizes, ctx.world_size, rank=ctx.rank)
+    order = list(rename_axes(sizes))
+    if order != [axis for axis in AXES if axis in order]:
+        raise UsageError(
+            f"the DeviceMesh has its axes in the order {', '.join(names)}",
+            rank=ctx.rank,
+            hint=f"outermost first they are {', '.join(AXES)}",
+        )
+    ctx.agree((show_degrees(degrees), device_mesh.mesh.flatten().tolist()), "the mesh")
+    return _make_mesh(ctx, degrees, device_mesh)
+
+
+def _forget_plans() -> None:
+    """Forget what DTensor has worked out on this mesh: an equal one, of a job that is joined later, has other groups (torch 2.8 to 2.15)."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import DTensor, _redistribute, debug  # noqa: PLC0415 - loaded already, or nothing is to be done
+
+    propagated: Any = getattr(debug, "_clear_sharding_prop_cache", None)
+    if propagated is None:  # torch 2.8
+        propagated = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
+    clear = getattr(_redistribute, "clear_redistribute_planner_cache", None)
+    for forget in (propagated, clear, _redistribute._gen_transform_infos.cache_clear):
+        if forget is not None:
+            forget()
+
+
+def _make_mesh(ctx: RankContext, degrees: dict[str, int], device_mesh: DeviceMesh) -> Mesh:
+    grid: Any = device_mesh.mesh.reshape([degrees[axis] for axis in AXES])
+    place = (grid == ctx.rank).nonzero().flatten().tolist()
+    ctx._before_leaving.append(_forget_plans)
+    coordinates = rename_axes(dict(zip(device_mesh.mesh_dim_names or (), device_mesh.get_coordinate(), strict=True)))
+    return Mesh(
+        degrees=degrees,
+        position={axis: coordinates.get(axis, at) for axis, at in zip(AXES, place, strict=True)},
+        device_mesh=device_mesh,
+        data_ranks=tuple(grid[0, :, :, 0].flatten().tolist()),
+    )

@@ -56,7 +56,7 @@ def broadcast(tree: Any, *, root: int = 0, group: Group | None = None, name: str
     agree(members, "broadcast", site=site, must={"root": repr(root)}, fault=fault or unpicklable)
     if members.size == 1:
         return tree
-    with naming(members, f"broadcast at {show_site(site)}"):
+    with naming(members.rank, f"broadcast at {show_site(site)}"):
         size = torch.tensor([len(payload.manifest) if payload else 0], device=choose_carrier(members, "cpu"))
         serialization.broadcast_bytes(size, root, members)
         manifest = serialization.to_wire(payload.manifest if payload else bytes(int(size)), members)
@@ -109,7 +109,7 @@ def _broadcast_in_place(tree: Any, temporary: str | None, root: int, group: Grou
     is_root = members.rank == root
     payload = serialization.serialize(tree, members, announced=False)
     buffers = payload.buffers if is_root else [torch.empty_like(buffer) for buffer in payload.buffers]
-    with naming(members, f"broadcast_ at {show_site(site)}"):
+    with naming(members.rank, f"broadcast_ at {show_site(site)}"):
         for buffer in buffers:
             serialization.broadcast_bytes(buffer, root, members)
     if not is_root:
@@ -186,7 +186,7 @@ def _gather(tree: Any, root: int | None, *, concat: bool, group: Group, site: st
     assert payload is not None  # noqa: S101 - else there was a fault, and agree() has raised
     trees: list[Any] | None = [copy_tree(tree)] if group.size == 1 else None
     if group.size > 1:
-        with naming(group, f"{call} at {show_site(site)}"):
+        with naming(group.rank, f"{call} at {show_site(site)}"):
             move = _all_gather_serialized if root is None else _gather_serialized
             trees = move(tree, payload, root, group, alike=answers is None and only_tensors)
     return _concatenate(trees) if concat and trees is not None else trees

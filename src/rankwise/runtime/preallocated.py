@@ -102,7 +102,7 @@ def _gather_into(
     answers = agree(members, call, site=site, must=must, may=[own, odd], fault=fault)
     answers = answers or [[own, odd]] * members.size
     _check_totals(call, site, [path for path, _, _ in pairs], answers, root, members)
-    with naming(members, f"{call} at {show_site(site)}"):
+    with naming(members.rank, f"{call} at {show_site(site)}"):
         if root is not None:
             serialization.connect(members)
         for index, (_, leaf, target) in enumerate(pairs):

@@ -205,7 +205,7 @@ def reduce_scatter(
     masks = _reduce_masks(members, what, leaves, odd)
     per_slot = [_encode_all(flatten(slot), op, members, precise=precise) for slot in cut]
     own = per_slot[members.position]
-    with naming(members, what):
+    with naming(members.rank, what):
         flats = _scatter_sums(members, per_slot)
     with _telling_all(members, "reduce_scatter", site, leaves, op):
         results = _finish(members, what, own, plan_buckets(own), flats)
@@ -311,7 +311,7 @@ def _reduce_leaves(
     plan = plan_buckets(wires)
     flats = [pack([wires[index] for index in bucket], in_place=in_place) for bucket in plan]
     if group.size > 1:
-        with naming(group, what):
+        with naming(group.rank, what):
             pairs = zip(flats, plan, strict=True)
             _wait([_launch(flat, wires[one[0]].op, group, root) for flat, one in pairs if flat.numel()])
     if root is not None and group.rank != root:

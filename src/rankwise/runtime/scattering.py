@@ -57,7 +57,7 @@ def scatter(
     agree(members, "scatter", site=site, must={"root": repr(root)}, fault=fault)
     if members.size == 1:
         return cut[0]
-    with naming(members, f"scatter at {show_site(site)}"):
+    with naming(members.rank, f"scatter at {show_site(site)}"):
         serialization.connect(members)
         lengths = [len(payload.manifest) for payload in payloads] or [0] * members.size
         sizes = torch.tensor(lengths, device=choose_carrier(members, "cpu"))
@@ -94,7 +94,7 @@ def all_to_all(slots: Sequence[Any] | Tensor, *, group: Group | None = None, nam
     agree(members, "all_to_all", site=site, must={}, fault=fault)
     if members.size == 1:
         return [copy_tree(cut[0])]
-    with naming(members, f"all_to_all at {show_site(site)}"):
+    with naming(members.rank, f"all_to_all at {show_site(site)}"):
         serialization.connect(members)
         own = [len(payload.manifest) for payload in payloads]
         lengths = torch.tensor(own, device=choose_carrier(members, "cpu"))

@@ -41,13 +41,11 @@ class SerializedTree:
     """What one rank sends: a manifest, small and pickled, and flat buffers of the tensors.
 
     Attributes:
-        manifest: Structure, metas of the tensors, and the values of all other leaves.
-        metas: dtype, shape, device type and kind of each tensor leaf.
+        manifest: Structure, metas of the tensors (dtype, shape, device type, kind), and the values of all other leaves.
         buffers: uint8, on devices that the backend takes; they may share memory with the leaves.
     """
 
     manifest: bytes
-    metas: list[tuple[torch.dtype, tuple[int, ...], str, str]]
     buffers: list[Tensor]
 
 
@@ -80,7 +78,7 @@ def serialize(tree: Any, group: Group, *, announced: bool = True) -> SerializedT
             f"an object can't be pickled: {type(error).__name__}: {error}",
             hint="send its data, not objects with files, locks or lambdas",
         ) from error
-    return SerializedTree(manifest, metas, carried)
+    return SerializedTree(manifest, carried)
 
 
 def deserialize(manifest: bytes, buffers: Sequence[Tensor], group: Group) -> Any:

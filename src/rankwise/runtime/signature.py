@@ -28,12 +28,8 @@ class Members(Protocol):
     """Those who compare: what is needed here of a ``Group``, which itself compares."""
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        """The global rank of each member, ascending."""
-
-    @property
     def rank(self) -> int:
-        """Our own."""
+        """Our own global rank."""
 
     @property
     def control(self) -> Control | None:
@@ -173,7 +169,7 @@ def agree(
     Collective: every rank of the group must call this, in the same order.
     """
     control, level = group.control, _checking[0]
-    if control is None or len(group.ranks) == 1 or (level == "off" and may is None):
+    if control is None or len(control.ranks) == 1 or (level == "off" and may is None):
         if fault is not None:
             raise _place(fault, f"{call} at {show_site(site)}", group)
         return None
@@ -182,7 +178,7 @@ def agree(
     if level == "off":
         compared = {"call": call}
     wrong, what = None if fault is None else [fault.message, fault.hint], f"{call} at {show_site(site)}"
-    with naming(group, what):
+    with naming(group.rank, what):
         text = json.dumps([compared, may, wrong])
         texts = control.compare(text, what=what, kind="collective", timeout_s=timeout_s)
         if texts is None:
@@ -197,19 +193,14 @@ def agree(
     firsts = [show_site(site) for site in sites]
     if len(set(firsts)) == len(set(sites)):  # else the callers are what tells the ranks apart
         sites = firsts
-    _raise_faults(group, call, seen, sites)
-    _raise_differences(group, [one[0] for one in seen], sites)
+    _raise_faults(control, group.rank, call, seen, sites)
+    _raise_differences(control, group.rank, [one[0] for one in seen], sites)
     return [one[1] for one in seen]
 
 
-def naming(group: Members, what: str) -> AbstractContextManager[None]:
-    """Turn a lost connection, which torch tells as an address, into an error that says what was being done."""
-    return naming_on(group.rank, what)
-
-
 @final
-class naming_on(AbstractContextManager[None]):  # noqa: N801 - called as a function
-    """As ``naming``, for those who know the rank only; it stands around each forward, where a generator would cost more than the rest.
+class naming(AbstractContextManager[None]):  # noqa: N801 - called as a function
+    """Turn a lost connection, which torch tells as an address, into an error that says what was being done; it stands around each forward, where a generator would cost more than the rest.
 
     Args:
         rank: This rank.
@@ -257,21 +248,19 @@ def _place(fault: CollectiveError, where: str, group: Members) -> CollectiveErro
     return CollectiveError(f"{where}: {fault.message}", rank=group.rank, hint=fault.hint)
 
 
-def _raise_faults(group: Members, call: str, seen: list[Any], sites: list[str]) -> None:
-    faults = {rank: one[2] for rank, one in zip(group.ranks, seen, strict=True) if one[2] is not None}
+def _raise_faults(control: Control, own: int, call: str, seen: list[Any], sites: list[str]) -> None:
+    faults = {rank: one[2] for rank, one in zip(control.ranks, seen, strict=True) if one[2] is not None}
     if not faults:
         return
     first = next(iter(faults))
     # What a call was given may hold addresses; the first rank stands for those that made the same mistake.
     others = [rank for rank in faults if rank != first]
     more = f" ({name_ranks(others)} too)" if others else ""
-    site = sites[group.ranks.index(first)]
-    raise CollectiveError(
-        f"{call} at {site}, rank {first}{more}: {faults[first][0]}", rank=group.rank, hint=faults[first][1]
-    )
+    site = sites[control.ranks.index(first)]
+    raise CollectiveError(f"{call} at {site}, rank {first}{more}: {faults[first][0]}", rank=own, hint=faults[first][1])
 
 
-def _raise_differences(group: Members, seen: list[dict[str, Any]], sites: list[str]) -> None:
+def _raise_differences(control: Control, own: int, seen: list[dict[str, Any]], sites: list[str]) -> None:
     """Raise the error for the first thing in which the calls differ, if they do."""
     keys = next((key for key in ("call", "site") if len({one.get(key) for one in seen}) > 1), None)
     key = keys or next((key for key in seen[0] if any(one.get(key) != seen[0][key] for one in seen)), None)
@@ -280,7 +269,7 @@ def _raise_differences(group: Members, seen: list[dict[str, Any]], sites: list[s
     calls = sorted({str(one["call"]) for one in seen})
     texts, hint = _TELL.get(key, _tell_plain)(key, seen)
     groups: dict[str, list[int]] = {}
-    for rank, value, site in zip(group.ranks, texts, sites, strict=True):
+    for rank, value, site in zip(control.ranks, texts, sites, strict=True):
         groups.setdefault(f"{value} from {site}" if value else site, []).append(rank)
     shown = [f"{name_ranks(ranks)}: {value}" for value, ranks in list(groups.items())[:_MAX_SHOWN]]
     if len(groups) > _MAX_SHOWN:
@@ -288,7 +277,7 @@ def _raise_differences(group: Members, seen: list[dict[str, Any]], sites: list[s
         shown.append(f"{len(groups) - _MAX_SHOWN} more on {name_ranks(rest)}")
     differs = f"{calls[0]}: {_NAMES.get(key, key)} differs"
     subject = "the ranks called different collectives" if key == "call" else differs
-    raise CollectiveError(f"{subject}: {'; '.join(shown)}", rank=group.rank, hint=hint)
+    raise CollectiveError(f"{subject}: {'; '.join(shown)}", rank=own, hint=hint)
 
 
 _NAMES = {"site": "the call site", "tree": "the structure", "leaves": "a value", "op": "the operation",

@@ -17,11 +17,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from rankwise.base.lazy import find_homes, make_getattr
-from rankwise.tf.missing import MODULES, RENAMED, explain
+from rankwise.tf.missing import MODULES, explain
 
 if TYPE_CHECKING:  # which names are public says _NAMES
     from rankwise.tf.checkpoints import *  # noqa: F403
-    from rankwise.tf.contexts import *  # noqa: F403
     from rankwise.tf.datasets import *  # noqa: F403
     from rankwise.tf.losses import *  # noqa: F403
     from rankwise.tf.mirrored_strategies import *  # noqa: F403
@@ -32,14 +31,13 @@ if TYPE_CHECKING:  # which names are public says _NAMES
     from rankwise.tf.variables import *  # noqa: F403
 
 _NAMES = {
-    "rankwise.tf.contexts": "ReplicaContext",
     "rankwise.tf.datasets": "AutoShardPolicy DistributedDataset InputContext InputOptions",
     "rankwise.tf.checkpoints": "BackupAndRestore Checkpoint CheckpointManager PreemptionCheckpointHandler TerminationConfig latest_checkpoint",
     "rankwise.tf.mirrored_strategies": "CentralStorageStrategy CommunicationImplementation CommunicationOptions MirroredStrategy MultiWorkerMirroredStrategy OneDeviceStrategy",
     "rankwise.tf.losses": "compute_average_loss scale_regularization_loss",
     "rankwise.tf.resolvers": "ClusterResolver ClusterSpec KubernetesClusterResolver SimpleClusterResolver SlurmClusterResolver TFConfigClusterResolver",
     "rankwise.tf.parameter_servers": "ClusterCoordinator MinSizePartitioner ParameterServerStrategy PerWorkerDataset PerWorkerIterator RemoteValue",
-    "rankwise.tf.strategy": "Strategy aggregate_gradients get_replica_context get_strategy has_strategy in_cross_replica_context",
+    "rankwise.tf.strategy": "ReplicaContext Strategy aggregate_gradients get_replica_context get_strategy has_strategy in_cross_replica_context",
     "rankwise.tf.values": "ReduceOp",
     "rankwise.tf.variables": "Variable VariableAggregation VariableSynchronization",
 }
@@ -52,7 +50,6 @@ __all__ = [*_HOME]  # noqa: PLE0604 - strings all
 def __getattr__(name: str) -> object:
     if name in MODULES:
         return sys.modules[__name__]
-    name = RENAMED.get(name, name)
     if name not in _HOME:
         raise explain(name, _HOME)
     return _find(name)

@@ -4,101 +4,67 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from rankwise.base.errors import UsageError
-from rankwise.tf.values import all_gather_values, all_reduce_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from rankwise.tf.strategy import Strategy
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+
+class Updating(Protocol):
+    """What adds the gradients of the replicas."""
+
+    def before_step(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+        """Make the gradients of an optimizer's parameters those of all replicas."""
+
+
+class Owner(Protocol):
+    """A ``Strategy``, as far as it is asked from below."""
+
+    num_replicas_in_sync: int
+    rank: int
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether several processes move the same parameters."""
+
+    @property
+    def updates(self) -> Updating:
+        """What is done with gradients."""
 
 
 @final
-class ReplicaContext:
-    """This replica, inside of a function that ``strategy.run`` calls; made by ``get_replica_context``.
+@dataclass(eq=False, slots=True)
+class Replica:
+    """A function that ``strategy.run`` has called: with what, and of its optimizers' steps under way the frame, and whose gradients each has added."""
 
-    Attributes:
-        strategy: Whose ``run`` it is.
-        replica_id_in_sync_group: Which replica this is, from 0.
-        num_replicas_in_sync: How many there are.
-    """
-
-    def __init__(self, strategy: Strategy) -> None:
-        self.strategy = strategy
-        self.inputs: Any = ()
-        #: Frames of steps under way, and whose gradients these have added.
-        self.stepping: list[tuple[Any, set[int]]] = []
-        self.replica_id_in_sync_group = strategy.replica_id
-        self.num_replicas_in_sync = strategy.num_replicas_in_sync
-
-    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002 - tf's signature
-        """Add or average a value over the replicas; gradients flow back to all of them.
-
-        Args:
-            reduce_op: ``ReduceOp.SUM`` or ``MEAN``.
-            value: Nested containers of tensors and numbers, of equal shapes on all replicas.
-            options: Of no effect.
-
-        Returns:
-            The result, on all replicas.
-
-        Collective: every replica.
-        """
-        return all_reduce_values(reduce_op, value, self.num_replicas_in_sync)
-
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:  # noqa: ARG002 - tf's signature
-        """Join a value over the replicas along a dim, whose size may differ; gradients flow back.
-
-        Args:
-            value: Nested containers of tensors.
-            axis: The dim.
-            options: Of no effect.
-
-        Returns:
-            The result, on all replicas.
-
-        Collective: every replica.
-        """
-        return all_gather_values(value, axis, self.num_replicas_in_sync)
-
-    def merge_call(
-        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Call ``merge_fn(strategy, *args, **kwargs)`` between the replicas, where ``strategy.reduce`` and ``gather`` may be called.
-
-        Args:
-            merge_fn: Called in each process, with its own values.
-            args: What it is given after the strategy.
-            kwargs: The same, by name.
-
-        Returns:
-            What it returns.
-
-        Collective: every replica.
-        """
-        with entering(self.strategy):
-            return merge_fn(self.strategy, *args, **(kwargs or {}))
+    strategy: Owner
+    inputs: Any
+    stepping: list[tuple[Any, set[int]]] = field(default_factory=list)
 
 
 #: The strategy at hand, and the replica's context inside of its ``run``; of each thread its own.
-_frame: ContextVar[tuple[Strategy, ReplicaContext | None] | None] = ContextVar("frame", default=None)
+_frame: ContextVar[tuple[Owner, Replica | None] | None] = ContextVar("frame", default=None)
 
 
-def find_frame() -> tuple[Strategy, ReplicaContext | None] | None:
+def find_frame() -> tuple[Owner, Replica | None] | None:
     """Return the strategy at hand, and the replica's context inside of its ``run``; None outside of any."""
     return _frame.get()
 
 
-def find_replica() -> ReplicaContext | None:
-    """Return the context of the replica whose function this is; None outside of any."""
+def find_replica() -> Replica | None:
+    """Return the replica whose function this is; None outside of any."""
     frame = _frame.get()
     return None if frame is None else frame[1]
 
 
 @contextmanager
-def entering(strategy: Strategy, replica: ReplicaContext | None = None) -> Iterator[None]:
+def entering(strategy: Owner, replica: Replica | None = None) -> Iterator[None]:
     """Enter the context of a replica; without one, the cross-replica context."""
     token = _frame.set((strategy, replica))
     try:
@@ -109,8 +75,7 @@ def entering(strategy: Strategy, replica: ReplicaContext | None = None) -> Itera
 
 def check_between_replicas(what: str) -> None:
     """Refuse what can't be called in a replica's function."""
-    replica = find_replica()
-    if replica is not None:
+    if (replica := find_replica()) is not None:
         raise UsageError(
             f"strategy.{what}() inside of a function that strategy.run() has called",
             rank=replica.strategy.rank,

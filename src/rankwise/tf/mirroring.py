@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
-    from rankwise.tf.strategy import Strategy
+    from rankwise.tf.contexts import Owner
 
 #: Whose each parameter is: a weak reference to the strategy.
 _owners = WeakTensorKeyDictionary()
@@ -64,7 +64,7 @@ class Noted:
 
 
 @contextmanager
-def noting(strategy: Strategy) -> Iterator[Noted]:
+def noting(strategy: Owner) -> Iterator[Noted]:
     """Keep what modules and optimizers are made in the block."""
     noted, start = Noted(), Optimizer.__init__
 
@@ -164,7 +164,7 @@ def list_parameters(optimizer: Optimizer) -> list[Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
-def find_owner(tensor: Tensor) -> Strategy | None:
+def find_owner(tensor: Tensor) -> Owner | None:
     """Return the strategy under whose scope a parameter was made."""
     found = _owners.get(tensor)
     return None if found is None else found()
@@ -226,7 +226,7 @@ def _list_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _refuse_strangers(parameters: Sequence[Tensor], running: Strategy) -> None:
+def _refuse_strangers(parameters: Sequence[Tensor], running: Owner) -> None:
     if not running.is_spread:
         return
     strangers = [one for one in parameters if find_owner(one) is not running]

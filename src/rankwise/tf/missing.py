@@ -1,4 +1,4 @@
-"""tf's names that are not here, and what to use instead; and old names of those that are."""
+"""tf's names that are not here, and what to use instead."""
 
 from __future__ import annotations
 
@@ -15,19 +15,12 @@ if TYPE_CHECKING:
 
 #: Names of tf's modules: all that is in them is in this room.
 MODULES = ("distribute", "experimental", "cluster_resolver", "coordinator", "partitioners", "nn", "train")
-#: Old names, and what they are called now.
-RENAMED = {
-    "CollectiveCommunication": "CommunicationImplementation",
-    "CollectiveHints": "CommunicationOptions",
-    "ReplicaContextBase": "ReplicaContext",
-}
 _DEVICES = (
     "place layers by rankwise.place, split them by rankwise.apply_tensor_parallel, or shard them by rankwise.apply_fsdp"
 )
 _LEFT_OUT = {
     "TPUStrategy": "MirroredStrategy() on this host's GPUs, MultiWorkerMirroredStrategy() on several hosts",
     "TPUClusterResolver": "a launcher's variables are read by MultiWorkerMirroredStrategy()",
-    "GCEClusterResolver": "SimpleClusterResolver({'worker': [...]}, task_type=..., task_id=...), or rankwise run",
     "PreemptionWatcher": "ctx.should_stop() after each step: the same answer on all ranks",
     "CrossDeviceOps": "leave cross_device_ops out: the backend chooses",
     "NcclAllReduce": "leave cross_device_ops out: GPUs use NCCL",
@@ -51,21 +44,9 @@ _LEFT_OUT = {
     "DTensor": _DEVICES,
     "dtensor": _DEVICES,
 }
-#: The same, of a strategy's attributes; old names that are called otherwise now.
-_METHODS_RENAMED = {
-    "experimental_run_v2": "run",
-    "experimental_distribute_datasets_from_function": "distribute_datasets_from_function",
-    "make_dataset_iterator": "experimental_distribute_dataset",
-    "make_input_fn_iterator": "distribute_datasets_from_function",
-}
+#: The same, of a strategy's attributes.
 _METHODS_LEFT_OUT = {
     "extended": "reduce(), gather() and run(); in a replica's function get_replica_context().merge_call",
-    "experimental_make_numpy_dataset": "experimental_distribute_dataset(DataLoader(TensorDataset(...), batch_size=...))",
-    "configure": "the launcher's variables, or a cluster resolver",
-    "update_config_proto": "nothing: torch has no session",
-    "experimental_split_to_logical_devices": _DEVICES,
-    "experimental_assign_to_logical_device": _DEVICES,
-    "experimental_replicate_to_logical_devices": _DEVICES,
     "experimental_distribute_values_from_function": "call the function: values of replicas are ordinary values of each process",
 }
 _TORCH = (
@@ -96,9 +77,6 @@ def explain(name: str, known: Iterable[str]) -> AttributeError:
 def explain_method(strategy: Any, name: str) -> AttributeError:
     """Return the error for an attribute that tf's strategies may have, and ours have not."""
     kind, rank = type(strategy), vars(strategy).get("rank")
-    if name in _METHODS_RENAMED:
-        now = _METHODS_RENAMED[name]
-        return MissingNameError(f"strategy.{name} is called {now} here", rank=rank, hint=f"strategy.{now}()")
     if name in _METHODS_LEFT_OUT:
         hint = _METHODS_LEFT_OUT[name]
         return MissingNameError(f"strategy.{name} has no meaning on torch", rank=rank, hint=hint)

@@ -15,7 +15,7 @@ from rankwise.parallel.model_check import hash_tensor
 from rankwise.parallel.trees import list_tensors
 from rankwise.runtime.collectives import broadcast_
 from rankwise.runtime.context import RankContext, find_current
-from rankwise.tf.contexts import ReplicaContext, check_between_replicas, entering, find_frame, find_replica
+from rankwise.tf.contexts import Replica, check_between_replicas, entering, find_frame, find_replica
 from rankwise.tf.datasets import (
     DistributedDataset,
     InputContext,
@@ -26,7 +26,7 @@ from rankwise.tf.datasets import (
 from rankwise.tf.losses import refusing_local_means
 from rankwise.tf.mirroring import Noted, list_parameters, listen, make_equal, noting, sum_gradients
 from rankwise.tf.missing import explain_method
-from rankwise.tf.values import gather_values, reduce_values
+from rankwise.tf.values import all_gather_values, all_reduce_values, gather_values, reduce_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -205,8 +205,7 @@ class Strategy:
         code = getattr(fn, "__code__", fn)
         is_new = self.num_replicas_in_sync > 1 and code not in self._seen
         self._seen.add(code)
-        replica = ReplicaContext(self)
-        replica.inputs = [args, dict(kwargs or {})]
+        replica = Replica(self, [args, dict(kwargs or {})])
         with entering(self, replica), refusing_local_means(self.rank) if is_new else nullcontext():
             return fn(*args, **(kwargs or {}))
 
@@ -307,6 +306,70 @@ class Strategy:
         return collect_datasets(dataset_fn, context, options or InputOptions(), self.device)
 
 
+@final
+class ReplicaContext:
+    """This replica, inside of a function that ``strategy.run`` calls; made by ``get_replica_context``.
+
+    Attributes:
+        strategy: Whose ``run`` it is.
+        replica_id_in_sync_group: Which replica this is, from 0.
+        num_replicas_in_sync: How many there are.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.replica_id_in_sync_group = strategy.replica_id
+        self.num_replicas_in_sync = strategy.num_replicas_in_sync
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002 - tf's signature
+        """Add or average a value over the replicas; gradients flow back to all of them.
+
+        Args:
+            reduce_op: ``ReduceOp.SUM`` or ``MEAN``.
+            value: Nested containers of tensors and numbers, of equal shapes on all replicas.
+            options: Of no effect.
+
+        Returns:
+            The result, on all replicas.
+
+        Collective: every replica.
+        """
+        return all_reduce_values(reduce_op, value, self.num_replicas_in_sync)
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:  # noqa: ARG002 - tf's signature
+        """Join a value over the replicas along a dim, whose size may differ; gradients flow back.
+
+        Args:
+            value: Nested containers of tensors.
+            axis: The dim.
+            options: Of no effect.
+
+        Returns:
+            The result, on all replicas.
+
+        Collective: every replica.
+        """
+        return all_gather_values(value, axis, self.num_replicas_in_sync)
+
+    def merge_call(
+        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call ``merge_fn(strategy, *args, **kwargs)`` between the replicas, where ``strategy.reduce`` and ``gather`` may be called.
+
+        Args:
+            merge_fn: Called in each process, with its own values.
+            args: What it is given after the strategy.
+            kwargs: The same, by name.
+
+        Returns:
+            What it returns.
+
+        Collective: every replica.
+        """
+        with entering(self.strategy):
+            return merge_fn(self.strategy, *args, **(kwargs or {}))
+
+
 #: What ``get_strategy`` returns outside of any scope: one replica, and nothing is shared.
 _default: list[Strategy] = []
 
@@ -314,7 +377,7 @@ _default: list[Strategy] = []
 def get_strategy() -> Strategy:
     """Return the strategy whose scope or ``run`` this is; outside of any, one of a single replica."""
     frame = find_frame()
-    if frame is not None:
+    if frame is not None and isinstance(frame[0], Strategy):
         return frame[0]
     if not _default:
         _default.append(Strategy(find_current(), SumOfReplicas(1, 0), num_replicas=1))
@@ -333,7 +396,7 @@ def in_cross_replica_context() -> bool:
 
 def get_replica_context() -> ReplicaContext | None:
     """Return this replica's context; None between the replicas, and outside of any strategy that of a single replica."""
-    return find_replica() if has_strategy() else ReplicaContext(get_strategy())
+    return None if in_cross_replica_context() else ReplicaContext(get_strategy())
 
 
 def aggregate_gradients(optimizer: Optimizer) -> None:
@@ -347,10 +410,10 @@ def aggregate_gradients(optimizer: Optimizer) -> None:
 
     Collective: every replica.
     """
-    replica = find_replica()
-    if replica is None or not isinstance(replica.strategy.updates, SumOfReplicas):
+    updates = get_strategy().updates
+    if find_replica() is None or not isinstance(updates, SumOfReplicas):
         raise UsageError(
             "aggregate_gradients() outside of a function that strategy.run() has called, or with parameter servers",
             hint="call it between backward() and step(), under a mirrored or central-storage strategy",
         )
-    replica.strategy.updates.aggregate(optimizer)
+    updates.aggregate(optimizer)

@@ -112,7 +112,14 @@ class Variable(nn.Module):  # type: ignore[misc]
         Returns:
             The variable.
         """
-        return self._add(delta, 1)
+        delta = torch.as_tensor(delta, dtype=self.value.dtype, device=self.value.device).detach()
+        if find_replica() is not None and not self.is_on_read:
+            delta = self._aggregate(delta, "added to")
+        elif find_replica() is None and self.is_on_read:
+            return self.assign(self.read_value() + delta)
+        with torch.no_grad():
+            self.value.add_(delta)
+        return self
 
     def assign_sub(self, delta: Any) -> Variable:
         """Subtract from the value; see ``assign``.
@@ -123,17 +130,7 @@ class Variable(nn.Module):  # type: ignore[misc]
         Returns:
             The variable.
         """
-        return self._add(delta, -1)
-
-    def _add(self, delta: Any, sign: int) -> Variable:
-        delta = sign * torch.as_tensor(delta, dtype=self.value.dtype, device=self.value.device).detach()
-        if find_replica() is not None and not self.is_on_read:
-            delta = self._aggregate(delta, "added to")
-        elif find_replica() is None and self.is_on_read:
-            return self.assign(self.read_value() + delta)
-        with torch.no_grad():
-            self.value.add_(delta)
-        return self
+        return self.assign_add(-torch.as_tensor(delta))
 
     def read_value(self) -> Tensor:
         """Return the value: in a replica's function its own, between them with ON_READ that of all.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from rankwise.base.process_table import read_stat
 from rankwise.evidence.reader.process_state import find_target, read_call
+from rankwise.evidence.reader.process_table import read_stat
 
 _READING = frozenset({"read", "pread", "readv", "recvfrom", "recvmsg"})
 _WRITING = frozenset({"write", "writev", "sendto", "sendmsg"})

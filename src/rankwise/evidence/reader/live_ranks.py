@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import UsageError
 from rankwise.base.os_calls import SUPERVISOR_NAME
-from rankwise.base.process_table import list_below, list_processes
 from rankwise.evidence.in_rank.ring import SIZE_BYTES
 from rankwise.evidence.reader import pyspy
 from rankwise.evidence.reader.merge_records import Merger
@@ -19,6 +18,7 @@ from rankwise.evidence.reader.offline_layout import FILES
 from rankwise.evidence.reader.own_processes import with_stacks
 from rankwise.evidence.reader.process_looks import BETWEEN_LOOKS_S, describe_rank, find_share, look_at
 from rankwise.evidence.reader.process_state import IDLE_SHARE, read_process
+from rankwise.evidence.reader.process_table import list_below, list_processes
 from rankwise.evidence.reader.scene import Evidence, RankFacts, Scene
 from rankwise.evidence.reader.source_lines import with_sources
 from rankwise.evidence.reader.thread_choice import choose_stack

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankwise.base.process_table import read_stat
 from rankwise.evidence.reader.process_state import read_process
+from rankwise.evidence.reader.process_table import read_stat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

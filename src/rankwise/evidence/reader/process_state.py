@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from rankwise.base.process_table import list_below, list_processes, read_stat
+from rankwise.evidence.reader.process_table import list_below, list_processes, read_stat
 from rankwise.evidence.reader.scene import Child
 
 if TYPE_CHECKING:
