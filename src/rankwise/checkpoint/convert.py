@@ -69,8 +69,7 @@ def export_safetensors(path: str | Path, target: str | Path, *, part: str = "mod
                 f"{name} is {dtype}, which safetensors does not support",
                 hint="convert it before it is saved, or take it from checkpoint.read()",
             )
-        itemsize = getattr(torch, dtype).itemsize
-        boxes.append(Box(name, dtype, itemsize, shape, (0,) * len(shape), shape, is_shard=False))
+        boxes.append(Box(name, dtype, getattr(torch, dtype).itemsize, shape, (0,) * len(shape), shape, is_shard=False))
     if contents.others:
         warn(f"left out of {target}, as they are not tensors: {shorten(contents.others)}")
     # Large elements first, so that each tensor begins where one of its elements may.

@@ -6,9 +6,8 @@ ranks loads on any other. Only its planning is used here: its bytes are pickled,
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, final
 
@@ -81,7 +80,7 @@ def _cut(box: Box, world_size: int) -> list[Box]:
     edges = [box.shape[0] * piece // num_pieces for piece in range(num_pieces + 1)]
     rest = box.offsets[1:]
     return [
-        dataclasses.replace(box, offsets=(start, *rest), shape=(end - start, *box.shape[1:]), is_shard=True)
+        replace(box, offsets=(start, *rest), shape=(end - start, *box.shape[1:]), is_shard=True)
         for start, end in pairwise(edges)
     ]
 
@@ -151,9 +150,6 @@ def find_box(tensors: Mapping[str, torch.Tensor], box: Box) -> torch.Tensor:
     if tuple(tensor.shape) == box.shape:
         return tensor
     return tensor[box.offsets[0] : box.offsets[0] + box.shape[0]]
-
-
-# ------------------------------------------------------------------ loading
 
 
 @final

@@ -64,9 +64,8 @@ class Box:
         """The tensor's name, with the place of the box if it is not all of it."""
         if self.shape == self.whole:
             return self.tensor
-        return (
-            f"{self.tensor}[{','.join(f'{at}:{at + size}' for at, size in zip(self.offsets, self.shape, strict=True))}]"
-        )
+        cuts = [f"{at}:{at + size}" for at, size in zip(self.offsets, self.shape, strict=True)]
+        return f"{self.tensor}[{','.join(cuts)}]"
 
     @property
     def size(self) -> int:

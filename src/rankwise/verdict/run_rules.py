@@ -9,6 +9,7 @@ from rankwise.verdict.rules import (
     circle,
     cleanup_collective,
     dead_worker,
+    different_calls,
     drift,
     fewer_steps,
     forward_on_some,
@@ -16,13 +17,9 @@ from rankwise.verdict.rules import (
     kept_waiting,
     member_ended,
     never_wrapped,
-    other_arguments,
     other_line,
     other_members,
     other_module,
-    other_op,
-    other_size,
-    other_splits,
     own_wait,
     split_barrier,
     state_on_some,
@@ -41,8 +38,8 @@ if TYPE_CHECKING:
 #: Of two rules that see the same cause the first one tells it: what knows more of it comes first.
 RULES = (
     dead_worker, stopped_process, other_members, cleanup_collective, other_line, wrapped_on_some,
-    other_module, forward_on_some, gradients_met, state_on_some, swapped_order, other_op, other_arguments,
-    other_size, other_splits, circle, absent_from_meeting, fewer_steps, split_barrier, member_ended,
+    other_module, forward_on_some, gradients_met, state_on_some, swapped_order, different_calls, circle,
+    absent_from_meeting, fewer_steps, split_barrier, member_ended,
     kept_waiting, own_wait, went_on_without, drift, never_wrapped,
 )  # fmt: skip
 
