@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from clocks import FakeClock
-from rankwise.evidence.reader.multi_node_scene import NodeScene, Sign, pack
+from rankwise.evidence.reader.multi_node_scene import NodeScene, pack
+from rankwise.evidence.reader.rank_activity import RankActivity
 from rankwise.launcher.all_nodes_sampler import AllNodesSampler
 from rankwise.launcher.node_link import Node, NodeMessage
-from rankwise.launcher.rank_sampler import RankActivity
 from scenes import ended, op, rank, scene
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class FakeLink:
         """Node 1 answers the last question."""
         then = scene(*ranks, world_size=2, now_s=self.clock.now - 500 - way_s, is_whole=False)
         facts = {"quiet_s": 0.1, "idle_s": 0.1, "is_answered": True, "has_joined": True, **sign}
-        signs = () if is_last else (Sign(rank=1, question=self.asked, **facts),)
-        told = NodeScene(scene=then, signs=signs, question=self.asked, is_last=is_last, stopped=stopped)
+        activities = () if is_last else (RankActivity(rank=1, **facts),)
+        told = NodeScene(scene=then, activities=activities, question=self.asked, is_last=is_last, stopped=stopped)
         self.messages.append(NodeMessage(node=1, at_s=self.clock.now, text=pack(told)))
 
 

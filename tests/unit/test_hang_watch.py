@@ -10,10 +10,10 @@ import pytest
 
 from clocks import FakeClock
 from rankwise.evidence.reader.notes import Frame, Stack
+from rankwise.evidence.reader.rank_activity import RankActivity
 from rankwise.evidence.reader.scene import Evidence, Group, Op, RankFacts, Scene
 from rankwise.launcher.hang_timeout import is_hung
 from rankwise.launcher.hang_watch import Bounds, HangWatch, may_stop
-from rankwise.launcher.rank_sampler import RankActivity
 from rankwise.verdict.finding import JobFinding, Waiting
 
 if TYPE_CHECKING:

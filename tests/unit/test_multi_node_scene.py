@@ -10,13 +10,13 @@ from rankwise.base.faults import FaultRecord
 from rankwise.evidence.reader import multi_node_scene, scene_file
 from rankwise.evidence.reader.multi_node_scene import (
     NodeScene,
-    Sign,
     count_ops,
     join,
     open_message,
     pack,
     read_message,
 )
+from rankwise.evidence.reader.rank_activity import RankActivity
 from rankwise.evidence.reader.scene import Child, Evidence, Group, Op, RankFacts
 from rankwise.evidence.reader.size_limits import MOST_RANKS, expand_runs
 from scenes import in_call, op, rank, scene
@@ -31,11 +31,11 @@ FACTS = RankFacts(
     rank=5, pid=7, state="ended", code=1, ended_s=45.0, fault=FAULT, finished_s=46.0, evidence=EVIDENCE, stack=in_call(),
     still_s=1.5, children=(Child(pid=9, name="worker", state="S"),),
 )  # fmt: skip
-SIGN = Sign(rank=5, quiet_s=3.0, idle_s=2.5, question=4, is_answered=True, has_joined=True)
+ACTIVITY = RankActivity(rank=5, quiet_s=3.0, idle_s=2.5, is_answered=True, has_joined=True)
 
 
 def make_scene(*ranks: RankFacts) -> NodeScene:
-    return NodeScene(scene=scene(*ranks, world_size=8, now_s=50.0, is_whole=False), signs=(SIGN,), question=4)
+    return NodeScene(scene=scene(*ranks, world_size=8, now_s=50.0, is_whole=False), activities=(ACTIVITY,), question=4)
 
 
 def test_a_letter_says_what_was_told_on_the_readers_clock() -> None:
@@ -48,7 +48,7 @@ def test_a_letter_says_what_was_told_on_the_readers_clock() -> None:
     )  # fmt: skip
     facts = replace(FACTS, ended_s=145.0, fault=fault, finished_s=146.0, evidence=evidence)
     assert got.scene.ranks == (facts,)
-    assert (got.scene.now_s, got.signs, got.question, got.is_last) == (150.0, (SIGN,), 4, False)
+    assert (got.scene.now_s, got.activities, got.question, got.is_last) == (150.0, (ACTIVITY,), 4, False)
 
 
 @pytest.mark.parametrize(

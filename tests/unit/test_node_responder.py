@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from clocks import FakeClock
 from rankwise.evidence.reader.multi_node_scene import NodeScene, open_message, read_message
+from rankwise.evidence.reader.rank_activity import RankActivity
 from rankwise.launcher.node_responder import NodeResponder
-from rankwise.launcher.rank_sampler import RankActivity
 from scenes import rank, scene
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def test_a_question_is_answered_when_the_ranks_have() -> None:
     stage.run(0.5)
     (told,) = stage.link.told
     assert (told.question, told.is_last) == (7, False)
-    (sign,) = told.signs
-    assert (sign.rank, sign.question, sign.is_answered) == (1, 7, True)
+    (activity,) = told.activities
+    assert (activity.rank, told.question, activity.is_answered) == (1, 7, True)
     assert stage.run(60).link.told == [told]
 
 
@@ -127,9 +127,9 @@ def test_a_rank_that_does_not_answer_does_not_keep_the_node_from_it() -> None:
     stage = Stage(answer_s=20.0)
     stage.link.asked = 1
     stage.run(10)
-    assert [told.signs[0].is_answered for told in stage.link.told] == [False]
+    assert [told.activities[0].is_answered for told in stage.link.told] == [False]
     stage.run(15)
-    assert [told.signs[0].is_answered for told in stage.link.told] == [False, True]
+    assert [told.activities[0].is_answered for told in stage.link.told] == [False, True]
 
 
 def test_a_node_that_nobody_asks_judges_for_itself() -> None:

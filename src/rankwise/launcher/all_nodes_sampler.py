@@ -7,23 +7,21 @@ what it was asked last: a rank whose node does not is not seen, and nobody is ac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 from rankwise.base.rank_names import name_ranks
 from rankwise.evidence.reader.multi_node_scene import NodeScene, join, open_message, read_message
-from rankwise.launcher.rank_sampler import RankActivity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rankwise.base.clock import Clock
+    from rankwise.evidence.reader.rank_activity import RankActivity
     from rankwise.evidence.reader.scene import Scene
     from rankwise.launcher.node_link import NodeLink, NodeMessage
     from rankwise.launcher.rank_sampler import RankSampler
 
-#: Ranks that wait for so long are a reason to ask the others; before the first process group they mostly import.
-_QUIET_S, _QUIET_BEFORE_S, _IDLE_S = 2.0, 5.0, 1.0
 #: So long after a node has said that its ranks wait it is believed without an answer of its.
 _RAISED_S = 5.0
 #: Two questions are at least so far apart; and a new one does not wait longer for the answers to the last.
@@ -133,10 +131,7 @@ class AllNodesSampler:
             self._link.ask(now)
 
     def _does_somebody_wait(self, now: float) -> bool:
-        return now - self._raised_s < _RAISED_S or any(
-            activity.idle_s >= _IDLE_S and activity.quiet_s >= (_QUIET_S if activity.has_joined else _QUIET_BEFORE_S)
-            for activity in self.activities()
-        )
+        return now - self._raised_s < _RAISED_S or any(activity.seems_to_wait for activity in self.activities())
 
     def _have_all_answered(self) -> bool:
         nodes = [node for node in self._link.nodes if node != self._link.node_rank]
@@ -181,14 +176,11 @@ class AllNodesSampler:
         """Return how each living rank seems that can be seen."""
         found = self._sampler.activities()
         for other in self._list_present():
-            for sign in other.signs:
-                is_answered = sign.is_answered and sign.question >= self._number
-                found.append(
-                    RankActivity(
-                        rank=sign.rank, quiet_s=sign.quiet_s, idle_s=sign.idle_s, asked_s=self._question_s,
-                        is_answered=is_answered, has_joined=sign.has_joined,
-                    )
-                )  # fmt: skip
+            is_asked = other.question >= self._number
+            found += [
+                replace(one, asked_s=self._question_s, is_answered=one.is_answered and is_asked)
+                for one in other.activities
+            ]
         return found
 
     def ask(self, ranks: Iterable[int]) -> None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from rankwise.base.clock import Clock
+    from rankwise.evidence.reader.rank_activity import RankActivity
     from rankwise.evidence.reader.scene import Scene
-    from rankwise.launcher.rank_sampler import RankActivity
     from rankwise.launcher.spec import OnHang
     from rankwise.verdict.finding import JobFinding
 

@@ -207,7 +207,7 @@ class JobMonitor:
         scene = self._sampler.take_end()
         stopped = tuple(sorted(self._stopped))
         own = NodeScene(
-            scene=scene, signs=(), question=0, is_last=True, stopped=stopped, host_problems=self._own_host_problems
+            scene=scene, activities=(), question=0, is_last=True, stopped=stopped, host_problems=self._own_host_problems
         )  # fmt: skip
         if self._answers is not None:
             self._answers.stop()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
-from rankwise.evidence.reader.multi_node_scene import NodeScene, Sign, count_ops, pack
+from rankwise.evidence.reader.multi_node_scene import NodeScene, count_ops, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankwise.base.clock import Clock
+    from rankwise.evidence.reader.rank_activity import RankActivity
     from rankwise.launcher.node_link import NodeLink
-    from rankwise.launcher.rank_sampler import RankActivity, RankSampler
+    from rankwise.launcher.rank_sampler import RankSampler
 
-#: Ranks that wait for so long are a reason to tell the others; before the first process group they mostly import.
-_QUIET_S, _QUIET_BEFORE_S, _IDLE_S = 2.0, 5.0, 1.0
 #: So long our ranks may take to answer before we tell what is known of them without; as long as a sampler waits before
 #: it looks for itself.
 _ANSWER_S = 2.5
@@ -93,11 +93,7 @@ class NodeResponder:
         self._is_due, self._is_over = False, True
 
     def _raise_if_waiting(self, activities: list[RankActivity], now: float) -> None:
-        is_waiting = any(
-            activity.idle_s >= _IDLE_S and activity.quiet_s >= (_QUIET_S if activity.has_joined else _QUIET_BEFORE_S)
-            for activity in activities
-        )
-        if not is_waiting:
+        if not any(activity.seems_to_wait for activity in activities):
             self._raised_s = None
         elif self._raised_s is None or now - max(self._reported_s, self._heard_s) >= _AGAIN_S:
             self._raised_s, self._reported_s = self._raised_s or now, now
@@ -112,15 +108,10 @@ class NodeResponder:
         self._is_due, self._is_late = not have_answered, is_late and not have_answered
         scene = self._sampler.take()
         own = NodeScene(
-            scene=scene, signs=tuple(map(self._to_sign, activities)), question=self._question, host_problems=self._find_host_problems()
+            scene=scene, activities=tuple(replace(one, is_answered=self._has_answered(one)) for one in activities),
+            question=self._question, host_problems=self._find_host_problems(),
         )  # fmt: skip
         self._link.publish(pack(own, most_ops=count_ops(scene.world_size)))
 
     def _has_answered(self, activity: RankActivity) -> bool:
         return activity.asked_s >= self._question_s and activity.is_answered
-
-    def _to_sign(self, activity: RankActivity) -> Sign:
-        return Sign(
-            rank=activity.rank, quiet_s=activity.quiet_s, idle_s=activity.idle_s, question=self._question,
-            is_answered=self._has_answered(activity), has_joined=activity.has_joined,
-        )  # fmt: skip

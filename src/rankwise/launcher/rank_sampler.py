@@ -18,6 +18,7 @@ from rankwise.evidence.reader.process_state import (
     takes_signals,
     ticks_per_second,
 )
+from rankwise.evidence.reader.rank_activity import RankActivity
 from rankwise.evidence.reader.scene import FRESH_S, Child, RankFacts, Scene
 from rankwise.evidence.reader.snapshot import take_stacks
 from rankwise.evidence.reader.thread_choice import choose_stack
@@ -42,27 +43,6 @@ _READING_S = 0.1
 _LAST_READING_S = 1.0
 #: Frames that only a debugger has.
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/IPython/terminal/debugger", "/remote_pdb")
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankActivity:
-    """How a living rank seems.
-
-    Attributes:
-        quiet_s: For how long it has made no record and no step.
-        idle_s: For how long, beside that, it has used next to no CPU time.
-        asked_s: When it was asked last, monotonic; minus infinity for never.
-        is_answered: Whether it has answered, or can't.
-        has_joined: Whether it has made a process group.
-    """
-
-    rank: int
-    quiet_s: float
-    idle_s: float
-    asked_s: float = float("-inf")
-    is_answered: bool = True
-    has_joined: bool = True
 
 
 @dataclass(slots=True, kw_only=True)

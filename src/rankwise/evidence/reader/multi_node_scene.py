@@ -11,10 +11,11 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 from rankwise.evidence.reader import scene_file
+from rankwise.evidence.reader.rank_activity import RankActivity
 from rankwise.evidence.reader.size_limits import expand_runs, inflate
 
 if TYPE_CHECKING:
@@ -30,29 +31,10 @@ _MOST_BYTES = 64 << 20
 FEWEST_OPS, MOST_OPS = 200, 1024
 #: Of each group, and of each peer's messages, so many are kept beside.
 _LAST_OF_EACH = 8
+#: What is told of a living rank: when it was asked means nothing on another clock.
+_TOLD = ("rank", "quiet_s", "idle_s", "is_answered", "has_joined")
 #: Operations that the reader has to read, of all ranks together: 13 microseconds each.
 _OPS_IN_ALL = 40_000
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sign:
-    """How a living rank of another node seems, and what it was asked.
-
-    Attributes:
-        quiet_s: For how long it had made no record and no step when this was written.
-        idle_s: For how long, beside that, it had used next to no CPU time.
-        question: The last one that it was asked; 0 for none.
-        is_answered: Whether it has answered that, or can't.
-        has_joined: Whether it has made a process group.
-    """
-
-    rank: int
-    quiet_s: float
-    idle_s: float
-    question: int = 0
-    is_answered: bool = False
-    has_joined: bool = False
 
 
 @final
@@ -62,15 +44,15 @@ class NodeScene:
 
     Attributes:
         scene: Its ranks, when it was written.
-        signs: Of those that live.
-        question: The last that was asked before.
+        activities: How those that live seemed, and whether they had answered the question.
+        question: The last that was asked before; 0 for none.
         is_last: Whether all its ranks have ended, and nothing will follow.
         stopped: Those that it has stopped itself.
         host_problems: What is wrong with its host, as sentences.
     """
 
     scene: Scene
-    signs: tuple[Sign, ...]
+    activities: tuple[RankActivity, ...]
     question: int
     is_last: bool = False
     stopped: tuple[int, ...] = ()
@@ -110,7 +92,7 @@ def _pack(value: NodeScene, most_ops: int) -> str:
             group["ranks"] = _to_runs(group["ranks"])  # every rank of a job tells of all of them
     message = {
         "scene": body,
-        "signs": [[getattr(sign, field.name) for field in fields(Sign)] for sign in value.signs],
+        "signs": [[getattr(activity, name) for name in _TOLD] for activity in value.activities],
         "question": value.question,
         "is_last": value.is_last,
         "stopped": value.stopped,
@@ -162,12 +144,11 @@ def read_message(message: dict[str, Any], *, later_s: float) -> NodeScene:
     for rank in body["ranks"]:
         for group in rank["evidence"]["groups"].values() if rank["evidence"] else ():
             group["ranks"] = expand_runs(group["ranks"])
-    names = [field.name for field in fields(Sign)]
     with scene_file.checked(body, "scene"):
         scene = scene_file.shift(scene_file.from_json(body), later_s)
     return NodeScene(
         scene=scene,
-        signs=tuple(Sign(**dict(zip(names, sign, strict=True))) for sign in message["signs"]),
+        activities=tuple(RankActivity(**dict(zip(_TOLD, told, strict=True))) for told in message["signs"]),
         question=int(message["question"]),
         is_last=bool(message["is_last"]),
         stopped=tuple(message["stopped"]),
