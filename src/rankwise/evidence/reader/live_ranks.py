@@ -246,8 +246,7 @@ def _find_launcher(pid: int) -> int:
     """Return the launcher of a supervisor that a resident server has forked, and that is no child of it; 0 for all others."""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        # The second name is that of version 0.2.0.
-        if words[0] in {SUPERVISOR_NAME.encode(), b"rankwise-keeper"} and words[1:2] and words[1].isdigit():
+        if words[0] == SUPERVISOR_NAME.encode() and words[1:2] and words[1].isdigit():
             return int(words[1])
     return 0
 
