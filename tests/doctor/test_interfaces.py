@@ -159,6 +159,7 @@ import json, os, sys, tempfile
 import torch.distributed as dist
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import find_gloo_address
+from rankwise.doctor.network.interfaces import read_interfaces
 
 def find_listening():
     found = set()
