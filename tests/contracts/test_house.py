@@ -222,11 +222,11 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 BUDGETS = {
     "base": 2_423,  # aim: base and engine 3,000
     "engine": 3_782,  # aim: base and engine 3,000
-    "evidence": 8_273,  # aim: evidence and verdict 11,000
+    "evidence": 8_288,  # aim: evidence and verdict 11,000
     "verdict": 8_401,  # aim: evidence and verdict 11,000
     "lint": 23_659,  # aim: 18,000
     "cluster": 4_295,  # aim: 3,000
-    "doctor": 11_158,  # aim: 9,000
+    "doctor": 10_880,  # aim: 9,000
     "warm": 2_283,  # aim: launcher and warm 9,000
     "launcher": 10_496,  # aim: launcher and warm 9,000
     "runtime": 6_051,
@@ -235,7 +235,7 @@ BUDGETS = {
     "parallel": 12_515,  # aim: parallel and tf 9,000
     "tf": 2_811,  # aim: parallel and tf 9,000
     "train": 6_375,  # aim: 6,500
-    "cli": 3_414,  # aim: cli and testing 3,000
+    "cli": 3_373,  # aim: cli and testing 3,000
     "testing": 314,  # aim: cli and testing 3,000
     "rankwise": 343,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -42,9 +41,6 @@ def _has_room(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--nnodes", "1:4"], "pass how many there are now, as in --nnodes 4"),
         (["--nnodes", "4:4"], "--nnodes 4: pass their rendezvous"),
         (["--workers", "-3"], "'-3' is not a number from 0"),
-        (["--html", "nowhere/x.html"], "its folder does not exist"),
-        (["--html", "."], "that is a folder; name a file in it: doctor.html"),
-        (["--html", "/dev/null"], "that is not a file"),
         (["--hosts", "gpu[01-"], "the brackets of 'gpu[01-' are not closed"),
         (["--hosts=-oProxyCommand=x"], "is not a host name"),
         (["--rdzv-endpoint", "foo:x"], "'x' is not a port"),
@@ -65,7 +61,7 @@ def test_flags_that_make_no_sense_are_refused(argv: list[str], said: str, capsys
     [
         ("--hosts", "--hosts names no host"), ("--only", "--only names no probe"),
         *((flag, f"an empty value (is a variable of the job script not set?): {flag}") for flag in (
-            "--hostfile", "--master-addr", "--rdzv-endpoint", "--script", "--checkpoints", "--html", "--python", "--ssh", "--token", "--token-file",
+            "--hostfile", "--master-addr", "--rdzv-endpoint", "--script", "--checkpoints", "--python", "--ssh", "--token", "--token-file",
         )),
     ],
 )  # fmt: skip
@@ -142,22 +138,6 @@ def test_json_says_first_what_a_gate_asks_for(
     assert json.loads(capsys.readouterr().out)["exit_code"] == 1
 
 
-def test_a_page_that_can_not_be_written_costs_nobody_the_report(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The report is printed first, and the error of the disk is one line behind it."""
-
-    def write(path: Path, _text: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr("rankwise.cli.doctor.write_atomic", write)
-    page = tmp_path / "page.html"
-    assert main(["doctor", "--only", "shared-memory", "--html", str(page)]) == 1
-    told = capsys.readouterr()
-    assert "ok    shared-memory" in told.out
-    assert told.err.startswith(f"rankwise: --html {page}: the page can't be written: No space left on device\n")
-
-
 def test_an_endpoint_without_a_number_of_hosts_keeps_nobody_waiting(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -203,16 +183,15 @@ def test_hosts_are_asked_from_a_folder_that_has_been_deleted(
 
 
 def test_a_failure_is_exit_code_1_and_a_warning_only_if_strict(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An interface that is none fails; a variable left over from debugging is a warning."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eht0")
-    page = tmp_path / "page.html"
-    assert main(["doctor", "--only", "gloo-variables", "--html", str(page)]) == 1
+    assert main(["doctor", "--only", "gloo-variables"]) == 1
     told = capsys.readouterr().out
     assert "FAIL" in told
     assert "[I6]" in told
-    assert "GLOO_SOCKET_IFNAME=eht0" in page.read_text()
+    assert "GLOO_SOCKET_IFNAME=eht0" in told
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setenv("NCCL_DEBUGG", "INFO")
     assert main(["doctor", "--only", "nccl-variables"]) == 0

@@ -1,9 +1,8 @@
-"""What is told to people and programs: text that says the same once, a page that needs nothing beside it."""
+"""What is told to people and programs: text that says the same once, and a record of all of it."""
 
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from rankwise.doctor.multi_host.cluster_report import (
     from_json,
 )
 from rankwise.doctor.probe import Reading, ok, skipped
-from rankwise.doctor.reporters import page, text
+from rankwise.doctor.reporters import text
 from rankwise.doctor.reporters.grouping import count_verdicts, group, judge, name_hosts
 from rankwise.doctor.reporters.record import record
 from rankwise.doctor.units import format_rate, format_seconds
@@ -55,27 +54,6 @@ def make(num: int = 4, **facts: Any) -> ClusterReport:
             **facts,
         }
     )
-
-
-class _Reader(HTMLParser):
-    """Sees that every element is closed, and collects what a page would load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.loads: list[str] = []
-        self.words: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loads += [f"{name}={value}" for name, value in attrs if name in {"src", "href", "srcset"}]
-        if tag not in {"meta", "input", "br", "link"}:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
 
 
 def test_what_all_hosts_say_is_told_once_and_the_worst_first() -> None:
@@ -155,41 +133,35 @@ def test_numbers_that_differ_do_not_fill_the_screen() -> None:
 
 
 def test_many_hosts_are_listed_only_if_not_well() -> None:
-    """Of 40 hosts the one that is blocked and the one that was lost are listed, the others are counted; a wide matrix is left to the page."""
+    """Of 40 hosts the one that is blocked and the one that was lost are listed, the others are counted; of a wide matrix only the slowest links are shown."""
     together = make(40)
     lost = (*together.hosts[:39], HostReport(name="node39", lost="it has not answered for 5 s"))
     told = text.render(make(40, hosts=lost))
     assert "38 of 40 hosts are ok" in told
     assert re.search(r"^  node2 +10\.0\.0\.3", told, re.MULTILINE)
     assert not re.search(r"^  node3 ", told, re.MULTILINE)
-    assert "1560 links measured; --html shows them as a heat map" in told
-    assert "--html" not in text.render(make(4))
-    assert "6 links measured; --html" in text.render(make(3), width=62)
+    assert "1560 links measured; --format json has all of them" in told
+    assert "--format json" not in text.render(make(4))
+    assert "6 links measured; --format json" in text.render(make(3), width=62)
 
 
 def test_missing_and_lost_hosts_are_named() -> None:
-    """Who did not arrive, and who was lost on the way, stands in the list of hosts, in text and on the page."""
+    """Who did not arrive, and who was lost on the way, stands in the list of hosts."""
     hosts = (*make(2).hosts, HostReport(name="node7", lost="it has not answered for 5 s"))
     together = make(2, hosts=hosts, missing=("node8",))
     told = text.render(together)
     assert "1 of 4 missing" in told
     assert re.search(r"^  node7 +lost +it has not answered for 5 s$", told, re.MULTILINE)
     assert re.search(r"^  node8 +did not arrive$", told, re.MULTILINE)
-    html = page.render(together, made="today")
-    assert "node8</b>did not arrive" in html
-    assert "it has not answered for 5 s" in html
 
 
 def test_a_hosts_counts_fit_its_state() -> None:
-    """What was found between hosts is counted with the host that it is about, in text and on the page; with no other."""
+    """What was found between hosts is counted with the host that it is about, and with no other."""
     slow = Reading(verdict="warn", what="slow", fix="# look", probe="speed", hosts=tuple(f"node{n}" for n in range(4)))
     together = make(readings=(BLOCKED, slow))
     told = text.render(together)
     assert re.search(r"FAIL  1 ok, 1 skipped, 1 fail with others$", told, re.MULTILINE)
     assert len(re.findall(r"ok    1 ok, 1 skipped$", told, re.MULTILINE)) == 3
-    html = page.render(together, made="today")
-    assert html.count("<td>1 ok, 1 skipped, 1 fail with others</td>") == 1
-    assert html.count("<td>1 ok, 1 skipped</td>") == 3
 
 
 def test_a_record_is_flat_and_keeps_what_hosts_tell_each_other() -> None:
@@ -232,61 +204,6 @@ def test_a_terminal_gets_colours_and_whole_commands() -> None:
     assert f"do  {long}" in plain
     assert all(len(line) <= 80 for line in plain.splitlines() if long not in line)
     assert "\x1b[1;33m" in told
-
-
-def test_a_page_needs_nothing_beside_it() -> None:
-    """It loads no file and runs no script, its elements are closed, and what hosts say can't become markup."""
-    html = page.render(make(), made="2030-01-02 03:04")
-    reader = _Reader()
-    reader.feed(html)
-    assert (reader.open, reader.loads) == ([], [])
-    assert "<script" not in html
-    assert "url(" not in html
-    assert "<node2>" not in html
-    assert "nothing reaches <node2>'s ports" in " ".join(reader.words)
-    for word in ("Findings", "Hosts", "Reached", "Bandwidth", "Latency", "Sent again"):
-        assert word in reader.words, word
-
-
-def test_a_page_shows_code_as_code_and_what_was_looked_at_where_all_is_well() -> None:
-    """What stands between backticks is set as code, in findings and in the list; that list is open only where it is all there is."""
-    why = Reading(
-        verdict="warn",
-        what="`a<b` is odd",
-        why="ranks fail: `no <x>`",
-        fix="",
-        probe="limits",
-        hosts=("node0",),
-    )
-    host = HostReport(name="node0", readings=(ok("`ulimit -n` is 1024").of("limits", "node0"),))
-    bad, well = (
-        page.render(ClusterReport(hosts=(host,), readings=readings), made="today") for readings in ((why,), ())
-    )
-    assert "<code>a&lt;b</code> is odd" in bad
-    assert "ranks fail: <code>no &lt;x&gt;</code>" in bad
-    assert "<code>ulimit -n</code> is 1024" in bad
-    assert "`" not in bad
-    assert "<details><summary>" in bad
-    assert "<details open><summary>" in well
-
-
-def test_heat_shows_who_is_worse_than_the_others() -> None:
-    """The slow host's row is hot, the others' cells are cool; a blocked pair is red whatever else went well."""
-    reached, bandwidth, latency, resent = page.make_maps(make())
-    assert bandwidth.cells["node1", "node0"].heat == 1.0
-    assert bandwidth.cells["node0", "node1"].heat == 0.0
-    assert latency.cells["node1", "node0"].heat == 0.0
-    assert reached.cells["node0", "node2"].heat == 1.0
-    assert reached.cells["node2", "node0"].heat == 0.0
-    assert resent.cells["node0", "node3"].heat == pytest.approx(1.0)
-    assert page.color(0.0) != page.color(1.0)
-
-
-def test_many_hosts_fit_on_a_page() -> None:
-    """Of 120 hosts each map has a cell for each pair, and the page stays below 10 MB."""
-    html = page.render(make(120), made="today")
-    assert html.count("<td") >= 4 * 120 * 120
-    assert len(html) < 10e6
 
 
 def test_hosts_are_named_or_counted() -> None:

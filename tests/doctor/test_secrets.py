@@ -1,4 +1,4 @@
-"""No secret of the environment leaves the doctor: not in text, JSON or a page, not above a run, not between hosts."""
+"""No secret of the environment leaves the doctor: not in text or JSON, not above a run, not between hosts."""
 
 from __future__ import annotations
 
@@ -54,14 +54,13 @@ def plant(monkeypatch: pytest.MonkeyPatch, env: dict[str, str]) -> None:
 @pytest.mark.parametrize("form", ["text", "json"])
 @_EVERY
 def test_the_doctor_tells_none(
-    env: dict[str, str], form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    env: dict[str, str], form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
-    """Not on standard output or error, nor on the page: as text, as JSON with what hosts compare, as HTML."""
+    """Not on standard output or error: as text, as JSON with what hosts compare."""
     plant(monkeypatch, env)
-    page = tmp_path / "page.html"
-    main(["doctor", "--only", "environment,master-address", "--format", form, "--html", str(page)])
+    main(["doctor", "--only", "environment,master-address", "--format", form])
     told = capsys.readouterr()
-    for text in (told.out, told.err, page.read_text()):
+    for text in (told.out, told.err):
         assert _HIDDEN not in text
         assert "\x1b" not in text
 
@@ -249,6 +248,6 @@ def test_command_lines_as_lists_are_masked() -> None:
 
 def test_masking_is_light() -> None:
     """`rankwise run` examines its host at each start: nothing is imported for masking that is not there already."""
-    code = "import sys, json, threading; import rankwise.doctor.probe, rankwise.doctor.examine; print([one for one in ('hashlib', 'html', 'psutil', 'socket', 'subprocess', 'rankwise.doctor.variables.places') if one in sys.modules])"  # fmt: skip
+    code = "import sys, json, threading; import rankwise.doctor.probe, rankwise.doctor.examine; print([one for one in ('hashlib', 'psutil', 'socket', 'subprocess', 'rankwise.doctor.variables.places') if one in sys.modules])"  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

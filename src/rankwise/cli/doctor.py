@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 from rankwise.base import __version__, terminal
 from rankwise.base.environ import environ
-from rankwise.base.errors import LaunchError, UsageError
-from rankwise.base.files import write_atomic
+from rankwise.base.errors import UsageError
 from rankwise.cli.doctor_flags import build_parser, check_flags, read_hostfile, read_token
 from rankwise.cli.doctor_hosts import look
 from rankwise.cli.doctor_ssh import look_over_ssh
 from rankwise.cli.printing import put
 from rankwise.cli.probe import list_probes
 from rankwise.doctor import registry
-from rankwise.doctor.reporters import page, text
+from rankwise.doctor.reporters import text
 from rankwise.doctor.reporters.grouping import count_verdicts, judge, list_readings
 from rankwise.doctor.reporters.record import record
 from rankwise.doctor.variables.masking import make_mask, mask_reading
@@ -26,7 +25,6 @@ from rankwise.doctor.variables.masking import make_mask, mask_reading
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-    from pathlib import Path
 
     from rankwise.doctor.multi_host.cluster_report import ClusterReport
     from rankwise.doctor.probe import Probe
@@ -82,30 +80,10 @@ def _show(args: argparse.Namespace, report: ClusterReport, *, is_teller: bool) -
         counts = count_verdicts(list_readings(report))
         print(f"rankwise doctor: {counts}; the whole report is on {first}", file=sys.stderr)
         return
-    now = datetime.now(tz=timezone.utc)
-    try:
-        _print(args, report, now)
-    finally:  # whatever becomes of the one, the other is not lost with it
-        if args.html is not None:
-            _write_page(args.html, report, now)
-
-
-def _print(args: argparse.Namespace, report: ClusterReport, now: datetime) -> None:
     if args.format == "json":
-        code = exit_code(report, strict=args.strict)
+        code, now = exit_code(report, strict=args.strict), datetime.now(tz=timezone.utc)
         found = record(report, version=__version__, made=f"{now:%Y-%m-%dT%H:%M:%SZ}", exit_code=code)
         put(json.dumps(found, indent=1) + "\n")
     else:
         color, width = terminal.has_colour(1), terminal.width(1)
         put(text.render(report, color=color, width=width, verbose=args.verbose, quiet=args.quiet) + "\n")
-
-
-def _write_page(path: Path, report: ClusterReport, now: datetime) -> None:
-    found = page.render(report, made=now.astimezone().strftime("%Y-%m-%d %H:%M %Z"))
-    try:
-        write_atomic(path, found)
-    except OSError as error:
-        raise LaunchError(
-            f"--html {path}: the page can't be written: {error.strerror or error}",
-            hint="name a file in a folder with space",
-        ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -85,7 +84,6 @@ def _list_flags() -> dict[tuple[str, str | None], tuple[Row, ...]]:
         ),
         ("output", None): (
             ("--format", "", ("text", "json"), "text", "Output for people, or for programs."),
-            ("--html", "FILE", read_path, None, "Also write a self-contained HTML page, with a heat map of the hosts."),
             ("--strict", "", None, False, "Exit with 1 for warnings too."),
         ),
     }  # fmt: skip
@@ -186,8 +184,6 @@ def check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> No
     """
     _check_ssh(args, parser)
     _check_meeting(args, parser)
-    if args.html is not None and (fault := _find_page_fault(args.html)):
-        parser.error(f"--html {args.html}: {fault}")
 
 
 def _check_ssh(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -219,20 +215,6 @@ def _check_meeting(args: argparse.Namespace, parser: argparse.ArgumentParser) ->
         )
     if args.nnodes > 1 and not (args.master_addr or args.rdzv_endpoint):
         parser.error(f"--nnodes {args.nnodes}: pass their rendezvous: --master-addr ADDRESS-OF-NODE-0")
-
-
-def _find_page_fault(path: Path) -> str:
-    """Return why a file can't be written, as a clause; empty if it can, as far as can be seen before."""
-    try:
-        if not path.absolute().parent.is_dir():
-            return "its folder does not exist"
-        if path.is_dir():
-            return f"that is a folder; name a file in it: {path / 'doctor.html'}"
-        if path.exists() and not path.is_file():
-            return "that is not a file"
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
-    return "" if os.access(path.absolute().parent, os.W_OK | os.X_OK) else "its folder can't be written to"
 
 
 def read_token(path: Path) -> str:

@@ -36,7 +36,6 @@ _OF_HERE = (
     "--hosts",
     "--hostfile",
     "--ssh",
-    "--html",
     "--format",
     "--master-addr",
     "--master-port",

@@ -1,1 +1,1 @@
-"""What the doctor has found, as text, as JSON, and as a page with the hosts as a heat map."""
+"""What the doctor has found, as text and as JSON."""

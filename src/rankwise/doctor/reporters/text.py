@@ -14,7 +14,7 @@ from rankwise.doctor.units import align, format_count, format_rate, format_secon
 _STYLES: dict[Verdict, str] = {"ok": "32", "skipped": "2", "warn": "1;33", "fail": "1;31"}
 _SHOWN: dict[Verdict, str] = {"ok": "ok", "skipped": "skip", "warn": "warn", "fail": "FAIL"}
 _NARROWEST = 60
-#: Of more hosts a matrix does not fit into lines: the page has it (``--html``).
+#: Of more hosts a matrix does not fit into lines: the JSON has all of it.
 _MOST_IN_MATRIX = 10
 #: So wide it may be where there is no terminal.
 _WIDEST = 200
@@ -115,7 +115,7 @@ class _Text:
         yield ""
         matrix = self._make_matrix()
         if not matrix or max(map(len, matrix)) > (self._width or _WIDEST):
-            yield f"  {len(measures)} links measured; --html shows them as a heat map. The slowest:"
+            yield f"  {len(measures)} links measured; --format json has all of them. The slowest:"
             for one in sorted(measures, key=lambda one: one.bytes_per_s)[:3]:
                 yield f"    {one.source} to {one.target}: {format_rate(one.bytes_per_s)}, round trip {format_seconds(one.latency_s)}"
             return
