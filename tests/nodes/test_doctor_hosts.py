@@ -225,7 +225,9 @@ def test_large_packets_that_vanish_are_told_from_slow_ones(tmp_path: Path) -> No
         for host in hosts:
             host.call("ip", "link", "set", "dev", "cable", "gso_max_segs", "1")
         drop(hosts[1], "meta", "length", ">", "1300", "drop")
-        told = only(examine(hosts, measure=True, seconds_per_link=0.05))
+        found = examine(hosts, measure=True, seconds_per_link=0.05)
+    # That all links are slow is true on a busy machine, which sends each small packet by itself.
+    (told,) = [one for one in bad(found) if len(one["hosts"]) < len(hosts)]
     assert (told["verdict"], told["hosts"]) == ("fail", ["host1"])
     assert "sudo ip link set dev cable mtu 1400" in told["fix"]
 

@@ -47,7 +47,8 @@ def find_suspects(found: ClusterReport) -> list[Measure]:
 
 def judge_speed(found: ClusterReport, *, is_simulated: bool = False) -> Iterator[Reading]:
     """Report slow, far and lossy links; where one host simulates all of them, they share its cores, and nothing is slow."""
-    measures = _list_alive(found)
+    # A stream that brings nothing at all has no speed: the link is reported as stalled.
+    measures = [one for one in _list_alive(found) if one.bytes_per_s]
     if not measures:
         return
     reports = {one.name: one for one in found.hosts}
@@ -60,9 +61,8 @@ def judge_speed(found: ClusterReport, *, is_simulated: bool = False) -> Iterator
     speed = statistics.median(one.bytes_per_s for one in measures)
     latency_s = statistics.median(one.latency_s for one in measures)
     message = f"{len(measures)} ways measured: {format_rate(speed)} by one stream and {format_seconds(latency_s)} for a round trip (medians)"
-    if is_simulated or (speed >= _ALL_FLOOR and latency_s <= _ALL_FAR_S):
-        if not bad:
-            yield ok(message)
+    if not bad and (is_simulated or (speed >= _ALL_FLOOR and latency_s <= _ALL_FAR_S)):
+        yield ok(message)
     elif not bad:
         yield warn(
             message, "all links are slow: each step waits for the gradients of all ranks to pass them",
