@@ -40,8 +40,6 @@ def build(**words: object) -> str:
         ({"env": {"A": "it's $HOME"}}, "export A='it'\"'\"'s $HOME'\n"),
         ({"requeue": 2, "own": {"array": "0-3"}}, 'scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"'),
         ({"own": {"array": "0-3"}}, "/jobs/line-%A_%a.out"),
-        ({"own": {"components": ("--nodes=4 --partition=small",)}}, "#SBATCH hetjob\n#SBATCH --nodes=4 --partition=small\n"),
-        ({"own": {"components": ("--nodes=4",)}}, '--nnodes "$nodes"'),
         ({"image": "torch.sif", "gpus_per_node": 1, "ranks_per_node": "1"}, "apptainer exec --nv --bind /jobs --pwd /jobs torch.sif python3 -m rankwise run --standalone"),
         ({"image": "a/b", "checkpoint": "/kept"}, "--container-image=a/b --container-mounts=/jobs:/jobs,/kept:/kept --container-workdir=/jobs"),
         ({"own": {"setup": ("module load cuda",), "options": ("--exclusive",)}}, "#SBATCH --exclusive\n\nmodule load cuda\n"),
@@ -139,7 +137,7 @@ def test_each_line_says_its_node() -> None:
 def test_slurms_states_are_understood(
     said: str, phase: str, exit_code: int | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that has not succeeded never has exit code 0; parts of an array or of a heterogeneous job count as one."""
+    """A job that has not succeeded never has exit code 0; parts of an array count as one."""
     monkeypatch.setattr(slurm_state, "run_tool", lambda *_, **__: f"JobId=1 JobName=a=b c {said}\n")
     record = JobRecord(
         id="x", on="slurm", name="x", folder=tmp_path, native_id="1", facts={"log": str(tmp_path / "log")}

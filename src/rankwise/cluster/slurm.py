@@ -30,10 +30,6 @@ WORDS: dict[str, Word] = {
     "qos": Word("Quality of service."),
     "constraint": Word("Features that the nodes must have, as in a100&ib.", metavar="FEATURES"),
     "array": Word("Indices of a job array, as in 0-9%2; the script finds its own in SLURM_ARRAY_TASK_ID.", metavar="INDICES"),
-    "components": Word(
-        "sbatch's options for one more component of a heterogeneous job, as in '--nodes=4 --gpus-per-node=4'; the first one is the job itself.",
-        "list", "OPTIONS",
-    ),
     "options": Word("One more option of sbatch, as in --exclusive.", "list", "OPTION"),
     "setup": Word("A line of shell that the script runs first, as in 'module load cuda'.", "list", "LINE"),
 }  # fmt: skip

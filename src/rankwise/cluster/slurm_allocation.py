@@ -59,9 +59,9 @@ def make_plan(spec: JobSpec, job_id: str, env: Mapping[str, str], client: int = 
         UsageError: It can't be a part of the allocation.
     """
     allocation, hosts = env["SLURM_JOB_ID"], expand_hosts(env["SLURM_JOB_NODELIST"])
-    if spec.own.text("array") or spec.own.list("components"):
+    if spec.own.text("array"):
         raise UsageError(
-            f"an array or a heterogeneous job can't be a part of allocation {allocation}",
+            f"an array can't be a part of allocation {allocation}",
             hint="submit it outside of salloc",
         )
     if len(hosts) < spec.min_nodes + spec.standby:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankwise.base.errors import UsageError
 from rankwise.cluster.job import ALWAYS
 from rankwise.cluster.launch_command import MeetingPlace, ShellText, build_launch, join_words
 
@@ -20,13 +19,6 @@ _HEAD = """\
 # All nodes meet at the first one, on a port that no other job has there.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((10000 + (SLURM_JOB_ID + $$) % 20000))
-"""
-_HET_NODES = """\
-nodes=0
-for ((group = 0; group < SLURM_HET_SIZE; group++)); do
-    count=SLURM_JOB_NUM_NODES_HET_GROUP_$group
-    ((nodes += ${!count}))
-done
 """
 _ENDED = """\
 # Slurm ends this script itself only if the job is cancelled, out of time or has lost a node: it decides then what follows.
@@ -48,16 +40,8 @@ _TASK = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
 
 
 def build_script(spec: JobSpec) -> str:
-    """Return the script.
-
-    Raises:
-        UsageError: Two wishes exclude each other.
-    """
-    if spec.own.list("components") and spec.own.text("array"):
-        raise UsageError("a heterogeneous job can't be an array", hint="drop array, or components")
+    """Return the script."""
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(spec))]
-    for component in spec.own.list("components"):
-        lines += ["#SBATCH hetjob", f"#SBATCH {component}"]
     exports = [f"export {name}={shlex.quote(value)}" for name, value in spec.variables.items()]
     blocks = [lines, [*spec.own.list("setup"), *exports], *_body(spec)]
     return "\n".join("\n".join(block).rstrip("\n") + "\n" for block in blocks if block)
@@ -100,20 +84,19 @@ def _options(spec: JobSpec) -> Iterator[str]:
 
 
 def _body(spec: JobSpec) -> Iterator[list[str]]:
-    is_het = bool(spec.own.list("components"))
-    count = "nodes" if is_het else "SLURM_JOB_NUM_NODES"
+    count = "SLURM_JOB_NUM_NODES"
     nodes = f"{spec.min_nodes}:$(({count} - {spec.standby}))" if spec.standby else f"${count}"
     place = None
-    if spec.num_nodes > 1 or is_het:
+    if spec.num_nodes > 1:
         place = MeetingPlace(
             endpoint=ShellText("$head:$port"), run_id=ShellText("$SLURM_JOB_ID"), nodes=ShellText(nodes)
         )
-        yield [_HEAD + (_HET_NODES if is_het else "")]
+        yield [_HEAD]
     launch = join_words(
         [*_container(spec), *build_launch(spec, place, python="python3" if spec.image else sys.executable)]
     )
     step = [
-        f"srun {' '.join(_srun(spec, is_het=is_het))} \\\n    {_NOTE if spec.standby else ''}{launch}",
+        f"srun {' '.join(_srun(spec))} \\\n    {_NOTE if spec.standby else ''}{launch}",
         "code=$?",
     ]
     yield [
@@ -124,12 +107,9 @@ def _body(spec: JobSpec) -> Iterator[list[str]]:
     ]
 
 
-def _srun(spec: JobSpec, *, is_het: bool) -> Iterator[str]:
-    if is_het:
-        yield '--het-group="0-$((SLURM_HET_SIZE - 1))"'
-    else:
-        yield '--ntasks="$SLURM_JOB_NUM_NODES"'
-    if spec.num_nodes > 1 or is_het:
+def _srun(spec: JobSpec) -> Iterator[str]:
+    yield '--ntasks="$SLURM_JOB_NUM_NODES"'
+    if spec.num_nodes > 1:
         yield "--label"
     # A launcher may use all cores of its node's share, and decides itself what the end of one means for the others.
     yield "--ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=0"

@@ -28,7 +28,7 @@ _WAITING = {
     "RESV_DEL_HOLD",
 }
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
-#: Of the parts of an array or a heterogeneous job, the phase that counts for all of them is the first that one has.
+#: Of the parts of an array, the phase that counts for all of them is the first that one has.
 _ORDER: tuple[Phase, ...] = ("running", "waiting", "failed", "stopped", "cancelled", "succeeded")
 _FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z/:]*)=(.*?)(?= [A-Za-z][A-Za-z/:]*=|$)")
 #: What Slurm's daemons on the nodes say of a job that they end: in its output, and often nowhere else.
@@ -43,7 +43,7 @@ _TAIL_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What Slurm says of a job, of one index of an array, or of one component of a heterogeneous job."""
+    """What Slurm says of a job, or of one index of an array."""
 
     state: str
     reason: str
