@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from kubernetes_api import KINDS, KubernetesApi, read
@@ -116,6 +118,26 @@ def test_an_api_that_does_not_answer_once_ends_no_log(tmp_path: Path, monkeypatc
     record = handles.JobRecord(id="x", on="kubernetes", name="x", folder=tmp_path, native_id="jobs.batch/x", facts={"kind": "job"})  # fmt: skip
     assert list(kubernetes.logs(record, follow=True)) == []
     assert answers == []
+
+
+def test_a_log_that_does_not_end_with_the_job_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If kubectl stays connected to a pod after the job's end, its lines are given, then an error names the pod; kubectl is ended."""
+    done = {"metadata": {"name": "x"}, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    status = {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}
+    pods = {"items": [{"metadata": {"name": "x-0-abc", "uid": "1"}, "status": status}]}
+    program = tmp_path / "kubectl"
+    program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\necho last words\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(kubernetes, "run_tool", lambda argv, **_: json.dumps(pods if "pods" in argv else done))
+    monkeypatch.setattr(kubernetes, "_LOOK_S", 0.05)
+    monkeypatch.setattr(kubernetes, "_SILENT_S", 1.0)
+    record = handles.JobRecord(id="x", on="kubernetes", name="x", folder=tmp_path, native_id="jobs.batch/x", facts={"kind": "job"})  # fmt: skip
+    lines = kubernetes.logs(record, follow=True)
+    assert next(lines) == "[x-0-abc]: last words"
+    with pytest.raises(LaunchError, match="follows the log of x-0-abc, has printed nothing for 1 s"):
+        next(lines)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 @needs_kubectl

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import LaunchError, RankwiseError
@@ -40,6 +40,8 @@ _CANCELLED = "cancelled"
 _LOOK_S = 2.0
 #: How long the logs of all pods may take, one after the other.
 _LOGS_S = 600.0
+#: So long a program that follows a pod may give no line once the job is over; and so long its thread may take to end.
+_SILENT_S, _END_S = 60.0, 5.0
 #: A line of `kubectl logs --prefix --timestamps`: pod, time, and what the container has written.
 _POD_LINE = re.compile(r"\[pod/([^/]+)/[^\]]+\] (\S+) ?(.*)")
 
@@ -165,52 +167,73 @@ def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
 
 
 def _follow(record: JobRecord) -> Iterator[str]:
-    """Give lines as they come, from each pod from its first line on; a job that starts again has new pods."""
+    """Give lines as they come, from each pod from its first line on; a job that starts again has new pods.
+
+    Raises:
+        LaunchError: The API does not answer for minutes; or the job is over, and the log of a pod does not end.
+    """
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    readers: dict[str, threading.Thread] = {}
-    programs: list[subprocess.Popen[str]] = []
+    followed: dict[str, _PodLog] = {}
     # The state first: of what ends later, the next round sees the pods.
     look = PatientAsker(lambda: (state(record).is_over, _list_pods(record)))
+    heard_s = SYSTEM_CLOCK.monotonic()
     try:
         while True:
             is_over, pods = look() or (False, [])
             for pod in pods:
-                if pod["metadata"]["uid"] not in readers and _has_begun(pod):
-                    argv = _argv(record.facts, "logs", pod["metadata"]["name"], "-c", CONTAINER, "--follow")
-                    program = subprocess.Popen(
-                        argv,
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.STDOUT,
-                        text=True,
-                        errors="replace",
-                    )
-                    programs.append(program)
-                    readers[pod["metadata"]["uid"]] = reader = threading.Thread(
-                        target=_read, args=(program, pod, lines), daemon=True
-                    )
-                    reader.start()
+                if pod["metadata"]["uid"] not in followed and _has_begun(pod):
+                    followed[pod["metadata"]["uid"]] = _PodLog(record, pod, lines)
             end_s = SYSTEM_CLOCK.monotonic() + _LOOK_S
-            while (left_s := end_s - SYSTEM_CLOCK.monotonic()) > 0:
-                try:
+            with suppress(queue.Empty):
+                while (left_s := end_s - SYSTEM_CLOCK.monotonic()) > 0:
                     yield lines.get(timeout=left_s)
-                except queue.Empty:
-                    break
-            if is_over and lines.empty() and not any(reader.is_alive() for reader in readers.values()):
+                    heard_s = SYSTEM_CLOCK.monotonic()
+            late = [one for one in followed.values() if one.reader.is_alive()]
+            if not is_over:
+                heard_s = SYSTEM_CLOCK.monotonic()
+            elif lines.empty() and not late:
                 return
+            elif late and SYSTEM_CLOCK.monotonic() - heard_s > _SILENT_S:
+                names = ", ".join(one.reader.name for one in late)
+                raise LaunchError(
+                    f"the job is over, and kubectl, which follows the log of {names}, has printed nothing for {_SILENT_S:g} s and does not end",
+                    hint=shlex.join(late[0].argv[:-1]),
+                )
     finally:
-        for program in programs:
-            program.kill()
-            program.wait()
-        for reader in readers.values():
-            reader.join()
+        for one in followed.values():
+            one.close()
 
 
-def _read(program: subprocess.Popen[str], pod: Mapping[str, Any], lines: queue.SimpleQueue[str]) -> None:
-    assert program.stdout is not None  # noqa: S101 - it is a pipe
-    with program.stdout as stream:
-        for line in stream:
-            lines.put(_mark(line.rstrip("\n"), pod))
+@final
+class _PodLog:
+    """A program that follows the log of a pod, and a thread that takes its lines."""
+
+    def __init__(self, record: JobRecord, pod: Mapping[str, Any], lines: queue.SimpleQueue[str]) -> None:
+        name, self._pod, self._lines = str(pod["metadata"]["name"]), pod, lines
+        self.argv = [*_argv(record.facts, "logs", name, "-c", CONTAINER), "--follow"]
+        self._program = subprocess.Popen(
+            self.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self.reader = threading.Thread(target=self._read, name=name, daemon=True)
+        self.reader.start()
+
+    def close(self) -> None:
+        """End the program, if it still runs."""
+        self._program.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._program.wait(_END_S)
+        self.reader.join(_END_S)
+
+    def _read(self) -> None:
+        assert self._program.stdout is not None  # noqa: S101 - it is a pipe
+        with self._program.stdout as stream:
+            for line in stream:
+                self._lines.put(_mark(line.rstrip("\n"), self._pod))
 
 
 def _mark(line: str, pod: Mapping[str, Any]) -> str:
