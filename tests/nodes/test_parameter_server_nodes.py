@@ -29,7 +29,7 @@ TRAIN = """
     from torch import nn
     import rankwise
 
-    num_steps, victims, clip = int(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    num_steps, victims, has_copies = int(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
     ctx = rankwise.init(device="cpu")
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -55,8 +55,10 @@ TRAIN = """
             self.count = nn.Parameter(torch.zeros(1, dtype=torch.float64))
 
     model = Model()
+    if not has_copies:
+        os.environ["RANKWISE_MEMORY"] = "/nowhere"
     ps = rankwise.parameter_server(
-        model, lambda ones: DyingSGD(ones, lr=1.0), mode="sync" if clip else "async", clip_norm=clip, save_every=1
+        model, lambda ones: DyingSGD(ones, lr=1.0), mode="async" if has_copies else "sync", save_every=1
     )
     said = {"rank": ctx.rank, "node": ctx.node_rank, "secret": hashlib.sha256(os.environ["RANKWISE_JOB_SECRET"].encode()).hexdigest()}
     if ps.is_server:
@@ -128,7 +130,7 @@ def test_each_node_starts_its_own_ranks_again_alone(meeting: str, hosts: list[Ho
 
     The ranks of both nodes have the same secret, which nobody gave by hand; `--role-counts` alone says how many ranks a node has.
     """
-    outs = train(hosts, tmp_path, 3, "40", '{"0": [50, 1], "3": [7, 1]}', "null", meeting=meeting)
+    outs = train(hosts, tmp_path, 3, "40", '{"0": [50, 1], "3": [7, 1]}', "true", meeting=meeting)
     assert [code for code, _ in outs] == [0, 0], "\n---\n".join(out for _, out in outs)
     said = read_said(outs)
     assert [one["node"] for one in said] == [0, 0, 1, 1]
@@ -145,7 +147,7 @@ def test_each_node_starts_its_own_ranks_again_alone(meeting: str, hosts: list[Ho
 
 def test_a_node_that_gives_up_tells_the_other(hosts: list[Host], tmp_path: Path) -> None:
     """A worker of node 1 dies once too often: node 0 stops its ranks and ends, names the worker, and waits for nobody."""
-    outs = train(hosts, tmp_path, 1, "100000", '{"3": [7, 2]}', "null")
+    outs = train(hosts, tmp_path, 1, "100000", '{"3": [7, 2]}', "true")
     assert [code for code, _ in outs] == [137, 137], "\n---\n".join(out for _, out in outs)
     reports = [json.loads((tmp_path / f"report.{number}.json").read_text()) for number in range(2)]
     assert reports[1]["culprits"] == [3]
@@ -156,7 +158,7 @@ def test_a_node_that_gives_up_tells_the_other(hosts: list[Host], tmp_path: Path)
 
 def test_what_can_not_be_made_up_for_alone_starts_all_nodes_again(hosts: list[Host], tmp_path: Path) -> None:
     """A server without copies is killed after a worker of the other node was: all ranks of both nodes start again, and train to the end."""
-    outs = train(hosts, tmp_path, 3, "20", '{"0": [12, 1], "3": [7, 1]}', "5.0")
+    outs = train(hosts, tmp_path, 3, "20", '{"0": [12, 1], "3": [7, 1]}', "false")
     assert [code for code, _ in outs] == [0, 0], "\n---\n".join(out for _, out in outs)
     said = read_said(outs)
     assert [one["rank"] for one in said] == [0, 1, 2, 3]
@@ -181,7 +183,7 @@ def test_a_notice_to_one_node_stops_both(hosts: list[Host], tmp_path: Path) -> N
 
 def test_roles_and_ranks_that_do_not_fit_are_an_error(hosts: list[Host], tmp_path: Path) -> None:
     """Five ranks can't be shared out evenly, and each node has one: both say how many there are and how many there should be."""
-    outs = train(hosts, tmp_path, 1, "1", "{}", "null", roles="ps=2,worker=3")
+    outs = train(hosts, tmp_path, 1, "1", "{}", "true", roles="ps=2,worker=3")
     assert all(code for code, _ in outs)
     for _, out in outs:
         assert "2 nodes have 2 ranks in all, and --role-counts ps=2,worker=3 makes 5" in out

@@ -147,13 +147,14 @@ def freeze() -> None:
         ({"backup_workers": 1}, "backup_workers=1 of 1 workers"),
         ({"mode": "async", "backup_workers": 1}, "mode='async'"),
         ({"clip_norm": 0}, "clip_norm=0"),
+        ({"clip_norm": 1.0, "servers": 2}, "clip_norm=1.0 with mode='sync' and 2 servers: no server knows"),
         ({"timeout_s": 0}, "timeout_s=0"),
         ({"split_bytes": 0}, "split_bytes=0"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], told: str) -> None:
     """Each is one error on every rank, with the value."""
-    for outcome in try_ranks(train, 2, options):
+    for outcome in try_ranks(train, 3 if "clip_norm=1.0" in told else 2, options):
         assert isinstance(outcome.error, rankwise.UsageError)
         assert told in str(outcome.error)
 

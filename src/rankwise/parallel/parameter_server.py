@@ -86,8 +86,8 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
         staleness: That bound, with ``mode="stale"``.
         backup_workers: With ``mode="sync"``: do not wait for this many of the slowest workers; what they send late is
             dropped and counted. Each server chooses by what has reached it.
-        clip_norm: Clip by the norm of the whole model's gradient: of the average, or of each worker's gradient if
-            ``mode="async"``.
+        clip_norm: Clip by the norm of the whole model's gradient: of the average, which takes one server; or of each
+            worker's gradient if ``mode="async"``.
         table_optimizer: The same for the rows of each ``ServedEmbedding`` in the model: one that takes sparse
             gradients, as SparseAdam, Adagrad or SGD; None: as ``optimizer``.
         scheduler: Makes a learning-rate schedule of a server's optimizer; one step for each update.
@@ -131,6 +131,7 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     check_rules(
         rules,
         staleness,
+        num_servers=num_servers,
         num_workers=len(workers),
         coordinator=coordinator,
         has_tables=has_tables,
@@ -138,7 +139,7 @@ def parameter_server(  # noqa: PLR0913 - most calls give few
     )
     if recovery_folder is not None:
         rules = replace(rules, recovery_folder=f"{recovery_folder}/{name}")
-    elif ctx.returns and (clip_norm is None or rules.is_async):
+    elif ctx.returns:
         rules = replace(rules, recovery_folder=find_memory_folder(name))
     layouts = spread(model, num_servers, split_bytes=split_bytes)
     setup = Setup(ctx, model, rules, JobStore(dist.PrefixStore(name, ctx.store), ctx.rank), layouts)

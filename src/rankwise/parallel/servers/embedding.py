@@ -101,7 +101,7 @@ class TableValues(Held):
         """Return a copy of some rows, as bytes."""
         return self.weight.detach()[places].reshape(-1).view(torch.uint8)
 
-    def update(self, gradients: list[Gradient], total: float, version: int) -> None:  # noqa: ARG002 - as of dense values
+    def update(self, gradients: list[Gradient], total: float) -> None:
         """Make one step with the average of some gradients, whose weights sum up to ``total``."""
         size, dtype = self.weight.shape[1], self.weight.dtype
         places = [one.rows for one in gradients if one.rows is not None]

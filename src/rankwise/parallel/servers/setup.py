@@ -11,7 +11,7 @@ from rankwise.base.log import get_logger
 from rankwise.base.rank_names import name_ranks
 from rankwise.base.roles import RETURNS
 from rankwise.parallel.servers.coordinator import COORDINATOR, Coordinator
-from rankwise.parallel.servers.dense import DenseValues, NormExchange
+from rankwise.parallel.servers.dense import DenseValues
 from rankwise.parallel.servers.embedding import TableValues, find_tables
 from rankwise.parallel.servers.layout import ShardLayout, digest
 from rankwise.parallel.servers.listener import ClosedError, JobStore, Listener, find_host
@@ -50,15 +50,11 @@ class Setup:
     def make_server(self, states: Mapping[str, Mapping[str, Any]], num_updates: int) -> Server:
         """Make a server, which continues where one that died was if it takes its place."""
         ctx, rules, layouts = self._ctx, self._rules, self._layouts
-        norms = None
-        if rules.clip_norm is not None and not rules.is_async:
-            filled = [one.number for one in layouts if one.pieces]
-            norms = NormExchange(self.store, filled, timeout_s=rules.timeout_s)
 
         def make_shard(number: int, members: Iterable[int]) -> Shard:
             table, server = divmod(number, len(layouts))
             if table == 0:
-                dense = DenseValues(layouts[server], rules, norms)
+                dense = DenseValues(layouts[server], rules)
                 for piece, held in zip(layouts[server].pieces, dense.parameters, strict=True):
                     held.data.copy_(piece.take(self._parameters[piece.name].detach()))
                 return Shard(server, dense, rules, members)

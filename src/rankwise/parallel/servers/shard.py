@@ -84,7 +84,7 @@ class Held(ABC):
         self.scheduler = rules.scheduler(self.optimizer) if rules.scheduler and self.optimizer else None
 
     @abstractmethod
-    def update(self, gradients: list[Gradient], total: float, version: int) -> None:
+    def update(self, gradients: list[Gradient], total: float) -> None:
         """Make one step with the average of some gradients, whose weights sum up to ``total``."""
 
     def release(self, gradient: Gradient) -> None:  # noqa: B027 - as a rule there is nothing to do
@@ -286,7 +286,7 @@ class Shard:
         # Alone, a gradient has no average; and of no samples, no part.
         total = gradients[0].weight if self.rules.is_async else sum(one.weight for one in gradients)
         if total > 0:
-            self.held.update(gradients, total, self.version)
+            self.held.update(gradients, total)
         for one in gradients:
             self.held.release(one)
         self.version += 1
@@ -336,7 +336,7 @@ class Rules:
 
 
 def check_rules(
-    rules: Rules, staleness: Any, *, num_workers: int, coordinator: bool, has_tables: bool, rank: int
+    rules: Rules, staleness: Any, *, num_servers: int, num_workers: int, coordinator: bool, has_tables: bool, rank: int
 ) -> None:
     """Refuse what makes no sense together; ``staleness`` is as it was given."""
     mode, norm, backup = rules.mode, rules.clip_norm, rules.backup_workers
@@ -354,12 +354,10 @@ def check_rules(
         (coordinator and not rules.is_async, f"coordinator=True with mode={mode!r}",
          'scheduled functions reach workers unevenly: mode="async"'),
         (not rules.timeout_s > 0, f"timeout_s={rules.timeout_s} is not a number of seconds above 0", "None: that of init()"),
-        (clips_together and has_tables,
-         f"clip_norm={norm} with mode={mode!r} and served embeddings: their servers do not know the norm of the whole gradient",
-         'mode="async" clips on the workers; or leave out clip_norm'),
+        (clips_together and (has_tables or num_servers > 1),
+         f"clip_norm={norm} with mode={mode!r} and {'served embeddings' if has_tables else f'{num_servers} servers'}: no server knows the norm of the whole gradient",
+         'servers=1, or mode="async", which clips on the workers; or leave out clip_norm'),
         (rules.save_every < 1, f"save_every={rules.save_every} is not a number of updates", "1 or more: a copy after each so many"),
-        (clips_together and rules.recovery_folder is not None, f"recovery_folder with clip_norm={norm}, mode={mode!r}",
-         "a copy is some updates behind, and the norm of one update is not known then: leave out one of them"),
     )  # fmt: skip
     for is_wrong, what, hint in cases:
         if is_wrong:
