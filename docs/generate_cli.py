@@ -34,7 +34,6 @@ _GUIDES = {
     "rule": "errors.md",
     "env": "environment.md",
     "doctor": "../howto/doctor.md",
-    "probe": "../probes/README.md",
 }
 
 

@@ -32,7 +32,7 @@ _HEAD = """\
 # Probes of the doctor
 
 What `rankwise doctor` looks at on a host, and between hosts. How to use it: [Ask the doctor](../howto/doctor.md). These pages are made
-from the probes by `make docs`; `rankwise probe hostname` shows one on the terminal. Classes are those of [failure classes](../reference/failure-classes.md).
+from the probes by `make docs`; `rankwise rule hostname` shows one on the terminal. Classes are those of [failure classes](../reference/failure-classes.md).
 """
 
 

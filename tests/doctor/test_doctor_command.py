@@ -61,7 +61,7 @@ def test_flags_that_make_no_sense_are_refused(argv: list[str], said: str, capsys
     [
         ("--hosts", "--hosts names no host"), ("--only", "--only names no probe"),
         *((flag, f"an empty value (is a variable of the job script not set?): {flag}") for flag in (
-            "--hostfile", "--master-addr", "--rdzv-endpoint", "--script", "--checkpoints", "--python", "--ssh", "--token", "--token-file",
+            "--hostfile", "--master-addr", "--rdzv-endpoint", "--script", "--checkpoints", "--python", "--ssh", "--token-file",
         )),
     ],
 )  # fmt: skip
@@ -200,12 +200,12 @@ def test_a_failure_is_exit_code_1_and_a_warning_only_if_strict(
 
 
 def test_a_page_of_a_probe_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
-    """`rankwise probe` shows what, why, how and what to do."""
-    assert main(["probe", "shared-memory"]) == 0
+    """`rankwise rule` shows what, why, how and what to do."""
+    assert main(["rule", "shared-memory"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("shared-memory: space in /dev/shm (resources; class X16)\n")
+    assert told.startswith("shared-memory: space in /dev/shm\n")
     assert "docker run --shm-size=16g" in told
-    assert main(["probe", "nonsense"]) == 2
+    assert main(["rule", "nonsense"]) == 2
 
 
 def run(command: str, **env: str) -> tuple[int, str, str]:

@@ -221,7 +221,6 @@ def test_the_doctor_needs_no_flag_in_a_step(slurm: Slurm) -> None:
         "doctor",
         "--only",
         "shared-memory",
-        "--no-measure",
         "--format",
         "json",
     ]

@@ -59,6 +59,6 @@ def test_no_probe_is_called_like_a_topic() -> None:
 def test_unknown_probes_are_named() -> None:
     """A misspelt id says which one may be meant."""
     with pytest.raises(Exception, match="did you mean shared-memory") as told:
-        registry.probe("shard-memory")
+        registry.choose("shard-memory")
     assert "shard-memory" in str(told.value)
-    assert registry.probe("Shared_Memory").id == "shared-memory"
+    assert registry.choose("Shared_Memory")[0].id == "shared-memory"

@@ -69,7 +69,7 @@ def test_what_all_hosts_say_is_told_once_and_the_worst_first() -> None:
     ]
     assert told.count("/dev/shm has 64 GiB") == 1
     assert "all 4 hosts: /dev/shm has 64 GiB" in told
-    assert lines[-1] == "1 fail, 4 ok, 4 skipped, in 3.2 s; for details: rankwise probe links"
+    assert lines[-1] == "1 fail, 4 ok, 4 skipped, in 3.2 s; for details: rankwise rule links"
 
 
 def test_of_several_hosts_only_what_is_not_well_is_told_and_the_links_are_a_matrix() -> None:

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.linux]
 
 NAMES = ("host0", "host1", "host2")
 HOSTS = "127.0.0.1 localhost\n" + "".join(f"10.77.0.{number + 1} {name}\n" for number, name in enumerate(NAMES))
-FLAGS = ("--only", "shared-memory,hostname", "--no-all-reduce", "--format", "json")
+FLAGS = ("--only", "shared-memory,hostname", "--format", "json")
 
 
 def doctor(host: Host, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 90) -> tuple[int, str, str]:
@@ -76,7 +76,7 @@ def test_hosts_that_ssh_does_not_reach_keep_nobody_waiting(tmp_path: Path) -> No
     """Without the first host of the list the second one holds the meeting; what is set here is set there, but for secrets."""
     env = {"NCCL_BUFFSIZE": "8388608", "NCCL_AUTH_TOKEN": "geheim"}
     with open_hosts([HOSTS] * 3, tmp_path) as hosts, serve(hosts[1:], tmp_path) as ssh:
-        flags = ["--only", "nccl-variables", "--no-measure", "--format", "json"]
+        flags = ["--only", "nccl-variables", "--format", "json"]
         code, out, err = doctor(hosts[1], "--hosts", "host[0-2]", "--ssh", ssh, *flags, env=env)
         told = json.loads(out)
         assert (code, [host["name"] for host in told["hosts"]], told["missing"]) == (

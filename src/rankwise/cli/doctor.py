@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rankwise.base import __version__, terminal
@@ -15,16 +16,16 @@ from rankwise.cli.doctor_flags import build_parser, check_flags, read_hostfile, 
 from rankwise.cli.doctor_hosts import look
 from rankwise.cli.doctor_ssh import look_over_ssh
 from rankwise.cli.printing import put
-from rankwise.cli.probe import list_probes
 from rankwise.doctor import registry
 from rankwise.doctor.reporters import text
 from rankwise.doctor.reporters.grouping import count_verdicts, judge, list_readings
 from rankwise.doctor.reporters.record import record
+from rankwise.doctor.units import align
 from rankwise.doctor.variables.masking import make_mask, mask_reading
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rankwise.doctor.multi_host.cluster_report import ClusterReport
     from rankwise.doctor.probe import Probe
@@ -66,6 +67,17 @@ def choose_probes(only: Sequence[str], skip: Sequence[str]) -> tuple[Probe, ...]
     if not left:
         raise UsageError("--skip leaves no probe", hint="`rankwise doctor --list` lists all of them")
     return left
+
+
+def list_probes(probes: Sequence[Probe]) -> Iterator[str]:
+    """Return a table of probes by topic, as lines."""
+    rows = [(one.id, ", ".join(one.classes) or "-", one.title) for one in probes]
+    head, *lines = align([("probe", "class", "what it looks at"), *rows])
+    yield head
+    for topic, found in groupby(zip(probes, lines, strict=True), key=lambda each: each[0].topic):
+        yield from ("", topic)
+        yield from (line for _, line in found)
+    yield from ("", "`rankwise rule PROBE` explains one of them")
 
 
 def exit_code(report: ClusterReport, *, strict: bool) -> int:

@@ -47,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         for flag, metavar, read, default, text in rows:
             _add(group, flag, metavar, read, default, text)
     # What the doctor that --hosts starts over ssh is given.
+    parser.set_defaults(token="")
     parser.add_argument("--expect", type=_split, default=(), help=argparse.SUPPRESS)
     for flag in ("--end-with-input", "--token-from-input"):
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
@@ -77,10 +78,7 @@ def _list_flags() -> dict[tuple[str, str | None], tuple[Row, ...]]:
             ("--hostfile", "FILE", read_path, None, "The same from a file with one host per line, as for Open MPI and DeepSpeed."),
             ("--ssh", "COMMAND", str, "ssh", "ssh command to reach them, such as 'ssh -p 2222 -i key' (default: ssh)."),
             ("--arrival-timeout", "S", _seconds, 30.0, "Seconds to wait for hosts (default: 30)."),
-            ("--no-measure", "", None, False, "Don't measure latency and bandwidth."),
-            ("--no-all-reduce", "", None, False, "Don't run an all-reduce with torch."),
-            ("--token", "WORD", str, "", "The same token on all hosts keeps out strangers, and other rendezvous at this port (--hosts makes one). Other users of a host can read it there."),
-            ("--token-file", "FILE", read_path, None, "A file whose first line is that token."),
+            ("--token-file", "FILE", read_path, None, "A file whose first line is a token, the same on all hosts: it keeps out strangers, and other rendezvous at this port (--hosts makes one)."),
         ),
         ("output", None): (
             ("--format", "", ("text", "json"), "text", "Output for people, or for programs."),

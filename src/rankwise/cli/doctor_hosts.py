@@ -73,10 +73,8 @@ def meet(
 ) -> tuple[ClusterReport, bool]:
     """Take part where several meet; return what has come of it, and whether this host has found the others: else it is looked at alone."""
     chosen = {one.id for one in probes}
-    measure = not args.no_measure and "speed" in chosen
-    all_reduce = not (args.no_all_reduce or args.no_measure) and "all-reduce" in chosen
     plan = replace(
-        plan, arrival_timeout_s=args.arrival_timeout, measure=measure, all_reduce=all_reduce, token=args.token or plan.token
+        plan, arrival_timeout_s=args.arrival_timeout, measure="speed" in chosen, all_reduce="all-reduce" in chosen, token=args.token or plan.token
     )  # fmt: skip
     host = Host(env=env, job=read_job(args, plan, env))
     from rankwise.doctor.multi_host.examine_hosts import examine_hosts  # noqa: PLC0415 - asyncio, which one host alone does not need

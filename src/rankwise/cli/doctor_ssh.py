@@ -39,7 +39,6 @@ _OF_HERE = (
     "--format",
     "--master-addr",
     "--master-port",
-    "--token",
     "--token-file",
 )
 _SWITCHES_OF_HERE = ("-v", "--verbose", "-q", "--quiet", "--strict")

@@ -62,7 +62,6 @@ COMMANDS = {
     "rule": "rules.main_one",
     "env": "env.main",
     "doctor": "doctor.main",
-    "probe": "probe.main",
 }
 
 

@@ -81,6 +81,8 @@ def _read_pages() -> dict[str, tuple[str, str]]:
         for path in (folder / "rules").glob("*.md")
         if path.stem != "README"
     }
-    pages |= {_fold(one.id): (one.id, f"# {one.id}\n\n{registry.page(one)}") for one in registry.all_probes()}
+    pages |= {
+        _fold(one.id): (one.id, f"# {one.id}: {one.title}\n\n{registry.page(one)}") for one in registry.all_probes()
+    }
     classes = (folder / "reference" / "failure-classes.md").read_text(encoding="utf-8")
     return pages | {_fold(entry[1]): (entry[1], entry[0][2:]) for entry in _ENTRY.finditer(classes)}

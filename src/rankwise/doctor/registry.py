@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Iterable
 from functools import cache
 from types import ModuleType
 
@@ -39,30 +38,15 @@ def all_probes() -> tuple[Probe, ...]:
     return tuple(sorted(found, key=lambda one: (TOPICS.index(one.topic), one.id)))
 
 
-def probe(id: str) -> Probe:  # noqa: A002 - the word for it
-    """Return the probe of an id; UsageError: there is none; says which one may be meant."""
-    known = {one.id: one for one in all_probes()}
-    if (word := _plain(id)) not in known:
-        raise _report_unknown("probe", id, known)
-    return known[word]
-
-
 def choose(word: str) -> tuple[Probe, ...]:
     """Return the probe of an id, or those of a topic; UsageError: there is none; says which word may be meant."""
-    found = tuple(one for one in all_probes() if _plain(word) in {one.id, one.topic})
+    plain = word.strip().lower().replace("_", "-")
+    found = tuple(one for one in all_probes() if plain in {one.id, one.topic})
     if not found:
-        raise _report_unknown("probe or topic", word, (*(one.id for one in all_probes()), *TOPICS))
+        near = difflib.get_close_matches(plain, [*(one.id for one in all_probes()), *TOPICS], n=1)
+        hint = f"did you mean {near[0]}?" if near else "`rankwise doctor --list` lists all of them"
+        raise UsageError(f"there is no probe or topic {word!r}", hint=hint)
     return found
-
-
-def _plain(word: str) -> str:
-    return word.strip().lower().replace("_", "-")
-
-
-def _report_unknown(noun: str, word: str, known: Iterable[str]) -> UsageError:
-    near = difflib.get_close_matches(_plain(word), list(known), n=1)
-    hint = f"did you mean {near[0]}?" if near else "`rankwise doctor --list` lists all of them"
-    return UsageError(f"there is no {noun} {word!r}", hint=hint)
 
 
 def find(*ids: str) -> tuple[Probe, ...]:

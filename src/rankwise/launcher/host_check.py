@@ -43,7 +43,7 @@ class HostCheck:
             console.say(
                 f"rankwise: {one.what}{why}"
                 + (f"\n  -> {fix}" if fix else "")
-                + f"\n  -> more: rankwise probe {one.probe}"
+                + f"\n  -> more: rankwise rule {one.probe}"
             )
 
     def find_host_problems(self) -> tuple[str, ...]:

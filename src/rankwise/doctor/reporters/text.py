@@ -136,7 +136,7 @@ class _Text:
         took = "" if is_one else f", in {self._all.took_s:.1f} s"
         worst = next((one.probe for one in self._readings if one.verdict == find_worst(self._readings)), "")
         is_bad = find_worst(self._readings) in {"warn", "fail"}
-        more = f"; for details: rankwise probe {worst}" if is_bad else ""
+        more = f"; for details: rankwise rule {worst}" if is_bad else ""
         return f"{grouping.count_verdicts(self._readings)}{took}{more}"
 
 
