@@ -68,15 +68,9 @@ def only(readings: tuple[Reading, ...] | list[Reading]) -> Reading:
         ({**load(FOLDER / "skypilot.json").ranks[1], "MASTER_ADDR": "127.0.0.1"}, "fail", "I4", ["MASTER_ADDR=127.0.0.1", "SKYPILOT_NUM_NODES=2"]),
         ({**load(FOLDER / "openmpi_2_hosts.json").ranks[1], "MASTER_ADDR": "::1"}, "fail", "I4", ["MASTER_ADDR=::1", "OMPI_COMM_WORLD_LOCAL_SIZE=2"]),
         ({**_HAND, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "warn", "I4", ["MASTER_ADDR=localhost", "LOCAL_WORLD_SIZE=2"]),
-        ({**_ONE_TASK_A_NODE, "PET_NNODES": "4"}, "fail", "I1", ["PET_NNODES=4", "SLURM_STEP_NUM_NODES=2"]),
-        ({**load(FOLDER / "sbatch_script.json").ranks[0], "PET_NNODES": "3:4"}, "fail", "I1", ["PET_NNODES=3:4", "SLURM_NNODES=2"]),
         ({**_STEP, "PET_NNODES": "2"}, "warn", "I24", ["PET_NNODES=2", "SLURM_STEP_TASKS_PER_NODE=2(x2)"]),
         ({**_UNDER_TORCHRUN, **{name: value for name, value in _STEP.items() if name.startswith("SLURM_")}}, "fail", "I24", ["2 tasks on this node", "2 nodes"]),
         ({**_UNDER_TORCHRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NUM_TASKS": "4"}, "warn", "I24", ["2 tasks on this node"]),
-        ({**_HAND, "MASTER_PORT": "port"}, "fail", "", ["MASTER_PORT='port'"]),
-        ({**_HAND, "MASTER_PORT": "70000"}, "fail", "", ["MASTER_PORT=70000"]),
-        ({**_HAND, "MASTER_PORT": "0"}, "fail", "", ["MASTER_PORT=0"]),
-        ({"PET_MASTER_PORT": "x"}, "fail", "", ["PET_MASTER_PORT='x'"]),
         ({"TF_CONFIG": "{"}, "fail", "", ["TF_CONFIG can't be read"]),
         ({"TF_CONFIG": json.dumps({"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": "evaluator", "index": 0}})}, "warn", "", ["'evaluator'"]),
         ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "fail", "", ["SM_HOSTS can't be read"]),
@@ -97,7 +91,6 @@ def only(readings: tuple[Reading, ...] | list[Reading]) -> Reading:
         ({**_HAND, "MASTER_ADDR": "n1 n2"}, "fail", "I3", ["MASTER_ADDR='n1 n2' is not a host name"]),
         ({**_HAND, "MASTER_ADDR": "n[1-2]"}, "fail", "I3", ["MASTER_ADDR=n[1-2] is not a host name"]),
         ({**_HAND, "MASTER_ADDR": "n1/"}, "fail", "I3", ["MASTER_ADDR=n1/ is more than the name of a host"]),
-        ({"LOCAL_RANK": "0", "PALS_LOCAL_RANKID": "0", "PALS_RANKID": "4"}, "warn", "", ["LOCAL_RANK=0 is set, as PALS_LOCAL_RANKID=0 says too"]),
         ({"LOCAL_RANK": "3"}, "warn", "", ["LOCAL_RANK=3 is set, but neither RANK nor WORLD_SIZE is"]),
         ({"PMIX_RANK": "2", "PMIX_NAMESPACE": "ns"}, "warn", "", ["PMIX_RANK=2", "how many processes"]),
         ({"NODE_RANK": "2", "NNODES": "2"}, "warn", "I11", ["NODE_RANK=2", "0 to 1"]),
@@ -126,9 +119,7 @@ def test_a_contradiction_is_found(env: dict[str, str], verdict: str, class_id: s
         {**_ONE_TASK_A_NODE, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node01", "MASTER_PORT": "1"},
         {**_LOCAL, "CUDA_VISIBLE_DEVICES": "1"},
         {**_LOCAL, "CUDA_VISIBLE_DEVICES": "-1"},
-        {**_ONE_TASK_A_NODE, "PET_NNODES": "1:2"},
         {**_ONE_TASK_A_NODE, "PET_NNODES": "1"},
-        {"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": "0"},
         {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_DEEPSPEED": "false"},
         {**_LOCAL, "RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1", "ACCELERATE_USE_CPU": "true"},
         {**_STEP, "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1"},
@@ -139,7 +130,6 @@ def test_a_contradiction_is_found(env: dict[str, str], verdict: str, class_id: s
         {**_HAND, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"},
         {"NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1"},
         {"NODE_RANK": "0"},
-        {**load(FOLDER / "sbatch_script.json").ranks[0], "PET_NNODES": "2", "SLURM_NNODES": "-2", "SLURM_JOB_NUM_NODES": "-2"},
         {**_HAND, "MASTER_ADDR": "0.0.0.0", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
         _NODE_1,
         {**_NODE_1, "RANK": "5"},
@@ -193,21 +183,6 @@ def test_an_address_is_cleared_of_what_is_none(addr: str, port: str, fix: str) -
     """What stands beside the host's name is taken away, and its port goes where ports belong, unless one is there already."""
     told = find_contradictions({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": addr, "MASTER_PORT": port})
     assert next(one for one in told if one.class_id == "I3").fix == fix
-
-
-@pytest.mark.parametrize(
-    ("others", "fix"),
-    [
-        ({"PALS_LOCAL_RANKID": "0", "PALS_RANKID": "4"}, "export RANK=$PALS_RANKID WORLD_SIZE=N"),
-        ({"HOROVOD_LOCAL_RANK": "0", "HOROVOD_RANK": "4"}, "export RANK=$HOROVOD_RANK WORLD_SIZE=N"),
-        ({"OURS_LOCAL_RANK": "0"}, "export RANK=R WORLD_SIZE=N"),
-        ({"PALS_LOCAL_RANKID": "1", "PALS_RANKID": "5"}, "unset LOCAL_RANK"),
-        ({"LOCAL_RANK_ID": "0"}, "unset LOCAL_RANK"),
-    ],
-)
-def test_a_local_rank_that_a_launcher_confirms_stays(others: dict[str, str], fix: str) -> None:
-    """It is told to be unset only where no other launcher's variable says the same."""
-    assert only(find_contradictions({"LOCAL_RANK": "0", **others})).fix.startswith(fix)
 
 
 def test_what_another_launcher_may_have_ordered_is_said_so() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts, find_fault
-from rankwise.doctor.multi_host.over_ssh import find_own
 from rankwise.doctor.multi_host.plan import Plan, Requested, find_plan
+from rankwise.doctor.network.names import is_own
 
 SLURM = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "2", "SLURM_LOCALID": "0",
@@ -152,14 +152,9 @@ def test_lists_that_can_be_read_have_no_fault(typed: str) -> None:
     assert find_fault(typed) == ""
 
 
-def test_this_host_is_found_among_those_of_the_command() -> None:
-    """By its name, its address, or what a name leads to; with a user in front, too; else it only looks on."""
-    addresses = {"login": ("10.0.0.9",), "a": ("10.0.0.1",), "b": ("10.0.0.2",)}
-
-    def resolve(name: str) -> tuple[str, ...]:
-        return addresses.get(name, ())
-
-    assert find_own(["a", "me@b"], "b.cluster", ["10.0.0.2"], resolve) == 1
-    assert find_own(["10.0.0.1", "10.0.0.2"], "b", ["10.0.0.2"], resolve) == 1
-    assert find_own(["a", "b"], "other", ["10.0.0.1", "127.0.0.1"], resolve) == 0
-    assert find_own(["a", "b"], "login", ["10.0.0.9"], resolve) is None
+def test_this_host_is_known_by_its_addresses() -> None:
+    """By any of loopback, and by what a name leads to; an address of another host, or a name without one, is not ours."""
+    assert is_own("127.0.0.5")
+    assert is_own("localhost")
+    assert not is_own("192.0.2.1")
+    assert not is_own("no-such-host.invalid")

@@ -15,11 +15,11 @@ from rankwise.base.deadline import OverdueError
 from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError
 from rankwise.cli.doctor_hosts import look_alone, meet, read_job, say
-from rankwise.doctor.host import Host, resolve
+from rankwise.doctor.host import Host
 from rankwise.doctor.multi_host.cluster_report import from_json
-from rankwise.doctor.multi_host.over_ssh import RemoteHosts, find_own
+from rankwise.doctor.multi_host.over_ssh import RemoteHosts
 from rankwise.doctor.multi_host.plan import Plan
-from rankwise.doctor.network.interfaces import read_interfaces
+from rankwise.doctor.network.names import is_own
 from rankwise.doctor.storage.mounts import find_current
 from rankwise.doctor.variables.masking import mask_value
 from rankwise.doctor.variables.places import DEFAULT_PORT
@@ -68,8 +68,8 @@ def look_over_ssh(
         LaunchError: No host is reached, or the one that held the meeting has not answered.
     """
     here = Host(env=environ())
-    addresses = [address.ip for one in here.ask(read_interfaces) for address in one.addresses]
-    own = find_own(hosts, here.name, addresses, resolve)
+    names = {here.name, here.name.partition(".")[0]}
+    own = next((at for at, one in enumerate(map(_bare, hosts)) if one in names or is_own(one)), None)
     # A folder that has been deleted is left to the hosts: theirs may be there.
     remotes, is_over = RemoteHosts(args.ssh, find_current(here), say), threading.Event()
     try:

@@ -23,7 +23,7 @@ from rankwise.doctor.multi_host import wire
 from rankwise.doctor.multi_host.connection import Connection, in_thread
 from rankwise.doctor.multi_host.plan import JoinError, Plan
 from rankwise.doctor.multi_host.wire import GoneError, Message, SilentError, StrangerError, explain
-from rankwise.doctor.network.names import is_address, is_host_name, remove_name
+from rankwise.doctor.network.names import is_address, is_host_name, is_own, remove_name
 from rankwise.doctor.variables.addresses import find_mistake, write_remedy
 
 _OPEN_S, _ANSWER_S, _LEAST_ANSWER_S, _AGAIN_S, _LOOK_UP_S = 4.0, 8.0, 2.0, 0.3, 5.0
@@ -106,7 +106,7 @@ def bind_endpoint(host: Host, plan: Plan) -> socket.socket | None:
 
     In the latter case the holder of the port may be the coordinator; else it is a JoinError.
     """
-    if plan.is_coordinator is False or (plan.is_coordinator is None and not _is_own(plan.endpoint_host)):
+    if plan.is_coordinator is False or (plan.is_coordinator is None and not is_own(plan.endpoint_host)):
         return None
     try:
         if plan.listen_address:
@@ -190,7 +190,7 @@ async def find_rival(host: Host, plan: Plan, secret: str) -> JoinError | None:
     Two hosts that both claim node rank 0 would each wait for the others. But an address that is not ours may still lead
     here (address translation, the service of a cluster): whoever answers is asked whether it is ourselves.
     """
-    if await in_thread(partial(_is_own, plan.endpoint_host)):
+    if await in_thread(partial(is_own, plan.endpoint_host)):
         return None
     loop = asyncio.get_running_loop()
     until_s = loop.time() + plan.arrival_timeout_s
@@ -227,19 +227,6 @@ def _connect(where: str, plan: Plan) -> socket.socket:
             continue
         return sock
     raise failure or OSError(f"{where} has no address")
-
-
-def _is_own(name: str) -> bool:
-    """Return whether a name's address is one of ours: only then can it be bound."""
-    try:
-        found = call_within(_LOOK_UP_S, lambda: socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM))
-    except (OSError, UnicodeError, OverdueError):
-        return False
-    for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as sock, suppress(OSError):
-            sock.bind(address)
-            return True
-    return False
 
 
 def _explain_taken(host: Host, plan: Plan, error: OSError) -> JoinError:

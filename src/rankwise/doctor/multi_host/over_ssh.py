@@ -137,17 +137,3 @@ class RemoteHosts:
         is_absent = code in {126, 127} or "No module named" in output
         fix = "# install the same rankwise there, at the same path" if is_absent else ""
         return Reading("fail", what, fix=fix, probe="meeting", hosts=(remote.host,))
-
-
-def find_own(
-    hosts: Sequence[str], own_name: str, own_addresses: Sequence[str], resolve: Callable[[str], Sequence[str]]
-) -> int | None:
-    """Return which of the hosts (names or addresses) this one is; None if it is none of them."""
-    for number, host in enumerate(hosts):
-        bare = host.rpartition("@")[2]
-        if bare in {own_name, own_name.partition(".")[0]} or bare in own_addresses:
-            return number
-    for number, host in enumerate(hosts):
-        if set(resolve(host.rpartition("@")[2])) & set(own_addresses):
-            return number
-    return None

@@ -5,6 +5,19 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
+import socket
+
+from rankwise.base.deadline import OverdueError, call_within
+from rankwise.engine.node_addresses import is_here
+
+
+def is_own(name: str) -> bool:
+    """Return whether a name's address is one of ours: only then can it be bound."""
+    try:
+        found = call_within(5.0, lambda: socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError, OverdueError):
+        return False
+    return any(map(is_here, found))
 
 
 def is_loopback_address(ip: str) -> bool:

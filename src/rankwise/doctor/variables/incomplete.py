@@ -5,16 +5,11 @@ Nobody reads them as a rank, and yet such a process is not alone.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from rankwise.base.identity import read_all
 from rankwise.doctor.probe import Reading, warn
 from rankwise.doctor.variables.places import Place, find_endpoint, find_place, number, write_static
-
-#: ``PALS_LOCAL_RANKID``, ``HOROVOD_LOCAL_RANK``, ``MPI_LOCALRANKID``: what launchers call the local rank, with a name
-#: of their own before it.
-_OTHER_LOCAL_RANK = re.compile(r"([A-Z][A-Z0-9_]*?)_LOCAL_?(?:RANK|RANKID|ID)")
 
 
 def find_half_set(env: Mapping[str, str]) -> Iterator[Reading]:
@@ -31,34 +26,18 @@ def find_half_set(env: Mapping[str, str]) -> Iterator[Reading]:
     if find_exported_node(env) is not None:
         return
     local, pmix = number(env, "LOCAL_RANK"), number(env, "PMIX_RANK")
-    other = _find_other(env, local) if local is not None else None
-    fix = "export RANK={} WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is"
     if pmix is not None and pmix >= 0:
         yield warn(
             f"PMIX_RANK={pmix} is set, but no variable says how many processes there are",
-            "a process manager that speaks PMIx has started this one, perhaps among others: each believes it is the only one", fix.format("$PMIX_RANK")
-        )  # fmt: skip
-    elif other is not None and (local or 0) >= 0:
-        yield warn(
-            f"LOCAL_RANK={local} is set, as {other[0]}={local} says too, but neither RANK nor WORLD_SIZE is",
-            "a launcher has started this process, perhaps among others: what reads RANK and WORLD_SIZE treats it as the only one", fix.format(other[1])
+            "a process manager that speaks PMIx has started this one, perhaps among others: each believes it is the only one",
+            "export RANK=$PMIX_RANK WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is"
         )  # fmt: skip
     elif local is not None and local >= 0:
         yield warn(
             f"LOCAL_RANK={local} is set, but neither RANK nor WORLD_SIZE is",
             f"libraries treat the process as one of several (accelerate: `environment variable RANK expected, but not set`), and scripts take GPU {local}",
-            "unset LOCAL_RANK  # left over from an export? If this is to be one of several: rankwise run …"
+            "# left over from an export? unset LOCAL_RANK; started by a launcher that is not known here? RANK and WORLD_SIZE, too"
         )  # fmt: skip
-
-
-def _find_other(env: Mapping[str, str], local: int) -> tuple[str, str] | None:
-    """Return the variable by which another launcher tells the same local rank, and what stands for the rank in a shell; None if none does."""
-    for name in sorted(env):
-        found = _OTHER_LOCAL_RANK.fullmatch(name)
-        if found is not None and number(env, name) == local:
-            ranks = (f"{found[1]}_{end}" for end in ("RANKID", "RANK", "PROCID"))
-            return name, next((f"${one}" for one in ranks if number(env, one) is not None), "R")
-    return None
 
 
 def find_exported_node(env: Mapping[str, str]) -> Place | None:
