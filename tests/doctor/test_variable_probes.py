@@ -26,8 +26,6 @@ if TYPE_CHECKING:
         ({"GLOO_SOCKET_IFNAME": "bare0"}, "fail", "has no address", "export GLOO_SOCKET_IFNAME=eth0"),
         ({"GLOO_SOCKET_IFNAME": "lo"}, "fail", "local to this host", "export GLOO_SOCKET_IFNAME=eth0"),
         ({"GLOO_SOCKET_IFNAME": "off0"}, "warn", "is down", "sudo ip link set dev off0 up"),
-        ({"GLOO_SOCKET_IFNAME": "e"}, "warn", "one letter", "export GLOO_SOCKET_IFNAME=eth0"),
-        ({"TP_SOCKET_IFNAME": "eth7"}, "warn", "no interface eth7", "export TP_SOCKET_IFNAME=eth0"),
     ],
 )
 def test_variables_of_gloo(tmp_path: Path, env: dict[str, str], verdict: str, words: str, fix: str) -> None:
@@ -87,18 +85,6 @@ def test_variables_of_gloo_where_nccl_is_used(tmp_path: Path) -> None:
             "warn",
             "did you mean NCCL_DEBUG?",
             "unset NCLL_DEBUG  # and set NCCL_DEBUG",
-        ),
-        (
-            {"NCCL_BLOCKING_WAIT": "1"},
-            "warn",
-            "old name of TORCH_NCCL_BLOCKING_WAIT",
-            "export TORCH_NCCL_BLOCKING_WAIT=1; unset NCCL_BLOCKING_WAIT",
-        ),
-        (
-            {"NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
-            "warn",
-            "which is set, too",
-            "unset NCCL_ASYNC_ERROR_HANDLING",
         ),
         (
             {"NCCL_AVOID_RECORD_STREAMS": "1"},
@@ -173,14 +159,6 @@ def test_old_names_of_torch_do_what_the_new_ones_do(tmp_path: Path, name: str, v
     assert (told.what, told.fix) == (f"NCCL_{name}={value}", f"unset NCCL_{name}")
     both = {f"NCCL_{name}": value, f"TORCH_NCCL_{name}": "3" if value == "0" else "0"}
     assert not find_bad(ask("torch-variables", tmp_path, env=both, files=GPU))
-
-
-def test_old_names_in_a_file_of_nccl(tmp_path: Path) -> None:
-    """A file of NCCL is not read by torch: what stands there under its old name does nothing."""
-    files = {**GPU, "/etc/nccl.conf": "NCCL_BLOCKING_WAIT=1\n"}
-    told = find_one(ask("nccl-variables", tmp_path, files=files))
-    assert "does not know this file" in told.what
-    assert told.fix == "export TORCH_NCCL_BLOCKING_WAIT=1; sed -i '/^NCCL_BLOCKING_WAIT=/d' /etc/nccl.conf"
 
 
 def test_nccl_without_gpus(tmp_path: Path) -> None:

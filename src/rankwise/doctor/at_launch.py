@@ -18,7 +18,7 @@ _BEFORE = ("disk-space", "shared-memory")
 #: And these if a variable begins so: without one they have nothing to say, and importing them takes longer than asking.
 #: Names and firewalls are not asked at all: that takes time, and several nodes may be played by one host.
 _BEFORE_IF_SET = {
-    "gloo-variables": ("GLOO_", "TP_SOCKET_IFNAME"),
+    "gloo-variables": ("GLOO_",),
     "launcher-variables": ("SLURM_STEP", "PET_", "PMI", "OMPI_", "MPI_", "CUDA_VISIBLE_DEVICES", "ACCELERATE_", "JOB_COMPLETION_INDEX"),
     "nccl-variables": ("NCCL_",),
     "torch-variables": ("TORCH_", "PYTORCH_"),

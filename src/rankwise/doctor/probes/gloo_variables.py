@@ -1,4 +1,4 @@
-"""The variables of Gloo and TensorPipe: do they name interfaces of this host, in the right form.
+"""The variables of Gloo: do they name interfaces of this host, in the right form.
 
 **Why it matters.** `GLOO_SOCKET_IFNAME` holds whole names, separated by commas. A name that this host lacks, one without an address,
 a blank, or NCCL's `^` and `=`, end every rank: `Unable to find address for: ^lo`.
@@ -20,8 +20,8 @@ from rankwise.doctor.probe import Probe, Reading, Verdict, ok, warn
 
 
 def look(host: Host) -> Iterator[Reading]:
-    wrong = [*_judge_names(host), *_judge_rpc(host)]
-    names = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT", "TP_SOCKET_IFNAME")
+    wrong = [*_judge_names(host)]
+    names = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
     info = ", ".join(f"{name}={host.env[name]}" for name in names if name in host.env)
     yield from wrong or [ok(info or "no variable of Gloo is set")]
 
@@ -29,10 +29,6 @@ def look(host: Host) -> Iterator[Reading]:
 def _judge_names(host: Host) -> Iterator[Reading]:
     value = host.env.get("GLOO_SOCKET_IFNAME", "")
     interfaces = host.ask(read_interfaces) if value else ()
-    if len(value) == 1:
-        yield warn(
-            f"GLOO_SOCKET_IFNAME={value} is one letter", "torch ignores it, and uses the address of the host's name", _set(host, "GLOO_SOCKET_IFNAME")
-        )  # fmt: skip
     for name in split_names(value):
         info = _find_fault(name, interfaces)
         one = next((one for one in interfaces if one.name == name), None)
@@ -64,15 +60,6 @@ def _find_fault(name: str, interfaces: Sequence[Interface]) -> str:
     if name != name.strip(" \t'\""):
         return f"there are spaces or quotes in the name {name!r}"
     return f"this host has no interface {name}"
-
-
-def _judge_rpc(host: Host) -> Iterator[Reading]:
-    name = host.env.get("TP_SOCKET_IFNAME", "")
-    info = _find_fault(name, host.ask(read_interfaces)) if name else ""
-    if info:
-        yield warn(
-            f"TP_SOCKET_IFNAME={name}: {info}", "torch.distributed.rpc fails at init_rpc; nothing else reads it", _set(host, "TP_SOCKET_IFNAME", near=name)
-        )  # fmt: skip
 
 
 def _bad(host: Host) -> Verdict:

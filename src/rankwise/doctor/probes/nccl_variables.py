@@ -14,7 +14,6 @@ never shown.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -62,35 +61,14 @@ def look(host: Host) -> Iterator[Reading]:
     yield from found
 
 
-def _judge_spelling(host: Host, settings: Settings) -> Iterator[Reading]:
+def _judge_spelling(host: Host, settings: Settings) -> Iterator[Reading]:  # noqa: ARG001 - as the other checks
     for name, one in settings.items():
-        info = f"{name}={one.value}{one.place}"
         known = find(name)
-        if known is not None and known.kind == "old name of":
-            yield _report_old(host, known, one)
-        elif known is not None and known.kind == "replaced by":
+        if known is not None and known.kind == "replaced by":
             yield warn(
-                f"{info} has an old name", "newer versions of torch and NCCL no longer read it", f"unset {name}  # now: {known.words[0]}"
+                f"{name}={one.value}{one.place} has an old name", "newer versions of torch and NCCL no longer read it", f"unset {name}  # now: {known.words[0]}"
             )  # fmt: skip
     yield from report_misspellings(name for name in settings if not _FOREIGN.match(name))
-
-
-def _report_old(host: Host, known: Variable, one: Setting) -> Reading:
-    name, now = known.name, known.words[0]
-    info = f"{name}={one.value}{one.place}"
-    if one.source:
-        return warn(
-            f"{info} is read by torch, which does not know this file", "what was meant does not happen",
-            f"export {now}={shlex.quote(one.value.strip())}; sed -i '/^{name}=/d' {one.source}"
-        )  # fmt: skip
-    if now in host.env:
-        return warn(
-            f"{info} is an old name of {now}, which is set, too", "torch uses the new one, and warns of the old one", f"unset {name}"
-        )  # fmt: skip
-    return warn(
-        f"{info} is an old name of {now}", "torch still reads it, and warns in each rank that it is deprecated",
-        f"export {now}={shlex.quote(one.value)}; unset {name}"
-    )  # fmt: skip
 
 
 def _judge_values(host: Host, settings: Settings) -> Iterator[Reading]:
