@@ -271,15 +271,10 @@ def test_the_address_that_others_reach(
     master: str, num_nodes: int, ways: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name that stands for loopback on its own host is not published to other hosts; where nothing else is, that is an error."""
-
-    def find_route(place: str) -> str:
-        if place not in ways:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return ways[place]
-
     monkeypatch.setenv("MASTER_ADDR", master)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(listener_module, "_find_route", find_route)
+    monkeypatch.setattr(listener_module, "look_up", lambda place, _port: place)
+    monkeypatch.setattr(listener_module, "find_address_towards", ways.get)
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
     if expected[0] != "1":
         with pytest.raises(rankwise.RendezvousError, match=expected):

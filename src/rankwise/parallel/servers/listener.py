@@ -28,6 +28,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import JOB_SECRET, get
 from rankwise.base.errors import RendezvousError
 from rankwise.base.os_calls import IS_LINUX, find_address
+from rankwise.engine.node_addresses import find_address_towards, look_up
 from rankwise.parallel.servers.link import Link, LinkLostError, close_in_children
 
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
@@ -227,13 +228,14 @@ def find_host(store: dist.Store, num_nodes: int) -> str:
     # Where the store is on this host, its name may stand for loopback.
     if server not in _LOCAL or num_nodes > 1:
         places += [socket.gethostname(), _OUTSIDE]
-    reason, address = f"it has no route to {server or 'others'}", ""
+    reason, address = "", ""
     for place in places:
-        try:
-            address = _find_route(place or "127.0.0.1")
-        except OSError as error:
-            reason = f"{place}: {error.strerror or error}"
+        # Any port: it is only asked which way the host takes.
+        found = find_address_towards(look_up(place or "127.0.0.1", "9"))
+        if found is None:
+            reason = f"it has no route to {place}, or does not know the name"
             continue
+        address = found
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
             return address
         reason = f"{place} is {address} here"
@@ -251,11 +253,3 @@ def _find_store_host(store: dist.Store | None) -> str:
             return host
         store = getattr(store, "underlying_store", None)
     return get("MASTER_ADDR")
-
-
-def _find_route(place: str) -> str:
-    """Return the local address from which a host is reached."""
-    family, kind, _, _, address = socket.getaddrinfo(place, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)  # sends nothing: only asks for the route
-        return str(probe.getsockname()[0])
