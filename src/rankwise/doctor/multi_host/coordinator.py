@@ -21,8 +21,6 @@ _HELLO_S, _MOST_UNKNOWN = 10.0, 1024
 _MOST_HOSTS = 1 << 16
 #: So often the users are told which hosts are waited for, and after so long for the first time.
 _SAY_S, _FIRST_SAY_S = 10.0, 2.0
-#: Hosts that are all simulated by one process take so many times as long.
-_PATIENCE_SIMULATED = 10
 _POLL_S, _CLOSE_S = 0.1, 1.0
 _REFUSE_OTHER = refuse(
     "another doctor has its rendezvous at this port",
@@ -44,7 +42,6 @@ class Coordinator:
         #: Called with each other host that is lost.
         self.on_loss: Callable[[Peer], None] = lambda _: None
         self._plan, self._clock, self._hello_s = plan, host.clock, hello_s
-        self._patience = _PATIENCE_SIMULATED if plan.listen_address else 1
         self._num_unknown, self._is_over, self._own_loss = 0, False, ""
         self._changed = asyncio.Event()
         self._connections: set[Connection] = set()
@@ -79,14 +76,14 @@ class Coordinator:
             return [one for one in orders if one.is_here and kind not in one.answers]
 
         loop = asyncio.get_running_loop()
-        end_s, next_say_s = loop.time() + timeout_s * self._patience, loop.time() + _FIRST_SAY_S
+        end_s, next_say_s = loop.time() + timeout_s * self._plan.patience, loop.time() + _FIRST_SAY_S
         while (waited := list_waited()) and loop.time() < end_s:
             await self.wait_change(min(end_s, next_say_s) - loop.time())
             if loop.time() >= next_say_s and (waited := list_waited()):
                 next_say_s += _SAY_S
                 self.say(f"{doing}: waiting for {list_names(waited)}")
         for peer in waited:
-            self.lose(peer, f"did not answer within {timeout_s * self._patience:.0f} s ({doing})")
+            self.lose(peer, f"did not answer within {timeout_s * self._plan.patience:.0f} s ({doing})")
         self._check_own()
         return {peer: peer.answers[kind] for peer in orders if kind in peer.answers and peer.is_here}
 
@@ -155,7 +152,7 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         now_s = last_s = loop.time()
         end_s, least = now_s + most_s, self._count_waiting()
-        while self.here() and now_s < min(last_s + timeout_s * self._patience, end_s):
+        while self.here() and now_s < min(last_s + timeout_s * self._plan.patience, end_s):
             await self.wait_change(_POLL_S)
             now_s, left = loop.time(), self._count_waiting()
             if left < least:

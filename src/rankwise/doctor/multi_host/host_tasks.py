@@ -32,7 +32,7 @@ Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
 
 _PORTS, _PORTS_OF_MANY, _MANY = 3, 1, 32
 _AT_ONCE, _AT_ONCE_SIMULATED = 128, 12
-_GREETING_S, _GREETING_S_SIMULATED = 10.0, 120.0
+_GREETING_S = 10.0
 #: Hosts that are all simulated by one process take turns: hundreds of threads at once would only slow each other.
 _TURNS = BoundedSemaphore(6)
 _NAMES_S, _NAMES_AT_ONCE, _SUGGEST_S = 6.0, 16, 6.0
@@ -141,7 +141,7 @@ class HostTasks:
         names = {} if simulated else await resolve_all(sorted(wanted - {"", self._host.name}))
         tried = await try_all(
             self._list_targets(), mark=wire.mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
-            at_once=_AT_ONCE_SIMULATED if simulated else _AT_ONCE, greeting_s=_GREETING_S_SIMULATED if simulated else _GREETING_S,
+            at_once=_AT_ONCE_SIMULATED if simulated else _AT_ONCE, greeting_s=_GREETING_S * self._plan.patience,
         )  # fmt: skip
         # Of the ports of one host and plane, the worst counts.
         by_outcome = sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome))

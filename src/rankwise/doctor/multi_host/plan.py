@@ -42,12 +42,14 @@ class Plan:
     listen_address: str = ""
 
     @property
-    def silence_s(self) -> float:
-        """After so long a silence the other side is taken for dead.
+    def patience(self) -> int:
+        """How many times as long others may take: hosts that are all simulated by one wait for its cores."""
+        return 10 if self.listen_address else 1
 
-        Hosts that are all played by one wait for its cores.
-        """
-        return 60.0 if self.listen_address else SILENCE_S
+    @property
+    def silence_s(self) -> float:
+        """After so long a silence the other side is taken for dead."""
+        return SILENCE_S * self.patience
 
     @property
     def endpoint(self) -> str:
