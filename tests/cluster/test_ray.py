@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -20,6 +21,8 @@ from cluster.digits import go_on_here, put_digits
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster import job, ray_jobs
+from rankwise.cluster.cluster import JobState
+from rankwise.cluster.handles import JobRecord
 from rankwise.cluster.job_process import decide_outcome
 from rankwise.cluster.ray_driver import first_words, from_text, to_bundle, to_text
 
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from rankwise.cluster.job import JobSpec
 
 
+_RECORD = JobRecord(id="x", on="ray", name="x", folder=Path(), facts={"address": "http://head:8265"})
+
+
 async def _break_off(_: str) -> AsyncIterator[str]:
     yield "one\ntw"
     raise RuntimeError("Request failed with status code 502")
@@ -36,10 +42,35 @@ async def _break_off(_: str) -> AsyncIterator[str]:
 
 def test_a_log_that_breaks_off_is_an_error_in_rays_words() -> None:
     """Whoever follows a log gets its lines, and no traceback where the cluster's head is gone meanwhile."""
-    lines = ray_jobs._follow(SimpleNamespace(tail_job_logs=_break_off), "x")
+    lines = ray_jobs._follow(SimpleNamespace(tail_job_logs=_break_off), _RECORD)
     assert next(lines) == "one"
     with pytest.raises(LaunchError, match="can't follow the log: Ray: Request failed with status code 502"):
         next(lines)
+
+
+async def _fall_silent(_: str) -> AsyncIterator[str]:
+    yield "one\n"
+    await asyncio.Event().wait()
+
+
+def test_a_log_that_does_not_end_with_the_job_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the job runs, silence is waited for; two looks after its end, an error names the job."""
+    states = [JobState(phase="running"), JobState(phase="running"), JobState(phase="succeeded")]
+    monkeypatch.setattr(ray_jobs, "state", lambda _: states.pop(0))
+    monkeypatch.setattr(ray_jobs, "_LOOK_S", 0.02)
+    lines = ray_jobs._follow(SimpleNamespace(tail_job_logs=_fall_silent), _RECORD)
+    assert next(lines) == "one"
+    with pytest.raises(LaunchError, match="job x is over, and Ray, which follows its log, has sent nothing"):
+        next(lines)
+    assert states == []
+
+
+def test_a_head_that_is_frozen_is_not_waited_for() -> None:
+    """Ray's SDK has no bound for its requests: who asks gets an error in time."""
+    thawed = threading.Event()
+    with pytest.raises(LaunchError, match="can't ask for the job: Ray: no return within"):
+        ray_jobs._ask(thawed.wait, "ask for the job", timeout_s=0.05)
+    thawed.set()
 
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray[default]")

@@ -47,12 +47,12 @@ class PatientAsker(Generic[Answer]):
         return found
 
 
-def follow_files(path: Path, is_over: Callable[[], bool] | None, look_s: float) -> Iterator[tuple[Path, str]]:
+def follow_files(path: Path, is_over: Callable[[], bool | None] | None, look_s: float) -> Iterator[tuple[Path, str]]:
     """Give the lines of files, without their ends, beside the file of each.
 
     Args:
         path: Where; its name may have the stars of a shell. A file that is not there yet is waited for.
-        is_over: Tells whether nothing more will come; None: give what is there.
+        is_over: Tells whether nothing more will come, None if that is not known now; None: give what is there.
         look_s: How often to look for more, in seconds.
     """
     rests: dict[Path, tuple[int, bytes]] = {}

@@ -70,28 +70,20 @@ def build_manifests(spec: JobSpec, job_id: str) -> list[Manifest]:
     before = [*_build_files(spec, job_id), *_build_budget(spec, job_id, {label: job_id})]
     queue = {"kueue.x-k8s.io/queue-name": spec.own.text("queue")} if spec.own.text("queue") else {}
     meta = _meta(spec, job_id, queue)
-    if kind == "job":
-        service = [_build_service(spec, job_id)] if spec.num_nodes > 1 else []
-        return _clean_all(
-            [*before, *service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": job_spec}]
-        )
     set_spec = {
         "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": {"spec": job_spec}}],
         "failurePolicy": _build_set_policy(spec),
     }
-    if kind == "jobset":
-        return _clean_all(
-            [
-                *before,
-                {
-                    "apiVersion": "jobset.x-k8s.io/v1alpha2",
-                    "kind": "JobSet",
-                    "metadata": meta,
-                    "spec": {"network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True}, **set_spec},
-                },
-            ]
-        )
-    return _clean_all([*before, *_build_train_job(spec, job_id, meta, set_spec)])
+    if kind == "job":
+        service = [_build_service(spec, job_id)] if spec.num_nodes > 1 else []
+        found = [*service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": job_spec}]
+    elif kind == "jobset":
+        network = {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+        job_set = {"network": network, **set_spec}
+        found = [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": meta, "spec": job_set}]
+    else:
+        found = _build_train_job(spec, job_id, meta, set_spec)
+    return [_clean(one) for one in [*before, *found]]
 
 
 def _build_train_job(spec: JobSpec, job_id: str, meta: Manifest, set_spec: Manifest) -> list[Manifest]:
@@ -342,10 +334,6 @@ def _find_keys(spec: JobSpec) -> dict[str, str]:
 
 def _meta(spec: JobSpec, job_id: str, labels: dict[str, str] | None = None) -> Manifest:
     return {"name": job_id, "namespace": spec.own.text("namespace"), "labels": dict(labels or {})}
-
-
-def _clean_all(manifests: list[Manifest]) -> list[Manifest]:
-    return [_clean(one) for one in manifests]
 
 
 def _clean(value: Any) -> Any:

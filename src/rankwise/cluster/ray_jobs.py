@@ -13,9 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankwise.base.deadline import OverdueError, call_within
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.cluster import Document, JobState
+from rankwise.cluster.following import PatientAsker
 from rankwise.cluster.launch_command import ShellText, join_words
 from rankwise.cluster.ray_driver import AGAIN, OVER, to_text
 from rankwise.cluster.words import Word
@@ -34,6 +36,8 @@ WORDS: dict[str, Word] = {
     "strategy": Word("How the nodes are spread over Ray's (default: STRICT_SPREAD, each on a host of its own).", choices=("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")),
     "wait_s": Word("Seconds to wait for the nodes (default: 300).", "number", "N"),
 }  # fmt: skip
+#: So long Ray may take to answer, and to take the files of a job; and so often it is asked for the state of one whose log is silent.
+_ANSWER_S, _UPLOAD_S, _LOOK_S = 60.0, 3600.0, 15.0
 _PHASES: dict[str, Phase] = {
     "PENDING": "waiting",
     "RUNNING": "running",
@@ -78,6 +82,7 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
         _ask(
             lambda: client.submit_job(entrypoint=entrypoint, submission_id=record.id, runtime_env=runtime_env),
             "submit the job",
+            timeout_s=_UPLOAD_S,
         )
     return dataclasses.replace(record, native_id=record.id, facts={"address": address or client.get_address()})
 
@@ -103,7 +108,7 @@ def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
     """Give the lines of all nodes, which the driver shows."""
     client = _connect(record.facts["address"])
     if follow:
-        return _follow(client, record.id)
+        return _follow(client, record)
     return iter(str(_ask(lambda: client.get_job_logs(record.id), "read the logs")).splitlines())
 
 
@@ -113,13 +118,22 @@ def cancel(record: JobRecord) -> None:
     _ask(lambda: client.stop_job(record.id), "cancel the job")
 
 
-def _follow(client: Any, job_id: str) -> Iterator[str]:
-    loop = asyncio.new_event_loop()
-    chunks, rest = client.tail_job_logs(job_id), ""
+def _follow(client: Any, record: JobRecord) -> Iterator[str]:
+    loop, look = asyncio.new_event_loop(), PatientAsker(lambda: state(record).is_over)
+    chunks, rest, was_over = client.tail_job_logs(record.id), "", False
     try:
         while True:
+            coming = asyncio.ensure_future(anext(chunks), loop=loop)
+            while not loop.run_until_complete(asyncio.wait({coming}, timeout=_LOOK_S))[0]:
+                if was_over:
+                    coming.cancel()
+                    raise LaunchError(
+                        f"job {record.id} is over, and Ray, which follows its log, has sent nothing for {_LOOK_S:g} s and does not end",
+                        hint=f"rankwise logs {record.id}",
+                    )
+                was_over = bool(look())
             try:
-                chunk = _ask(lambda: loop.run_until_complete(anext(chunks)), "follow the log")
+                chunk = _ask(coming.result, "follow the log")
             except StopAsyncIteration:
                 break
             *lines, rest = (rest + chunk).split("\n")
@@ -163,11 +177,11 @@ def _connect(address: str) -> Any:
     return _ask(lambda: sdk.JobSubmissionClient(address or None), "reach the cluster")
 
 
-def _ask(call: Any, doing: str) -> Any:
-    """Call Ray; its errors are passed on in its own words."""
+def _ask(call: Any, doing: str, *, timeout_s: float = _ANSWER_S) -> Any:
+    """Call Ray, whose SDK waits for a head that is frozen without a bound; its errors are passed on in its own words."""
     try:
-        return call()
-    except (RuntimeError, ConnectionError, ValueError) as error:
+        return call_within(timeout_s, call)
+    except (RuntimeError, ConnectionError, ValueError, OverdueError) as error:
         raise LaunchError(
             f"can't {doing}: Ray: {error}",
             hint="`ray status` on the head node tells whether the cluster is there; --address names it",

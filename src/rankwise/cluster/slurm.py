@@ -92,13 +92,8 @@ def logs(record: JobRecord, *, follow: bool) -> Iterator[str]:
     """Give the lines of all nodes, which srun brings together in one file; those of an array are one after the other."""
     if not record.native_id:
         return unscheduled.logs(record, follow=follow)
-    ask = PatientAsker(lambda: state(record))
-
-    def is_over() -> bool:
-        found = ask()
-        return found is not None and found.is_over
-
-    return name_nodes(follow_files(Path(record.facts["log"]), is_over if follow else None, _LOOK_S))
+    is_over = PatientAsker(lambda: state(record).is_over) if follow else None
+    return name_nodes(follow_files(Path(record.facts["log"]), is_over, _LOOK_S))
 
 
 def name_nodes(lines: Iterator[tuple[Path, str]]) -> Iterator[str]:
