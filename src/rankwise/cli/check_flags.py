@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankwise.base.environ import get
 from rankwise.base.errors import UsageError
 from rankwise.base.flags import Parser
 from rankwise.lint.registry import all_rules
@@ -76,8 +75,7 @@ def find_cache_folder(args: argparse.Namespace, settings: Settings) -> Path | No
     """Where results are kept; None where they are not."""
     if args.no_cache:
         return None
-    chosen = get("RANKWISE_CACHE_DIR")
-    return args.cache_dir or (Path(chosen) if chosen else settings.folder / ".rankwise_cache")
+    return args.cache_dir or settings.folder / ".rankwise_cache"
 
 
 def _split(values: Sequence[str]) -> list[str]:
