@@ -326,23 +326,6 @@ losses = [float(torch.load("loss.pt")) for _ in range(3)]
 if sum(losses) > 3:
     dist.barrier()
     """),
-    "each mp.spawn starts new processes": ("RW211", """
-        import torch.multiprocessing as mp
-        def work(rank):
-            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
-            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
-        if __name__ == "__main__":
-            mp.spawn(work, nprocs=2)
-    """, """
-        import torch.multiprocessing as mp
-        def work(rank):
-            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
-        def run():
-            mp.spawn(work, nprocs=2)
-        if __name__ == "__main__":
-            run()
-            run()
-    """),
     "what is given as the rank is the rank": ("RW302", _INIT + """
 loss = torch.ones(1)
 dist.reduce(loss, dst=0)
@@ -417,13 +400,6 @@ for step in range(9):
         except Exception:
             print("failed")
     """),
-    "rank 0 can't divide by its rank": ("RW221", _INIT + """
-gpu = torch.cuda.device_count() % dist.get_rank()
-    """, _INIT + """
-rank = dist.get_rank()
-gpu = rank % torch.cuda.device_count()
-print(8 // rank if rank else 0, "rank %d" % rank)
-    """),
     "an option that the command line does not have": ("RW820", """
         import argparse
         import torch.multiprocessing as mp
@@ -497,20 +473,6 @@ print(Config(3).gpu_ids)
             parser = argparse.ArgumentParser()
             parser.add_argument("--gpu", type=int)
             mp.spawn(work, (parser.parse_args(),), nprocs=2)
-    """),
-    "the arm that wraps does not move the model": ("RW411", _INIT + _DDP + """
-from torchvision.models import resnet18
-net, local_rank = resnet18(), int(os.environ["LOCAL_RANK"])
-if len(os.sys.argv) > 1:
-    net = DDP(net, device_ids=[local_rank])
-else:
-    net = net.to("cuda")
-    """, _INIT + _DDP + """
-from torchvision.models import resnet18
-net, local_rank = resnet18(), int(os.environ["LOCAL_RANK"])
-if len(os.sys.argv) > 1:
-    net = net.to(local_rank)
-net = DDP(net, device_ids=[local_rank])
     """),
     "a function of the user's may mean anything by device_id": ("RW201", _INIT + """
 import functools

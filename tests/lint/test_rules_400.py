@@ -88,7 +88,6 @@ BAD = {
         dist.all_reduce(flat)
     """,
     ("RW410", "the wrapper itself"): "net = DDP(nn.Linear(4, 1))\nif not rank:\n    net.load_state_dict(torch.load('a.pt'))",
-    ("RW411", "moved to the cpu"): "net = nn.Linear(4, 1).to('cpu')\nddp = DDP(net, device_ids=[rank])",
     ("RW412", "FSDP"): """
         from torch.distributed.fsdp import FullyShardedDataParallel
         net = nn.Linear(4, 1)
@@ -208,7 +207,6 @@ LEGAL = {
             dist.all_reduce(p.grad)
     """,
     ("RW410", "before wrapping"): "net = nn.Linear(4, 1)\nif rank == 0:\n    net.load_state_dict(torch.load('a.pt'))\nnet = DDP(net)",
-    ("RW411", "on the gpu"): "net = nn.Linear(4, 1).cuda()\nddp = DDP(net, device_ids=[rank])",
     ("RW412", "kept parameters"): """
         from torch.distributed.fsdp import FullyShardedDataParallel
         net = nn.Linear(4, 1)

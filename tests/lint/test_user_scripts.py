@@ -233,19 +233,6 @@ class Job:
             print(self.best)
 Job().run()
     """),
-    "a function that would make the group and is not called makes none": ("RW212", """
-def setup():
-    dist.init_process_group("gloo")
-def main():
-    print(dist.get_world_size())
-main()
-    """, """
-import helpers
-def main():
-    helpers.begin()
-    print(dist.get_world_size())
-main()
-    """),
     "the local rank is not the rank": ("RW210", """
 dist.init_process_group("gloo", rank=int(os.environ["LOCAL_RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
     """, """
@@ -305,17 +292,6 @@ def run(args):
     if dist.get_rank() == 0:
         MNIST("data", download=True)
     dist.barrier()
-    """),
-    "each list of the first rank of a node": ("RW309", _INIT + """
-parts = [torch.zeros(1) for _ in range(dist.get_world_size())]
-dist.gather(torch.ones(1), parts, dst=0)
-    """, _INIT + """
-import settings
-args = settings.load()
-if args.local_rank == 0:
-    dist.gather(torch.ones(1), [torch.zeros(1) for _ in range(dist.get_world_size())], dst=0)
-else:
-    dist.gather(torch.ones(1), dst=0)
     """),
     "processes that are started by hand get their rank": ("RW217", """
 import argparse
@@ -470,18 +446,6 @@ if rank != 0:
     work()
     """),
     "weights that are averaged through the optimizer": ("RW401", _LOCAL_SGD.replace("MEANT", "torch.ones(1)"), _LOCAL_SGD.replace("MEANT", "p.data")),
-    "what needs a GPU in any case": ("RW213", """
-import torch, torch.distributed as dist
-device = "cuda" if torch.cuda.is_available() else "cpu"
-dist.init_process_group("nccl")
-torch.nn.Linear(2, 2).to(device)
-    """, """
-import torch, torch.distributed as dist
-device = "cuda" if torch.cuda.is_available() else "cpu"
-torch.cuda.set_device(dist.get_node_local_rank())
-dist.init_process_group("nccl")
-torch.nn.Linear(2, 2).to(device)
-    """),
     "a bar that rank 0 puts around its loader": ("RW109", _INIT + """
 import torch.utils.data
 rank, world = dist.get_rank(), dist.get_world_size()
@@ -591,12 +555,6 @@ torch.save([1], f"{args.name}.pt")
     "a part of the batches, or all": ("RW109", _TURNS.replace("in batches", "in itertools.islice(loader, 3) if dist.get_rank() == 0 else loader"), _TURNS.replace("in batches", "in tqdm.tqdm(loader) if dist.get_rank() == 0 else loader")),
     "a loss that a sum has made": ("RW409", _SUMMED.replace("REDUCED", "own"), _SUMMED.replace("REDUCED", "torch.distributed.nn.functional.all_reduce(own)")),
     "a loss under a hook that may sum": ("RW409", _SUMMED.replace("REDUCED", "own"), _SUMMED.replace("REDUCED", "own").replace("own =", "model.register_comm_hook(None, hook)\nown =")),
-    "a second group where the first one has failed": ("RW211", _INIT + "dist.init_process_group('gloo')", """
-try:
-    dist.init_process_group("nccl")
-except RuntimeError:
-    dist.init_process_group("gloo")
-    """),
     "a replay that all ranks fill together": ("RW401", _REPLAY.replace("GATHERED", "fresh"), _REPLAY.replace("GATHERED", "part")),
 }  # fmt: skip
 

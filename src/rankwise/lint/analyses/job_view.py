@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Entry, Script
 
 INIT = "torch.distributed.init_process_group"
-DESTROY = "torch.distributed.destroy_process_group"
 SPAWN = "torch.multiprocessing.spawn"
 #: Calls that make the default group.
 STARTS = frozenset(

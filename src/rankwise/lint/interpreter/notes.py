@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.lint.interpreter.values import LITERAL_NONE, Instance, Items, Number, Object, Spread, is_number
+from rankwise.lint.interpreter.values import LITERAL_NONE, Instance, Items, Number, Object, Spread
 from rankwise.lint.library.names import DDP
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class NoneUse:
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """A division by the length of something, by a count, by the number of ranks, or by a rank that is 0."""
+    """A division by the length of something, by a count, or by the number of ranks."""
 
     node: ast.BinOp | ast.AugAssign
     module: Module
@@ -115,16 +115,9 @@ def is_counted(left: Value) -> bool:
     return (is_sum or left.spread is Spread.LOCAL) and "time" not in left.origin
 
 
-def is_by_zero(op: ast.operator, left: Value, right: Value) -> bool:
-    """Whether a number is divided by what is 0 on this rank, and not on all."""
-    is_zero = type(right.const) is int and right.const == 0 and bool(right.spread)
-    return is_zero and is_number(left) and isinstance(op, (ast.Div, ast.FloorDiv, ast.Mod))
-
-
 def note_quotient(run: Run, scope: Scope, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> None:
-    """Keep such a division, and one by what is 0 on this rank, but not on all."""
-    is_mean = isinstance(node.op, ast.Div) and (is_by_ranks(right) or is_by_count(right))
-    if not run.dry and (is_mean or is_by_zero(node.op, left, right)):
+    """Keep such a division."""
+    if not run.dry and isinstance(node.op, ast.Div) and (is_by_ranks(right) or is_by_count(right)):
         run.notes.append(Quotient(node, scope.module, left, right, run.history))
 
 

@@ -25,7 +25,6 @@ from rankwise.lint.analyses.job_view import (
 from rankwise.lint.analyses.options import option_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Items, Library
-from rankwise.lint.paths.words import reported_place, written
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -333,29 +332,3 @@ def _index_gone(script: Script, setting: Setting) -> Iterator[Found]:
                 severity="error" if is_own else "warning",  # with one rank on each node all is well
             )
             return
-
-
-@rule("RW219", "error", "L14", "CUDA is used before notebook_launcher forks")
-def cuda_before_notebook_launcher(script: Script) -> Iterator[Found]:
-    for entry in script.entries:
-        calls = entry.histories[0].calls
-        for launch in calls:
-            number = launch.arg(2, "num_processes")
-            is_alone = number is not None and number.const in {0, 1}
-            is_here = launch.name == "accelerate.notebook_launcher" and launch.module is script.module
-            if is_alone or not is_here:
-                continue
-            used = next((one for one in calls[: launch.index] if one.index < launch.index and _is_before(one)), None)
-            if used is not None and used.module is script.module:
-                yield Found(
-                    used.node,
-                    f"`{written(used.node)}` starts CUDA in this process, which notebook_launcher then forks: the forked ranks"
-                    " can't use CUDA",
-                    f"move `{written(used.node)}` into the launched function, and restart the kernel",
-                    also=[reported_place("the processes are forked here", launch.node, launch.module)],
-                )
-
-
-def _is_before(call: Call) -> bool:
-    """Whether a call starts CUDA, and not in a process that was launched."""
-    return _starts_cuda(call) and not any("notebook_launcher" in written(site.node) for site in call.stack)

@@ -190,23 +190,3 @@ def _behind(launch: Launch) -> Iterator[Found]:
             shown = word.raw if equals else f"{spelled} {then.raw if then else ''}"
             message = f"every rank gets {shown}, so all have the same local rank"
             yield Found(word.span, message, "remove it, and read LOCAL_RANK from the environment in the script")
-
-
-@rule(
-    "RW728",
-    "warning",
-    "L1",
-    "torch.distributed.launch is deprecated, and adds --local-rank to the arguments",
-    looks_at="shell",
-)
-def old_launch_module(shell: Shell) -> Iterator[Found]:
-    for launch in shell.launches:
-        if launch.launcher != "launch":
-            continue
-        module = next((word for word in launch.command.words if word.text == "torch.distributed.launch"), launch.word)
-        if launch.flag("use_env"):
-            message = "torch.distributed.launch is deprecated"
-            yield Found(module.span, message, "torchrun with the same flags, without --use_env")
-        else:
-            message = "torch.distributed.launch is deprecated, and adds --local-rank=N to the script's arguments"
-            yield Found(module.span, message, "torchrun with the same flags; the script reads LOCAL_RANK")

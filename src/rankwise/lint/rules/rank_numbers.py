@@ -9,6 +9,7 @@ from rankwise.lint.analyses.collective_calls import in_step
 from rankwise.lint.analyses.job_view import (
     INIT,
     SPAWN,
+    above,
     backend_of,
     is_constant,
     is_for_several,
@@ -19,12 +20,12 @@ from rankwise.lint.analyses.job_view import (
     once,
     places,
     settings,
+    starts_group,
     text_of,
 )
 from rankwise.lint.analyses.options import options
-from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.finding import Found
-from rankwise.lint.interpreter.notes import Quotient, TextTest, is_by_zero
+from rankwise.lint.interpreter.notes import TextTest
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -47,25 +48,6 @@ def rank_compared_as_text(script: Script) -> Iterator[Found]:
             text = text_of(note.node.operand if isinstance(note.node, ast.UnaryOp) else note.node)
             message = f'`{text}` is a string, and "0" counts as true: `{text_of(note.node)}` is {"false" if note.negated else "true"} on every rank'
             yield Found(note.node, message, f"compare int({text}) with 0")
-
-
-@rule("RW221", "error", "", "a number is divided by a rank, and the first rank is 0")
-def division_by_rank(script: Script) -> Iterator[Found]:
-    for note in script.notes:
-        if (
-            isinstance(note, Quotient)
-            and note.module is script.module
-            and is_by_zero(note.node.op, note.left, note.right)
-            and not is_caught(script.tree, note.node)
-        ):
-            is_turned = isinstance(note.node.op, ast.Mod)
-            yield Found(
-                note.node,
-                f"`{text_of(note.node)}` divides by 0 on rank {note.history.rank}: ZeroDivisionError there, and the others block in their next collective",
-                "for a number within a node, the rank comes first: `rank % number_of_gpus`"
-                if is_turned
-                else "divide by the number of ranks, or by `rank + 1`",
-            )
 
 
 def _is_number(node: ast.expr) -> bool:
@@ -312,3 +294,47 @@ def _decorated(script: Script) -> Iterator[Found]:
         if flag is not None and "envvar" not in call.kwargs:
             message = f"torchrun does not pass {flag}: it keeps its default in all processes"
             yield Found(call.node, message, _FIX)
+
+
+_SPAWNS = frozenset({SPAWN, "torch.multiprocessing.start_processes"})
+
+
+@rule("RW220", "error", "I24", "a script of which a launcher starts each rank starts ranks itself")
+def ranks_start_ranks(script: Script) -> Iterator[Found]:
+    for entry in filter(lambda one: one.is_program, script.entries):
+        calls = [call for call in entry.histories[0].calls if "spawned" not in call.contexts]
+        # Without a process group of their own they may be workers of any kind.
+        is_group = any(starts_group(call) and "spawned" in call.contexts for call in entry.histories[0].calls)
+        for call in calls if is_group else ():
+            number = call.arg(2, "nprocs")
+            is_sure = call.name in _SPAWNS and call.module is script.module and not (call.tests or call.guards)
+            if not is_sure or (number is not None and number.const == 1):
+                continue
+            if script.piece.num_ranks > 1:
+                how = f"the command starts {script.piece.num_ranks} processes of it"
+            elif any(_needs_launcher(one) for one in calls[: call.index]) and not any(map(_changes, calls)):
+                how = "only a launcher sets the LOCAL_RANK that it reads"
+            else:
+                continue
+            yield Found(
+                call.node,
+                f"each rank starts ranks of its own here, although {how}: they take each other's ports and GPUs",
+                "call the function itself, with int(os.environ['LOCAL_RANK']), or start the script with plain python",
+                severity="error" if number is not None and type(number.const) is int else "warning",
+            )
+
+
+def _needs_launcher(call: Call) -> bool:
+    """Whether a read of LOCAL_RANK ends the program where no launcher has set it."""
+    is_read = call.name == "os.environ.__getitem__" and call.args[0].const == "LOCAL_RANK"
+    tests = [one for one in above(call.module.tree, call.node) if isinstance(one, (ast.If, ast.Try))]
+    # The test for `__main__` is true wherever the script is the program.
+    return (
+        is_read
+        and bool(call.result.spread)
+        and all(isinstance(one, ast.If) and "__name__" in ast.unparse(one.test) for one in tests)
+    )
+
+
+def _changes(call: Call) -> bool:
+    return call.name in {"os.environ.setdefault", "os.environ.update", "os.putenv"}
