@@ -115,7 +115,7 @@ def _tell_no_text(data: bytes) -> Unparsed:
     )
     if is_utf16(data):
         line, why, fix = 1, "it is UTF-16, which Python does not read", "save the file as UTF-8"
-    return Unparsed(line=line, col=1, why=why, fix=fix, is_known=True)
+    return Unparsed(line=line, col=1, why=why, fix=fix)
 
 
 def _read_python(path: str, data: bytes, num_lines: int) -> Reading:
@@ -123,7 +123,7 @@ def _read_python(path: str, data: bytes, num_lines: int) -> Reading:
 
     decoded = decode_python(data)
     if decoded.problem:
-        wrong = Unparsed(line=decoded.line, col=1, why=decoded.problem, fix="save the file as UTF-8", is_known=True)
+        wrong = Unparsed(line=decoded.line, col=1, why=decoded.problem, fix="save the file as UTF-8")
         return Reading(unparsed=wrong, num_lines=num_lines)
     piece = Piece(path=path, language="python", code=decoded.text)
     return Reading(pieces=(piece,), num_lines=num_lines, encoding=decoded.encoding)

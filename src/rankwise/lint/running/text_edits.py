@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import difflib
+import itertools
+import json
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.files import write_atomic
 from rankwise.lint.inputs.decoding import decode_any, decode_python
-from rankwise.lint.inputs.notebook_source import Cells
+from rankwise.lint.inputs.notebook import code_cells, source_of
 from rankwise.lint.inputs.reading import decide_kind
 
 if TYPE_CHECKING:
@@ -182,16 +184,22 @@ def _put(code: str, findings: Sequence[Finding], path: str) -> tuple[str, list[F
 
 
 def _put_into_cells(code: str, findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
-    cells = Cells(code)
+    """Return the notebook with the edits; one that can't be written back as it was stays as it is."""
+    notebook = json.loads(code)
     done: list[Finding] = []
-    for number in sorted({one.cell for one in findings if one.cell is not None}, reverse=True):
-        source = cells.source(number)
-        if source is None:
-            continue
-        after, did = _put_into_text(source, [one for one in findings if one.cell == number])
-        cells.replace(number, after)
-        done += did
-    return cells.text, done
+    end = "\n" if code.endswith("\n") else ""
+    for indent, is_ascii in itertools.product((1, 2, 4, None), (False, True)):
+        if json.dumps(notebook, indent=indent, ensure_ascii=is_ascii) + end == code:
+            break
+    else:
+        return code, []
+    for number, cell in code_cells(notebook).items():
+        key = "source" if "source" in cell else "input"
+        after, did = _put_into_text(source_of(cell), [one for one in findings if one.cell == number])
+        if did:
+            cell[key] = _split(after) if isinstance(cell[key], list) else after
+            done += did
+    return json.dumps(notebook, indent=indent, ensure_ascii=is_ascii) + end, done
 
 
 def _put_into_text(
