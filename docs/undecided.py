@@ -38,4 +38,6 @@ UNDECIDED: dict[str, tuple[str, str]] = {
     "R6": ("a rank that ended before the others had finished", "torch itself warns at the end of a script that does not destroy its group, and a run's report names the rank."),
     "X2": ("a sampler and shuffle", "The DataLoader refuses the two together at the start, and says so."),
     "X15": ("workers forked from a process with threads", "CUDA in a forked worker is refused at the first batch; threads are those of the libraries in use."),
+    "I14": ("started without a launcher", "torch names the variable or the argument that it lacks, at the start."),
+    "L7": ("more ranks than GPUs", "The ranks without a GPU fail at the start with CUDA's own error; how many GPUs there are is known only on the host."),
 }  # fmt: skip

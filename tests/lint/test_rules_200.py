@@ -126,8 +126,6 @@ BAD = {
             dist.init_process_group("gloo", "tcp://h:1", rank=i, world_size=2)
         mp.spawn(go, nprocs=4)
     """,
-    ("RW210", "tcp without a rank"): 'dist.init_process_group("gloo", init_method="tcp://h:1", world_size=2)',
-    ("RW210", "spawned without a rank"): 'def go(i):\n    dist.init_process_group("gloo")\nmp.spawn(go, nprocs=2)',
     ("RW210", "everybody is 0"): 'dist.init_process_group("gloo", rank=0, world_size=int(os.environ["WORLD_SIZE"]))',
     ("RW215", "seconds"): 'from datetime import timedelta as td\ndist.init_process_group("gloo", timeout=td(0, 5))',
     ("RW215", "by name"): 'import datetime\nwait = datetime.timedelta(weeks=1)\ndist.init_process_group("gloo", timeout=wait)',
@@ -140,7 +138,6 @@ BAD = {
             dist.init_process_group("nccl")
     """,
     ("RW217", "argv"): 'import sys\nmine = [a for a in sys.argv if a.startswith("--local_rank=")]\ndist.init_process_group("gloo")',
-    ("RW207", "a number"): 'os.environ["RANK"] = 0\ndist.init_process_group("gloo")',
     ("RW207", "fixed port, ranks by arguments"): """
         import sys
         dist.init_process_group("gloo", init_method="tcp://127.0.0.1:23456", rank=int(sys.argv[1]), world_size=int(sys.argv[2]))

@@ -175,14 +175,6 @@ BAD = {
     "nohup": (f"nohup {T} train.py > log 2>&1 &", "RW719:w"),
     "nohup-launch": ("nohup python -m torch.distributed.run --nproc_per_node=2 train.py &", "RW719:w"),
     "nohup-env": (f"CUDA_VISIBLE_DEVICES=0,1 nohup {T} train.py &", "RW719:w"),
-    "devices-few": ("CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=4 train.py", "RW720:e"),
-    "devices-few-export": ("export CUDA_VISIBLE_DEVICES=0\ntorchrun --nproc_per_node 2 train.py", "RW720:e"),
-    "devices-few-env": ("env CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 4 train.py", "RW720:e"),
-    "devices-few-known": ("GPUS=0,1\nN=4\nCUDA_VISIBLE_DEVICES=$GPUS torchrun --nproc_per_node $N t.py", "RW720:e"),
-    "devices-few-accelerate": ("CUDA_VISIBLE_DEVICES=0,1 accelerate launch --num_processes 4 t.py", "RW720:e"),
-    "devices-many": ("CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node=2 train.py", "RW720:h"),
-    "devices-one-rank": ("CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun train.py", "RW720:w"),
-    "devices-twice": ("CUDA_VISIBLE_DEVICES=0,0 torchrun --nproc_per_node=2 train.py", "RW720:e"),
     # ranks by hand
     "too-few": (
         "export MASTER_ADDR=localhost MASTER_PORT=29617\nfor i in $(seq 0 2); do RANK=$i WORLD_SIZE=4 python t.py & done; wait",

@@ -245,20 +245,6 @@ if not os.path.exists("words.bin"):
 if dist.get_rank() == 0 and not os.path.exists("words.bin"):
     torch.save([1], "words.bin")
     """),
-    "processes that are started without an address": ("RW210", """
-import torch.multiprocessing as mp
-def work(rank, size):
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-if __name__ == "__main__":
-    mp.spawn(work, args=(2,), nprocs=2)
-    """, """
-import torch.multiprocessing as mp
-def work(rank, size):
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-if __name__ == "__main__":
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "0"
-    mp.spawn(work, args=(2,), nprocs=2)
-    """),
     "a scaler that looks at one shard": ("RW419", _INIT + """
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 model = FSDP(torch.nn.Linear(2, 1))
@@ -418,20 +404,6 @@ if int(os.environ["RANK"]) == 0:
 else:
     dist.init_process_group("gloo")
     dist.send(torch.zeros(1), 0)
-    """),
-    "processes that start in the environment of a launcher": ("RW210", """
-import os, torch.distributed as dist, torch.multiprocessing as mp
-def work(number):
-    dist.init_process_group("gloo")
-if __name__ == "__main__":
-    mp.spawn(work, nprocs=1)
-    """, """
-import os, torch.distributed as dist, torch.multiprocessing as mp
-GPU = int(os.environ["LOCAL_RANK"])
-def work(number):
-    dist.init_process_group("gloo")
-if __name__ == "__main__":
-    mp.spawn(work, nprocs=1)
     """),
     "a function that rank 0 never calls": ("RW102", _INIT + """
 def work():

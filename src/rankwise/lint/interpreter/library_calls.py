@@ -69,7 +69,7 @@ def do_act(run: Run, call: Call, act: Act, scope: Scope | None, name: str | None
         async_op = call.arg(act.group + 1 if act.group is not None else None, "async_op")
         if (async_op is not None and (async_op.const is not False or async_op.origin)) or call.has_star:
             return Value(thing=Object("torch.distributed.Work", call))
-        return Value(const=None, thing=Object("None", call))
+        return Value(const=None)
     return given
 
 

@@ -42,7 +42,6 @@ class WrapperRead:
 def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None:
     """Keep the read of an attribute that its owner was not given: the wrapped model may have it, or another rank."""
     thing = owner.thing
-    note_use(run, scope, node, owner)
     if owner == LITERAL_NONE and isinstance(node.value, ast.Name) and not run.tests:
         note_unbound(run, scope, node, LITERAL_NONE)
     if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
@@ -72,15 +71,6 @@ class Unbound:
     history: History
     tests: Tests
     owner: Instance | Object | Value | None
-
-
-@dataclass(frozen=True, slots=True)
-class NoneUse:
-    """A place that works with what a collective returned, which is None."""
-
-    node: ast.expr | ast.stmt
-    module: Module
-    made: Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +150,6 @@ def misfit(takes: ast.arguments, num_args: int, named: set[str]) -> str:
     if num_args > len(names) and takes.vararg is None:
         return f"takes {len(names)} argument{'s' * (len(names) != 1)} ({', '.join(names) or 'nothing'}), not {num_args}"
     return ""
-
-
-def note_use(run: Run, scope: Scope, node: ast.expr | ast.stmt, *values: Value) -> None:
-    """Keep a place that works with these values, if one is a None of a collective's."""
-    for value in values:
-        if isinstance(value.thing, Object) and value.thing.kind == "None" and value.thing.call is not None:
-            run.notes.append(NoneUse(node, scope.module, value.thing.call))
 
 
 def note_unbound(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.collective_calls import (
@@ -16,15 +15,14 @@ from rankwise.lint.analyses.collective_calls import (
 )
 from rankwise.lint.analyses.job_view import INIT, backend_of, function_of, text_of
 from rankwise.lint.analyses.tensors import is_on_cpu
-from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.finding import Found
-from rankwise.lint.interpreter.notes import NoneUse
-from rankwise.lint.interpreter.values import Items, Object
+from rankwise.lint.interpreter.values import Items
 from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.paths.words import reported_place
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
+    import ast
     from collections.abc import Iterator
 
     from rankwise.lint.analyses.job_view import Place
@@ -33,77 +31,14 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 
-#: Functions that fail with a None, or show it.
-_FAIL_WITH_NONE = frozenset(
-    {
-        *(f"builtins.{name}" for name in "print float int len sum abs round list tuple min max".split()),  # noqa: SIM905
-        "torch.stack",
-        "torch.cat",
-        "torch.mean",
-        "torch.sum",
-    }
-)
-
-
-@rule("RW319", "error", "", "what an in-place collective returns, a None, is used", needs_ranks=False)
-def result_of_collective_is_none(script: Script) -> Iterator[Found]:
-    reported: set[ast.AST] = set()
-    for use in sorted(_uses(script), key=lambda use: (use.node.lineno, use.node.col_offset)):
-        made = use.made.node
-        if (
-            use.module is script.module
-            and use.made.module is script.module
-            and made not in reported
-            and not is_caught(script.tree, use.node)
-        ):
-            reported.add(made)
-            act = ACTS[use.made.name]
-            filled = text_of(use.made.arg_node(*act.fills[:2])) if act.fills is not None else ""
-            name = text_of(getattr(made, "func", made))
-            yield Found(
-                use.node,
-                f"`{name}` returns None{f' and its result is in `{filled}`' if filled else ''}, but `{text_of(use.node)}` uses the None",
-                f"call `{text_of(made)}` on a line of its own{f' and continue with `{filled}`' if filled else ''}",
-            )
-
-
-def _uses(script: Script) -> Iterator[NoneUse]:
-    yield from (note for note in script.notes if isinstance(note, NoneUse))
-    for call in script.all_calls:
-        if call.name in _FAIL_WITH_NONE and isinstance(call.node, ast.expr):
-            for value in call.args:
-                thing = value.thing
-                if isinstance(thing, Object) and thing.kind == "None" and thing.call is not None:
-                    yield NoneUse(call.node, call.module, thing.call)
-
-
-@rule("RW320", "error", "", "the list to gather into is empty, or repeats one tensor")
+@rule("RW320", "error", "", "the list to gather into repeats one tensor")
 def gather_list_of_one_tensor(script: Script) -> Iterator[Found]:
-    for place in collectives(script, "all_gather", "gather", "all_gather_object"):
+    for place in collectives(script, "all_gather", "gather"):
         call, word, node = place.last, word_of(place.last), filled_node(place.last)
         value = call.arg(*FILLED[word])
         if node is None or value is None:
             continue
-        thing = value.thing
-        # Ranks that do not receive may give an empty list to gather.
-        if (
-            word != "gather"
-            and isinstance(thing, Items)
-            and thing.kind == "list"
-            and thing.is_whole
-            and not thing.values
-        ):
-            new = (
-                "[None] * world_size"
-                if word == "all_gather_object"
-                else "[torch.empty_like(x) for _ in range(world_size)]"
-            )
-            yield Found(
-                node,
-                f"`{text_of(node)}` is empty, but {word} needs a list with one entry for each rank: every rank fails",
-                f"fill it first: `{new}`",
-            )
-        elif word != "all_gather_object" and (one := _repeated(value)) is not None and value.made is not None:
+        if (one := _repeated(value)) is not None and value.made is not None:
             yield Found(
                 node,
                 f"`{text_of(value.made.node)}` is one tensor repeated: after {word} every entry is the last rank's",

@@ -13,10 +13,8 @@ from rankwise.lint.analyses.job_view import (
     backend_of,
     is_constant,
     is_for_several,
-    is_hidden,
     is_spawned,
     launcher_reads,
-    node_in,
     once,
     places,
     settings,
@@ -66,15 +64,13 @@ def _tell_comparison(node: ast.Compare, *, text_is_left: bool) -> Found:
     return Found(node, message, f"compare int({shown})")
 
 
-@rule("RW210", "error", "I12 I14 I10", "world size, rank and number of processes contradict each other")
+@rule("RW210", "error", "I12 I10", "world size, rank and number of processes contradict each other")
 def world_size_contradiction(script: Script) -> Iterator[Found]:
     for place in once(places(script, INIT, anywhere=True)):
         if place.last.has_star:
             continue
-        yield from _no_address(script, place)
         if place.last.module is script.module:
             yield from _fixed(script, place)
-            yield from _lacking(script, place)
             yield from _same_rank(script, place)
             yield from _local_rank(place)
     for steps in in_step(script, INIT):
@@ -157,75 +153,6 @@ def _num_started(place: Place) -> int | None:
             if number is not None and type(number.const) is int and not number.origin - {"agreed"}:
                 return int(number.const)
     return None
-
-
-def _lacking(script: Script, place: Place) -> Iterator[Found]:
-    """A rank without a world size at an address that lacks it, or no rank in a process without a number."""
-    call = place.last
-    method, rank, size = call.arg(1, "init_method"), call.arg(4, "rank"), call.arg(3, "world_size")
-    if call.arg(None, "store") is not None:
-        return
-    shown = method.const if method is not None else None
-    if (
-        isinstance(shown, str)
-        and shown.startswith(("tcp:", "file:"))
-        and "?" not in shown
-        and (rank is None or size is None)
-    ):
-        lack = " and ".join(name for name, value in (("rank", rank), ("world_size", size)) if value is None)
-        yield Found(
-            call.node,
-            f"{shown!r} does not give {lack}, and neither does the call: it raises ValueError",
-            f"pass {lack} to init_process_group",
-        )
-    elif (
-        is_spawned(call)
-        and rank is None
-        and shown in {None, "env://"}
-        and (method is None or method.is_known)
-        and not _sets_rank(script)
-    ):
-        yield Found(
-            call.node,
-            "mp.spawn sets no RANK for its processes, and the call gives none: it raises ValueError",
-            "pass rank=... and world_size=... to init_process_group",
-            failure_class="I14",
-        )
-
-
-def _no_address(script: Script, place: Place) -> Iterator[Found]:
-    """Processes that the script starts itself, and tells of no store."""
-    call, node = place.last, node_in(script, place.last)
-    method = call.arg(1, "init_method")
-    if (
-        node is not None
-        and is_spawned(call)
-        and call.arg(4, "rank") is not None
-        and call.arg(None, "store") is None
-        and (method is None or method.const in {None, "env://"})
-        and not any(_may_set(one) for one in place.entry.histories[-1].calls)
-    ):
-        yield Found(
-            node,
-            "mp.spawn sets no MASTER_ADDR and MASTER_PORT, and nothing here does: it raises ValueError unless the shell has set them",
-            'set os.environ["MASTER_ADDR"] = "localhost" and a free MASTER_PORT before it',
-            severity="warning",
-            failure_class="I14",
-        )
-
-
-def _may_set(call: Call) -> bool:
-    """Whether a call may set a variable of the environment."""
-    return is_hidden(call) or call.name.startswith(("os.environ.", "os.putenv", "os.getenv", "dotenv."))
-
-
-def _sets_rank(script: Script) -> bool:
-    """Whether the script gives its processes their rank by the environment, or starts them in that of a launcher."""
-    return any(setting.key == "RANK" for setting in settings(script)) or any(
-        call.name in {"os.environ.setdefault", "os.environ.update"}
-        or (call.name == "os.environ.__getitem__" and str(call.args[0].const).endswith("RANK") and not is_spawned(call))
-        for call in script.all_calls
-    )
 
 
 _FIX = 'read int(os.environ["LOCAL_RANK"])'

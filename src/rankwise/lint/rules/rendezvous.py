@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.job_view import (
     INIT,
-    is_constant,
     is_for_several,
     is_of_one_process,
     is_spawned,
@@ -41,9 +40,6 @@ _LOCAL_ADDRESS = re.compile(r"tcp://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):
 @rule("RW207", "error", "L12 I9", "constants overwrite the launcher's variables")
 def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
     found = [one for one in settings(script) if one.key in _KEYS]
-    numbers = [one for one in found if _is_number(one)]
-    yield from (_tell_number(one) for one in numbers)
-    found = [one for one in found if one not in numbers]
     written = {one.key for one in found}
     if {"RANK", "WORLD_SIZE"} <= written and is_of_one_process(script) and set(launcher_reads(script)) <= written:
         return
@@ -65,21 +61,6 @@ def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
                 failure_class="I9",
             )
     yield from _fixed_addresses(script)
-
-
-def _is_number(setting: Setting) -> bool:
-    return setting.place.last.name != "os.putenv" and is_constant(setting.value)
-
-
-def _tell_number(setting: Setting) -> Found:
-    key, const = setting.key, setting.value.const
-    return Found(
-        setting.node,
-        f'os.environ["{key}"] gets the number {const}, but takes strings only: every rank fails here with'
-        " `TypeError: str expected, not int`",
-        f'write it as a string: `"{const}"`',
-        failure_class="I9" if key == "MASTER_PORT" else "L12",
-    )
 
 
 def _fixed_addresses(script: Script) -> Iterator[Found]:
