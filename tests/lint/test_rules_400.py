@@ -95,7 +95,6 @@ BAD = {
         net = FullyShardedDataParallel(net)
     """,
     ("RW416", "batch norm"): "net = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))\nnet(torch.rand(2, 4)).sum().backward()",
-    ("RW418", "a layer's weight"): "net = DDP(nn.Linear(4, 1))\nprint(net.weight.norm())",
     ("RW418", "the user's layer, in a function"): """
         class Net(nn.Module):
             def __init__(self):

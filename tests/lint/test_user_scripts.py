@@ -194,8 +194,10 @@ model = accelerator.prepare(model)
 model.load_state_dict(torch.load("m.pt", map_location="cpu"))
     """),
     "a compiled wrapper has no more attributes than the wrapper": ("RW418", _INIT + _DDP + """
-model = torch.compile(DDP(torch.nn.Linear(2, 1)))
-print(model.weight)
+class Net(torch.nn.Linear):
+    scale = 2
+model = torch.compile(DDP(Net(2, 1)))
+print(model.scale)
     """, _INIT + _DDP + """
 model = torch.compile(torch.nn.Linear(2, 1))
 print(model.weight)

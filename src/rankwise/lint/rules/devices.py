@@ -36,15 +36,18 @@ if TYPE_CHECKING:
     from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Entry, Script
 
-#: Where a library takes a device by position.
-_POSITIONS = {
-    "torch.cuda.set_device": 0,
-    "torch.accelerator.set_device_index": 0,
-    "torch.accelerator.set_device_idx": 0,
-    "torch.cuda.device": 0,
-    "torch.xpu.set_device": 0,
-    "torch.npu.set_device": 0,
-}
+#: These take a device by position.
+_TAKES_FIRST = frozenset(
+    {
+        "torch.cuda.set_device",
+        "torch.accelerator.set_device_index",
+        "torch.accelerator.set_device_idx",
+        "torch.cuda.device",
+        "torch.device",
+        "torch.xpu.set_device",
+        "torch.npu.set_device",
+    }
+)
 _NAMES = ("device", "device_id", "output_device", "device_ids")
 
 
@@ -76,12 +79,8 @@ def _is_one_node(entry: Entry) -> bool:
 
 def _devices(call: Call) -> Iterator[tuple[Value, ast.AST]]:
     """Values that a call takes as a device, each with where it stands."""
-    position = _POSITIONS.get(call.name)
-    if call.name == "torch.device":
-        position = 1 if len(call.args) > 1 else 0
-    elif call.name.endswith((".cuda", ".to")):
-        position = 0
-    if position is not None and position < len(call.args):
+    position = 1 if call.name == "torch.device" and len(call.args) > 1 else 0
+    if call.args and (call.name in _TAKES_FIRST or call.name.endswith((".cuda", ".to"))):
         yield call.args[position], call.arg_node(position) or call.node
     # What `partial` is given is for a function, and one of the user's may mean anything by it.
     is_open = call.name == "functools.partial" and not isinstance(call.args[0].thing, Library)
