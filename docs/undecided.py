@@ -40,4 +40,5 @@ UNDECIDED: dict[str, tuple[str, str]] = {
     "X15": ("workers forked from a process with threads", "CUDA in a forked worker is refused at the first batch; threads are those of the libraries in use."),
     "I14": ("started without a launcher", "torch names the variable or the argument that it lacks, at the start."),
     "L7": ("more ranks than GPUs", "The ranks without a GPU fail at the start with CUDA's own error; how many GPUs there are is known only on the host."),
+    "I20": ("an unsuitable time-out", "Only a run shows how long the slowest step takes; torch's own error names the time-out."),
 }  # fmt: skip

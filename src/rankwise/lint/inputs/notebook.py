@@ -88,9 +88,6 @@ def code_cells(notebook: object) -> dict[int, dict[str, Any]]:
         ValueError: It is none.
     """
     found = notebook.get("cells") if isinstance(notebook, dict) else None
-    if found is None and isinstance(notebook, dict) and isinstance(sheets := notebook.get("worksheets"), list):
-        # Format 3, before 2015.
-        found = [cell for sheet in sheets if isinstance(sheet, dict) for cell in sheet.get("cells", [])]
     if not isinstance(found, list):
         raise ValueError("it has no list of cells")  # noqa: TRY004 - a text that is none
     numbered = enumerate(found, start=1)
@@ -99,7 +96,7 @@ def code_cells(notebook: object) -> dict[int, dict[str, Any]]:
 
 def source_of(cell: dict[str, Any]) -> str:
     """Return the code of a cell."""
-    source = cell.get("source", cell.get("input", ""))
+    source = cell.get("source", "")
     text = "".join(map(str, source)) if isinstance(source, list) else str(source)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

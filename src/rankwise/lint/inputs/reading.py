@@ -65,15 +65,14 @@ def decide_kind(path: str, head: bytes) -> Kind | None:
     return "shell" if re.search(rb"^#(?:SBATCH|PBS|BSUB)\b", head, re.MULTILINE) else None
 
 
-def read_file(path: str, data: bytes, kind: Kind | None = None) -> Reading:
+def read_file(path: str, data: bytes) -> Reading:
     """Find the code in a file.
 
     Args:
         path: The file as the user named it.
         data: Its bytes.
-        kind: What to read it as; None decides by name and first bytes.
     """
-    kind = kind or decide_kind(path, data[:4096])
+    kind = decide_kind(path, data[:4096])
     if kind is None:
         return Reading(note="neither its name nor its first line tells whether it is Python or shell; give it a suffix")
     if len(data) > MAX_BYTES:

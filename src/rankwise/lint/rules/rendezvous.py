@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.job_view import (
     INIT,
+    called_names,
     is_for_several,
     is_of_one_process,
     is_spawned,
@@ -268,3 +269,26 @@ def _several(script: Script) -> tuple[str, bool, Call | None] | None:
 
 def _tested(place: Place) -> bool:
     return any("node" in ast.unparse(test).lower() or "environ" in ast.unparse(test) for test, _, _ in place.last.tests)
+
+
+_FILES = "torch.distributed.FileStore"
+_REMOVES = frozenset({"remove", "unlink", "rmtree", "mkdtemp", "TemporaryDirectory", "mkstemp", "NamedTemporaryFile"})
+
+
+@rule("RW206", "warning", "I13", "all runs share one fixed init file")
+def fixed_init_file(script: Script) -> Iterator[Found]:
+    if not _REMOVES.isdisjoint(called_names(script.tree)):
+        return
+    for place in once(places(script, INIT, _FILES)):
+        call = place.last
+        at = (0, "file_name") if call.name == _FILES else (1, "init_method")
+        node, (path, is_default) = call.arg_node(*at), text_given(call.arg(*at))
+        if path is None or node is None or (call.name == INIT and not path.startswith("file:")):
+            continue
+        what = "is the default, so all runs share one file" if is_default else "is the same file for each run"
+        shown = repr(path) if isinstance(node, ast.Constant) else f"`{text_of(node)}`"
+        yield Found(
+            node,
+            f"{shown} {what}: one that was killed leaves it behind, and the next hangs; two at once join each other",
+            'use "env://" under a launcher, or put the job\'s id into the path',
+        )

@@ -165,10 +165,9 @@ def _put_into_cells(code: str, findings: Sequence[Finding]) -> tuple[str, list[F
     else:
         return code, []
     for number, cell in code_cells(notebook).items():
-        key = "source" if "source" in cell else "input"
         after, did = _put_into_text(source_of(cell), [one for one in findings if one.cell == number])
         if did:
-            cell[key] = _split(after) if isinstance(cell[key], list) else after
+            cell["source"] = _split(after) if isinstance(cell["source"], list) else after
             done += did
     return json.dumps(notebook, indent=indent, ensure_ascii=is_ascii) + end, done
 
