@@ -81,7 +81,6 @@ class Quotient:
     module: Module
     left: Value
     right: Value
-    history: History
 
 
 def is_by_ranks(right: Value) -> bool:
@@ -108,7 +107,7 @@ def is_counted(left: Value) -> bool:
 def note_quotient(run: Run, scope: Scope, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> None:
     """Keep such a division."""
     if not run.dry and isinstance(node.op, ast.Div) and (is_by_ranks(right) or is_by_count(right)):
-        run.notes.append(Quotient(node, scope.module, left, right, run.history))
+        run.notes.append(Quotient(node, scope.module, left, right))
 
 
 @dataclass(frozen=True, slots=True)
