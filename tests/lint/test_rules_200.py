@@ -151,8 +151,6 @@ BAD = {
     ("RW213", "mps"): 'dist.init_process_group("nccl")\nnet = torch.nn.Linear(1, 1).to(torch.device("mps"))',
     ("RW214", "new_group"): 'dist.init_process_group("gloo")\ng = dist.new_group([0, 1], timeout=60.0)',
     ("RW214", "constant by name"): 'WAIT = 5 * 60\ndist.init_process_group("gloo", timeout=WAIT)',
-    ("RW215", "seconds"): 'from datetime import timedelta as td\ndist.init_process_group("gloo", timeout=td(0, 5))',
-    ("RW215", "by name"): 'import datetime\nwait = datetime.timedelta(weeks=1)\ndist.init_process_group("gloo", timeout=wait)',
     ("RW216", "in main"): 'def main():\n    dist.init_process_group("gloo")\nmain()',
     ("RW217", "default -1"): """
         import argparse
@@ -270,7 +268,6 @@ LEGAL = {
         d = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     """,
     ("RW214", "none"): 'dist.init_process_group("gloo", timeout=None)',
-    ("RW215", "two hours"): 'from datetime import timedelta\ndist.init_process_group("gloo", timeout=timedelta(hours=2))',
     ("RW216", "at exit"): 'import atexit\ndist.init_process_group("gloo")\natexit.register(dist.destroy_process_group)',
     ("RW217", "environment wins"): """
         import argparse

@@ -10,6 +10,7 @@ from rankwise.lint.analyses.job_view import (
     above,
     called_names,
     function_of,
+    has_unread,
     is_hidden,
     is_sequence,
     line_of,
@@ -22,7 +23,6 @@ from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.finding import Found
 from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.names import DDP, FSDP, SAMPLER
-from rankwise.lint.program import LIBRARIES
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _entry(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
 def _never(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
     """A whole program that never creates a group, and calls nothing that may."""
     calls = entry.histories[0].calls
-    if not entry.is_program or script.piece.is_fragment or any(map(_may_start, calls)) or _has_unread(script, calls):
+    if not entry.is_program or script.piece.is_fragment or any(map(_may_start, calls)) or has_unread(script, calls):
         return
     for call in calls:
         what = _needs_group(call)
@@ -165,15 +165,6 @@ def _never(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
 
 def _may_start(call: Call) -> bool:
     return is_hidden(call) or call.name.partition(".")[0] in _FRAMEWORKS
-
-
-def _has_unread(script: Script, calls: list[Call]) -> bool:
-    """Whether a module is imported whose text was not seen: it may create the group when it is imported."""
-    seen = LIBRARIES.union(*({call.module.path.stem, *call.module.path.parts} for call in calls))
-    imports = [node for node in ast.walk(script.tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = [alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "." for node in imports if isinstance(node, ast.ImportFrom)]
-    return any(name.partition(".")[0] not in seen for name in names)
 
 
 def _needs_group(call: Call) -> str | None:

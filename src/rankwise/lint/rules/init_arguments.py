@@ -172,47 +172,6 @@ def _is_number(value: Value) -> bool:
     return is_read_as_one or (is_number(value) and not isinstance(value.const, bool))
 
 
-_UNITS = {
-    "days": 86400.0,
-    "seconds": 1.0,
-    "microseconds": 1e-6,
-    "milliseconds": 1e-3,
-    "minutes": 60.0,
-    "hours": 3600.0,
-    "weeks": 604800.0,
-}
-_SHORT_S, _LONG_S = 30.0, 86400.0
-
-
-@rule("RW215", "warning", "I20", "the process group's timeout is very short or very long")
-def odd_timeout(script: Script) -> Iterator[Found]:
-    for place in once(places(script, INIT, "accelerate.InitProcessGroupKwargs")):
-        call = place.last
-        position = 2 if call.name == INIT else None
-        value, node = call.arg(position, "timeout"), call.arg_node(position, "timeout")
-        seconds = _seconds(value.made) if value is not None and value.made is not None else None
-        if seconds is None or node is None:
-            continue
-        if 0 < seconds < _SHORT_S:
-            message = (
-                f"`{text_of(node)}` is {seconds:g} s: a rank that loads, saves or compiles for longer ends the job"
-            )
-            yield Found(node, message, "allow as many minutes as the slowest step may take")
-        elif seconds > _LONG_S:
-            message = f"`{text_of(node)}` is {seconds / 86400:g} days: a hang is not reported before that"
-            yield Found(node, message, "allow as long as the slowest step may take", severity="hint")
-
-
-def _seconds(call: Call) -> float | None:
-    """The length of a timedelta that the script creates for a timeout."""
-    if call.name != "datetime.timedelta" or call.has_star:
-        return None
-    given = dict(zip(_UNITS, call.args, strict=False)) | call.kwargs
-    if not given or not all(name in _UNITS and isinstance(one.const, (int, float)) for name, one in given.items()):
-        return None
-    return sum(_UNITS[name] * float(one.const) for name, one in given.items())
-
-
 @rule("RW216", "hint", "R6", "the process group is never destroyed")
 def group_not_destroyed(script: Script) -> Iterator[Found]:
     if "destroy" in script.piece.code or "cleanup" in script.piece.code:
