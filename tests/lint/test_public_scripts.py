@@ -101,6 +101,38 @@ dist.init_process_group("nccl", rank=0, world_size=1)
 torch.nn.Linear(2, 2).cuda()
 print(dist.get_rank())
     """),
+    "behind a return for some ranks, the others go on": ("RW601", _INIT + """
+local = dist.get_rank() % torch.cuda.device_count()
+def save():
+    if not os.path.exists("models"):
+        return
+    torch.save({}, "model.pt")
+save()
+    """, _INIT + """
+local = dist.get_rank() % torch.cuda.device_count()
+def save():
+    if local != 0:
+        return
+    torch.save({}, "model.pt")
+save()
+    """),
+    "Slurm tells how many ranks a node has": ("RW317", """
+rank, gpus = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_GPUS_ON_NODE"])
+dist.init_process_group("nccl", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+local = rank - gpus * (rank // gpus)
+if local == 0:
+    dist.broadcast(torch.arange(10).to(f"cuda:{local}"), src=0)
+else:
+    dist.broadcast(torch.zeros(5, dtype=torch.int64).to(f"cuda:{local}"), src=0)
+    """, """
+rank, gpus = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_GPUS_ON_NODE"])
+dist.init_process_group("nccl", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+local = rank - gpus * (rank // gpus)
+if local == 0:
+    dist.broadcast(torch.arange(10).to(f"cuda:{local}"), src=0)
+else:
+    dist.broadcast(torch.zeros(10, dtype=torch.int64).to(f"cuda:{local}"), src=0)
+    """),
     "a star brings the functions of torch.distributed": ("RW102", """
 from torch.distributed import *
 init_process_group("gloo")

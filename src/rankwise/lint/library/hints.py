@@ -21,6 +21,7 @@ ENVIRON = {"RANK": "rank", "SLURM_PROCID": "rank", "OMPI_COMM_WORLD_RANK": "rank
            "MV2_COMM_WORLD_RANK": "rank", "LOCAL_RANK": "local_rank", "SLURM_LOCALID": "local_rank", "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
            "MPI_LOCALRANKID": "local_rank", "MV2_COMM_WORLD_LOCAL_RANK": "local_rank", "WORLD_SIZE": "world_size", "SLURM_NTASKS": "world_size",
            "SLURM_NPROCS": "world_size", "OMPI_COMM_WORLD_SIZE": "world_size", "PMI_SIZE": "world_size", "LOCAL_WORLD_SIZE": "local_world_size",
+           "SLURM_GPUS_ON_NODE": "local_world_size", "SLURM_NTASKS_PER_NODE": "local_world_size",
            "GROUP_RANK": "node_rank", "NODE_RANK": "node_rank", "SLURM_NODEID": "node_rank"}  # fmt: skip
 #: Set by torchrun; the others may be absent.
 TORCHRUN = frozenset(
