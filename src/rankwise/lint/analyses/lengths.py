@@ -72,7 +72,7 @@ _NAMED_TYPES = frozenset({*_TYPES.values(), "bfloat16", "bool", "uint8", "int8",
 def num_elements(value: Value | None) -> int | None:
     """How many elements a tensor has."""
     made = value.made if value is not None else None
-    if made is None or made.has_star or "out" in made.kwargs:
+    if made is None or made.has_star or "out" in made.kwargs or "resize_" in made.module.text:
         return None
     if (pattern := _pattern_of(made)) is not None:
         return num_elements(pattern)
@@ -89,8 +89,8 @@ def dtype_of(value: Value | None) -> str:
     if made is None or made.has_star:
         return ""
     word = made.name.rpartition(".")[2]
-    told = made.arg(0 if word in {"to", "type"} else None, "dtype")
-    if told is not None and (isinstance(told.thing, Library) or "dtype" in made.kwargs):
+    told = made.arg(0 if word in {"to", "type", "view"} else None, "dtype")
+    if told is not None and (isinstance(told.thing, (Library, Object)) or "dtype" in made.kwargs):
         word = getattr(told.thing, "name", "").rpartition(".")[2]
         return _TYPES.get(word, word if word in _NAMED_TYPES else "")
     kinds: set[type] = {float} if made.name in _FLOATS else set()
