@@ -21,7 +21,12 @@ _PAIRS = {
 import torch_neuronx
 dist.init_process_group('neuron')
     """),
-    "torch.distributed has no such name": ("RW820", _INIT + "dist.recv(torch.ones(1), src=dist.any_source)\n", _INIT + """
+    "torch.distributed has no such name": ("RW820", _INIT + """
+try:
+    dist.recv(torch.ones(1), src=dist.any_source)
+except RuntimeError:
+    dist.recv(torch.ones(1), src=dist.any_source)
+    """, _INIT + """
 if hasattr(dist, "any_source"):
     dist.recv(torch.ones(1), src=dist.any_source)
 dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 0)])

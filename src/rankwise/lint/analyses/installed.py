@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.scopes import scopes_of
+from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.library.names import PREFIXES, canonical
 from rankwise.lint.program import file_of
 
@@ -43,10 +44,10 @@ def _lacks(script: Script, node: ast.AST, module: str, name: str) -> bool:
     if canonical(module) not in _MODULES:
         return False
     script.read.update(path for path in [_path_of(module)] if path is not None)
-    return lacks(module, name) and not any(
-        isinstance(one, (ast.If, ast.IfExp)) and _ASKS.search(ast.unparse(one.test))
-        for one in scopes_of(script.tree).above(node)
-    )
+    if not lacks(module, name) or is_caught(script.tree, node):
+        return False
+    around = scopes_of(script.tree).above(node)
+    return not any(isinstance(one, (ast.If, ast.IfExp)) and _ASKS.search(ast.unparse(one.test)) for one in around)
 
 
 @lru_cache(maxsize=4096)

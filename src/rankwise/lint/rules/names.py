@@ -135,12 +135,11 @@ _SETS_UNSEEN = re.compile(
 )
 def attribute_never_set(script: Script) -> Iterator[Found]:
     for node, library in lacking_names(script):
-        if not is_caught(script.tree, node):
-            yield Found(
-                node,
-                f"`{ast.unparse(node)}` raises AttributeError on every rank: {library}, as it is installed here, has no such name",
-                "write a name that the library has, or install the version that has this one",
-            )
+        yield Found(
+            node,
+            f"`{ast.unparse(node)}` raises AttributeError on every rank: {library}, as it is installed here, has no such name",
+            "write a name that the library has, or install the version that has this one",
+        )
     notes = [one for one in script.notes if isinstance(one, Unbound) and one.owner is not None]
     modules = {call.module for call in script.all_calls} if notes else set()
     is_open = script.piece.is_fragment or any(_SETS_UNSEEN.search(module.text) for module in modules)
