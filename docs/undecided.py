@@ -4,6 +4,7 @@ from __future__ import annotations
 
 UNDECIDED: dict[str, tuple[str, str]] = {
     "I3": ("the host of the store has no address", "Names are resolved on the job's hosts, which the code does not show."),
+    "I20": ("an unsuitable time-out", "How long the slowest step takes is known to who wrote it; the report of a hang names the time-out."),
     "I28": ("the rendezvous is closed", "The code does not show when the other nodes have ended."),
     "L6": ("`--nproc-per-node gpu` without CUDA", "The GPUs of the host are known only there; `rankwise run` refuses it."),
     "L16": ("a left-over configuration", "Files of other programs in the user's home are not part of the code."),
@@ -40,5 +41,4 @@ UNDECIDED: dict[str, tuple[str, str]] = {
     "X15": ("workers forked from a process with threads", "CUDA in a forked worker is refused at the first batch; threads are those of the libraries in use."),
     "I14": ("started without a launcher", "torch names the variable or the argument that it lacks, at the start."),
     "L7": ("more ranks than GPUs", "The ranks without a GPU fail at the start with CUDA's own error; how many GPUs there are is known only on the host."),
-    "I20": ("an unsuitable time-out", "Only a run shows how long the slowest step takes; torch's own error names the time-out."),
 }  # fmt: skip

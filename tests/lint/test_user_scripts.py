@@ -194,13 +194,15 @@ model = accelerator.prepare(model)
 model.load_state_dict(torch.load("m.pt", map_location="cpu"))
     """),
     "a compiled wrapper has no more attributes than the wrapper": ("RW418", _INIT + _DDP + """
-class Net(torch.nn.Linear):
-    scale = 2
-model = torch.compile(DDP(Net(2, 1)))
-print(model.scale)
+class Net(torch.nn.Module):
+    classes = 2
+model = torch.compile(DDP(Net()))
+print(model.classes)
     """, _INIT + _DDP + """
-model = torch.compile(torch.nn.Linear(2, 1))
-print(model.weight)
+class Net(torch.nn.Module):
+    classes = 2
+model = torch.compile(Net())
+print(model.classes)
 model = DDP(model)
     """),
     "what one rank was given, the others lack": ("RW818", _INIT + _DDP + """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def execute(run: Run, scope: Scope, body: Sequence[ast.stmt]) -> Exit | None:
     """Run statements in order; the Exit if they do not reach their end."""
-    before = run.guards
+    before = run.guards, run.tests
     try:
         for statement in body:
             if not run.spend():
@@ -37,7 +37,7 @@ def execute(run: Run, scope: Scope, body: Sequence[ast.stmt]) -> Exit | None:
                 return left
         return None
     finally:
-        run.guards = before
+        run.guards, run.tests = before
 
 
 def _expression(run: Run, scope: Scope, node: ast.Expr) -> Exit | None:

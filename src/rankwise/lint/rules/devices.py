@@ -9,8 +9,8 @@ from rankwise.lint.analyses.device_index import fault_of
 from rankwise.lint.analyses.job_view import (
     INIT,
     backend_of,
-    function_of,
     is_constant,
+    is_left,
     is_of_one_process,
     is_spawned,
     launcher_reads,
@@ -63,7 +63,7 @@ def global_rank_as_device(script: Script) -> Iterator[Found]:
             key = (id(place.last.function), text_of(node))
             if fault is not None and key not in seen:
                 seen.add(key)
-                yield _tell(script, place, node, is_bare=fault == "bare")
+                yield _tell(place, node, is_bare=fault == "bare")
                 break
 
 
@@ -92,7 +92,7 @@ def _devices(call: Call) -> Iterator[tuple[Value, ast.AST]]:
                 yield one, node
 
 
-def _tell(script: Script, place: Place, node: ast.AST, *, is_bare: bool) -> Found:
+def _tell(place: Place, node: ast.AST, *, is_bare: bool) -> Found:
     text = text_of(node)
     if is_bare:
         message = f"`{text}` uses the global rank as the number of a GPU: a second node has no such GPU"
@@ -100,26 +100,11 @@ def _tell(script: Script, place: Place, node: ast.AST, *, is_bare: bool) -> Foun
         message = (
             f"`{text}` maps the global rank to a node's GPUs: wrong if nodes differ or start fewer ranks than GPUs"
         )
-    fix = f"use the local rank: {_local_rank(script, node)}"
+    fix = 'use the local rank: int(os.environ["LOCAL_RANK"])'
     if any(call.name.startswith("accelerate.") for call in place.entry.histories[0].calls):
         fix = "use accelerator.device, or accelerator.local_process_index"
     at = node if isinstance(node, ast.expr) else place.last.node
     return Found(at, message, fix, severity="error" if is_bare else "warning")
-
-
-def _local_rank(script: Script, node: ast.AST) -> str:
-    """The variable that holds it, if one is in scope there."""
-    tree = script.tree
-    around = {tree, function_of(tree, node)} if isinstance(node, ast.expr) else {tree}
-    for one in ast.walk(tree):
-        if (
-            isinstance(one, ast.Assign)
-            and [text_of(target) for target in one.targets] == ["local_rank"]
-            and "local" in text_of(one.value).lower()
-            and function_of(tree, one) in around
-        ):
-            return "`local_rank`"
-    return 'int(os.environ["LOCAL_RANK"])'
 
 
 _SETS = frozenset({"torch.cuda.set_device", "torch.accelerator.set_device_index", "torch.accelerator.set_device_idx", "torch.cuda.device",
@@ -138,7 +123,12 @@ def device_not_set(script: Script) -> Iterator[Found]:
         return
     for entry in script.entries:
         init = next((call for call in entry.histories[-1].calls if call.name == INIT), None)
-        if init is not None and not _has_device(init) and not _may_see_its_own(script, init):
+        if (
+            init is not None
+            and not is_left(script, entry)
+            and not _has_device(init)
+            and not _may_see_its_own(script, init)
+        ):
             yield from _entry(script, entry, init)
 
 

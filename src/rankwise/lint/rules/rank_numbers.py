@@ -11,6 +11,7 @@ from rankwise.lint.analyses.job_view import (
     SPAWN,
     above,
     backend_of,
+    has_unread,
     is_constant,
     is_for_several,
     is_spawned,
@@ -21,7 +22,7 @@ from rankwise.lint.analyses.job_view import (
     starts_group,
     text_of,
 )
-from rankwise.lint.analyses.options import options
+from rankwise.lint.analyses.options import options, text_given
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.notes import TextTest
 from rankwise.lint.rule import rule
@@ -64,7 +65,10 @@ def _tell_comparison(node: ast.Compare, *, text_is_left: bool) -> Found:
     return Found(node, message, f"compare int({shown})")
 
 
-@rule("RW210", "error", "I12 I10", "world size, rank and number of processes contradict each other")
+_BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "fake"})
+
+
+@rule("RW210", "error", "I12 I10", "world size, rank, backend and number of processes contradict each other")
 def world_size_contradiction(script: Script) -> Iterator[Found]:
     for place in once(places(script, INIT, anywhere=True)):
         if place.last.has_star:
@@ -73,12 +77,30 @@ def world_size_contradiction(script: Script) -> Iterator[Found]:
             yield from _fixed(script, place)
             yield from _same_rank(script, place)
             yield from _local_rank(place)
+            yield from _no_backend(script, place.last)
     for steps in in_step(script, INIT):
         ways = {backend_of(call): call for call in reversed(steps[0])}
         if len(ways) > 1 and None not in ways:
             shown = " and ".join(f"{one or 'none'} on rank {ways[one].rank}" for one in reversed(ways))
             fix = 'name one backend for all, as in "cpu:gloo,cuda:nccl"'
             yield Found(steps[0][-1].node, f"ranks make one group with {shown}: they never connect", fix)
+
+
+def _no_backend(script: Script, call: Call) -> Iterator[Found]:
+    """A backend that torch does not have, where no library is imported that may bring it."""
+    node = call.arg_node(0, "backend")
+    names = [one.rpartition(":")[2] for one in (text_given(call.arg(0, "backend"))[0] or "").lower().split(",")]
+    # Those of other makers are called like NCCL, and torch loads what brings them by itself.
+    odd = next((one for one in names if one and one not in _BACKENDS and not one.endswith("ccl")), None)
+    if (
+        node is not None
+        and odd is not None
+        and not has_unread(script, script.all_calls)
+        and "register_backend" not in script.piece.code
+    ):
+        message = f"torch.distributed has no backend {odd!r}: every rank fails here"
+        fix = 'use "gloo" for tensors on the CPU, "nccl" for those on GPUs, or leave the backend out'
+        yield Found(node, message, fix, failure_class="")
 
 
 def _fixed(script: Script, place: Place) -> Iterator[Found]:

@@ -10,6 +10,7 @@ from rankwise.lint.analyses.job_view import (
     INIT,
     called_names,
     is_for_several,
+    is_left,
     is_of_one_process,
     is_spawned,
     launcher_reads,
@@ -47,6 +48,8 @@ def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
     launched, needed = _is_launched(script, written), _is_needed(script, found)
     for one in found:
         if one.value.const is None or not one.value.is_known or one.value.spread or _asks_first(one):
+            continue
+        if is_left(script, one.place.entry):
             continue
         if one.value.origin & {"world_size", "local_world_size"} or _is_in_test(one):
             # Restored, or passed on by the process that starts the others; a test of one process.

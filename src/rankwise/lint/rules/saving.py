@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.analyses.collective_calls import word_of
 from rankwise.lint.analyses.in_ranks import is_in_ranks
 from rankwise.lint.analyses.job_view import (
+    ALL_RANKS,
     called_names,
     is_distributed,
     is_hidden,
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
 def every_rank_saves(script: Script) -> Iterator[Found]:
     for use in writes(script, anywhere=True):
         call, entry, at = use.call, use.place.entry, node_in(script, use.call)
+        is_but_one = use.place.ranks == ALL_RANKS - {0} and not call.tests
         if (
             at is None
-            or not use.place.is_made_by_all
+            or not (use.place.is_made_by_all or is_but_one)
             or not is_distributed(entry)
             or is_chosen(call)
             or takes_turns(use.place)
@@ -56,6 +58,7 @@ def every_rank_saves(script: Script) -> Iterator[Found]:
             continue
         is_sure = (
             entry.is_program
+            and not is_but_one  # of two ranks, it is one
             and all(is_in(script.tree, test) for test, _, _ in call.tests)
             and any(starts_group(one) for one in entry.histories[0].calls)
             and call.name != "builtins.open"
@@ -65,7 +68,7 @@ def every_rank_saves(script: Script) -> Iterator[Found]:
         path = text_of(use.node)
         yield Found(
             at,
-            f"every rank writes `{path}` at the same time: the file is damaged if their writes interleave",
+            f"every rank {'but 0 ' if is_but_one else ''}writes `{path}` at the same time: the file is damaged if their writes interleave",
             "let one rank write it: `if dist.get_rank() == 0:`, or include the rank in the path",
             severity="error" if is_sure else "warning",
         )
