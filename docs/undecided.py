@@ -4,6 +4,7 @@ from __future__ import annotations
 
 UNDECIDED: dict[str, tuple[str, str]] = {
     "I3": ("the host of the store has no address", "Names are resolved on the job's hosts, which the code does not show."),
+    "I20": ("an unsuitable time-out", "How long the slowest step takes is known to who wrote it; the report of a hang names the time-out."),
     "I28": ("the rendezvous is closed", "The code does not show when the other nodes have ended."),
     "L6": ("`--nproc-per-node gpu` without CUDA", "The GPUs of the host are known only there; `rankwise run` refuses it."),
     "L16": ("a left-over configuration", "Files of other programs in the user's home are not part of the code."),
@@ -26,4 +27,18 @@ UNDECIDED: dict[str, tuple[str, str]] = {
     "X17": ("more threads than cores", "The number of cores is known only on the host; `rankwise run` sets OMP_NUM_THREADS accordingly."),
     "X9": ("fewer samples than ranks", "How many samples there are is known only where the data is."),
     "X14": ("one rank works alone for too long", "How long the work takes depends on the data; the report of a run names the rank that worked."),
+    "I15": ("used before `init_process_group`", "torch says at the first such call that there is no default process group, on every rank."),
+    "I16": ("initialised twice", "torch refuses the second call at once, and says so."),
+    "I17": ("NCCL without a GPU", "torch says at the start that NCCL needs a GPU."),
+    "I19": ("the timeout is not a timedelta", "torch names the type that it expects, at the start."),
+    "L13": ("`mp.spawn` can't start its processes", "Python or the first process says at the start which function it can't start, and why."),
+    "L14": ("CUDA was used before the notebook's processes", "`notebook_launcher` refuses to start, and says so."),
+    "C18": ("a number instead of a tensor", "torch names the parameter and the type that it expects, on every rank."),
+    "C19": ("a list on the wrong rank", "torch refuses the list at once, and names the ranks that may give it."),
+    "D27": ("`device_ids` for a model on the CPU", "DistributedDataParallel refuses them at the start, and says so."),
+    "R6": ("a rank that ended before the others had finished", "torch itself warns at the end of a script that does not destroy its group, and a run's report names the rank."),
+    "X2": ("a sampler and shuffle", "The DataLoader refuses the two together at the start, and says so."),
+    "X15": ("workers forked from a process with threads", "CUDA in a forked worker is refused at the first batch; threads are those of the libraries in use."),
+    "I14": ("started without a launcher", "torch names the variable or the argument that it lacks, at the start."),
+    "L7": ("more ranks than GPUs", "The ranks without a GPU fail at the start with CUDA's own error; how many GPUs there are is known only on the host."),
 }  # fmt: skip

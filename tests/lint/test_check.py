@@ -20,8 +20,8 @@ from rankwise.lint.rule import Rule
 from rankwise.lint.running import check as check_module
 from rankwise.lint.running.check import check_piece
 from rankwise.lint.running.files import Outcome, Plan, check_files, check_text
-from rankwise.lint.running.fix_files import mend_files
 from rankwise.lint.running.settings import Settings
+from rankwise.lint.running.text_edits import mend_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -154,8 +154,6 @@ _PAIRS = {
     "a local rank of the script's own": ("RW220", _SPAWN, {"work": _MET, "before": "os.environ['LOCAL_RANK']", "start": "work, (2,)"}, {"work": _MET, "before": "os.environ.setdefault('LOCAL_RANK', '0'); os.environ['LOCAL_RANK']", "start": "work, (2,)"}),
     "functions that a loop calls": ("RW508", _SEEDS, {"seed": "3 + rank"}, {"seed": "3"}),
     "a look changes no keys": ("RW607", _KEYS, {"step": "print(len(ck))"}, {"step": "strip(ck)"}),
-    "a count is no tuple": ("RW814", _SPAWN, {"work": "pass", "before": "", "start": "work, os.cpu_count()"}, {"work": "pass", "before": "", "start": "work, (os.cpu_count(),)"}),
-    "a decorated function has a name": ("RW813", _SPAWN, {"work": "pass", "before": "f = lambda rank, n: 0", "start": "f, (2,)"}, {"work": "pass", "before": "", "start": "wrapped, (2,)"}),
     "a number is no share": ("RW317", _SHARE, {"own": "x.clone()"}, {"own": "torch.tensor(x.sum().item())"}),
     "what is written in another run": ("RW603", _RUNS, {"then": "if"}, {"then": "elif"}),
     "a wrapper of former times": ("RW401", _FORMER, {"wrap": "net"}, {"wrap": "nn.parallel.DistributedDataParallelCPU(net)"}),

@@ -7,6 +7,7 @@ import pytest
 from lint.plain_check import found, mended
 
 BAD = {
+    ("RW804", "python 2"): "def f(x): return unicode(x)",
     ("RW801", "attribute, moved to a device"): """
         class T:
             def __init__(self, m, gpu_id):
@@ -211,7 +212,6 @@ LEGAL = {
     ("RW804", "star import"): "from x import *\ndef f(): return train_set",
     ("RW804", "globals"): "globals().update(a=1)\ndef f(): return a",
     ("RW804", "caught"): "try:\n    profile\nexcept NameError:\n    profile = None\ndef g(): return profile",
-    ("RW804", "python 2"): "def f(x): return unicode(x)",
     ("RW804", "tested"): "import sys\nif sys.version_info < (3,):\n    foo()",
     ("RW804", "marked by the author"): "def f(): return injected  # noqa: F821",
     ("RW804", "set by another function"): "def f():\n    global a\n    a = 1\ndef g(): return a",

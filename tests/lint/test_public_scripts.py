@@ -16,6 +16,139 @@ _INIT = "dist.init_process_group('gloo')\n"
 _DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
+    "torch has no such backend": ("RW210", "dist.init_process_group('tcp')\n", "dist.init_process_group('cpu:gloo,cuda:nccl')\n"),
+    "a library that is imported may bring a backend": ("RW210", "dist.init_process_group('neuron')\n", """
+import torch_neuronx
+dist.init_process_group('neuron')
+    """),
+    "torch.distributed has no such name": ("RW820", _INIT + """
+try:
+    dist.recv(torch.ones(1), src=dist.any_source)
+except RuntimeError:
+    dist.recv(torch.ones(1), src=dist.any_source)
+    """, _INIT + """
+if hasattr(dist, "any_source"):
+    dist.recv(torch.ones(1), src=dist.any_source)
+dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 0)])
+    """),
+    "ranks broadcast numbers of different types": ("RW317", _INIT + """
+value = torch.tensor(dist.get_world_size()) if dist.get_rank() == 0 else torch.zeros(1)
+dist.broadcast(value, src=0)
+    """, _INIT + """
+value = torch.tensor(dist.get_world_size()) if dist.get_rank() == 0 else torch.zeros(1, dtype=torch.long)
+dist.broadcast(value, src=0)
+    """),
+    "each arm broadcasts its own tensor": ("RW317", _INIT + """
+if dist.get_rank() == 0:
+    dist.broadcast(torch.arange(10).reshape(2, 5).to("cpu"), src=0)
+else:
+    dist.broadcast(torch.zeros(5).long(), src=0)
+    """, _INIT + """
+if dist.get_rank() == 0:
+    dist.broadcast(torch.arange(10).reshape(2, 5).to("cpu"), src=0)
+else:
+    dist.broadcast(torch.zeros(10).long(), src=0)
+    """),
+    "a recv is of another type than its send": ("RW317", _INIT + """
+if dist.get_rank() == 0:
+    dist.send(torch.tensor([1, 2]), dst=1)
+elif dist.get_rank() == 1:
+    dist.recv(torch.zeros(2), src=0)
+    """, _INIT + """
+if dist.get_rank() == 0:
+    dist.send(torch.tensor([1, 2.5]), dst=1)
+elif dist.get_rank() == 1:
+    dist.recv(torch.zeros(2), src=0)
+    """),
+    "the rank of several nodes is no number of a GPU": ("RW201", """
+import torch.multiprocessing as mp
+def work(gpu, node, gpus):
+    rank = node * gpus + gpu
+    dist.init_process_group("nccl", rank=rank, world_size=2 * gpus)
+    torch.cuda.set_device(rank)
+if __name__ == "__main__":
+    mp.spawn(work, args=(int(input()), torch.cuda.device_count()))
+    """, """
+import torch.multiprocessing as mp
+def work(gpu, node, gpus):
+    rank = node * gpus + gpu
+    dist.init_process_group("nccl", rank=rank, world_size=2 * gpus)
+    torch.cuda.set_device(gpu)
+if __name__ == "__main__":
+    mp.spawn(work, args=(int(input()), torch.cuda.device_count()))
+    """),
+    "all ranks but one write a file": ("RW601", _INIT + """
+if dist.get_rank() != 0:
+    torch.save({}, "model.pt")
+    """, _INIT + """
+if dist.get_rank() == 1:
+    torch.save({}, "model.pt")
+    """),
+    "a function that is never called overwrites nothing": ("RW207", """
+def setup():
+    os.environ["MASTER_PORT"] = "12355"
+    dist.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+setup()
+    """, """
+def setup():
+    os.environ["MASTER_PORT"] = "12355"
+    dist.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+    """),
+    "one process by the text needs no GPU of its own": ("RW202", """
+dist.init_process_group("nccl", rank=0, world_size=2)
+torch.nn.Linear(2, 2).cuda()
+print(dist.get_rank())
+    """, """
+dist.init_process_group("nccl", rank=0, world_size=1)
+torch.nn.Linear(2, 2).cuda()
+print(dist.get_rank())
+    """),
+    "behind a return for some ranks, the others go on": ("RW601", _INIT + """
+local = dist.get_rank() % torch.cuda.device_count()
+def save():
+    if not os.path.exists("models"):
+        return
+    torch.save({}, "model.pt")
+save()
+    """, _INIT + """
+local = dist.get_rank() % torch.cuda.device_count()
+def save():
+    if local != 0:
+        return
+    torch.save({}, "model.pt")
+save()
+    """),
+    "Slurm tells how many ranks a node has": ("RW317", """
+rank, gpus = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_GPUS_ON_NODE"])
+dist.init_process_group("nccl", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+local = rank - gpus * (rank // gpus)
+if local == 0:
+    dist.broadcast(torch.arange(10).to(f"cuda:{local}"), src=0)
+else:
+    dist.broadcast(torch.zeros(5, dtype=torch.int64).to(f"cuda:{local}"), src=0)
+    """, """
+rank, gpus = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_GPUS_ON_NODE"])
+dist.init_process_group("nccl", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+local = rank - gpus * (rank // gpus)
+if local == 0:
+    dist.broadcast(torch.arange(10).to(f"cuda:{local}"), src=0)
+else:
+    dist.broadcast(torch.zeros(10, dtype=torch.int64).to(f"cuda:{local}"), src=0)
+    """),
+    "a star brings the functions of torch.distributed": ("RW102", """
+from torch.distributed import *
+init_process_group("gloo")
+if get_rank() == 0:
+    barrier()
+    """, """
+from torch.distributed import *
+init_process_group("gloo")
+if get_world_size() == 0:
+    barrier()
+    """),
     "two of four processes form a group": ("RW210", """
         import torch.multiprocessing as mp
         def work(rank):
@@ -326,23 +459,6 @@ losses = [float(torch.load("loss.pt")) for _ in range(3)]
 if sum(losses) > 3:
     dist.barrier()
     """),
-    "each mp.spawn starts new processes": ("RW211", """
-        import torch.multiprocessing as mp
-        def work(rank):
-            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
-            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
-        if __name__ == "__main__":
-            mp.spawn(work, nprocs=2)
-    """, """
-        import torch.multiprocessing as mp
-        def work(rank):
-            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
-        def run():
-            mp.spawn(work, nprocs=2)
-        if __name__ == "__main__":
-            run()
-            run()
-    """),
     "what is given as the rank is the rank": ("RW302", _INIT + """
 loss = torch.ones(1)
 dist.reduce(loss, dst=0)
@@ -417,13 +533,6 @@ for step in range(9):
         except Exception:
             print("failed")
     """),
-    "rank 0 can't divide by its rank": ("RW221", _INIT + """
-gpu = torch.cuda.device_count() % dist.get_rank()
-    """, _INIT + """
-rank = dist.get_rank()
-gpu = rank % torch.cuda.device_count()
-print(8 // rank if rank else 0, "rank %d" % rank)
-    """),
     "an option that the command line does not have": ("RW820", """
         import argparse
         import torch.multiprocessing as mp
@@ -497,20 +606,6 @@ print(Config(3).gpu_ids)
             parser = argparse.ArgumentParser()
             parser.add_argument("--gpu", type=int)
             mp.spawn(work, (parser.parse_args(),), nprocs=2)
-    """),
-    "the arm that wraps does not move the model": ("RW411", _INIT + _DDP + """
-from torchvision.models import resnet18
-net, local_rank = resnet18(), int(os.environ["LOCAL_RANK"])
-if len(os.sys.argv) > 1:
-    net = DDP(net, device_ids=[local_rank])
-else:
-    net = net.to("cuda")
-    """, _INIT + _DDP + """
-from torchvision.models import resnet18
-net, local_rank = resnet18(), int(os.environ["LOCAL_RANK"])
-if len(os.sys.argv) > 1:
-    net = net.to(local_rank)
-net = DDP(net, device_ids=[local_rank])
     """),
     "a function of the user's may mean anything by device_id": ("RW201", _INIT + """
 import functools

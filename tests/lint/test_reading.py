@@ -206,49 +206,9 @@ def test_two_programs_on_a_page_stay_apart() -> None:
 
 
 def test_fences_that_are_no_program_are_dropped() -> None:
-    """Output, diffs and gaps are no Python and no mistake; a slip in what is clearly Python is one."""
+    """Output, diffs, gaps and slips are no Python: whoever pastes them sees it at once."""
     assert read_markdown("a.md", "```python\n>>> x\n3\n```\n```python\ndef f(<args>):\n```\n")[0].code.strip() == "x"
     assert read_markdown("a.md", "```python\nTraceback (most recent call last):\n```\n") == ()
-    (piece,) = read_markdown("a.md", "```python\nimport torch\nprint \u201crank\u201d\n```\n")
-    unparsed = find_unparsed(piece.code)
-    assert unparsed is not None
-    assert unparsed.line == 3
-
-
-@pytest.mark.parametrize(
-    ("code", "line"),
-    [
-        ("print(\u201crank\u201d)", 1),
-        ("model = DDP\uff08model\uff0cdevice_ids=[0]\uff09", 1),
-    ],
-)
-def test_a_slip_in_a_tagged_fence_is_told_without_an_import(code: str, line: int) -> None:
-    """What would be Python with plain characters was meant as a program, in whatever fence for Python."""
-    for tag in ("python", "py", "python3"):
-        (piece,) = read_markdown("a.md", f"```{tag}\n{code}\n```\n")
-        unparsed = find_unparsed(piece.code)
-        assert unparsed is not None
-        assert unparsed.line == line + 1
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "loss\uff1a0.3",
-        "\u8f93\u51fa\uff08a\uff0cb\uff09",
-        "Epoch 1 \u2013 loss 0.3",
-        "print the result",
-        ">>> print 'x'\nx",
-        "print \u201cx\u201d\n...",
-        "print \u201cx\u201d, <your code>",
-        "- print 'x'\n+ print('x')",
-        "Traceback (most recent call last):\n  File \u201ca.py\u201d",
-    ],
-)
-def test_output_and_gaps_in_a_tagged_fence_are_no_slips(code: str) -> None:
-    """Output, a sentence, a REPL, a diff and a text with gaps stay silent, whatever characters they have."""
-    pieces = read_markdown("a.md", f"```python\n{code}\n```\n")
-    assert [piece for piece in pieces if find_unparsed(piece.code) is not None] == []
 
 
 def test_console_fences_give_commands_without_prompts() -> None:
@@ -312,13 +272,7 @@ def test_what_git_ignores_is_left_out(tmp_path: Path) -> None:
     ("code", "line", "word"),
     [
         ("import os\nprint 'a'\n", 2, "print"),
-        (">>> import torch\n", 1, "prompt"),
-        ("print(\u201chi\u201d)\n", 1, "quote"),
-        ("x = 1 \u2013 2\n", 1, "dash"),
-        ("x\u00a0= 1\n", 1, "space"),
-        ("dist.init_process_group(backend='gloo'\uff0c rank=0)\n", 1, "full-width"),
-        ("def f\uff08x\uff09\uff1a\n    pass\n", 1, "full-width"),
-        ("x = (1,\n\n```\n", 3, "fence"),
+        ("print(\u201chi\u201d)\n", 1, "U+201C"),
         ("if x:\n        a = 1\n\tb = 2\n", 3, "tab"),
         ("x = = 1\n", 1, "syntax"),
         ("x" + "(" * 3000 + ")" * 3000, 1, ""),
@@ -327,7 +281,7 @@ def test_what_git_ignores_is_left_out(tmp_path: Path) -> None:
     ids=lambda value: str(value)[:20],
 )
 def test_why_a_text_is_no_python(code: str, line: int, word: str) -> None:
-    """The place is told, and the cause where pasted text shows it; hostile nesting is no crash."""
+    """The place is told, in the words of Python's parser; hostile nesting is no crash."""
     unparsed = find_unparsed(code)
     assert unparsed is not None
     assert unparsed.line == line

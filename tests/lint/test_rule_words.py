@@ -44,8 +44,6 @@ SAID = {
             loss.backward()
         """), "`float(torch.isnan(loss))`",
     ),
-    ("RW201", "own variable"): (NCCL + 'local_rank = int(os.environ["LOCAL_RANK"])\ntorch.cuda.set_device(me)', "`local_rank`"),
-    ("RW207", "number"): ('import os\nos.environ["MASTER_PORT"] = 29500\n' + HEAD, "TypeError: str expected, not int"),
     ("RW306", "kept"): (HEAD + "w = dist.all_reduce(x, async_op=True)", "call `w.wait()` before `x` is read"),
     ("RW306", "no name"): (HEAD + "dist.isend(x + 1, 1)", "; its tensor may hold"),
     ("RW407", "own names"): (

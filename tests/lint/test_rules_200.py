@@ -126,34 +126,7 @@ BAD = {
             dist.init_process_group("gloo", "tcp://h:1", rank=i, world_size=2)
         mp.spawn(go, nprocs=4)
     """,
-    ("RW210", "tcp without a rank"): 'dist.init_process_group("gloo", init_method="tcp://h:1", world_size=2)',
-    ("RW210", "spawned without a rank"): 'def go(i):\n    dist.init_process_group("gloo")\nmp.spawn(go, nprocs=2)',
     ("RW210", "everybody is 0"): 'dist.init_process_group("gloo", rank=0, world_size=int(os.environ["WORLD_SIZE"]))',
-    ("RW211", "two functions"): """
-        def a():
-            dist.init_process_group("gloo")
-        def b():
-            dist.init_process_group("gloo")
-        a()
-        b()
-    """,
-    ("RW212", "get_rank in the set-up of logs"): """
-        def logs():
-            return "INFO" if dist.get_rank() == 0 else "ERROR"
-        logs()
-        dist.init_process_group("gloo")
-    """,
-    ("RW212", "sampler"): """
-        s = torch.utils.data.DistributedSampler([1, 2])
-        dist.init_process_group("gloo")
-    """,
-    ("RW212", "never made"): "x = torch.ones(1)\ndist.all_reduce(x)",
-    ("RW213", "mps"): 'dist.init_process_group("nccl")\nnet = torch.nn.Linear(1, 1).to(torch.device("mps"))',
-    ("RW214", "new_group"): 'dist.init_process_group("gloo")\ng = dist.new_group([0, 1], timeout=60.0)',
-    ("RW214", "constant by name"): 'WAIT = 5 * 60\ndist.init_process_group("gloo", timeout=WAIT)',
-    ("RW215", "seconds"): 'from datetime import timedelta as td\ndist.init_process_group("gloo", timeout=td(0, 5))',
-    ("RW215", "by name"): 'import datetime\nwait = datetime.timedelta(weeks=1)\ndist.init_process_group("gloo", timeout=wait)',
-    ("RW216", "in main"): 'def main():\n    dist.init_process_group("gloo")\nmain()',
     ("RW217", "default -1"): """
         import argparse
         p = argparse.ArgumentParser()
@@ -163,7 +136,6 @@ BAD = {
             dist.init_process_group("nccl")
     """,
     ("RW217", "argv"): 'import sys\nmine = [a for a in sys.argv if a.startswith("--local_rank=")]\ndist.init_process_group("gloo")',
-    ("RW207", "a number"): 'os.environ["RANK"] = 0\ndist.init_process_group("gloo")',
     ("RW207", "fixed port, ranks by arguments"): """
         import sys
         dist.init_process_group("gloo", init_method="tcp://127.0.0.1:23456", rank=int(sys.argv[1]), world_size=int(sys.argv[2]))
@@ -238,40 +210,6 @@ LEGAL = {
     ("RW210", "both from the launcher"): """
         dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
     """,
-    ("RW211", "destroyed between"): """
-        for _ in range(2):
-            dist.init_process_group("gloo")
-            dist.destroy_process_group()
-    """,
-    ("RW211", "one of two"): """
-        def start(fast):
-            if fast:
-                dist.init_process_group("nccl")
-                return
-            dist.init_process_group("gloo")
-        start(os.environ.get("FAST"))
-    """,
-    ("RW212", "asks first"): """
-        def me():
-            return dist.get_rank() if dist.is_initialized() else 0
-        me()
-        dist.init_process_group("gloo")
-    """,
-    ("RW212", "part of a program"): "import mine\nx = torch.ones(1)\ndist.all_reduce(x)",
-    ("RW212", "methods are no sequence"): """
-        class Group:
-            def size(self):
-                return dist.get_world_size()
-            def start(self):
-                dist.init_process_group("gloo")
-    """,
-    ("RW213", "chosen"): """
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        d = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    """,
-    ("RW214", "none"): 'dist.init_process_group("gloo", timeout=None)',
-    ("RW215", "two hours"): 'from datetime import timedelta\ndist.init_process_group("gloo", timeout=timedelta(hours=2))',
-    ("RW216", "at exit"): 'import atexit\ndist.init_process_group("gloo")\natexit.register(dist.destroy_process_group)',
     ("RW217", "environment wins"): """
         import argparse
         p = argparse.ArgumentParser()

@@ -17,6 +17,7 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
 """
+NET = "class Net(nn.Linear):\n    weight = bias = None\n    def __init__(self):\n        super().__init__(4, 1)\n"
 STEP = "\nopt = torch.optim.SGD(net.parameters(), 0.1)\nnet(torch.rand(2, 4)).sum().backward()\nopt.step()\n"
 BAD = {
     ("RW401", "in a class"): """
@@ -101,7 +102,6 @@ BAD = {
         dist.all_reduce(flat)
     """,
     ("RW410", "the wrapper itself"): "net = DDP(nn.Linear(4, 1))\nif not rank:\n    net.load_state_dict(torch.load('a.pt'))",
-    ("RW411", "moved to the cpu"): "net = nn.Linear(4, 1).to('cpu')\nddp = DDP(net, device_ids=[rank])",
     ("RW412", "FSDP"): """
         from torch.distributed.fsdp import FullyShardedDataParallel
         net = nn.Linear(4, 1)
@@ -109,7 +109,6 @@ BAD = {
         net = FullyShardedDataParallel(net)
     """,
     ("RW416", "batch norm"): "net = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))\nnet(torch.rand(2, 4)).sum().backward()",
-    ("RW418", "a layer's weight"): "net = DDP(nn.Linear(4, 1))\nprint(net.weight.norm())",
     ("RW418", "the user's layer, in a function"): """
         class Net(nn.Module):
             def __init__(self):
@@ -141,13 +140,13 @@ BAD = {
     """,
 }  # fmt: skip
 LEGAL = {
-    ("RW418", "DDP's own"): "net = DDP(nn.Linear(4, 1))\nprint(net.module.weight, net.device, net.parameters, net.no_sync, net.training)",
-    ("RW418", "before"): "net = nn.Linear(4, 1)\nprint(net.weight)\nnet = DDP(net)",
-    ("RW418", "unwrapped again"): "net = DDP(nn.Linear(4, 1))\nnet = net.module\nprint(net.weight)",
-    ("RW418", "on one path"): "net = nn.Linear(4, 1)\nif world > 8:\n    net = DDP(net)\nprint(net.weight)",
-    ("RW418", "asked first"): "net = DDP(nn.Linear(4, 1))\nif hasattr(net, 'weight'):\n    print(net.weight)",
-    ("RW418", "sharded"): "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nnet = FSDP(nn.Linear(4, 1))\nprint(net.weight)",
-    ("RW418", "given to the wrapper"): "net = DDP(nn.Linear(4, 1))\nnet.bias = 3\nprint(net.bias)",
+    ("RW418", "DDP's own"): NET + "net = DDP(Net())\nprint(net.module.weight, net.device, net.parameters, net.no_sync, net.training)",
+    ("RW418", "before"): NET + "net = Net()\nprint(net.weight)\nnet = DDP(net)",
+    ("RW418", "unwrapped again"): NET + "net = DDP(Net())\nnet = net.module\nprint(net.weight)",
+    ("RW418", "on one path"): NET + "net = Net()\nif world > 8:\n    net = DDP(net)\nprint(net.weight)",
+    ("RW418", "asked first"): NET + "net = DDP(Net())\nif hasattr(net, 'weight'):\n    print(net.weight)",
+    ("RW418", "sharded"): NET + "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nnet = FSDP(Net())\nprint(net.weight)",
+    ("RW418", "given to the wrapper"): NET + "net = DDP(Net())\nnet.bias = 3\nprint(net.bias)",
     ("RW401", "wrapped"): f"net = DDP(nn.Linear(4, 1)){STEP}",
     ("RW401", "gradients by hand"): """
         torch.manual_seed(0)
@@ -226,7 +225,6 @@ LEGAL = {
             dist.all_reduce(p.grad)
     """,
     ("RW410", "before wrapping"): "net = nn.Linear(4, 1)\nif rank == 0:\n    net.load_state_dict(torch.load('a.pt'))\nnet = DDP(net)",
-    ("RW411", "on the gpu"): "net = nn.Linear(4, 1).cuda()\nddp = DDP(net, device_ids=[rank])",
     ("RW412", "kept parameters"): """
         from torch.distributed.fsdp import FullyShardedDataParallel
         net = nn.Linear(4, 1)

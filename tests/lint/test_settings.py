@@ -135,14 +135,16 @@ def test_wrong_settings_are_told(text: str, words: str, tmp_path: Path) -> None:
 def test_wrong_selectors_are_told(word: str, meant: str) -> None:
     """A selector that means no rule is an error, not silence."""
     with pytest.raises(UsageError) as caught:
-        check_selectors(Settings(ignore=(word,)), RULES)
+        check_selectors(Settings(select=(word,)), RULES)
     assert meant in str(caught.value)
     check_selectors(Settings(select=("rw1", "THIRD", "ALL")), RULES)
 
 
 def test_a_rule_that_is_gone_may_still_be_ignored() -> None:
-    """A project that ignores a rule of an earlier version is checked as before."""
+    """A project that ignores a rule of an earlier version is checked as before; a misspelt one is told all the same."""
     check_selectors(
         Settings(ignore=("RW520", "RW513", "others-wait-for-preprocessing"), per_file_ignores={"a.py": ("rw520",)}),
         RULES,
     )
+    with pytest.raises(UsageError, match="did you mean one-name"):
+        check_selectors(Settings(ignore=("one-nme",)), RULES)

@@ -253,7 +253,6 @@ def test_places_are_those_of_the_text() -> None:
         ("torchrun --proc_per_node=4 t.py", "torchrun --nproc_per_node=4 t.py"),
         ("torchrun --nproc-per_node 4 t.py", "torchrun --nproc-per-node 4 t.py"),
         ("torchrun --num-gpus 4 t.py", "torchrun --nproc-per-node 4 t.py"),
-        ("torchrun \u2013nproc_per_node=4 t.py", "torchrun --nproc_per_node=4 t.py"),
         ("P=$((12000 + $random % 20000))", "P=$((12000 + $RANDOM % 20000))"),
         ("P=$((12000 + random % 20000))", "P=$((12000 + RANDOM % 20000))"),
         ("P=${Random}", "P=${RANDOM}"),

@@ -194,11 +194,15 @@ model = accelerator.prepare(model)
 model.load_state_dict(torch.load("m.pt", map_location="cpu"))
     """),
     "a compiled wrapper has no more attributes than the wrapper": ("RW418", _INIT + _DDP + """
-model = torch.compile(DDP(torch.nn.Linear(2, 1)))
-print(model.weight)
+class Net(torch.nn.Module):
+    classes = 2
+model = torch.compile(DDP(Net()))
+print(model.classes)
     """, _INIT + _DDP + """
-model = torch.compile(torch.nn.Linear(2, 1))
-print(model.weight)
+class Net(torch.nn.Module):
+    classes = 2
+model = torch.compile(Net())
+print(model.classes)
 model = DDP(model)
     """),
     "what one rank was given, the others lack": ("RW818", _INIT + _DDP + """
@@ -233,19 +237,6 @@ class Job:
             print(self.best)
 Job().run()
     """),
-    "a function that would make the group and is not called makes none": ("RW212", """
-def setup():
-    dist.init_process_group("gloo")
-def main():
-    print(dist.get_world_size())
-main()
-    """, """
-import helpers
-def main():
-    helpers.begin()
-    print(dist.get_world_size())
-main()
-    """),
     "the local rank is not the rank": ("RW210", """
 dist.init_process_group("gloo", rank=int(os.environ["LOCAL_RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
     """, """
@@ -257,20 +248,6 @@ if not os.path.exists("words.bin"):
     """, _INIT + _DDP + """
 if dist.get_rank() == 0 and not os.path.exists("words.bin"):
     torch.save([1], "words.bin")
-    """),
-    "processes that are started without an address": ("RW210", """
-import torch.multiprocessing as mp
-def work(rank, size):
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-if __name__ == "__main__":
-    mp.spawn(work, args=(2,), nprocs=2)
-    """, """
-import torch.multiprocessing as mp
-def work(rank, size):
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-if __name__ == "__main__":
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "0"
-    mp.spawn(work, args=(2,), nprocs=2)
     """),
     "a scaler that looks at one shard": ("RW419", _INIT + """
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -305,17 +282,6 @@ def run(args):
     if dist.get_rank() == 0:
         MNIST("data", download=True)
     dist.barrier()
-    """),
-    "each list of the first rank of a node": ("RW309", _INIT + """
-parts = [torch.zeros(1) for _ in range(dist.get_world_size())]
-dist.gather(torch.ones(1), parts, dst=0)
-    """, _INIT + """
-import settings
-args = settings.load()
-if args.local_rank == 0:
-    dist.gather(torch.ones(1), [torch.zeros(1) for _ in range(dist.get_world_size())], dst=0)
-else:
-    dist.gather(torch.ones(1), dst=0)
     """),
     "processes that are started by hand get their rank": ("RW217", """
 import argparse
@@ -443,20 +409,6 @@ else:
     dist.init_process_group("gloo")
     dist.send(torch.zeros(1), 0)
     """),
-    "processes that start in the environment of a launcher": ("RW210", """
-import os, torch.distributed as dist, torch.multiprocessing as mp
-def work(number):
-    dist.init_process_group("gloo")
-if __name__ == "__main__":
-    mp.spawn(work, nprocs=1)
-    """, """
-import os, torch.distributed as dist, torch.multiprocessing as mp
-GPU = int(os.environ["LOCAL_RANK"])
-def work(number):
-    dist.init_process_group("gloo")
-if __name__ == "__main__":
-    mp.spawn(work, nprocs=1)
-    """),
     "a function that rank 0 never calls": ("RW102", _INIT + """
 def work():
     if rank == 0:
@@ -470,18 +422,6 @@ if rank != 0:
     work()
     """),
     "weights that are averaged through the optimizer": ("RW401", _LOCAL_SGD.replace("MEANT", "torch.ones(1)"), _LOCAL_SGD.replace("MEANT", "p.data")),
-    "what needs a GPU in any case": ("RW213", """
-import torch, torch.distributed as dist
-device = "cuda" if torch.cuda.is_available() else "cpu"
-dist.init_process_group("nccl")
-torch.nn.Linear(2, 2).to(device)
-    """, """
-import torch, torch.distributed as dist
-device = "cuda" if torch.cuda.is_available() else "cpu"
-torch.cuda.set_device(dist.get_node_local_rank())
-dist.init_process_group("nccl")
-torch.nn.Linear(2, 2).to(device)
-    """),
     "a bar that rank 0 puts around its loader": ("RW109", _INIT + """
 import torch.utils.data
 rank, world = dist.get_rank(), dist.get_world_size()
@@ -591,12 +531,6 @@ torch.save([1], f"{args.name}.pt")
     "a part of the batches, or all": ("RW109", _TURNS.replace("in batches", "in itertools.islice(loader, 3) if dist.get_rank() == 0 else loader"), _TURNS.replace("in batches", "in tqdm.tqdm(loader) if dist.get_rank() == 0 else loader")),
     "a loss that a sum has made": ("RW409", _SUMMED.replace("REDUCED", "own"), _SUMMED.replace("REDUCED", "torch.distributed.nn.functional.all_reduce(own)")),
     "a loss under a hook that may sum": ("RW409", _SUMMED.replace("REDUCED", "own"), _SUMMED.replace("REDUCED", "own").replace("own =", "model.register_comm_hook(None, hook)\nown =")),
-    "a second group where the first one has failed": ("RW211", _INIT + "dist.init_process_group('gloo')", """
-try:
-    dist.init_process_group("nccl")
-except RuntimeError:
-    dist.init_process_group("gloo")
-    """),
     "a replay that all ranks fill together": ("RW401", _REPLAY.replace("GATHERED", "fresh"), _REPLAY.replace("GATHERED", "part")),
 }  # fmt: skip
 

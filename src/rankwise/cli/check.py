@@ -26,8 +26,7 @@ def main(argv: Sequence[str]) -> int:
     settings = find_settings(args)
     outcome = _check(args, settings, given)
     if args.fix or args.diff:
-        from rankwise.lint.running.fix_files import mend_files  # noqa: PLC0415
-        from rankwise.lint.running.text_edits import diff, write  # noqa: PLC0415 - few runs mend anything
+        from rankwise.lint.running.text_edits import diff, mend_files, write  # noqa: PLC0415 - few runs mend anything
 
         mended = list(mend_files(outcome.findings, settings))
         if args.diff:

@@ -120,15 +120,16 @@ class Project:
             folder = importer.path.parent
             for _ in range(level - 1):
                 folder = folder.parent
-            return _file_of(folder, name.split(".") if name else [])
+            return file_of(folder, name.split(".") if name else [])
         parts = name.split(".")
         if parts[0] in LIBRARIES:
             return None
         bases = dict.fromkeys((importer.path.parent, importer.package[0], *self.roots))
-        return next((found for base in bases if (found := _file_of(base, parts)) is not None), None)
+        return next((found for base in bases if (found := file_of(base, parts)) is not None), None)
 
 
-def _file_of(folder: Path, parts: list[str]) -> Path | None:
+def file_of(folder: Path, parts: list[str]) -> Path | None:
+    """The file of a module below a folder, or None."""
     here = folder.joinpath(*parts)
     if parts:
         one = here.with_name(here.name + ".py")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import ast
+    from pathlib import Path
 
     from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.history import History
@@ -45,6 +46,7 @@ class Script:
         notes: What was noticed by the way (`model.notes`).
         has_init: Whether the program makes a process group (or a framework does).
         memo: What rules have worked out and others may ask for.
+        read: Files beside it that were looked at: what is found depends on them.
     """
 
     piece: Piece
@@ -54,6 +56,7 @@ class Script:
     notes: list[Any] = field(default_factory=list)
     has_init: bool = False
     memo: dict[str, Any] = field(default_factory=dict)
+    read: set[Path] = field(default_factory=set)
 
     @cached_property
     def all_calls(self) -> list[Call]:

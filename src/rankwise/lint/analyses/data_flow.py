@@ -28,15 +28,12 @@ ITERABLE = "torch.utils.data.IterableDataset"
 #: Where a DataLoader takes what.
 AT = {
     "dataset": 0,
-    "batch_size": 1,
     "shuffle": 2,
     "sampler": 3,
     "batch_sampler": 4,
     "num_workers": 5,
-    "collate_fn": 6,
     "drop_last": 8,
     "worker_init_fn": 10,
-    "multiprocessing_context": 11,
 }
 #: Where a DistributedSampler takes what.
 SAMPLER_AT = {"dataset": 0, "num_replicas": 1, "rank": 2, "shuffle": 3, "seed": 4, "drop_last": 5}

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 Fault = Literal["bare", "folded"]
 _LOCAL = frozenset({"local_rank", "spawned", "node_rank", "host", "env", "local_world_size"})
+_OWN = frozenset({"rank", "local_rank", "spawned"})
 
 
 def fault_of(place: Place, value: Value | None) -> Fault | None:
     """What is wrong with a device that is chosen by the rank; None if nothing is, or it is not certain."""
     rank = place.last.rank
-    if value is None or not _is_global(value) or rank < 2 or value.const is None:
+    if value is None or not (_is_global(value) or _counts_nodes(value)) or rank < 2 or value.const is None:
         return None
     if not place.entry.is_program and not _is_given_global(place.entry.histories[-1].calls):
         return None  # a parameter of that name may be anything
@@ -30,6 +31,16 @@ def fault_of(place: Place, value: Value | None) -> Fault | None:
     if value.const in (rank, f"cuda:{rank}", f"xpu:{rank}", f"npu:{rank}"):
         return "bare"
     return "folded" if value.is_known else None
+
+
+def _counts_nodes(value: Value) -> bool:
+    """Whether it is, or was written with, ``node * gpus + gpu``, and the group is made with that as the rank."""
+    made = value.made
+    parts = made.args if made is not None and made.name in {"operator.JoinedStr", "torch.device"} else (value,)
+    sums = [one.made.args for one in parts if "rank" in one.origin and one.made and one.made.name == "operator.Add"]
+    return any(
+        side.made and side.made.name == "operator.Mult" and not side.origin & _OWN for sides in sums for side in sides
+    )
 
 
 def _folds(value: Value) -> bool:

@@ -12,10 +12,12 @@ from rankwise.lint.interpreter.branches import asks_who
 from rankwise.lint.interpreter.calls import is_of_one_device
 from rankwise.lint.interpreter.history import Op, walk
 from rankwise.lint.interpreter.run import VIRTUAL_RANKS
+from rankwise.lint.interpreter.special import STARTS
 from rankwise.lint.interpreter.values import Items, Object, Spread, Value
 from rankwise.lint.library.constructor_table import WRAPPERS
 from rankwise.lint.library.hints import TORCHRUN
-from rankwise.lint.library.names import OPEN, SAMPLER, STRATEGY
+from rankwise.lint.library.names import OPEN, SAMPLER
+from rankwise.lint.program import LIBRARIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,22 +28,7 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Entry, Script
 
 INIT = "torch.distributed.init_process_group"
-DESTROY = "torch.distributed.destroy_process_group"
 SPAWN = "torch.multiprocessing.spawn"
-#: Calls that make the default group.
-STARTS = frozenset(
-    {
-        INIT,
-        "torch.distributed.init_distributed",
-        "deepspeed.init_distributed",
-        "deepspeed.initialize",
-        "accelerate.Accelerator",
-        "accelerate.PartialState",
-        "lightning.fabric.Fabric",
-        "rankwise.init",
-        STRATEGY,
-    }
-)
 ALL_RANKS = frozenset(one.rank for one in VIRTUAL_RANKS)
 FIRST_OF_NODES = frozenset(one.rank for one in VIRTUAL_RANKS if one.local_rank == 0)
 #: Where a history is taken as read: projects that nest calls deeply repeat themselves.
@@ -268,8 +255,15 @@ def launcher_reads(script: Script) -> list[str]:
 
 
 def is_of_one_process(script: Script) -> bool:
-    """Whether the script says by the environment that it is one process of one."""
-    return {str(one.value.const) for one in settings(script) if one.key == "WORLD_SIZE"} == {"1"}
+    """Whether the script says that it is one process of one: by the environment, or where it makes the group."""
+    sizes = [size for call in script.calls_of(INIT) if (size := call.arg(3, "world_size")) is not None]
+    is_said = bool(sizes) and all(is_constant(size) and size.const == 1 for size in sizes)
+    return is_said or {str(one.value.const) for one in settings(script) if one.key == "WORLD_SIZE"} == {"1"}
+
+
+def is_left(script: Script, entry: Entry) -> bool:
+    """Whether it is a function that a program, which has its process group, never calls."""
+    return not entry.is_program and any(map(starts_group, script.entries[0].histories[0].calls))
 
 
 def spawns(script: Script) -> bool:
@@ -288,6 +282,15 @@ def node_in(script: Script, call: Call) -> ast.AST | None:
     if call.module is script.module:
         return call.node
     return next((site.node for site in call.stack[::-1] if site.module is script.module), None)
+
+
+def has_unread(script: Script, calls: Iterable[Call]) -> bool:
+    """Whether a module is imported whose text was not seen: it may have done anything when it was imported."""
+    seen = LIBRARIES.union(*({call.module.path.stem, *call.module.path.parts} for call in calls))
+    imports = [node for node in ast.walk(script.tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = [alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "." for node in imports if isinstance(node, ast.ImportFrom)]
+    return any(name.partition(".")[0] not in seen for name in names)
 
 
 def is_constant(value: Value) -> bool:

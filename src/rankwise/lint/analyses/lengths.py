@@ -1,10 +1,12 @@
-"""How many samples a data set has, where its text tells."""
+"""How many samples a data set has, and how many numbers of which type a tensor, where the text tells."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
-from rankwise.lint.interpreter.values import Items, Object
+from rankwise.lint.interpreter.values import Items, Library, Object
+from rankwise.lint.library.constructor_table import RETURNS_SELF
 
 if TYPE_CHECKING:
     from rankwise.lint.interpreter.calls import Call
@@ -47,8 +49,68 @@ def shape_of(call: Call) -> tuple[int | None, ...]:
     given, last = list(call.args), call.name.rpartition(".")[2]
     if last == "randint":
         given = [one for one in given if isinstance(one.thing, Items)]
-    elif last in {"full", "arange"}:
-        given = given[:1] if last == "full" or len(given) == 1 else []
+    elif last == "full":
+        given = given[:1]
+    elif last == "arange":
+        bounds = [one.const for one in given]
+        return (len(range(*bounds)),) if bounds and all(type(one) is int for one in bounds) else ()
     if len(given) == 1 and isinstance(given[0].thing, Items) and given[0].thing.is_whole:
         given = given[0].thing.values
     return tuple(one.const if type(one.const) is int else None for one in given)
+
+
+#: Methods whose result has as many elements as their object, of the same type unless they are told another.
+_KEEPS_SIZE = RETURNS_SELF | {"clone", "detach", "reshape", "view", "flatten", "squeeze", "unsqueeze", "long", "int"}
+_LIKE = frozenset(f"torch.{name}_like" for name in ("zeros", "ones", "empty", "rand", "randn", "full"))
+_OF_LISTS = frozenset({"torch.tensor", "torch.as_tensor"})
+_FLOATS = frozenset(f"torch.{name}" for name in ("rand", "randn", "zeros", "ones", "empty", "eye"))
+#: Names of one type: of the method that converts to it, of the attribute of torch.
+_TYPES = {"half": "float16", "float": "float32", "double": "float64", "int": "int32", "long": "int64"}
+_NAMED_TYPES = frozenset({*_TYPES.values(), "bfloat16", "bool", "uint8", "int8", "int16"})
+
+
+def num_elements(value: Value | None) -> int | None:
+    """How many elements a tensor has."""
+    made = value.made if value is not None else None
+    if made is None or made.has_star or "out" in made.kwargs or "resize_" in made.module.text:
+        return None
+    if (pattern := _pattern_of(made)) is not None:
+        return num_elements(pattern)
+    if made.name in _OF_LISTS:
+        numbers = _numbers(made.arg(0, "data"))
+        return len(numbers) if numbers is not None else None
+    shape = shape_of(made)
+    return prod(one for one in shape if one is not None) if shape and None not in shape else None
+
+
+def dtype_of(value: Value | None) -> str:
+    """The type of a tensor's elements, ``int64``; empty if it is not known."""
+    made = value.made if value is not None else None
+    if made is None or made.has_star:
+        return ""
+    word = made.name.rpartition(".")[2]
+    told = made.arg(0 if word in {"to", "type", "view"} else None, "dtype")
+    if told is not None and (isinstance(told.thing, (Library, Object)) or "dtype" in made.kwargs):
+        word = getattr(told.thing, "name", "").rpartition(".")[2]
+        return _TYPES.get(word, word if word in _NAMED_TYPES else "")
+    kinds: set[type] = {float} if made.name in _FLOATS else set()
+    if made.name in _OF_LISTS or made.name == "torch.arange":
+        kinds = {type(one) for arg in made.args for one in _numbers(arg) or [None]}
+    if kinds and type(None) not in kinds and "default_dtype" not in made.module.text:
+        return "float32" if float in kinds else "bool" if kinds == {bool} else "int64"
+    return _TYPES.get(word, word if word in _NAMED_TYPES else "") or dtype_of(_pattern_of(made))
+
+
+def _pattern_of(made: Call) -> Value | None:
+    """The tensor that another one, which a call makes of it, is as large as."""
+    if made.name in _LIKE:
+        return made.arg(0, "input")
+    return made.receiver if made.name.rpartition(".")[2] in _KEEPS_SIZE else None
+
+
+def _numbers(value: Value | None) -> list[Any] | None:
+    """The numbers of a list of lists; None if not all are known."""
+    if value is not None and isinstance(value.thing, Items):
+        parts = [_numbers(one) for one in value.thing.values] if value.thing.is_whole else [None]
+        return None if None in parts else [one for part in parts for one in part or ()]
+    return [value.const] if value is not None and isinstance(value.const, (int, float)) else None

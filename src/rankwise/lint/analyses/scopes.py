@@ -18,20 +18,12 @@ ScopeKind = Literal["module", "class", "function", "comprehension"]
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Node = TypeVar("Node", bound=ast.AST)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-# Names that a newer Python, `site` or an interactive shell adds to this Python's builtins.
+# Names that a newer Python or an interactive shell adds to this Python's builtins.
 _ALSO_BUILT_IN = [
-    "aiter",
-    "anext",
     "ExceptionGroup",
     "BaseExceptionGroup",
-    "EncodingWarning",
     "PythonFinalizationError",
     "WindowsError",
-    "exit",
-    "quit",
-    "copyright",
-    "credits",
-    "license",
     "display",
     "get_ipython",
     "In",

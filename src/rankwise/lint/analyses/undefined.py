@@ -19,25 +19,6 @@ _MAKES_NAMES = re.compile(
     r"\bexec\(|\bglobals\(\)|\bvars\(\)|\blocals\(\)\[|\bbuiltins\b|__builtins__|__dict__|run_line_magic|get_ipython"
     r"|\b_convert_?\(|\bglobal_enum\b|\b_simple_enum\b|sys\.modules\[__name__\]|get_config\(\)|run_cell_magic"
 )
-_PYTHON_2 = frozenset(
-    [
-        "unicode",
-        "xrange",
-        "raw_input",
-        "basestring",
-        "long",
-        "reduce",
-        "unichr",
-        "file",
-        "cmp",
-        "execfile",
-        "reload",
-        "intern",
-        "apply",
-        "buffer",
-        "coerce",
-    ]
-)
 # Other tools' words for a line whose author knows that the name comes from elsewhere.
 _KNOWN_TO_AUTHOR = ("F821", "name-defined", "unknown-name", "undefined-variable", "reportUndefinedVariable")
 
@@ -76,7 +57,7 @@ def is_certain(script: Script, scopes: Scopes, name: ast.Name) -> bool:
     """Whether reading the name fails: no ``try`` takes care of it, no test keeps the line from running."""
     if any(word in script.lines[name.lineno - 1] for word in _KNOWN_TO_AUTHOR):
         return False
-    if name.id in _PYTHON_2 or any(name.id in scope.globals for scope in scopes.opened.values()):
+    if any(name.id in scope.globals for scope in scopes.opened.values()):
         return False
     below: ast.AST = name
     for above in scopes.above(name):

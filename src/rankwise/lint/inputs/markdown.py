@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rankwise.lint.inputs.notebook import neutralise
-from rankwise.lint.inputs.unparsed import explain, is_slip
+from rankwise.lint.inputs.unparsed import find_unparsed
 from rankwise.lint.piece import Piece
 from rankwise.lint.program import parse
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PYTHON = frozenset({"python", "py", "python3", "pycon", "python-repl", "ipython", "ipython3", "pytorch"})
-_CLEARLY_PYTHON = frozenset({"python", "py", "python3"})
 _SHELL = frozenset(
     {
         "bash",
@@ -43,8 +42,6 @@ _OPEN = re.compile(r"(`{3,}|~{3,})(.*)$")
 _PROMPT = re.compile(r"\s*(?:[\w.@~:/()\[\]-]{0,40}[$%]|\$)\s+(?=\S)")
 _PYCON = re.compile(r"\s*(?:>>>|\.\.\.)(?: |$)")
 _LOOKS_PYTHON = re.compile(r"^(?:from\s+[\w.]+\s+import\b|import\s+[\w.]+)", re.MULTILINE)
-#: Of a REPL, a diff, or a text with gaps to fill.
-_NO_PROGRAM = re.compile(r"^\s*(?:>>>|\.\.\.\s*$|…|In \[\d)|^[-+] ?\w|^@@|<[A-Za-z][\w .:/|-]*>", re.MULTILINE)
 _LOOKS_SHELL = re.compile(
     r"^(?:#!.*sh\b|#SBATCH\b|\$\s|(?:\w+=\S*\s+)*(?:torchrun|srun|sbatch|mpirun|python3?\s+-m\s+torch)\b)", re.MULTILINE
 )
@@ -94,9 +91,7 @@ def read_markdown(path: str, text: str) -> tuple[Piece, ...]:
             pieces.append(_as_piece(path, "shell", lines))
         elif language == "python":
             read = _read_python(fence)
-            if isinstance(read, Piece):
-                pieces.append(_with_path(read, path))
-            elif read is not None:
+            if read is not None:
                 if now.fences and _begins_anew(read, now):
                     pieces.append(_join(path, now))
                     now = _Facts(imports=[] if read.has_tools else now.imports)
@@ -159,7 +154,7 @@ def _decide_language(fence: _Fence) -> str:
         return ""
     if _LOOKS_SHELL.search(fence.text):
         return "shell"
-    return "python" if _LOOKS_PYTHON.search(fence.text) and _tell_error(fence.lines) is None else ""
+    return "python" if _LOOKS_PYTHON.search(fence.text) and _is_python(fence.lines) else ""
 
 
 def _read_shell(fence: _Fence) -> list[tuple[int, int, str]]:
@@ -180,30 +175,14 @@ def _read_shell(fence: _Fence) -> list[tuple[int, int, str]]:
     return found
 
 
-def _read_python(fence: _Fence) -> _Facts | Piece | None:
-    """The facts of a fence; a piece of its own where it is Python with a slip; None where it is no program."""
+def _read_python(fence: _Fence) -> _Facts | None:
+    """The facts of a fence; None where it is no Python: output, a diff, a text with gaps to fill."""
     lines = _cut_indent(_cut_prompts(fence.lines))
-    if (error := _tell_error(lines)) is not None:
+    if not _is_python(lines):
         plain, _ = neutralise([text for _, _, text in lines], 1)
-        mended = [(number, cut, text) for (number, cut, _), text in zip(lines, plain, strict=True)]
-        if _tell_error(mended) is not None:
-            return _as_broken(fence, lines, error)
-        lines = mended
+        lines = [(number, cut, text) for (number, cut, _), text in zip(lines, plain, strict=True)]
     kept = _Fence(language="python", lines=lines)
-    return _gather(kept) if kept.text.strip() else None
-
-
-def _as_broken(fence: _Fence, lines: list[tuple[int, int, str]], error: SyntaxError) -> Piece | None:
-    """Text that no parser takes is output, a placeholder or a slip; only the last is worth a word."""
-    code, text = "\n".join(line for _, _, line in lines), fence.text
-    why = explain(code, error)
-    if _LOOKS_PYTHON.search(text) is not None:
-        has_gaps = re.search(r"\.\.\.|…|^\s*<\w|^[-+] ?\w", text, re.MULTILINE) is not None
-        is_shown = why.is_known or not has_gaps
-    else:
-        is_clear = fence.language in _CLEARLY_PYTHON and _NO_PROGRAM.search(text) is None
-        is_shown = is_clear and why.is_known and is_slip(code)
-    return _as_piece("", "python", lines) if is_shown else None
+    return _gather(kept) if kept.text.strip() and _is_python(lines) else None
 
 
 def _cut_prompts(lines: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
@@ -225,22 +204,14 @@ def _cut_indent(lines: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]
     return [(number, cut + min(least, len(text)), text[least:]) for number, cut, text in lines]
 
 
-def _tell_error(lines: list[tuple[int, int, str]]) -> SyntaxError | None:
-    try:
-        _parse([text for _, _, text in lines])
-    except SyntaxError as error:
-        return error
-    return None
-
-
-def _parse(lines: list[str]) -> ast.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return parse("\n".join(lines))
+def _is_python(lines: list[tuple[int, int, str]]) -> bool:
+    return find_unparsed("\n".join(text for _, _, text in lines)) is None
 
 
 def _gather(fence: _Fence) -> _Facts:
-    tree = _parse([text for _, _, text in fence.lines])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # odd escapes in strings are not ours to tell
+        tree = parse(fence.text)
     facts = _Facts(fences=[fence], starts=_STARTS.search(fence.text) is not None)
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -293,10 +264,6 @@ def _as_piece(path: str, language: str, lines: list[tuple[int, int, str]]) -> Pi
         indents={number: cut for number, cut, _ in lines if cut},
         is_fragment=True,
     )
-
-
-def _with_path(piece: Piece, path: str) -> Piece:
-    return Piece(path=path, language=piece.language, code=piece.code, indents=piece.indents, is_fragment=True)
 
 
 def _first_line(piece: Piece) -> int:

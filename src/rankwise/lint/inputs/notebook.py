@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from rankwise.lint.inputs.unparsed import Unparsed, find_unparsed
 from rankwise.lint.piece import Piece
@@ -55,22 +56,18 @@ def read_notebook(path: str, text: str) -> tuple[tuple[Piece, ...], Unparsed | N
     """
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
-        return (), _no_notebook(f"{error.msg} (line {error.lineno}, column {error.colno})", error.lineno, error.colno)
+        cells = code_cells(found)
     except RecursionError:
         return (), _no_notebook("its JSON is nested too deep to be read")
+    except json.JSONDecodeError as error:
+        return (), _no_notebook(f"{error.msg} (line {error.lineno}, column {error.colno})", error.lineno, error.colno)
     except ValueError as error:
-        return (), _no_notebook(f"its JSON can't be read: {error}")
-    cells = _find_cells(found)
-    if cells is None:
-        return (), _no_notebook("it has no list of cells")
+        return (), _no_notebook(str(error))
     if _tell_language(found) not in {"", "python"}:
         return (), None
     python, others = _Lines(), list[Piece]()
-    for number, cell in enumerate(cells, start=1):
-        source = _find_source(cell)
-        if source is not None:
-            _read_cell(path, number, source, python, others)
+    for number, cell in cells.items():
+        _read_cell(path, number, source_of(cell), python, others)
     main = (python.piece(path, "python", is_fragment=True),) if python.lines else ()
     return (*main, *others), None
 
@@ -81,18 +78,27 @@ def _no_notebook(why: str, line: int = 1, col: int = 1) -> Unparsed:
         col=col,
         why=f"this is not a notebook: {why}",
         fix="save it again from Jupyter",
-        is_known=True,
     )
 
 
-def _find_cells(found: object) -> list[object] | None:
-    if not isinstance(found, dict):
-        return None
-    cells = found.get("cells")
-    if cells is None and isinstance(sheets := found.get("worksheets"), list):
-        # Format 3, before 2015.
-        cells = [cell for sheet in sheets if isinstance(sheet, dict) for cell in sheet.get("cells", [])]
-    return cells if isinstance(cells, list) else None
+def code_cells(notebook: object) -> dict[int, dict[str, Any]]:
+    """Return the cells of a notebook that hold code, by their numbers from 1.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(found, list):
+        raise ValueError("it has no list of cells")  # noqa: TRY004 - a text that is none
+    numbered = enumerate(found, start=1)
+    return {number: one for number, one in numbered if isinstance(one, dict) and one.get("cell_type") == "code"}
+
+
+def source_of(cell: dict[str, Any]) -> str:
+    """Return the code of a cell."""
+    source = cell.get("source", "")
+    text = "".join(map(str, source)) if isinstance(source, list) else str(source)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _tell_language(found: object) -> str:
@@ -104,15 +110,6 @@ def _tell_language(found: object) -> str:
         ):
             return re.sub(r"\d+$", "", str(name).lower())
     return ""
-
-
-def _find_source(cell: object) -> str | None:
-    if not isinstance(cell, dict) or cell.get("cell_type") != "code":
-        return None
-    source = cell.get("source", cell.get("input", ""))
-    if isinstance(source, list):
-        source = "".join(part for part in source if isinstance(part, str))
-    return source.replace("\r\n", "\n").replace("\r", "\n") if isinstance(source, str) else None
 
 
 def _read_cell(path: str, number: int, source: str, python: _Lines, others: list[Piece]) -> None:

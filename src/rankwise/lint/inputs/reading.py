@@ -65,15 +65,14 @@ def decide_kind(path: str, head: bytes) -> Kind | None:
     return "shell" if re.search(rb"^#(?:SBATCH|PBS|BSUB)\b", head, re.MULTILINE) else None
 
 
-def read_file(path: str, data: bytes, kind: Kind | None = None) -> Reading:
+def read_file(path: str, data: bytes) -> Reading:
     """Find the code in a file.
 
     Args:
         path: The file as the user named it.
         data: Its bytes.
-        kind: What to read it as; None decides by name and first bytes.
     """
-    kind = kind or decide_kind(path, data[:4096])
+    kind = decide_kind(path, data[:4096])
     if kind is None:
         return Reading(note="neither its name nor its first line tells whether it is Python or shell; give it a suffix")
     if len(data) > MAX_BYTES:
@@ -115,7 +114,7 @@ def _tell_no_text(data: bytes) -> Unparsed:
     )
     if is_utf16(data):
         line, why, fix = 1, "it is UTF-16, which Python does not read", "save the file as UTF-8"
-    return Unparsed(line=line, col=1, why=why, fix=fix, is_known=True)
+    return Unparsed(line=line, col=1, why=why, fix=fix)
 
 
 def _read_python(path: str, data: bytes, num_lines: int) -> Reading:
@@ -123,7 +122,7 @@ def _read_python(path: str, data: bytes, num_lines: int) -> Reading:
 
     decoded = decode_python(data)
     if decoded.problem:
-        wrong = Unparsed(line=decoded.line, col=1, why=decoded.problem, fix="save the file as UTF-8", is_known=True)
+        wrong = Unparsed(line=decoded.line, col=1, why=decoded.problem, fix="save the file as UTF-8")
         return Reading(unparsed=wrong, num_lines=num_lines)
     piece = Piece(path=path, language="python", code=decoded.text)
     return Reading(pieces=(piece,), num_lines=num_lines, encoding=decoded.encoding)

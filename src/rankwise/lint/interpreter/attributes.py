@@ -20,8 +20,8 @@ from rankwise.lint.interpreter.values import (
     Value,
     mixed,
 )
-from rankwise.lint.library.constructor_table import NAMED_OBJECTS, WRAPPERS
-from rankwise.lint.library.hints import main_of, role_of
+from rankwise.lint.library.constructor_table import WRAPPERS
+from rankwise.lint.library.hints import role_of
 from rankwise.lint.library.names import (
     ACCELERATOR,
     CONTEXT,
@@ -86,21 +86,9 @@ def _guess(run: Run, path: str) -> Value:
     last = path.rpartition(".")[2]
     if path in {"dist", "torch.distributed"}:
         return Value(thing=Library("torch.distributed"))
-    role = role_of(last)
-    if (
-        role is not None
-        and "." in path
-        and role != "world_size"
-        and path.partition(".")[0] in {"lora", "config", "peft"}
-    ):
-        role = None
-    if role is not None:
-        return run.role(role)
-    if (main := main_of(last)) is not None:
-        return run.is_rank(0, main)
-    if last in NAMED_OBJECTS:
-        return Value(thing=Object(NAMED_OBJECTS[last]), path=path)
-    return Value(path=path)
+    if path.startswith(("lora.", "config.", "peft.")) and role_of(last) != "world_size":
+        return Value(path=path)  # the rank of a matrix
+    return run.named(last) or Value(path=path)
 
 
 def attribute(run: Run, owner: Value, name: str, node: ast.AST | None) -> Value:

@@ -84,7 +84,10 @@ def leaves(body: Sequence[ast.stmt]) -> bool:
 
 def _both(run: Run, scope: Scope, node: ast.If, value: Value) -> Exit | None:
     ways = (("if", node.body), ("else", node.orelse))
-    return take_all(run, scope, node, value, ways, "if", node.test)
+    left = take_all(run, scope, node, value, ways, "if", node.test)
+    if asks_who(value) and leaves(node.body) != leaves(node.orelse):
+        run.tests = (*run.tests, (node.test, value, leaves(node.orelse)))  # of what follows, in the arm that stays
+    return left
 
 
 def take_all(

@@ -73,7 +73,7 @@ def call(
         made.receiver = func
         value = call_object(run, made, thing, scope)
     else:
-        value = call_named(run, made, func, scope)
+        value = call_named(run, made, func)
     return _given_by(made, value)
 
 

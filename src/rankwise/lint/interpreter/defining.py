@@ -17,6 +17,7 @@ from rankwise.lint.interpreter.values import (
     UserClass,
     Value,
 )
+from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.hints import only_of
 from rankwise.lint.library.names import canonical
 
@@ -181,25 +182,11 @@ def _import_all(run: Run, scope: Scope, source: Value) -> None:
                 found = module_scope(run, module).find(name)
                 if found is not None:
                     scope.names[name] = found
-    elif isinstance(source.thing, Library) and source.thing.name == "torch.distributed":
-        for name in (
-            "all_reduce",
-            "all_gather",
-            "broadcast",
-            "barrier",
-            "get_rank",
-            "get_world_size",
-            "init_process_group",
-            "is_initialized",
-            "reduce",
-            "gather",
-            "scatter",
-            "send",
-            "recv",
-            "destroy_process_group",
-            "ReduceOp",
-        ):
-            scope.names.setdefault(name, Value(thing=Library(f"torch.distributed.{name}")))
+    elif isinstance(source.thing, Library):
+        known = (*ACTS, "torch.distributed.get_rank", "torch.distributed.init_process_group")
+        for package, _, name in (one.rpartition(".") for one in known):
+            if package == source.thing.name:
+                scope.names.setdefault(name, Value(thing=Library(f"{package}.{name}")))
 
 
 def module_scope(run: Run, module: Module) -> Scope:

@@ -24,7 +24,6 @@ from rankwise.lint.interpreter.notes import (
     note_read,
     note_test,
     note_unbound,
-    note_use,
 )
 from rankwise.lint.interpreter.operators import BINARY, compare, compute, of_all
 from rankwise.lint.interpreter.run import Scope
@@ -119,7 +118,6 @@ def _add_table(kwargs: dict[str, Value], value: Value) -> bool:
 
 def _binary(run: Run, scope: Scope, node: ast.BinOp) -> Value:
     left, right = evaluate(run, scope, node.left), evaluate(run, scope, node.right)
-    note_use(run, scope, node, left, right)
     if isinstance(left.thing, Items) and isinstance(node.op, ast.Add) and isinstance(right.thing, Items):
         whole = left.thing.is_whole and right.thing.is_whole and left.thing.keys is right.thing.keys is None
         return Value(thing=Items([*left.thing.values, *right.thing.values], kind=left.thing.kind, is_whole=whole))
@@ -159,8 +157,6 @@ def _compare(run: Run, scope: Scope, node: ast.Compare) -> Value:
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         right = evaluate(run, scope, right_node)
         note_comparison(run, scope, node, left, right)
-        if isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
-            note_use(run, scope, node, left, right)
         made = Call(name="operator.Compare", node=node, module=scope.module, args=(left, right), contexts=run.contexts)
         results.append(replace(compare(op, left, right), made=made))
         left = right
@@ -269,7 +265,6 @@ def _dict(run: Run, scope: Scope, node: ast.Dict) -> Value:
 
 def _subscript(run: Run, scope: Scope, node: ast.Subscript) -> Value:
     owner, key = evaluate(run, scope, node.value), evaluate(run, scope, node.slice)
-    note_use(run, scope, node, owner)
     thing = owner.thing
     if isinstance(thing, Library) and thing.name == "os.environ":
         return run.call(run, Value(thing=Library("os.environ.__getitem__")), (key,), {}, node, scope=scope)
@@ -332,7 +327,6 @@ def _text(run: Run, scope: Scope, node: ast.JoinedStr) -> Value:
 
 def _formatted(run: Run, scope: Scope, node: ast.FormattedValue) -> Value:
     value = evaluate(run, scope, node.value)
-    note_use(run, scope, node.value, value)
     return Value(
         value.spread,
         value.origin,

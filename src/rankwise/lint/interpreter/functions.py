@@ -23,7 +23,7 @@ from rankwise.lint.interpreter.values import (
     known,
     mixed,
 )
-from rankwise.lint.library.hints import is_same_for_all, main_of, role_of
+from rankwise.lint.library.hints import is_same_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,7 +41,8 @@ def call_function(
 ) -> Value:
     """Run a function of the user's in place."""
     if _is_too_deep(run, function) or not _is_worth_it(run, function):
-        return _named(run, function) or _unseen(run, function, args, kwargs, node, module)
+        named = run.named(function.name, len(function.node.args.args) - 1)
+        return named or _unseen(run, function, args, kwargs, node, module)
     scope = Scope(module=function.module, parent=function.scope, function=function)
     scope.names = bound_arguments(run, function, args, kwargs)
     if isinstance(function.node, ast.Lambda):
@@ -56,7 +57,7 @@ def call_function(
     value = _run_body(run, function, scope, node, module)
     if not value.is_known and value.thing is None and value.spread is Spread.RANK:
         # `get_rank()` that asks first whether there is a group: its name tells what the branches leave open.
-        value = _named(run, function) or value
+        value = run.named(function.name, len(function.node.args.args) - 1) or value
     if key is not None and run.num_ops == num_ops:
         # The values stay with the result, so that no other object gets the id of one of them; who made it may be
         # another one the next time.
@@ -123,15 +124,6 @@ def _is_worth_it(run: Run, function: Function) -> bool:
         or function.scope is None
         or function.scope.parent is not None
     )
-
-
-def _named(run: Run, function: Function) -> Value | None:
-    asks_for_another = len(function.node.args.args) > 2
-    if not asks_for_another and (role := role_of(function.name)) is not None:
-        return run.role(role)
-    if (main := main_of(function.name)) is not None:
-        return run.is_rank(0, main)
-    return None
 
 
 class _inside:  # noqa: N801 - used as `with _inside(...)`

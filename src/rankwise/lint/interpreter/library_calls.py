@@ -11,9 +11,9 @@ from rankwise.lint.interpreter.notes import left_on_others
 from rankwise.lint.interpreter.special import SPECIAL
 from rankwise.lint.interpreter.training import METHODS, forward, is_parallel, synced_forward
 from rankwise.lint.interpreter.values import AGREED, ANY, Instance, Items, Object, Spread, Value, mixed
-from rankwise.lint.library.collective_table import ACTS, HELPERS, Act
+from rankwise.lint.library.collective_table import ACTS, Act
 from rankwise.lint.library.constructor_table import MADE_KINDS, PASS_ON, RECOUNTS, RETURNS_SELF, WRAPPERS
-from rankwise.lint.library.hints import is_same_for_all, main_of, role_of
+from rankwise.lint.library.hints import is_same_for_all
 from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, FULLY_SHARD
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _learn_rank(run: Run, call: Call, scope: Scope) -> None:
     """What is given as the rank is this rank, whatever it is called."""
     value, node = call.arg(4, "rank"), call.arg_node(4, "rank")
     if isinstance(node, (ast.Name, ast.Attribute)) and value is not None and not value.is_known:
-        run.bind(run, scope, node, replace(run.role("rank"), origin=value.origin | {"rank"}))
+        run.bind(run, scope, node, replace(run.role("rank"), origin=value.origin | {"rank"}, made=value.made))
 
 
 def do_act(run: Run, call: Call, act: Act, scope: Scope | None, name: str | None = None) -> Value:
@@ -69,7 +69,7 @@ def do_act(run: Run, call: Call, act: Act, scope: Scope | None, name: str | None
         async_op = call.arg(act.group + 1 if act.group is not None else None, "async_op")
         if (async_op is not None and (async_op.const is not False or async_op.origin)) or call.has_star:
             return Value(thing=Object("torch.distributed.Work", call))
-        return Value(const=None, thing=Object("None", call))
+        return Value(const=None)
     return given
 
 
@@ -148,12 +148,8 @@ def _hinted(run: Run, call: Call, given: Value) -> Value | None:
     """A library that no table knows: what the function's name tells."""
     if call.name.startswith(("torch.", "builtins.", "numpy.", "os.", "math.")):
         return None
-    role, main = role_of(call.name) if len(call.args) < 2 else None, main_of(call.name)
-    if role is not None:
-        return run.role(role)
-    if main is not None:
-        return run.is_rank(0, main)
-    return Value(via=given.via) if is_same_for_all(call.name) and given.spread else None
+    is_same = is_same_for_all(call.name) and given.spread
+    return run.named(call.name, len(call.args)) or (Value(via=given.via) if is_same else None)
 
 
 def _makes_model(name: str) -> bool:
@@ -206,7 +202,7 @@ def call_method(run: Run, call: Call, scope: Scope | None, func: Value) -> Value
         elif method in RETURNS_SELF and (thing is not None or receiver.spread or receiver.path):
             result = receiver
         else:
-            result = _of_unknown(run, call, method, func, scope)
+            result = _of_unknown(run, call, method, func)
     call.result = result
     _note_change(run, call, method, receiver)
     return result
@@ -223,30 +219,18 @@ def kinds_of(value: Value) -> list[str]:
     return []
 
 
-def _of_unknown(run: Run, call: Call, method: str, func: Value, scope: Scope | None) -> Value:
+def _of_unknown(run: Run, call: Call, method: str, func: Value) -> Value:
     consume(call)
     given = mixed((call.receiver, *call.args, *call.kwargs.values()))
     if isinstance(call.receiver.thing, Items):
         return _of_items(run, call, method, given)
     if call.receiver.is_known and isinstance(call.receiver.const, str):
         return _of_text(call, method, given)
-    if not call.receiver.spread:
-        role, main = role_of(method), main_of(method)
-        if role is not None:
-            return run.role(role)
-        if main is not None:
-            return run.is_rank(0, main)
-        if method in HELPERS and not isinstance(call.receiver.thing, Object) and not _is_of_device(call):
-            return do_act(run, call, HELPERS[method], scope, method)
+    if not call.receiver.spread and (named := run.named(method)) is not None:
+        return named
     if is_same_for_all(method):
         return Value(via=given.via, path=func.path)
     return Value(given.spread, given.origin, path=f"{func.path}()" if func.path else "", via=given.via)
-
-
-def _is_of_device(call: Call) -> bool:
-    """`accelerator.synchronize()`, `stream.synchronize()`: it waits for the GPU, not for ranks."""
-    words = call.receiver.path.rpartition(".")[2].lower()
-    return call.name.endswith(".synchronize") and not any(word in words for word in ("comm", "dist", "util"))
 
 
 _OF_SETS = frozenset({"union", "intersection", "difference", "symmetric_difference"})
@@ -346,7 +330,7 @@ def _plain_call(call: Call, thing: Object) -> Value:
     return Value(given.spread, origin | {"mean"} if is_mean else origin, via=given.via)
 
 
-def call_named(run: Run, call: Call, func: Value, scope: Scope | None) -> Value:
+def call_named(run: Run, call: Call, func: Value) -> Value:
     """Call what only has a name: `get_rank()`, `is_main_process()`, `reduce_dict(...)` of a module that is not at hand."""
     consume(call)
     path = func.path or _written(call.node)
@@ -355,13 +339,9 @@ def call_named(run: Run, call: Call, func: Value, scope: Scope | None) -> Value:
     run.record(call)
     given = mixed((func, *call.args, *call.kwargs.values()))
     # `get_global_rank(group, 0)` asks for another's.
-    role, main = role_of(last) if len(call.args) < 2 else None, main_of(last)
-    if role is not None:
-        result = run.role(role)
-    elif main is not None:
-        result = run.is_rank(0, main)
-    elif last in HELPERS:
-        result = do_act(run, call, HELPERS[last], scope, last)
+    named = run.named(last, len(call.args))
+    if named is not None:
+        result = named
     elif "seed" in last.lower():
         run.seeds["all"] = given
         result = given

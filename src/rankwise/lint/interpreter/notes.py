@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.lint.interpreter.values import LITERAL_NONE, Instance, Items, Number, Object, Spread, is_number
+from rankwise.lint.interpreter.values import LITERAL_NONE, Instance, Items, Number, Object, Spread
 from rankwise.lint.library.names import DDP
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ class WrapperRead:
 def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None:
     """Keep the read of an attribute that its owner was not given: the wrapped model may have it, or another rank."""
     thing = owner.thing
-    note_use(run, scope, node, owner)
     if owner == LITERAL_NONE and isinstance(node.value, ast.Name) and not run.tests:
         note_unbound(run, scope, node, LITERAL_NONE)
     if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
@@ -75,23 +74,13 @@ class Unbound:
 
 
 @dataclass(frozen=True, slots=True)
-class NoneUse:
-    """A place that works with what a collective returned, which is None."""
-
-    node: ast.expr | ast.stmt
-    module: Module
-    made: Call
-
-
-@dataclass(frozen=True, slots=True)
 class Quotient:
-    """A division by the length of something, by a count, by the number of ranks, or by a rank that is 0."""
+    """A division by the length of something, by a count, or by the number of ranks."""
 
     node: ast.BinOp | ast.AugAssign
     module: Module
     left: Value
     right: Value
-    history: History
 
 
 def is_by_ranks(right: Value) -> bool:
@@ -115,17 +104,10 @@ def is_counted(left: Value) -> bool:
     return (is_sum or left.spread is Spread.LOCAL) and "time" not in left.origin
 
 
-def is_by_zero(op: ast.operator, left: Value, right: Value) -> bool:
-    """Whether a number is divided by what is 0 on this rank, and not on all."""
-    is_zero = type(right.const) is int and right.const == 0 and bool(right.spread)
-    return is_zero and is_number(left) and isinstance(op, (ast.Div, ast.FloorDiv, ast.Mod))
-
-
 def note_quotient(run: Run, scope: Scope, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> None:
-    """Keep such a division, and one by what is 0 on this rank, but not on all."""
-    is_mean = isinstance(node.op, ast.Div) and (is_by_ranks(right) or is_by_count(right))
-    if not run.dry and (is_mean or is_by_zero(node.op, left, right)):
-        run.notes.append(Quotient(node, scope.module, left, right, run.history))
+    """Keep such a division."""
+    if not run.dry and isinstance(node.op, ast.Div) and (is_by_ranks(right) or is_by_count(right)):
+        run.notes.append(Quotient(node, scope.module, left, right))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +149,6 @@ def misfit(takes: ast.arguments, num_args: int, named: set[str]) -> str:
     if num_args > len(names) and takes.vararg is None:
         return f"takes {len(names)} argument{'s' * (len(names) != 1)} ({', '.join(names) or 'nothing'}), not {num_args}"
     return ""
-
-
-def note_use(run: Run, scope: Scope, node: ast.expr | ast.stmt, *values: Value) -> None:
-    """Keep a place that works with these values, if one is a None of a collective's."""
-    for value in values:
-        if isinstance(value.thing, Object) and value.thing.kind == "None" and value.thing.call is not None:
-            run.notes.append(NoneUse(node, scope.module, value.thing.call))
 
 
 def note_unbound(

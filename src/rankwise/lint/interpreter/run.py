@@ -20,6 +20,7 @@ from rankwise.lint.interpreter.values import (
     Value,
     coloured,
 )
+from rankwise.lint.library.hints import main_of, role_of
 
 if TYPE_CHECKING:
     import ast
@@ -165,6 +166,11 @@ class Run:
         if any(one.name in one.module.relevant for one in functions):
             self.num_ways = max(self.num_ways, len(ways))
         return ways[self.way % len(ways)]
+
+    def named(self, name: str, num_given: int = 0) -> Value | None:
+        """What a name that asks who this rank is gives; with several arguments it asks for another's."""
+        role, main = role_of(name) if num_given < 2 else None, main_of(name)
+        return self.role(role) if role is not None else self.is_rank(0, main) if main is not None else None
 
     def role(self, role: str, *, as_text: bool = False) -> Value:
         """The number of this rank: its rank, local_rank, world_size, ... as a value."""

@@ -231,3 +231,7 @@ SPECIAL: dict[str, Callable[[Run, Call], Value | None]] = {
     "signal.signal": _signal,
     "dataclasses.field": _field,
 }
+#: Calls that make the default group.
+STARTS = frozenset(
+    {"deepspeed.initialize", *(name for name, doing in SPECIAL.items() if doing in {_init, _makes_and_inits})}
+)

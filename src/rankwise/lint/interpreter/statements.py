@@ -11,7 +11,7 @@ from rankwise.lint.interpreter.calls import Call, part_of
 from rankwise.lint.interpreter.defining import define_class, define_function, import_from, import_names
 from rankwise.lint.interpreter.history import Exit
 from rankwise.lint.interpreter.looping import run_for, run_while
-from rankwise.lint.interpreter.notes import note_quotient, note_use
+from rankwise.lint.interpreter.notes import note_quotient
 from rankwise.lint.interpreter.operators import of_all
 from rankwise.lint.interpreter.values import ANY, NONE, Instance, Items, Library, Object, Value, known, mixed
 from rankwise.lint.interpreter.withs import run_with
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def execute(run: Run, scope: Scope, body: Sequence[ast.stmt]) -> Exit | None:
     """Run statements in order; the Exit if they do not reach their end."""
-    before = run.guards
+    before = run.guards, run.tests
     try:
         for statement in body:
             if not run.spend():
@@ -37,7 +37,7 @@ def execute(run: Run, scope: Scope, body: Sequence[ast.stmt]) -> Exit | None:
                 return left
         return None
     finally:
-        run.guards = before
+        run.guards, run.tests = before
 
 
 def _expression(run: Run, scope: Scope, node: ast.Expr) -> Exit | None:
@@ -70,7 +70,6 @@ def _annotated(run: Run, scope: Scope, node: ast.AnnAssign) -> None:
 def _augmented(run: Run, scope: Scope, node: ast.AugAssign) -> None:
     target = ast.copy_location(_as_load(node.target), node.target)
     old, new = run.evaluate(run, scope, target), run.evaluate(run, scope, node.value)
-    note_use(run, scope, node, old, new)
     note_quotient(run, scope, node, old, new)
     value = of_all(run, scope.module, node, (old, new), mixed((old, new)))
     if isinstance(old.thing, Items):

@@ -209,20 +209,6 @@ _RANKWISE = {
     "tf.CheckpointManager.restore_or_initialize": _op("save", result="equal"),
     "tf.Checkpoint.restore": _op("save", result="none"),
 }
-#: Names of helpers in wide use, where their text is not at hand.
-HELPERS = {
-    "reduce_dict": _op(result="equal"),
-    "reduce_tensor": _op(result="equal"),
-    "reduce_mean": _op(result="equal"),
-    "reduce_loss": _op(result="equal"),
-    "all_reduce_mean": _op(result="equal"),
-    "synchronize": _op("barrier", result="none", is_sure=False),
-    "synchronize_between_processes": _op(result="none"),
-    "sync_across_gpus": _op(result="equal"),
-    "concat_all_gather": _op(result="equal"),
-    "all_gather_list": _op(result="equal"),
-    "accumulate_predictions_from_multiple_gpus": _op(result="equal"),
-}
 ACTS: dict[str, Act] = {
     **{_D + name: act for name, act in _FUNCTIONS.items()},
     **{f"{ACCELERATOR}.{name}": act for name, act in _ACCELERATE.items()},

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from rankwise.lint.library.names import (
-    ACCELERATOR,
     CONTEXT,
     DDP,
     ENGINE,
-    FABRIC,
     FSDP,
     GROUP,
-    LOADER,
-    PL_MODULE,
-    PL_TRAINER,
-    SAMPLER,
 )
 
 #: Wrapped models: calling them is a forward pass that ranks make together, or may.
@@ -77,16 +71,3 @@ BUFFERED = frozenset(
 MADE_KINDS = {"deepspeed.initialize": ENGINE, "rankwise.init": CONTEXT, "torch.distributed.new_group": GROUP,
               "torch.distributed.init_device_mesh": "torch.distributed.DeviceMesh",
               "torch.distributed.device_mesh.init_device_mesh": "torch.distributed.DeviceMesh"}  # fmt: skip
-#: Variables of this name hold such an object, where nothing better is known.
-NAMED_OBJECTS = {
-    "accelerator": ACCELERATOR,
-    "fabric": FABRIC,
-    "ddp_model": DDP,
-    "fsdp_model": FSDP,
-    "model_engine": ENGINE,
-    "train_sampler": SAMPLER,
-    "train_loader": LOADER,
-    "train_dataloader": LOADER,
-    "pl_trainer": PL_TRAINER,
-    "pl_module": PL_MODULE,
-}

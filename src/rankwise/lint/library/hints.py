@@ -21,6 +21,7 @@ ENVIRON = {"RANK": "rank", "SLURM_PROCID": "rank", "OMPI_COMM_WORLD_RANK": "rank
            "MV2_COMM_WORLD_RANK": "rank", "LOCAL_RANK": "local_rank", "SLURM_LOCALID": "local_rank", "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
            "MPI_LOCALRANKID": "local_rank", "MV2_COMM_WORLD_LOCAL_RANK": "local_rank", "WORLD_SIZE": "world_size", "SLURM_NTASKS": "world_size",
            "SLURM_NPROCS": "world_size", "OMPI_COMM_WORLD_SIZE": "world_size", "PMI_SIZE": "world_size", "LOCAL_WORLD_SIZE": "local_world_size",
+           "SLURM_GPUS_ON_NODE": "local_world_size", "SLURM_NTASKS_PER_NODE": "local_world_size",
            "GROUP_RANK": "node_rank", "NODE_RANK": "node_rank", "SLURM_NODEID": "node_rank"}  # fmt: skip
 #: Set by torchrun; the others may be absent.
 TORCHRUN = frozenset(
@@ -37,32 +38,11 @@ TORCHRUN = frozenset(
         "TORCHELASTIC_RUN_ID",
     }
 )
-_MAIN = re.compile(
-    r"(is_|am_i_|on_)?(main|master|global_zero|rank_?(zero|0)|primary|chief|first|lead|root|local_main|global_main|world_master"
-    r"|world_main)_?(process|proc|rank|worker|node|gpu|thread)?(_only|_first)?"
-)
-_IS_MAIN = re.compile(
-    r"(is|am_i|on)_.*|.*(main|master|zero|chief|primary|rank_?0).*(process|proc|rank|worker)|is_?main|is_?master"
-    r"|rank_?(zero|0)|master_process|main_process"
-)
-_ONLY = re.compile(
-    r"(rank_?(zero|0)|main(_process)?|master(_process)?|local_main_process|global_zero)_only"
-    r"|on_(local_)?main_process|only_(on_)?(rank_?(zero|0)|main|master)(_process)?|rank_?(zero|0)|run_on_main"
-)
-_MAIN_NAMES = frozenset(
-    {
-        "is_world_process_zero",
-        "is_local_process_zero",
-        "is_world_zero",
-        "is_process_zero",
-        "is_local_master",
-        "is_global_main_process",
-        "is_main_local_process",
-        "ismain",
-        "is_master_rank",
-        "is_writer_rank",
-    }
-)
+#: Words for the first of several, those of them that need no word for a process, and what else such a name has.
+_MAIN = frozenset({"main", "master", "chief"})
+_FIRST = _MAIN | {"zero", "primary", "first", "lead", "root", "writer"}
+_PROCESS = frozenset({"process", "proc", "rank", "worker", "node", "gpu", "global", "world"})
+_BESIDE = frozenset({"is", "am", "i", "on", "run", "only", "local"})
 _SAME = re.compile(
     r"(all_?reduce|reduce|all_?gather|gather|sync(hroni[sz]e)?|broadcast|bcast|agree)(_.*|d)?|.*_(all_?reduce|reduced?|"
     r"gathered|synced|broadcast)|global_.*|any_rank.*|all_ranks.*"
@@ -79,28 +59,31 @@ def role_of(path: str) -> str | None:
 
 def main_of(path: str) -> str | None:
     """``rank`` or ``local_rank`` if the name asks whether this is the first process of all, or of its node."""
-    last = path.rpartition(".")[2].removesuffix("()").lower().lstrip("_")
-    if last in _MAIN_NAMES:
-        return "local_rank" if "local" in last else "rank"
-    if last in {
-        "is_first",
-        "is_root",
-        "main",
-        "master",
-        "is_lead",
-        "is_primary",
-        "first",
-        "root",
-        "primary",
-    } or not (_MAIN.fullmatch(last) and _IS_MAIN.fullmatch(last)):
-        return None
-    return "local_rank" if "local" in last else "rank"
+    *before, last = words = _words_of(path)
+    if words[0] in {"is", "am", "on"}:
+        is_main = not _MAIN.isdisjoint(words) or not (_FIRST.isdisjoint(words) or _PROCESS.isdisjoint(words))
+    else:
+        is_main = last in _PROCESS | {"zero"} and not (_MAIN | {"zero", "primary"}).isdisjoint(words)
+        is_main = is_main and not _PROCESS.isdisjoint(words)
+    return _whose(words) if is_main and "only" not in before else None
 
 
 def only_of(path: str) -> str | None:
     """As `main_of`, for a decorator that runs its function on the first process only."""
-    last = path.rpartition(".")[2].lower().lstrip("_")
-    return ("local_rank" if "local" in last else "rank") if _ONLY.fullmatch(last) else None
+    words = _words_of(path)
+    is_only = not (_MAIN | {"zero"}).isdisjoint(words) and not {"only", "on"}.isdisjoint(words)
+    return _whose(words) if is_only or words == ["rank", "zero"] else None
+
+
+def _words_of(path: str) -> list[str]:
+    """The words of a name; one empty word if any of them has nothing to do with the first process."""
+    last = path.rpartition(".")[2].removesuffix("()").lower().lstrip("_")
+    words = re.sub(r"rank_?(zero|0)", "rank_zero", last).split("_")
+    return words if set(words) <= _FIRST | _PROCESS | _BESIDE else [""]
+
+
+def _whose(words: list[str]) -> str:
+    return "local_rank" if "local" in words else "rank"
 
 
 def is_same_for_all(path: str) -> bool:

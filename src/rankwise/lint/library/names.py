@@ -26,7 +26,7 @@ OPEN = frozenset(
     zipfile urllib contextlib socket signal string csv pickle warnings omegaconf peft""".split()  # noqa: SIM905
 )
 #: Longest prefix wins.
-_PREFIXES = {
+PREFIXES = {
     "torch.distributed.distributed_c10d.": "torch.distributed.",
     "torch.distributed.nn.functional.": "torch.distributed.nn.",
     "torch.utils.data.distributed.": "torch.utils.data.",
@@ -99,7 +99,7 @@ def canonical(name: str) -> str:
     """The one name that tables and rules use."""
     if name in _WHOLE:
         return _WHOLE[name]
-    for old, new in _PREFIXES.items():
+    for old, new in PREFIXES.items():
         if name.startswith(old):
             name = new + name[len(old) :]
             break

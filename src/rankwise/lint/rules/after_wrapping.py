@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankwise.lint.analyses.collective_calls import backends
 from rankwise.lint.analyses.job_view import node_in, statement_of, text_of
 from rankwise.lint.analyses.tensor_text import is_in, mention
-from rankwise.lint.analyses.tensors import OFF, place_given
+from rankwise.lint.analyses.tensors import place_given
 from rankwise.lint.analyses.wrapping import trains_later, wraps
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Instance, Method, Object
@@ -206,27 +205,15 @@ def _was_moved(wrap: Wrap) -> bool:
 _CONVERT = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 
 
-@rule("RW407", "error", "D20", "SyncBatchNorm is created after wrapping, on the CPU, or without a process group")
+@rule("RW407", "error", "D20", "SyncBatchNorm is created after the model was wrapped")
 def sync_batchnorm_misplaced(script: Script) -> Iterator[Found]:
-    for call in script.calls_of(_CONVERT, "torch.nn.SyncBatchNorm"):
+    for call in script.calls_of(_CONVERT):
         given = call.arg(0, "module")
-        if call.name == _CONVERT and given is not None and isinstance(given.thing, Object) and given.thing.kind == DDP:
+        if given is not None and isinstance(given.thing, Object) and given.thing.kind == DDP:
             yield Found(
                 call.node,
                 "the model is already wrapped: DDP does not know the SyncBatchNorm layers created here, and their gradients are never reduced",
                 _fix(call, given.thing),
-            )
-        elif _is_only_on_cpu(script) and _trains(script):
-            yield Found(
-                call.node,
-                "SyncBatchNorm works on GPUs only, and this model stays on the CPU: its first forward pass in training fails",
-                "skip the conversion where the backend is gloo",
-            )
-        elif _has_no_group(script) and _trains(script):
-            yield Found(
-                call.node,
-                "SyncBatchNorm uses the process group in each forward pass of training, and this program creates none",
-                "call `dist.init_process_group(...)` first, or convert only if `dist.is_initialized()`",
             )
 
 
@@ -240,38 +227,3 @@ def _fix(call: Call, wrapped: Object) -> str:
         ", ..." if len(made.args) + len(made.kwargs) > 1 else "",
     )
     return f"convert first, then wrap: `{wrap}({convert}({text_of(inner)}){more})`"
-
-
-def _is_only_on_cpu(script: Script) -> bool:
-    moved = any(_moves(call) for call in script.all_calls)
-    return backends(script) == {"gloo"} and not moved
-
-
-def _moves(call: Call) -> bool:
-    word = call.name.rpartition(".")[2]
-    if word == "to":
-        return not any(value.const == "cpu" for value in call.args)
-    return word in {"cuda", "set_device", "set_default_device"} or (
-        "device" in call.kwargs and call.kwargs["device"].const != "cpu"
-    )
-
-
-def _has_no_group(script: Script) -> bool:
-    return (
-        not script.has_init
-        and not script.piece.is_fragment
-        and bool(script.entries)
-        and not any("init" in call.name.lower() and "dist" in call.name.lower() for call in script.all_calls)
-    )
-
-
-def _trains(script: Script) -> bool:
-    """Whether the program itself makes a backward pass, or a forward pass outside of evaluation."""
-    calls = script.entries[0].histories[0].calls if script.entries else []
-    evaluates = any(call.name.endswith(".eval") for call in calls)
-    backward = any(call.name.endswith(".backward") for call in calls)
-    forward = any(
-        call.name.endswith(".__call__") and "DistributedDataParallel" in call.name and not OFF & set(call.contexts)
-        for call in calls
-    )
-    return backward or (forward and not evaluates)

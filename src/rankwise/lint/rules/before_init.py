@@ -1,4 +1,4 @@
-"""The process group is used before it exists."""
+"""The rank is read before the process group exists."""
 
 from __future__ import annotations
 
@@ -6,30 +6,23 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.job_view import (
-    INIT,
     above,
     called_names,
     function_of,
-    is_hidden,
     is_sequence,
     line_of,
-    node_in,
     starts_group,
     statement_of,
     text_of,
 )
-from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.finding import Found
-from rankwise.lint.library.collective_table import ACTS
-from rankwise.lint.library.names import DDP, FSDP, SAMPLER
-from rankwise.lint.program import LIBRARIES
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.script import Entry, Script
+    from rankwise.lint.script import Script
 
 _ASKS = "torch.distributed.is_initialized"
 #: Functions that return the answer.
@@ -99,113 +92,3 @@ def _tell(script: Script, at: ast.AST, init: Call) -> Found:
         "create the process group first, or read int(os.environ['RANK'])",
         severity="warning" if is_talk else "error",
     )
-
-
-_COLLECTIVES = {name for name, act in ACTS.items() if act.signature} | {
-    f"torch.distributed.{name}" for name in ("new_group", "get_rank", "get_world_size")
-}
-#: Packages whose objects make the group when they are made, or when they train.
-_FRAMEWORKS = frozenset({"transformers", "accelerate", "rankwise"})
-
-
-@rule("RW212", "error", "I15", "something needs the process group before it exists")
-def used_before_init(script: Script) -> Iterator[Found]:
-    for entry in script.entries:
-        for call, message in _entry(script, entry):
-            at = node_in(script, call) if entry.is_program or call.module is script.module else None
-            if at is not None:
-                yield Found(at, message, "call dist.init_process_group before it")
-
-
-def _entry(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
-    calls = entry.histories[0].calls
-    inits = [call for call in calls if starts_group(call)]
-    if not inits:
-        yield from _never(script, entry)
-        return
-    first = inits[0]
-    if first.name != INIT or any(map(is_hidden, calls[: first.index])):
-        return
-    for call in calls:
-        what = _needs_group(call)
-        if (
-            what is None
-            or not is_sequence(entry, call, first)
-            or _is_tested(calls, call)
-            or not _same_process(call, first)
-        ):
-            continue
-        if call.index < first.index and not _in_own_loop(call, first):
-            yield (
-                call,
-                f"{what} needs the process group, which is created only later, on line {line_of(first)}: it raises ValueError",
-            )
-        elif call.index > first.index and len(inits) == 1 and _is_optional(first) and entry.is_program:
-            test = text_of(first.tests[-1][0])
-            yield (
-                call,
-                f"{what} also runs where `{test}` is false, and then there is no process group: it raises ValueError",
-            )
-
-
-def _never(script: Script, entry: Entry) -> Iterator[tuple[Call, str]]:
-    """A whole program that never creates a group, and calls nothing that may."""
-    calls = entry.histories[0].calls
-    if not entry.is_program or script.piece.is_fragment or any(map(_may_start, calls)) or _has_unread(script, calls):
-        return
-    for call in calls:
-        what = _needs_group(call)
-        if what is not None and not _is_tested(calls, call):
-            yield (
-                call,
-                f"{what} needs the process group, and this program never creates one: it raises ValueError",
-            )
-            return
-
-
-def _may_start(call: Call) -> bool:
-    return is_hidden(call) or call.name.partition(".")[0] in _FRAMEWORKS
-
-
-def _has_unread(script: Script, calls: list[Call]) -> bool:
-    """Whether a module is imported whose text was not seen: it may create the group when it is imported."""
-    seen = LIBRARIES.union(*({call.module.path.stem, *call.module.path.parts} for call in calls))
-    imports = [node for node in ast.walk(script.tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = [alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "." for node in imports if isinstance(node, ast.ImportFrom)]
-    return any(name.partition(".")[0] not in seen for name in names)
-
-
-def _needs_group(call: Call) -> str | None:
-    last = call.name.rpartition(".")[2]
-    if call.name in _COLLECTIVES:
-        return f"dist.{last}"
-    if call.name in {DDP, FSDP}:
-        return last
-    if (
-        call.name == SAMPLER
-        and not call.has_star
-        and (call.arg(1, "num_replicas") is None or call.arg(2, "rank") is None)
-    ):
-        return last
-    return None
-
-
-def _is_tested(calls: list[Call], call: Call) -> bool:
-    """Whether a test encloses it, an exception is taken care of, or its function has asked for the group before."""
-    if call.tests or call.guards or is_caught(call.module.tree, call.node):
-        return True
-    around = set(
-        ast.walk(getattr(call.function, "node", None) or statement_of(call.module.tree, call.node) or call.node)
-    )
-    asked = (one for one in calls[: call.index] if one.name == _ASKS)
-    return any(not around.isdisjoint({one.node, *(site.node for site in one.stack)}) for one in asked)
-
-
-def _in_own_loop(call: Call, init: Call) -> bool:
-    return bool(call.loops) and bool(init.loops) and call.loops[0] is init.loops[0]
-
-
-def _is_optional(init: Call) -> bool:
-    """Whether the group is created only where an option of this name is on."""
-    return bool(init.tests) and init.tests[-1][2] is True and isinstance(init.tests[-1][0], (ast.Name, ast.Attribute))

@@ -77,43 +77,6 @@ def _tell(script: Script, made: Call, used: ast.AST) -> Found:
     )
 
 
-#: Position and name of the list that only one rank has.
-_LISTS = {word: (1, ACTS[D + word].signature[1]) for word in ("gather", "gather_object", "scatter")}
-
-
-@rule("RW309", "error", "C19", "gather_list or scatter_list is passed on every rank")
-def list_on_other_ranks(script: Script) -> Iterator[Found]:
-    for place in collectives(script, *_LISTS):
-        word = word_of(place.last)
-        root = root_rank(place.last)
-        if root is None or has_group(place.last):
-            continue
-        if any(test.spread for call in place.calls for _, test, _ in call.tests):
-            # A test on the rank that could not be decided.
-            continue
-        others = [call for call in place.calls if call.rank != root]
-        if not others and place.num_ranks == 1:
-            others = [place.last]
-        if place.is_once_a_node or not others or not all(map(_gives_list, others)):
-            continue
-        node = others[0].arg_node(*_LISTS[word])
-        what = "destination" if word != "scatter" else "source"
-        yield Found(
-            node or place.last.node,
-            f"every rank passes `{text_of(node)}` to {word}, which only rank {root}, the {what}, may do: the others fail with a ValueError",
-            f"pass `{text_of(node)} if dist.get_rank() == {root} else None`",
-        )
-
-
-def _gives_list(call: Call) -> bool:
-    value = call.arg(*_LISTS[word_of(call)])
-    if value is None:
-        return False
-    if isinstance(value.thing, Items):
-        return value.thing.kind == "list" and (bool(value.thing.values) or not value.thing.is_whole)
-    return value.made is not None and value.made.name.endswith((".chunk", ".split", ".unbind", ".tensor_split"))
-
-
 @rule("RW310", "error", "C20", "ranks call broadcast_object_list with lists of different lengths")
 def object_lists_differ_in_length(script: Script) -> Iterator[Found]:
     for place in collectives(script, "broadcast_object_list"):

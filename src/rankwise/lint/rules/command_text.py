@@ -7,85 +7,14 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Edit, Found, Span
 from rankwise.lint.rule import rule
-from rankwise.lint.shell.flags import LAUNCHER_ONLY
 from rankwise.lint.shell.launches import base_name
-from rankwise.lint.shell.study import Shell, typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.shell.model import Launch
+    from rankwise.lint.shell.study import Shell
     from rankwise.lint.shell.words import Word
-
-_PROGRAMS = {"python", "python3", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "rankwise"}
-_NO_MODULES = {"torchrun", "torch.distributed", "torch.distributed.torchrun", "distributed.launch", "torch.launch"}
-
-
-@rule(
-    "RW704",
-    "error",
-    "L4",
-    "launcher, Python and script in the wrong order, or a file given as a module",
-    looks_at="shell",
-)
-def launcher_and_script_mixed(shell: Shell) -> Iterator[Found]:
-    for launch in shell.launches:
-        script = launch.script
-        if script is None or launch.flag("no_python"):
-            continue
-        text = script.text or ""
-        if launch.flag("module") and text.endswith(".py"):
-            module = text[:-3].removeprefix("./").replace("/", ".")
-            message = f"-m takes a module's name, and {text} is a file"
-            yield Found(script.span, message, f"-m {module}, or remove -m")
-        elif base_name(script) in _PROGRAMS and launch.launcher != "python":
-            message = f"{launch.label} runs {text!r} as the script"
-            yield Found(script.span, message, _without(launch, text))
-        elif text.partition("=")[0].lstrip("-").replace("-", "_") in LAUNCHER_ONLY and launch.is_elastic:
-            message = f"{launch.label} runs {text!r} as the script: the dashes are missing"
-            yield Found(script.span, message, f"write --{text.lstrip('-')}")
-        elif launch.launcher == "python" and text in _NO_MODULES and launch.flag("module"):
-            message = f"{text} can't be run as a module"
-            yield Found(script.span, message, "write torchrun, or python -m torch.distributed.run")
-        else:
-            yield from _behind(launch)
-
-
-def _without(launch: Launch, text: str) -> str:
-    if text.startswith("python"):
-        return f"remove {text}: {launch.label} starts Python itself; --no-python is for other programs"
-    return "keep one of the two launchers"
-
-
-def _behind(launch: Launch) -> Iterator[Found]:
-    for first, second in zip(launch.args, launch.args[1:], strict=False):
-        module = second.text or ""
-        if first.text == "-m" and module.startswith(("torch.distributed.", "accelerate.commands", "rankwise.run")):
-            script = launch.script.raw if launch.script else ""
-            message = f"-m {module} comes after {script}, so {script} runs once and gets it as an argument"
-            yield Found(first.span, message, f"torchrun [flags] {script}")
-
-
-_DASHES = re.compile(r"-*[\u2010-\u2015\u2212][-\u2010-\u2015\u2212]*(?=[A-Za-z])")
-_QUOTES = re.compile(r"[\u201c\u201d\u2018\u2019]")
-
-
-@rule("RW705", "error", "L5", "typographic dashes or quotes in a launch command", looks_at="shell", fixable=True)
-def typographic_characters(shell: Shell) -> Iterator[Found]:
-    for launch in shell.launches:
-        for word in launch.command.words:
-            yield from _word(word)
-
-
-def _word(word: Word) -> Iterator[Found]:
-    if found := _DASHES.match(word.head):
-        rest = word.head[found.end() :]
-        plain = "-" if len(rest.partition("=")[0]) == 1 else "--"
-        message = f"{word.raw} begins with a typographic dash, so it is not a flag"
-        yield Found(word.span, message, f"type {plain}{rest}", edits=typed(word, found[0], plain))
-    elif word.is_typed and (quote := _QUOTES.search(word.raw)) and word.raw[0] not in "\"'":
-        message = f"{quote[0]} is a typographic quote, which the shell reads as a letter"
-        yield Found(word.span, message, "type plain quotes")
 
 
 _BLANK_BEHIND = re.compile(r"\\([ \t]+)$")

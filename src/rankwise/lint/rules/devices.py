@@ -9,8 +9,8 @@ from rankwise.lint.analyses.device_index import fault_of
 from rankwise.lint.analyses.job_view import (
     INIT,
     backend_of,
-    function_of,
     is_constant,
+    is_left,
     is_of_one_process,
     is_spawned,
     launcher_reads,
@@ -25,7 +25,6 @@ from rankwise.lint.analyses.job_view import (
 from rankwise.lint.analyses.options import option_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Items, Library
-from rankwise.lint.paths.words import reported_place, written
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -37,15 +36,18 @@ if TYPE_CHECKING:
     from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Entry, Script
 
-#: Where a library takes a device by position.
-_POSITIONS = {
-    "torch.cuda.set_device": 0,
-    "torch.accelerator.set_device_index": 0,
-    "torch.accelerator.set_device_idx": 0,
-    "torch.cuda.device": 0,
-    "torch.xpu.set_device": 0,
-    "torch.npu.set_device": 0,
-}
+#: These take a device by position.
+_TAKES_FIRST = frozenset(
+    {
+        "torch.cuda.set_device",
+        "torch.accelerator.set_device_index",
+        "torch.accelerator.set_device_idx",
+        "torch.cuda.device",
+        "torch.device",
+        "torch.xpu.set_device",
+        "torch.npu.set_device",
+    }
+)
 _NAMES = ("device", "device_id", "output_device", "device_ids")
 
 
@@ -61,7 +63,7 @@ def global_rank_as_device(script: Script) -> Iterator[Found]:
             key = (id(place.last.function), text_of(node))
             if fault is not None and key not in seen:
                 seen.add(key)
-                yield _tell(script, place, node, is_bare=fault == "bare")
+                yield _tell(place, node, is_bare=fault == "bare")
                 break
 
 
@@ -77,12 +79,8 @@ def _is_one_node(entry: Entry) -> bool:
 
 def _devices(call: Call) -> Iterator[tuple[Value, ast.AST]]:
     """Values that a call takes as a device, each with where it stands."""
-    position = _POSITIONS.get(call.name)
-    if call.name == "torch.device":
-        position = 1 if len(call.args) > 1 else 0
-    elif call.name.endswith((".cuda", ".to")):
-        position = 0
-    if position is not None and position < len(call.args):
+    position = 1 if call.name == "torch.device" and len(call.args) > 1 else 0
+    if call.args and (call.name in _TAKES_FIRST or call.name.endswith((".cuda", ".to"))):
         yield call.args[position], call.arg_node(position) or call.node
     # What `partial` is given is for a function, and one of the user's may mean anything by it.
     is_open = call.name == "functools.partial" and not isinstance(call.args[0].thing, Library)
@@ -94,7 +92,7 @@ def _devices(call: Call) -> Iterator[tuple[Value, ast.AST]]:
                 yield one, node
 
 
-def _tell(script: Script, place: Place, node: ast.AST, *, is_bare: bool) -> Found:
+def _tell(place: Place, node: ast.AST, *, is_bare: bool) -> Found:
     text = text_of(node)
     if is_bare:
         message = f"`{text}` uses the global rank as the number of a GPU: a second node has no such GPU"
@@ -102,26 +100,11 @@ def _tell(script: Script, place: Place, node: ast.AST, *, is_bare: bool) -> Foun
         message = (
             f"`{text}` maps the global rank to a node's GPUs: wrong if nodes differ or start fewer ranks than GPUs"
         )
-    fix = f"use the local rank: {_local_rank(script, node)}"
+    fix = 'use the local rank: int(os.environ["LOCAL_RANK"])'
     if any(call.name.startswith("accelerate.") for call in place.entry.histories[0].calls):
         fix = "use accelerator.device, or accelerator.local_process_index"
     at = node if isinstance(node, ast.expr) else place.last.node
     return Found(at, message, fix, severity="error" if is_bare else "warning")
-
-
-def _local_rank(script: Script, node: ast.AST) -> str:
-    """The variable that holds it, if one is in scope there."""
-    tree = script.tree
-    around = {tree, function_of(tree, node)} if isinstance(node, ast.expr) else {tree}
-    for one in ast.walk(tree):
-        if (
-            isinstance(one, ast.Assign)
-            and [text_of(target) for target in one.targets] == ["local_rank"]
-            and "local" in text_of(one.value).lower()
-            and function_of(tree, one) in around
-        ):
-            return "`local_rank`"
-    return 'int(os.environ["LOCAL_RANK"])'
 
 
 _SETS = frozenset({"torch.cuda.set_device", "torch.accelerator.set_device_index", "torch.accelerator.set_device_idx", "torch.cuda.device",
@@ -140,7 +123,12 @@ def device_not_set(script: Script) -> Iterator[Found]:
         return
     for entry in script.entries:
         init = next((call for call in entry.histories[-1].calls if call.name == INIT), None)
-        if init is not None and not _has_device(init) and not _may_see_its_own(script, init):
+        if (
+            init is not None
+            and not is_left(script, entry)
+            and not _has_device(init)
+            and not _may_see_its_own(script, init)
+        ):
             yield from _entry(script, entry, init)
 
 
@@ -333,29 +321,3 @@ def _index_gone(script: Script, setting: Setting) -> Iterator[Found]:
                 severity="error" if is_own else "warning",  # with one rank on each node all is well
             )
             return
-
-
-@rule("RW219", "error", "L14", "CUDA is used before notebook_launcher forks")
-def cuda_before_notebook_launcher(script: Script) -> Iterator[Found]:
-    for entry in script.entries:
-        calls = entry.histories[0].calls
-        for launch in calls:
-            number = launch.arg(2, "num_processes")
-            is_alone = number is not None and number.const in {0, 1}
-            is_here = launch.name == "accelerate.notebook_launcher" and launch.module is script.module
-            if is_alone or not is_here:
-                continue
-            used = next((one for one in calls[: launch.index] if one.index < launch.index and _is_before(one)), None)
-            if used is not None and used.module is script.module:
-                yield Found(
-                    used.node,
-                    f"`{written(used.node)}` starts CUDA in this process, which notebook_launcher then forks: the forked ranks"
-                    " can't use CUDA",
-                    f"move `{written(used.node)}` into the launched function, and restart the kernel",
-                    also=[reported_place("the processes are forked here", launch.node, launch.module)],
-                )
-
-
-def _is_before(call: Call) -> bool:
-    """Whether a call starts CUDA, and not in a process that was launched."""
-    return _starts_cuda(call) and not any("notebook_launcher" in written(site.node) for site in call.stack)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.collective_calls import D, collectives, has_group, word_of
+from rankwise.lint.analyses.collective_calls import D, collectives, has_group, in_step, word_of
 from rankwise.lint.analyses.job_view import ops, text_of
-from rankwise.lint.analyses.lengths import shape_of
+from rankwise.lint.analyses.lengths import dtype_of, num_elements
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.history import Loop, walk
 from rankwise.lint.interpreter.values import Items, Object
@@ -15,11 +16,11 @@ from rankwise.lint.library.constructor_table import RETURNS_SELF
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.values import Value
-    from rankwise.lint.script import Script
+    from rankwise.lint.script import Entry, Script
 
 
 @rule("RW315", "error", "C4", "collectives run in the order of a set or of a directory listing")
@@ -60,39 +61,62 @@ def _order(value: Value) -> str:
     return "a directory listing" if thing is None and "unsorted" in value.origin else ""
 
 
+#: Of functions of which all ranks, or both, pass as much, where they take it.
 _GIVEN = {
-    word: takes
-    for word in (
-        "all_reduce",
-        "all_gather",
-        "broadcast",
-        "reduce",
-        "gather",
-        "all_gather_into_tensor",
-        "reduce_scatter_tensor",
-    )
-    if (takes := ACTS[D + word].takes)
+    name.removeprefix(D): act.takes
+    for name, act in ACTS.items()
+    if act.takes and not {"scatter_list", "input_split_sizes"} & set(act.signature)
 }
 _ASK = frozenset({"operator.Compare", "torch.isfinite", "torch.isnan", "torch.where", "torch.nonzero"})
 
 
-@rule("RW317", "error", "C5", "ranks pass tensors of different shapes to one collective")
+@rule("RW317", "error", "C5", "ranks pass tensors of different sizes or types to one collective")
 def shape_differs_between_ranks(script: Script) -> Iterator[Found]:
-    for place in collectives(script, *_GIVEN):
-        if has_group(place.last) or len(place.calls) < 2:
-            continue
-        position, name = _GIVEN[word_of(place.last)]
-        shapes = {call.rank: _shape(call.arg(position, name)) for call in place.calls}
-        if None in shapes.values() or len(set(shapes.values())) < 2:
-            continue
-        node = place.last.arg_node(position, name) or place.last.node
-        first, last = min(shapes), next(rank for rank in shapes if shapes[rank] != shapes[min(shapes)])
-        yield Found(
-            node,
-            f"`{text_of(node)}` has size {_shown(shapes[first])} on rank {first} and {_shown(shapes[last])} on rank {last}: {word_of(place.last)} aborts, hangs or returns garbage",
-            "pad to one size, or gather the sizes first and then tensors of the largest",
-        )
+    for steps in in_step(script, *(D + word for word in _GIVEN if ACTS[D + word].family == "collective")):
+        for calls in steps:
+            if len({call.name for call in calls}) > 1 or any(map(has_group, calls)):
+                break  # from here on, it is not known which calls meet
+            if len({call.node for call in calls}) == 1 or not any(call.tests or call.loops for call in calls):
+                yield from _unlike(calls)
+    for entry in script.entries:
+        received = _points(entry, "recv", "irecv")
+        for (source, target), sent in _points(entry, "send", "isend").items():
+            for pair in zip(sent, received.get((target, source), ()), strict=False):
+                yield from _unlike(pair)
     yield from _selected(script)
+
+
+def _unlike(calls: Sequence[Call]) -> Iterator[Found]:
+    """The first of some calls that meet whose tensor is not like that of the call before all."""
+    given = [(call.arg(*at), call.arg_node(*at) or call.node) for call in calls for at in [_GIVEN[word_of(call)]]]
+    facts = [(num_elements(value), dtype_of(value)) for value, _ in given]
+    for call, (_, node), (number, dtype) in zip(calls[1:], given[1:], facts[1:], strict=True):
+        is_other_size = None not in {number, facts[0][0]} and number != facts[0][0]
+        if is_other_size or ("" not in {dtype, facts[0][1]} and dtype != facts[0][1]):
+            sizes = [
+                f"{'?' if one is None else one} x {kind or 'some type'}" for one, kind in (facts[0], (number, dtype))
+            ]
+            yield Found(
+                node,
+                f"`{text_of(node)}` has size {sizes[1]} on rank {call.rank}, and rank {calls[0].rank} passes {sizes[0]}: {word_of(call)} aborts, hangs or returns garbage",
+                "give all the same size and dtype; where the data decides the size, gather the sizes first and then tensors of the largest",
+                # Gloo fills the beginning of a tensor that is longer than what comes.
+                severity="warning"
+                if word_of(call) in {"recv", "irecv"} and (number or 0) > (facts[0][0] or 0)
+                else "error",
+            )
+            return
+
+
+def _points(entry: Entry, *words: str) -> dict[tuple[int, int], list[Call]]:
+    """What ranks send or receive, by who does it and with whom, in order; nothing if that is not known of one of them."""
+    found: defaultdict[tuple[int, int], list[Call]] = defaultdict(list)
+    for call in (one for history in entry.histories for one in history.calls if one.name.removeprefix(D) in words):
+        peer = call.arg(1, "src", "dst")
+        if peer is None or type(peer.const) is not int or call.tests or call.loops or has_group(call):
+            return {}
+        found[call.rank, peer.const].append(call)
+    return found
 
 
 def _selected(script: Script) -> Iterator[Found]:
@@ -124,16 +148,6 @@ def _picked(value: Value) -> Call | None:
         return made
     index = made.args[1].made if made.name == "operator.Subscript" else None
     return made if index is not None and index.name in _ASK else None
-
-
-def _shape(value: Value | None) -> tuple[int | None, ...] | None:
-    call = value.thing.call if value is not None and isinstance(value.thing, Object) else None
-    shape = shape_of(call) if call is not None else ()
-    return shape if shape and None not in shape else None
-
-
-def _shown(shape: tuple[int | None, ...] | None) -> str:
-    return "x".join(str(one) for one in shape or ())
 
 
 _FIX = "gather the lengths first, then pad to the longest, gather, and remove the padding"

@@ -12,59 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.findings import Severity
-    from rankwise.lint.shell.model import Launch, Setting
+    from rankwise.lint.shell.model import Launch
     from rankwise.lint.shell.study import Shell
-
-_NAMES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-
-
-@rule("RW720", "error", "L7 R13", "CUDA_VISIBLE_DEVICES does not match the number of ranks", looks_at="shell")
-def visible_devices(shell: Shell) -> Iterator[Found]:
-    for setting in shell.reading.settings:
-        devices = _devices(setting)
-        twice = sorted({one for one in devices if devices.count(one) > 1})
-        if setting.name in _NAMES and twice:
-            message = f"{setting.name}={setting.value.text} lists {', '.join(twice)} twice"
-            yield Found(setting.span, message, "list each device once", failure_class="R13")
-    for launch in shell.launches:
-        for name in _NAMES:
-            listed = launch.command.env.get(name)
-            if listed is not None and _devices(listed):
-                yield from _count(shell, launch, listed)
-
-
-def _devices(setting: Setting) -> list[str]:
-    text = (setting.value.text or "").strip()
-    found = [one.strip() for one in text.split(",")]
-    return [] if not text or text.startswith("-") or any(not one for one in found) else found
-
-
-def _ranks(launch: Launch) -> int | None:
-    if launch.launcher == "accelerate":
-        text = launch.value("num_processes") or ""
-        is_one = launch.flag("num_machines") is None or launch.value("num_machines") == "1"
-        return int(text) if text.isdecimal() and is_one and not launch.flag("cpu") else None
-    return launch.num_per_node if launch.is_elastic else None
-
-
-def _count(shell: Shell, launch: Launch, setting: Setting) -> Iterator[Found]:
-    ranks, devices = _ranks(launch), _devices(setting)
-    if ranks is None or ranks == len(devices):
-        return
-    flag = launch.flag("nproc_per_node", "num_processes")
-    span = flag.word.span if flag else launch.word.span
-    also = [("the devices", shell.piece.path, setting.span)]
-    listed = f"{len(devices)} device{'s' * (len(devices) > 1)}"
-    spelled = flag.spelled if flag else "--nproc-per-node"
-    if ranks > len(devices):
-        message = f"{ranks} ranks and {listed}: rank {len(devices)} has no device"
-        yield Found(span, message, f"{spelled}={len(devices)}, or list {ranks} devices", also=also)
-    elif flag is None:
-        message = f"one rank and {listed}: without --nproc-per-node one process is started"
-        yield Found(span, message, f"--nproc-per-node={len(devices)}", severity="warning", also=also)
-    else:
-        message = f"{ranks} rank{'s' * (ranks > 1)} and {listed}: the others are idle"
-        yield Found(span, message, f"{spelled}={len(devices)}", severity="hint", also=also)
 
 
 @rule("RW726", "error", "I1 I2 I10 I11 I12", "ranks that are started one by one do not form one job", looks_at="shell")
@@ -190,23 +139,3 @@ def _behind(launch: Launch) -> Iterator[Found]:
             shown = word.raw if equals else f"{spelled} {then.raw if then else ''}"
             message = f"every rank gets {shown}, so all have the same local rank"
             yield Found(word.span, message, "remove it, and read LOCAL_RANK from the environment in the script")
-
-
-@rule(
-    "RW728",
-    "warning",
-    "L1",
-    "torch.distributed.launch is deprecated, and adds --local-rank to the arguments",
-    looks_at="shell",
-)
-def old_launch_module(shell: Shell) -> Iterator[Found]:
-    for launch in shell.launches:
-        if launch.launcher != "launch":
-            continue
-        module = next((word for word in launch.command.words if word.text == "torch.distributed.launch"), launch.word)
-        if launch.flag("use_env"):
-            message = "torch.distributed.launch is deprecated"
-            yield Found(module.span, message, "torchrun with the same flags, without --use_env")
-        else:
-            message = "torch.distributed.launch is deprecated, and adds --local-rank=N to the script's arguments"
-            yield Found(module.span, message, "torchrun with the same flags; the script reads LOCAL_RANK")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.finding import Found
@@ -13,7 +12,6 @@ from rankwise.lint.shell.study import Shell, typed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.base.findings import Severity
     from rankwise.lint.shell.model import Flag, Launch
 
 
@@ -29,7 +27,7 @@ def _tell(launch: Launch, flag: Flag) -> Iterator[Found]:
     table = TABLES[launch.launcher]
     takers = [one for one in launch.flags if one.is_known and one.name in table.values]
     if any(one.value is None or one.value.head.endswith(".py") for one in takers):
-        return  # a missing value is reported elsewhere; this may be the script's flag
+        return  # of a missing value the launcher tells itself; this may be the script's flag
     meant = meant_flag(launch.launcher, flag.spelled)
     if meant is None and not table.is_complete:
         return
@@ -65,8 +63,6 @@ def _starts_ranks_itself(launch: Launch) -> bool:
 
 def _late(shell: Shell, launch: Launch) -> Iterator[Found]:
     own = late_flags(launch.launcher)
-    if any((word.text or "").startswith("torch.distributed") for word in launch.args):
-        return  # a launcher after the script is another mistake
     for word in launch.args:
         spelled = word.head.partition("=")[0]
         name = spelled.lstrip("-").replace("-", "_")
@@ -84,91 +80,6 @@ def _late(shell: Shell, launch: Launch) -> Iterator[Found]:
             message = f"{spelled} comes after {script}, so {script} gets it and {launch.label} does not"
             yield Found(word.span, message, f"put it before {script}")
         return
-
-
-_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
-
-
-@rule("RW703", "error", "L4", "a launcher's flag has no value, or an invalid one", looks_at="shell")
-def launcher_flag_value(shell: Shell) -> Iterator[Found]:
-    for launch in shell.launches:
-        if launch.is_elastic:
-            for flag in launch.flags:
-                yield from _flag(launch, flag)
-    for setting in shell.reading.settings:
-        if setting.name == "MASTER_PORT" and (wrong := _port(setting.value.text or "0")):
-            yield Found(setting.span, f"MASTER_PORT={setting.value.text}: {wrong}", "a free port from 1024 to 65535")
-
-
-def _flag(launch: Launch, flag: Flag) -> Iterator[Found]:
-    table = TABLES[launch.launcher]
-    if not flag.is_known:
-        return
-    if flag.name in table.switches:
-        if flag.value is not None:
-            yield Found(
-                flag.word.span,
-                f"{flag.spelled} takes no value, but gets {flag.value.raw!r}",
-                f"write {flag.spelled} alone",
-            )
-        return
-    if flag.value is None:
-        yield Found(flag.word.span, f"{flag.spelled} has no value", f"write {flag.spelled}=VALUE")
-        return
-    text = flag.value.text
-    if text is None or _NAME.fullmatch(text):
-        return
-    if text.endswith(".py") and launch.script is None:
-        message = f"{flag.spelled} uses {text} as its value, so no script is left"
-        yield Found(flag.word.span, message, f"give {flag.spelled} a value")
-    elif wrong := _wrong(flag.name, text):
-        severity: Severity | None = "warning" if wrong is _PRIVILEGED else None
-        message = f"{flag.spelled} {text!r}: {wrong}"
-        yield Found(flag.value.span, message, _meant(flag.name), severity=severity)
-
-
-_PRIVILEGED = "below 1024, which only root may open"
-_PORT = "a port from 1024 to 65535"
-_COUNT = (r"\d+", "not a number from 0 up", "0, 1, 2, …")
-#: The form of a flag's values, what one is that has another form, and what is meant.
-_FORMS = {
-    "nproc_per_node": (
-        # Numbers of ranks, and kinds of devices: torch's own, or that of a vendor's plug-in.
-        r"0*[1-9]\d*|(?!(gpus|all|max|cuda)$)[a-z][a-z0-9_]*",
-        "neither a number of ranks nor a device type",
-        "a number above 0, gpu, cpu, xpu or auto",
-    ),
-    "nnodes": (r"0*[1-9]\d*(:\d+)?", "neither a number of nodes nor a range MIN:MAX", "a number, or MIN:MAX as in 1:4"),
-    "master_port": (r"\d+", "not a port", _PORT),
-    "rdzv_endpoint": (r".*", "", f"HOST:PORT with {_PORT}"),
-    "node_rank": (r"\d+", "not a number from 0 up", "0 on the first node, 1 on the next, …"),
-    "max_restarts": _COUNT,
-    "monitor_interval": (r"\d*\.?\d+(e-?\d+)?|\d+\.", "not a number of seconds", "a number of seconds"),
-    "start_method": ("spawn|fork|forkserver", "none of spawn, fork, forkserver", "spawn"),
-    "numa_binding": ("node|socket|exclusive|core-complex", "none of node, socket, exclusive, core-complex", "node"),
-}  # fmt: skip
-
-
-def _wrong(name: str, text: str) -> str:
-    """Why a value can't be right; empty if it can."""
-    pattern, wrong, _ = _FORMS.get(name, (".*", "", ""))
-    least, _, most = text.partition(":")
-    if not re.fullmatch(pattern, text, re.DOTALL) or (name == "nnodes" and most and int(least) > int(most)):
-        return wrong
-    port = text.rpartition(":")[2] if name == "rdzv_endpoint" and ":" in text else text
-    return _port(port) if name in {"master_port", "rdzv_endpoint"} and port.isdecimal() else ""
-
-
-def _port(text: str) -> str:
-    if _NAME.fullmatch(text):
-        return ""
-    if not text.isdecimal() or int(text) > 65535:
-        return "not a port"
-    return _PRIVILEGED if 0 < int(text) < 1024 else ""
-
-
-def _meant(name: str) -> str:
-    return _FORMS[name][2] if name in _FORMS else "see the launcher's --help"
 
 
 @rule("RW707", "error", "L8", "--standalone with several nodes waits forever", looks_at="shell")

@@ -8,6 +8,7 @@ from collections import defaultdict
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.installed import lacking_names
 from rankwise.lint.analyses.job_view import is_hidden, statement_of
 from rankwise.lint.analyses.scopes import FunctionNode, Scope, Scopes, is_function, scopes_of
 from rankwise.lint.analyses.turns import is_caught
@@ -127,9 +128,18 @@ _SETS_UNSEEN = re.compile(
 
 
 @rule(
-    "RW820", "error", "", "an attribute is read that nothing sets, an option that does not exist, or anything of None"
+    "RW820",
+    "error",
+    "",
+    "an attribute is read that nothing sets, that the library lacks, an option that does not exist, or anything of None",
 )
 def attribute_never_set(script: Script) -> Iterator[Found]:
+    for node, library in lacking_names(script):
+        yield Found(
+            node,
+            f"`{ast.unparse(node)}` raises AttributeError on every rank: {library}, as it is installed here, has no such name",
+            "write a name that the library has, or install the version that has this one",
+        )
     notes = [one for one in script.notes if isinstance(one, Unbound) and one.owner is not None]
     modules = {call.module for call in script.all_calls} if notes else set()
     is_open = script.piece.is_fragment or any(_SETS_UNSEEN.search(module.text) for module in modules)

@@ -17,7 +17,9 @@ from rankwise.lint.analyses.classes import (
     self_name,
 )
 from rankwise.lint.analyses.scopes import FunctionNode, Scopes, scopes_of
+from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.finding import Edit, Found, Span, span_of
+from rankwise.lint.interpreter.notes import Misfit
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -230,3 +232,22 @@ def _set_by(method: FunctionNode) -> list[str]:
         and isinstance(n.ctx, ast.Store)
         and getattr(n.value, "id", "") == self_name(method)
     ]
+
+
+@rule(
+    "RW819",
+    "error",
+    "",
+    "a function of the text is called with arguments that it does not take",
+    needs_ranks=False,
+)
+def call_does_not_fit(script: Script) -> Iterator[Found]:
+    for note in script.notes:
+        if isinstance(note, Misfit) and note.module is script.module and not is_caught(script.tree, note.node):
+            name, where = note.function.name, note.function
+            yield Found(
+                note.node,
+                f"`{ast.unparse(note.node.func)}(...)` {note.why}: TypeError",
+                f"pass what `{name}` takes, or change its parameters",
+                also=[(f"`{name}`", where.module.shown, span_of(where.node, where.module.lines))],
+            )

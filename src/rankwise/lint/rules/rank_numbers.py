@@ -9,22 +9,22 @@ from rankwise.lint.analyses.collective_calls import in_step
 from rankwise.lint.analyses.job_view import (
     INIT,
     SPAWN,
+    above,
     backend_of,
+    has_unread,
     is_constant,
     is_for_several,
-    is_hidden,
     is_spawned,
     launcher_reads,
-    node_in,
     once,
     places,
     settings,
+    starts_group,
     text_of,
 )
-from rankwise.lint.analyses.options import options
-from rankwise.lint.analyses.turns import is_caught
+from rankwise.lint.analyses.options import options, text_given
 from rankwise.lint.finding import Found
-from rankwise.lint.interpreter.notes import Quotient, TextTest, is_by_zero
+from rankwise.lint.interpreter.notes import TextTest
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -49,25 +49,6 @@ def rank_compared_as_text(script: Script) -> Iterator[Found]:
             yield Found(note.node, message, f"compare int({text}) with 0")
 
 
-@rule("RW221", "error", "", "a number is divided by a rank, and the first rank is 0")
-def division_by_rank(script: Script) -> Iterator[Found]:
-    for note in script.notes:
-        if (
-            isinstance(note, Quotient)
-            and note.module is script.module
-            and is_by_zero(note.node.op, note.left, note.right)
-            and not is_caught(script.tree, note.node)
-        ):
-            is_turned = isinstance(note.node.op, ast.Mod)
-            yield Found(
-                note.node,
-                f"`{text_of(note.node)}` divides by 0 on rank {note.history.rank}: ZeroDivisionError there, and the others block in their next collective",
-                "for a number within a node, the rank comes first: `rank % number_of_gpus`"
-                if is_turned
-                else "divide by the number of ranks, or by `rank + 1`",
-            )
-
-
 def _is_number(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and not isinstance(node.value, str)
 
@@ -84,23 +65,42 @@ def _tell_comparison(node: ast.Compare, *, text_is_left: bool) -> Found:
     return Found(node, message, f"compare int({shown})")
 
 
-@rule("RW210", "error", "I12 I14 I10", "world size, rank and number of processes contradict each other")
+_BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "fake"})
+
+
+@rule("RW210", "error", "I12 I10", "world size, rank, backend and number of processes contradict each other")
 def world_size_contradiction(script: Script) -> Iterator[Found]:
     for place in once(places(script, INIT, anywhere=True)):
         if place.last.has_star:
             continue
-        yield from _no_address(script, place)
         if place.last.module is script.module:
             yield from _fixed(script, place)
-            yield from _lacking(script, place)
             yield from _same_rank(script, place)
             yield from _local_rank(place)
+            yield from _no_backend(script, place.last)
     for steps in in_step(script, INIT):
         ways = {backend_of(call): call for call in reversed(steps[0])}
         if len(ways) > 1 and None not in ways:
             shown = " and ".join(f"{one or 'none'} on rank {ways[one].rank}" for one in reversed(ways))
             fix = 'name one backend for all, as in "cpu:gloo,cuda:nccl"'
             yield Found(steps[0][-1].node, f"ranks make one group with {shown}: they never connect", fix)
+
+
+def _no_backend(script: Script, call: Call) -> Iterator[Found]:
+    """A backend that torch does not have, where no library is imported that may bring it."""
+    node = call.arg_node(0, "backend")
+    names = [one.rpartition(":")[2] for one in (text_given(call.arg(0, "backend"))[0] or "").lower().split(",")]
+    # Those of other makers are called like NCCL, and torch loads what brings them by itself.
+    odd = next((one for one in names if one and one not in _BACKENDS and not one.endswith("ccl")), None)
+    if (
+        node is not None
+        and odd is not None
+        and not has_unread(script, script.all_calls)
+        and "register_backend" not in script.piece.code
+    ):
+        message = f"torch.distributed has no backend {odd!r}: every rank fails here"
+        fix = 'use "gloo" for tensors on the CPU, "nccl" for those on GPUs, or leave the backend out'
+        yield Found(node, message, fix, failure_class="")
 
 
 def _fixed(script: Script, place: Place) -> Iterator[Found]:
@@ -177,75 +177,6 @@ def _num_started(place: Place) -> int | None:
     return None
 
 
-def _lacking(script: Script, place: Place) -> Iterator[Found]:
-    """A rank without a world size at an address that lacks it, or no rank in a process without a number."""
-    call = place.last
-    method, rank, size = call.arg(1, "init_method"), call.arg(4, "rank"), call.arg(3, "world_size")
-    if call.arg(None, "store") is not None:
-        return
-    shown = method.const if method is not None else None
-    if (
-        isinstance(shown, str)
-        and shown.startswith(("tcp:", "file:"))
-        and "?" not in shown
-        and (rank is None or size is None)
-    ):
-        lack = " and ".join(name for name, value in (("rank", rank), ("world_size", size)) if value is None)
-        yield Found(
-            call.node,
-            f"{shown!r} does not give {lack}, and neither does the call: it raises ValueError",
-            f"pass {lack} to init_process_group",
-        )
-    elif (
-        is_spawned(call)
-        and rank is None
-        and shown in {None, "env://"}
-        and (method is None or method.is_known)
-        and not _sets_rank(script)
-    ):
-        yield Found(
-            call.node,
-            "mp.spawn sets no RANK for its processes, and the call gives none: it raises ValueError",
-            "pass rank=... and world_size=... to init_process_group",
-            failure_class="I14",
-        )
-
-
-def _no_address(script: Script, place: Place) -> Iterator[Found]:
-    """Processes that the script starts itself, and tells of no store."""
-    call, node = place.last, node_in(script, place.last)
-    method = call.arg(1, "init_method")
-    if (
-        node is not None
-        and is_spawned(call)
-        and call.arg(4, "rank") is not None
-        and call.arg(None, "store") is None
-        and (method is None or method.const in {None, "env://"})
-        and not any(_may_set(one) for one in place.entry.histories[-1].calls)
-    ):
-        yield Found(
-            node,
-            "mp.spawn sets no MASTER_ADDR and MASTER_PORT, and nothing here does: it raises ValueError unless the shell has set them",
-            'set os.environ["MASTER_ADDR"] = "localhost" and a free MASTER_PORT before it',
-            severity="warning",
-            failure_class="I14",
-        )
-
-
-def _may_set(call: Call) -> bool:
-    """Whether a call may set a variable of the environment."""
-    return is_hidden(call) or call.name.startswith(("os.environ.", "os.putenv", "os.getenv", "dotenv."))
-
-
-def _sets_rank(script: Script) -> bool:
-    """Whether the script gives its processes their rank by the environment, or starts them in that of a launcher."""
-    return any(setting.key == "RANK" for setting in settings(script)) or any(
-        call.name in {"os.environ.setdefault", "os.environ.update"}
-        or (call.name == "os.environ.__getitem__" and str(call.args[0].const).endswith("RANK") and not is_spawned(call))
-        for call in script.all_calls
-    )
-
-
 _FIX = 'read int(os.environ["LOCAL_RANK"])'
 
 
@@ -312,3 +243,47 @@ def _decorated(script: Script) -> Iterator[Found]:
         if flag is not None and "envvar" not in call.kwargs:
             message = f"torchrun does not pass {flag}: it keeps its default in all processes"
             yield Found(call.node, message, _FIX)
+
+
+_SPAWNS = frozenset({SPAWN, "torch.multiprocessing.start_processes"})
+
+
+@rule("RW220", "error", "I24", "a script of which a launcher starts each rank starts ranks itself")
+def ranks_start_ranks(script: Script) -> Iterator[Found]:
+    for entry in filter(lambda one: one.is_program, script.entries):
+        calls = [call for call in entry.histories[0].calls if "spawned" not in call.contexts]
+        # Without a process group of their own they may be workers of any kind.
+        is_group = any(starts_group(call) and "spawned" in call.contexts for call in entry.histories[0].calls)
+        for call in calls if is_group else ():
+            number = call.arg(2, "nprocs")
+            is_sure = call.name in _SPAWNS and call.module is script.module and not (call.tests or call.guards)
+            if not is_sure or (number is not None and number.const == 1):
+                continue
+            if script.piece.num_ranks > 1:
+                how = f"the command starts {script.piece.num_ranks} processes of it"
+            elif any(_needs_launcher(one) for one in calls[: call.index]) and not any(map(_changes, calls)):
+                how = "only a launcher sets the LOCAL_RANK that it reads"
+            else:
+                continue
+            yield Found(
+                call.node,
+                f"each rank starts ranks of its own here, although {how}: they take each other's ports and GPUs",
+                "call the function itself, with int(os.environ['LOCAL_RANK']), or start the script with plain python",
+                severity="error" if number is not None and type(number.const) is int else "warning",
+            )
+
+
+def _needs_launcher(call: Call) -> bool:
+    """Whether a read of LOCAL_RANK ends the program where no launcher has set it."""
+    is_read = call.name == "os.environ.__getitem__" and call.args[0].const == "LOCAL_RANK"
+    tests = [one for one in above(call.module.tree, call.node) if isinstance(one, (ast.If, ast.Try))]
+    # The test for `__main__` is true wherever the script is the program.
+    return (
+        is_read
+        and bool(call.result.spread)
+        and all(isinstance(one, ast.If) and "__name__" in ast.unparse(one.test) for one in tests)
+    )
+
+
+def _changes(call: Call) -> bool:
+    return call.name in {"os.environ.setdefault", "os.environ.update", "os.putenv"}

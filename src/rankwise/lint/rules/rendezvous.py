@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.job_view import (
     INIT,
-    is_constant,
+    called_names,
     is_for_several,
+    is_left,
     is_of_one_process,
     is_spawned,
     launcher_reads,
@@ -41,15 +42,14 @@ _LOCAL_ADDRESS = re.compile(r"tcp://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):
 @rule("RW207", "error", "L12 I9", "constants overwrite the launcher's variables")
 def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
     found = [one for one in settings(script) if one.key in _KEYS]
-    numbers = [one for one in found if _is_number(one)]
-    yield from (_tell_number(one) for one in numbers)
-    found = [one for one in found if one not in numbers]
     written = {one.key for one in found}
     if {"RANK", "WORLD_SIZE"} <= written and is_of_one_process(script) and set(launcher_reads(script)) <= written:
         return
     launched, needed = _is_launched(script, written), _is_needed(script, found)
     for one in found:
         if one.value.const is None or not one.value.is_known or one.value.spread or _asks_first(one):
+            continue
+        if is_left(script, one.place.entry):
             continue
         if one.value.origin & {"world_size", "local_world_size"} or _is_in_test(one):
             # Restored, or passed on by the process that starts the others; a test of one process.
@@ -65,21 +65,6 @@ def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
                 failure_class="I9",
             )
     yield from _fixed_addresses(script)
-
-
-def _is_number(setting: Setting) -> bool:
-    return setting.place.last.name != "os.putenv" and is_constant(setting.value)
-
-
-def _tell_number(setting: Setting) -> Found:
-    key, const = setting.key, setting.value.const
-    return Found(
-        setting.node,
-        f'os.environ["{key}"] gets the number {const}, but takes strings only: every rank fails here with'
-        " `TypeError: str expected, not int`",
-        f'write it as a string: `"{const}"`',
-        failure_class="I9" if key == "MASTER_PORT" else "L12",
-    )
 
 
 def _fixed_addresses(script: Script) -> Iterator[Found]:
@@ -287,3 +272,26 @@ def _several(script: Script) -> tuple[str, bool, Call | None] | None:
 
 def _tested(place: Place) -> bool:
     return any("node" in ast.unparse(test).lower() or "environ" in ast.unparse(test) for test, _, _ in place.last.tests)
+
+
+_FILES = "torch.distributed.FileStore"
+_REMOVES = frozenset({"remove", "unlink", "rmtree", "mkdtemp", "TemporaryDirectory", "mkstemp", "NamedTemporaryFile"})
+
+
+@rule("RW206", "warning", "I13", "all runs share one fixed init file")
+def fixed_init_file(script: Script) -> Iterator[Found]:
+    if not _REMOVES.isdisjoint(called_names(script.tree)):
+        return
+    for place in once(places(script, INIT, _FILES)):
+        call = place.last
+        at = (0, "file_name") if call.name == _FILES else (1, "init_method")
+        node, (path, is_default) = call.arg_node(*at), text_given(call.arg(*at))
+        if path is None or node is None or (call.name == INIT and not path.startswith("file:")):
+            continue
+        what = "is the default, so all runs share one file" if is_default else "is the same file for each run"
+        shown = repr(path) if isinstance(node, ast.Constant) else f"`{text_of(node)}`"
+        yield Found(
+            node,
+            f"{shown} {what}: one that was killed leaves it behind, and the next hangs; two at once join each other",
+            'use "env://" under a launcher, or put the job\'s id into the path',
+        )

@@ -1,34 +1,41 @@
-"""A checkpoint is written by several ranks, or read while it is written."""
+"""A checkpoint is written by several ranks, read while it is written, or written by a signal handler in the middle of a step."""
 
 from __future__ import annotations
 
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.collective_calls import word_of
 from rankwise.lint.analyses.in_ranks import is_in_ranks
 from rankwise.lint.analyses.job_view import (
+    ALL_RANKS,
     called_names,
     is_distributed,
     is_hidden,
     is_sequence,
     line_of,
     node_in,
+    once,
     ops,
+    places,
     starts_group,
     text_of,
 )
-from rankwise.lint.analyses.saved_files import is_chosen, plain_reads, reads, same_file, writes
+from rankwise.lint.analyses.saved_files import is_chosen, is_write, plain_reads, reads, same_file, writes
 from rankwise.lint.analyses.tensor_text import is_in
 from rankwise.lint.analyses.tensors import sources_of
 from rankwise.lint.analyses.turns import takes_turns
 from rankwise.lint.analyses.wrapping import wraps
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.training import is_parallel
+from rankwise.lint.interpreter.values import ANY
+from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rankwise.lint.analyses.job_view import Place
     from rankwise.lint.analyses.saved_files import FileUse
     from rankwise.lint.script import Script
 
@@ -37,9 +44,10 @@ if TYPE_CHECKING:
 def every_rank_saves(script: Script) -> Iterator[Found]:
     for use in writes(script, anywhere=True):
         call, entry, at = use.call, use.place.entry, node_in(script, use.call)
+        is_but_one = use.place.ranks == ALL_RANKS - {0} and not call.tests
         if (
             at is None
-            or not use.place.is_made_by_all
+            or not (use.place.is_made_by_all or is_but_one)
             or not is_distributed(entry)
             or is_chosen(call)
             or takes_turns(use.place)
@@ -50,6 +58,7 @@ def every_rank_saves(script: Script) -> Iterator[Found]:
             continue
         is_sure = (
             entry.is_program
+            and not is_but_one  # of two ranks, it is one
             and all(is_in(script.tree, test) for test, _, _ in call.tests)
             and any(starts_group(one) for one in entry.histories[0].calls)
             and call.name != "builtins.open"
@@ -59,7 +68,7 @@ def every_rank_saves(script: Script) -> Iterator[Found]:
         path = text_of(use.node)
         yield Found(
             at,
-            f"every rank writes `{path}` at the same time: the file is damaged if their writes interleave",
+            f"every rank {'but 0 ' if is_but_one else ''}writes `{path}` at the same time: the file is damaged if their writes interleave",
             "let one rank write it: `if dist.get_rank() == 0:`, or include the rank in the path",
             severity="error" if is_sure else "warning",
         )
@@ -163,3 +172,47 @@ def _is_moved(script: Script, use: FileUse) -> bool:
         and "os" in ast.unparse(node.func) + "os"
         for node in ast.walk(function)
     )
+
+
+_EXITS = frozenset({"sys.exit", "os._exit", "os.abort", "builtins.exit", "builtins.quit"})
+
+
+@rule("RW610", "warning", "K9 R7", "a signal handler saves or waits for other ranks")
+def work_in_signal_handler(script: Script) -> Iterator[Found]:
+    for place in once(places(script, "signal.signal")):
+        if is_distributed(place.entry):
+            yield from _handled(place)
+
+
+def _handled(place: Place) -> Iterator[Found]:
+    made = place.last
+    number, handler = (
+        getattr(value.thing, "name", "") for value in (made.arg(0, "signalnum") or ANY, made.arg(1, "handler") or ANY)
+    )
+    inside = [
+        call
+        for history in place.entry.histories
+        for call in history.calls
+        if any(site.node is made.node for site in call.stack)
+    ]
+    met = next((call for call in inside if call.name in ACTS and ACTS[call.name].family), None)
+    saved = next((call for call in inside if is_write(call)), None)
+    if met is not None:
+        message = (
+            f"the handler calls {word_of(met)} in the middle of a step: other ranks are elsewhere and do not call it"
+        )
+        yield Found(made.node, message, _FIX, severity="error")
+    elif saved is not None:
+        message = f"the handler calls {word_of(saved)} in the middle of a step: it may save a partial update"
+        yield Found(made.node, message, _FIX)
+    elif number == "signal.SIGTERM" and any(call.name in _EXITS for call in inside):
+        message = "the SIGTERM handler exits at once: all work since the last checkpoint is lost"
+        yield Found(made.node, message, _FIX, failure_class="R7")
+    elif number == "signal.SIGTERM" and handler == "signal.SIG_IGN":
+        message = (
+            "SIGTERM is ignored: on preemption the scheduler kills the job after its grace period, and nothing is saved"
+        )
+        yield Found(made.node, message, _FIX, failure_class="R7")
+
+
+_FIX = "only set a flag in the handler; at the end of a step let all ranks agree on it, save, and exit"

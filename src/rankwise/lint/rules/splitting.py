@@ -12,12 +12,11 @@ from rankwise.lint.analyses.data_flow import (
     given,
     is_given_away,
     is_prepared,
-    is_stream,
     passes,
     sampler_of,
     shown,
 )
-from rankwise.lint.analyses.job_view import function_of, is_distributed, node_in, once, places, text_of
+from rankwise.lint.analyses.job_view import is_distributed, node_in, once, places, text_of
 from rankwise.lint.analyses.shares import (
     is_each_ranks_own,
     is_known_data,
@@ -26,9 +25,9 @@ from rankwise.lint.analyses.shares import (
     makes_its_samples,
     spreads_otherwise,
 )
-from rankwise.lint.finding import Edit, Found, span_of
+from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Instance, Object
-from rankwise.lint.library.names import ACCELERATOR, FABRIC, LOADER, SAMPLER
+from rankwise.lint.library.names import ACCELERATOR, FABRIC, SAMPLER
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -38,82 +37,6 @@ if TYPE_CHECKING:
     from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
-
-
-@rule("RW503", "error", "X2", "a DataLoader gets a sampler and an argument that excludes it", fixable=True)
-def sampler_and_shuffle(script: Script) -> Iterator[Found]:
-    for place in once(places(script, LOADER)):
-        call = place.last
-        for message, fix in _clashes(call) if not _may_be_apart(call) else ():
-            words = getattr(call.node, "keywords", ()) if fix.startswith("remove shuffle: ") else ()
-            # `shuffle=False` instead of `shuffle=True`: both loaders of a branch keep their form.
-            nodes = [one.value for one in words if one.arg == "shuffle" and isinstance(one.value, ast.Constant)]
-            edits = [Edit(span=span_of(one, script.lines), text="False") for one in nodes]
-            yield Found(call.node, f"ValueError: {message}", fix, edits=edits)
-            break
-
-
-def _clashes(call: Call) -> Iterator[tuple[str, str]]:
-    has = {
-        name: isinstance(getattr(given(call, name), "thing", None), (Object, Instance))
-        for name in ("sampler", "batch_sampler")
-    }
-    on = [
-        name
-        for name in ("shuffle", "drop_last")
-        if (value := call.arg(AT[name], name)) is not None and value.const is True
-    ]
-    size, name = (
-        call.arg(AT["batch_size"], "batch_size"),
-        text_of(call.arg_node(AT["sampler"], "sampler")) or "the sampler",
-    )
-    others = [
-        *on,
-        *(["batch_size"] if size is not None and size.const != 1 else []),
-        *(["sampler"] if has["sampler"] else []),
-    ]
-    if has["batch_sampler"] and others:
-        yield (
-            f"a batch_sampler excludes {', '.join(others)}",
-            f"remove {', '.join(others)}: the batch sampler decides",
-        )
-    if has["sampler"] and "shuffle" in on:
-        yield (
-            f"`{name}` decides the order, so shuffle=True is not allowed",
-            f"remove shuffle: `{name}` does the shuffling",
-        )
-    dataset = given(call, "dataset")
-    if dataset is not None and is_stream(dataset):
-        if "shuffle" in on:
-            yield (
-                "a loader cannot shuffle an IterableDataset",
-                "remove shuffle, and shuffle in the data set's __iter__",
-            )
-        if has["sampler"] and not _is_one_of_several(call):
-            what = "an IterableDataset has no indices, so a sampler cannot draw from it"
-            yield what, "remove the sampler, and select this rank's share in the data set's __iter__"
-
-
-def _is_one_of_several(call: Call) -> bool:
-    """Whether data set and sampler both come from branches: which goes with which is not known."""
-    scope = ast.walk(function_of(call.module.tree, call.node))
-    stored = [node.id for node in scope if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    return any(stored.count(text_of(call.arg_node(AT[word], word))) > 1 for word in ("dataset", "sampler"))
-
-
-def _may_be_apart(call: Call) -> bool:
-    """Whether the arguments come by a table (``**options``) that gets one or the other on different ways."""
-    if all(one.arg is not None for one in getattr(call.node, "keywords", [])):
-        return False
-    nodes = list(ast.walk(function_of(call.module.tree, call.node)))
-    is_changed = any(isinstance(node, ast.Delete) or getattr(node, "attr", "") in {"pop", "update"} for node in nodes)
-    return is_changed or any(isinstance(node, ast.If) and _keys(node.body) and _keys(node.orelse) for node in nodes)
-
-
-def _keys(statements: list[ast.stmt]) -> bool:
-    """Whether these statements name arguments of a loader."""
-    words = {part.value for one in statements for part in ast.walk(one) if isinstance(part, ast.Constant)}
-    return not words.isdisjoint({"shuffle", "sampler", "batch_sampler", "batch_size", "drop_last"})
 
 
 _CHOICE = re.compile(r"dist|ddp|world|rank|gpu|parallel|launcher|multi|slurm|sampler|device", re.IGNORECASE)

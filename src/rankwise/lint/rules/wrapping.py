@@ -331,37 +331,6 @@ _OF_MODULE = frozenset({"add_module", "apply", "bfloat16", "buffers", "children"
                         "register_load_state_dict_pre_hook", "register_module", "register_parameter", "requires_grad_",
                         "register_state_dict_post_hook", "register_state_dict_pre_hook", "set_extra_state", "set_submodule",
                         "share_memory", "state_dict", "to", "to_empty", "train", "xpu", "zero_grad"})  # fmt: skip
-# Attributes of layers that neither a module nor DDP has.
-_OF_LAYERS = frozenset(
-    {
-        "weight",
-        "bias",
-        "in_features",
-        "out_features",
-        "in_channels",
-        "out_channels",
-        "kernel_size",
-        "stride",
-        "running_mean",
-        "running_var",
-        "num_embeddings",
-        "embedding_dim",
-        "hidden_size",
-    }
-)
-_LAYERS = frozenset(
-    {
-        "torch.nn.Linear",
-        "torch.nn.Conv1d",
-        "torch.nn.Conv2d",
-        "torch.nn.Conv3d",
-        "torch.nn.Embedding",
-        "torch.nn.LayerNorm",
-        "torch.nn.Sequential",
-        "torch.nn.LSTM",
-        "torch.nn.GRU",
-    }
-)
 
 
 @rule("RW418", "error", "", "an attribute of the inner model is read from the DistributedDataParallel around it")
@@ -402,6 +371,4 @@ def _only_inside(wrapper: Object, attr: str) -> bool:
         return False
     inner = wrapper.call.arg(0, "module") if wrapper.call is not None else None
     thing = inner.thing if inner is not None else None
-    if isinstance(thing, Instance):
-        return attr in thing.attrs or thing.cls.find(attr) is not None
-    return isinstance(thing, Object) and thing.kind in _LAYERS and attr in _OF_LAYERS
+    return isinstance(thing, Instance) and (attr in thing.attrs or thing.cls.find(attr) is not None)

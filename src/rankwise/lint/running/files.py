@@ -92,7 +92,7 @@ def check_files(paths: Sequence[str], settings: Settings, plan: Plan | None = No
             if result.sources:
                 cache.keep(result.path, result.kept, result.sources)
     finally:
-        cache.save(int(SYSTEM_CLOCK.time() * 1e9))  # also what was done until Ctrl-C
+        cache.save()  # also what was done until Ctrl-C
     outcome = summarize([results[path] for path in files if path in results], settings, failures, named=paths)
     return replace(outcome, num_cached=len(known), seconds=SYSTEM_CLOCK.monotonic() - started)
 

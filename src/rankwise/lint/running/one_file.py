@@ -13,7 +13,7 @@ from rankwise.lint.finding import Finding
 from rankwise.lint.inputs.reading import read_file
 from rankwise.lint.program import Project
 from rankwise.lint.rules import unparsed as unreadable
-from rankwise.lint.running.cache import Kept, Source, look_at
+from rankwise.lint.running.cache import Kept, digest_file, digest_of
 from rankwise.lint.running.check import check_piece, sort_findings
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ class Result:
     Attributes:
         path: As the user named it.
         kept: What was found, and what may be kept for the next run.
-        sources: What that depends on; empty if it must not be kept.
+        sources: What that depends on, digests of files by absolute path; empty if it must not be kept.
         failures: What went wrong in ourselves.
         missing: What has to be installed to check it; empty if nothing.
     """
 
     path: str
     kept: Kept
-    sources: tuple[Source, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
     missing: str = ""
 
@@ -47,7 +47,7 @@ class Checker:
 
     roots: tuple[Path, ...]
     _project: Project = field(init=False)
-    _sources: dict[str, Source] = field(default_factory=dict)
+    _digests: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._project = Project(roots=self.roots)
@@ -78,16 +78,18 @@ class Checker:
             except RankwiseError as error:
                 missing = str(error)
         kept = Kept(findings=tuple(sort_findings(findings)), note=reading.note, num_lines=reading.num_lines)
-        sources = () if failures or missing else (look_at(os.path.abspath(path), data), *self._look_at_read())  # noqa: PTH100 - keeps links
+        sources = dict[str, str]()
+        if not failures and not missing:
+            sources = {os.path.abspath(path): digest_of(data), **dict(self._digest_read())}  # noqa: PTH100 - keeps links
         return Result(path=path, kept=kept, sources=sources, failures=tuple(failures), missing=missing)
 
     def check_piece(self, piece: Piece, failures: list[str] | None) -> list[Finding]:
         """Find the mistakes in a piece."""
         return check_piece(piece, self._project, registry.all_rules(), failures)
 
-    def _look_at_read(self) -> Iterator[Source]:
+    def _digest_read(self) -> Iterator[tuple[str, str]]:
         for path in sorted(self._project.read):
             name = os.path.abspath(path)  # noqa: PTH100 - keeps links
-            if name not in self._sources:
-                self._sources[name] = look_at(name)
-            yield self._sources[name]
+            if name not in self._digests:
+                self._digests[name] = digest_file(name)
+            yield name, self._digests[name]

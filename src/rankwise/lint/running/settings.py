@@ -96,37 +96,20 @@ def override(
     )
 
 
-#: Rules that there are no more, which settings may still ignore.
-_RETIRED = frozenset(
-    {
-        "rw513",
-        "too-few-samples",
-        "rw518",
-        "others-wait-for-preprocessing",
-        "rw520",
-        "batch-skipped-by-shape",
-        "rw807",
-        "rw815",
-        "rw816",
-        "rw817",
-    }
-)
-
-
 def check_selectors(settings: Settings, rules: Iterable[Rule[Any]]) -> None:
-    """See to it that every selector means a rule.
+    """See to it that every selector means a rule; what is ignored may also be a rule of an earlier version.
 
     Raises:
         UsageError: One does not; it says what may have been meant.
     """
     rules = tuple(rules)
+    known = [name for rule in rules for name in (rule.id, rule.name)]
     ignored = [*settings.ignore, *(word for words in settings.per_file_ignores.values() for word in words)]
-    ignored = [word for word in ignored if word.casefold() not in _RETIRED]
     for word in [*settings.select, *settings.extend_select, *ignored]:
-        if not any(_means(word, rule) for rule in rules):
-            known = [name for rule in rules for name in (rule.id, rule.name)]
-            folded = word.upper() if word.upper().startswith("RW") else word.lower()
-            near = difflib.get_close_matches(folded, known, n=1, cutoff=0.8)
+        folded = word.upper() if word.upper().startswith("RW") else word.lower()
+        near = difflib.get_close_matches(folded, known, n=1, cutoff=0.8)
+        is_of_old = word in ignored and (not near or re.fullmatch(r"RW\d{3}", folded))
+        if not is_of_old and not any(_means(word, rule) for rule in rules):
             hint = f"did you mean {near[0]}?" if near else "`rankwise rules` lists them"
             raise UsageError(f"{word!r} is neither a rule nor the start of a rule's id", hint=hint)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.lint.inputs.decoding import decode_any, decode_python
-from rankwise.lint.inputs.notebook_source import Cells
+from rankwise.lint.inputs.notebook import code_cells, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +27,8 @@ def lines_reader(given: Mapping[str, str] | None = None) -> Callable[[str, int |
         text = texts[path] if path in texts else _read(path)
         if cell is not None:
             try:
-                text = Cells(text).source(cell) or ""
-            except ValueError:
+                text = source_of(code_cells(json.loads(text))[cell])
+            except (ValueError, KeyError, RecursionError):
                 return ()
         return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 

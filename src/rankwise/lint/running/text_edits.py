@@ -1,15 +1,15 @@
 """What `--fix` does: puts the findings' edits into the text, and nothing else changes in the file.
 
 A finding's edits go in together or not at all; of two that touch the same place the first one wins, and the other one comes
-in the next round, when the text has been checked again. An edit after which the text can't be read any more is taken back.
+in the next round, when the text has been checked again. A round after which the text can't be read any more is taken back.
 """
 
 from __future__ import annotations
 
-import ast
 import difflib
+import itertools
+import json
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +17,23 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.files import write_atomic
 from rankwise.lint.inputs.decoding import decode_any, decode_python
-from rankwise.lint.inputs.notebook_source import Cells
+from rankwise.lint.inputs.notebook import code_cells, source_of
 from rankwise.lint.inputs.reading import decide_kind
+from rankwise.lint.inputs.unparsed import find_unparsed
+from rankwise.lint.running.files import find_roots, summarize
+from rankwise.lint.running.one_file import Checker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from rankwise.lint.finding import Edit, Finding
+    from rankwise.lint.finding import Finding
+    from rankwise.lint.running.settings import Settings
 
 #: Finds what is wrong with a text; places are those in the text (in the cell, of a notebook).
 Check = Callable[[str], "Sequence[Finding]"]
 #: A mended text may show a further mistake; two fixes that undo each other would go on for ever.
 MOST_ROUNDS = 10
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_QUOTED = re.compile(r"[ \t>]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,23 +53,26 @@ class Mended:
     encoding: str = "utf-8"
 
 
-def apply(code: str, edits: Iterable[Edit]) -> str:
-    """Return a text with the edits in it.
-
-    Of edits that overlap, the first one is made. Line ends that an edit brings become those of the line it goes to; a
-    mark of the byte order is no column.
+def mend_files(findings: Iterable[Finding], settings: Settings) -> Iterator[Mended]:
+    """Give the files that have something to mend; nothing is written.
 
     Args:
-        code: The text as it stands in the file.
-        edits: In any order.
+        findings: Those that are shown; of what is not shown nothing is mended.
+        settings: What is shown.
     """
-    starts = _find_starts(code)
-    taken: list[tuple[int, int, str]] = []
-    for edit in edits:
-        found = _locate(code, starts, edit)
-        if not any(_collide(found, other) for other in taken):
-            taken.append(found)
-    return _replace(code, taken)
+    checker = Checker(roots=find_roots(settings.folder))
+
+    def check(path: str, data: bytes) -> Sequence[Finding]:
+        return summarize([checker.check_data(path, data)], settings, []).findings
+
+    for path in dict.fromkeys(one.path for one in findings if one.edits):
+        try:
+            data = Path(path).read_bytes()
+        except OSError:
+            continue  # a command has no file
+        mended = mend(path, data, check)
+        if mended is not None and mended.after != mended.before:
+            yield mended
 
 
 def fix_text(code: str, check: Check, *, path: str = "train.py") -> tuple[str, int]:
@@ -80,25 +86,16 @@ def fix_text(code: str, check: Check, *, path: str = "train.py") -> tuple[str, i
     Returns:
         The text, and how many findings were mended.
     """
-    num_fixed, dropped = 0, set[_Key]()
+    num_fixed, findings = 0, check(code)
     for _ in range(MOST_ROUNDS):
-        findings = check(code)
-        open_ones = [one for one in findings if one.edits and _key(one) not in dropped]
-        if not open_ones:
-            break
-        num_broken = _count_broken(code, findings, path)
-        after, done = _put(code, open_ones, path)
-        if done and _count_broken(after, check(after), path) > num_broken:
-            after, done = code, []
-            for one in open_ones:
-                trial, did = _put(code, [one], path)
-                if did and _count_broken(trial, check(trial), path) <= num_broken:
-                    after, done = trial, did
-                    break
-                dropped.add(_key(one))
+        put = _put_into_cells if decide_kind(path, b"") == "notebook" else _put_into_text
+        after, done = put(code, [one for one in findings if one.edits])
         if after == code:
             break
-        code, num_fixed = after, num_fixed + len(done)
+        now = check(after)
+        if _count_broken(after, now, path) > _count_broken(code, findings, path):
+            break
+        code, findings, num_fixed = after, now, num_fixed + len(done)
     return code, num_fixed
 
 
@@ -151,86 +148,55 @@ def _split(text: str) -> list[str]:
     return [line for line in re.split(r"(?<=\n)", text) if line]
 
 
-_Key = tuple[str, str, tuple[str, ...]]
-
-
-def _key(one: Finding) -> _Key:
-    return one.rule, one.message, tuple(edit.text for edit in one.edits)
-
-
 def _count_broken(code: str, findings: Sequence[Finding], path: str) -> int:
     """Return how many places can't be read as what they should be."""
-    return sum(one.rule.startswith("RW9") for one in findings) + (path.endswith(".py") and not _parses(code))
-
-
-def _parses(code: str) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the user's text is warned for is no matter here
-            ast.parse(code.removeprefix("\ufeff"))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
-
-
-def _put(code: str, findings: Sequence[Finding], path: str) -> tuple[str, list[Finding]]:
-    kind = decide_kind(path, b"")
-    if kind == "notebook":
-        return _put_into_cells(code, findings)
-    prefix = _quote_of(code) if kind == "markdown" else None
-    return _put_into_text(code, findings, prefix)
+    is_broken = path.endswith(".py") and find_unparsed(code.removeprefix("\ufeff")) is not None
+    return sum(one.rule.startswith("RW9") for one in findings) + is_broken
 
 
 def _put_into_cells(code: str, findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
-    cells = Cells(code)
+    """Return the notebook with the edits; one that can't be written back as it was stays as it is."""
+    notebook = json.loads(code)
     done: list[Finding] = []
-    for number in sorted({one.cell for one in findings if one.cell is not None}, reverse=True):
-        source = cells.source(number)
-        if source is None:
-            continue
-        after, did = _put_into_text(source, [one for one in findings if one.cell == number])
-        cells.replace(number, after)
-        done += did
-    return cells.text, done
+    end = "\n" if code.endswith("\n") else ""
+    for indent, is_ascii in itertools.product((1, 2, 4, None), (False, True)):
+        if json.dumps(notebook, indent=indent, ensure_ascii=is_ascii) + end == code:
+            break
+    else:
+        return code, []
+    for number, cell in code_cells(notebook).items():
+        after, did = _put_into_text(source_of(cell), [one for one in findings if one.cell == number])
+        if did:
+            cell["source"] = _split(after) if isinstance(cell["source"], list) else after
+            done += did
+    return json.dumps(notebook, indent=indent, ensure_ascii=is_ascii) + end, done
 
 
-def _put_into_text(
-    code: str, findings: Sequence[Finding], prefix_of: Callable[[int], str] | None = None
-) -> tuple[str, list[Finding]]:
+def _put_into_text(code: str, findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
     """Return the text with the edits of those findings that do not get in each other's way, and these."""
-    starts = _find_starts(code)
+    # A mark of the byte order is no column.
+    starts = [int(code.startswith("\ufeff")), *(found.end() for found in _LINE_END.finditer(code))]
     taken: list[tuple[int, int, str]] = []
     done: list[Finding] = []
     for one in findings:
-        wanted = [_locate(code, starts, edit, prefix_of) for edit in one.edits]
-        # Two findings may want the very same: an import that both need.
+        spans = [(edit.span, edit.text) for edit in one.edits]
+        wanted = [
+            (
+                start := _offset(code, starts, at.line, at.col),
+                max(start, _offset(code, starts, at.end_line, at.end_col)),
+                text,
+            )
+            for at, text in spans
+        ]
+        # Two findings may want the very same.
         new = [each for each in wanted if each not in taken]
         if not any(_collide(each, other) for each in new for other in taken):
             taken += new
             done.append(one)
-    return _replace(code, taken), done
-
-
-def _find_starts(code: str) -> list[int]:
-    return [int(code.startswith("\ufeff")), *(found.end() for found in _LINE_END.finditer(code))]
-
-
-def _locate(
-    code: str, starts: list[int], edit: Edit, prefix_of: Callable[[int], str] | None = None
-) -> tuple[int, int, str]:
-    """Return where an edit begins and ends in the text, and its own text as it is written there."""
-    span = edit.span
-    start = _offset(code, starts, span.line, span.col)
-    end = max(start, _offset(code, starts, span.end_line, span.end_col))
-    text = _LINE_END.sub("\n", edit.text)
-    if prefix_of is not None and "\n" in text:
-        prefix = prefix_of(span.line)
-        head, *others = text.split("\n")
-        # What follows a break at the edit's end is in the file already, with what stands before it.
-        text = "\n".join([head, *(prefix + line if line else line for line in others)])
-        if not others[-1] and prefix and span.col > len(prefix):
-            text += prefix
-    return start, end, text.replace("\n", _end_of_line(code, start))
+    # From the end, so that what is before stays where it is; of two at one place the insertion comes first in the text.
+    for start, end, text in sorted(taken, key=lambda each: each[:2], reverse=True):
+        code = code[:start] + text + code[end:]
+    return code, done
 
 
 def _offset(code: str, starts: list[int], line: int, col: int) -> int:
@@ -240,33 +206,7 @@ def _offset(code: str, starts: list[int], line: int, col: int) -> int:
     return min(starts[line - 1] + col - 1, ends)
 
 
-def _end_of_line(code: str, at: int) -> str:
-    found = _LINE_END.search(code, at) or _LINE_END.search(code)
-    return found[0] if found else "\n"
-
-
 def _collide(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
     if one[0] == other[0] and (one[0] == one[1]) == (other[0] == other[1]):
         return True
     return one[0] < other[1] and other[0] < one[1]
-
-
-def _replace(code: str, taken: list[tuple[int, int, str]]) -> str:
-    # From the end, so that what is before stays where it is; of two at one place the insertion comes first in the text.
-    for start, end, text in sorted(taken, key=lambda each: each[:2], reverse=True):
-        code = code[:start] + text + code[end:]
-    return code
-
-
-def _quote_of(page: str) -> Callable[[int], str]:
-    """Return what tells which marks of a list or a quotation stand before a line of a Markdown page."""
-    lines = _LINE_END.split(page)
-
-    def prefix_of(line: int) -> str:
-        for number in range(min(line, len(lines)) - 1, -1, -1):
-            quoted = _QUOTED.match(lines[number])
-            if quoted and lines[number][quoted.end() :].startswith(("```", "~~~")):
-                return quoted[0]
-        return ""
-
-    return prefix_of

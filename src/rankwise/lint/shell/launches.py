@@ -158,7 +158,7 @@ def _with_env_words(command: Command, wraps: Sequence[Word]) -> Command:
         value = value_after_equals(word)
         if equals and value is not None and re.fullmatch(r"[A-Za-z_]\w*", name):
             found[name] = Setting(name=name, value=value, span=word.span, is_exported=True)
-    return replace(command, env={**command.env, **found}, own=command.own | frozenset(found)) if found else command
+    return replace(command, env={**command.env, **found}) if found else command
 
 
 @dataclass(slots=True)

@@ -65,7 +65,6 @@ class Command:
         words: The command and its arguments, expanded.
         span: From the first word to the last.
         env: Variables that it sees, as far as this text sets them.
-        own: Names of those that stand in front of this very command.
         is_background: Whether the shell goes on without waiting for it.
         arms: For each ``if`` and ``case`` around it (by a number) the arm in which it stands.
         under: Commands that get this one as text, outermost first: ``ssh host "…"``, ``srun bash -c "…"``.
@@ -77,7 +76,6 @@ class Command:
     words: tuple[Word, ...]
     span: Span
     env: Mapping[str, Setting]
-    own: frozenset[str] = frozenset()
     is_background: bool = False
     arms: tuple[tuple[int, int], ...] = ()
     under: tuple[Command, ...] = ()

@@ -60,12 +60,6 @@ class Shell:
         """Whether it is a whole script, whose commands run one after the other on one host."""
         return not self.piece.is_fragment and self.piece.path != "<command>"
 
-    def is_cut(self, launch: Launch) -> bool:
-        """Whether the line behind a launch looks like the rest of it."""
-        line = launch.command.span.end_line
-        then = self.piece.lines[line].split() if line < len(self.piece.lines) else []
-        return bool(then) and (then[0].startswith("--") or then[0].endswith(".py"))
-
     def is_named(self, name: str) -> bool:
         """Whether the text itself has a variable of this name."""
         return name in self.reading.assigned or any(name == one.name for one in self.reading.references)

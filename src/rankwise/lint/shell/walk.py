@@ -274,7 +274,6 @@ class Walk:
             words=tuple(words),
             span=span,
             env={**self.exported, **{one.name: one for one in own}} if own else self.exported,
-            own=frozenset(one.name for one in own),
             is_background=around.is_background,
             arms=around.arms,
             under=around.under,

@@ -1,2 +1,0 @@
-GPUS=""
-python -m torch.distributed.run --nproc_per_node --work-dir out train.py
