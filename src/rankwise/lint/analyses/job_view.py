@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.interpreter.branches import asks_who
 from rankwise.lint.interpreter.calls import is_of_one_device
 from rankwise.lint.interpreter.history import Op, walk
@@ -89,9 +91,10 @@ def _may_be_rank(test: Value) -> bool:
 @lru_cache(maxsize=64)
 def _names_called(tree: ast.Module) -> set[str]:
     """Names of functions, and of methods with a dot before them, that a text calls; not those of the modules that it imports."""
-    imports = [node for node in parents_of(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    nodes = scopes_of(tree)
+    imports: list[ast.Import | ast.ImportFrom] = [*nodes.all(ast.Import), *nodes.all(ast.ImportFrom)]
     modules = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
-    funcs = [node.func for node in parents_of(tree) if isinstance(node, ast.Call)]
+    funcs = [node.func for node in nodes.all(ast.Call)]
     return {func.id for func in funcs if isinstance(func, ast.Name)} | {
         f".{func.attr}"
         for func in funcs
@@ -128,19 +131,23 @@ def places(script: Script, *names: str, anywhere: bool = False) -> Iterator[Plac
 
 def places_of(entry: Entry, names: Sequence[str] = (), module: Module | None = None) -> Iterator[Place]:
     """Places of calls in one entry, in one module only if it is given."""
-    for place in _all_places(entry):
-        if (not names or place.last.name in names) and (module is None or place.last.module is module):
-            yield place
+    places, numbers = _all_places(entry)
+    asked = sorted({number for name in names for number in numbers.get(name, ())}) if names else range(len(places))
+    return (places[number] for number in asked if module is None or places[number].last.module is module)
 
 
 # Nearly every rule asks, and a large program makes tens of thousands of calls.
 @lru_cache(maxsize=64)
-def _all_places(entry: Entry) -> tuple[Place, ...]:
+def _all_places(entry: Entry) -> tuple[list[Place], dict[str, list[int]]]:
+    """All places, and by the name of what is called where they stand among these."""
     found: dict[tuple[int, str], dict[int, Call]] = {}
     for call in (call for history in entry.histories for call in history.calls):
         found.setdefault((id(call.node), call.name), {}).setdefault(call.rank, call)
-    num_ranks = len(entry.histories)
-    return tuple(Place(entry=entry, calls=tuple(calls.values()), num_ranks=num_ranks) for calls in found.values())
+    num_ranks, numbers = len(entry.histories), defaultdict[str, list[int]](list)
+    for number, (_, name) in enumerate(found):
+        numbers[name].append(number)
+    places = [Place(entry=entry, calls=tuple(calls.values()), num_ranks=num_ranks) for calls in found.values()]
+    return places, numbers
 
 
 def once(found: Iterable[Place]) -> Iterator[Place]:
@@ -334,28 +341,19 @@ def is_parameter(call: Call, name: str) -> bool:
     return any(one.arg == name for one in (*args.posonlyargs, *args.args, *args.kwonlyargs))
 
 
-@lru_cache(maxsize=16)
-def parents_of(tree: ast.AST) -> dict[ast.AST, ast.AST]:
-    """For each node of a tree the node it stands in."""
-    return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-
-
-def above(tree: ast.AST, node: ast.AST) -> Iterator[ast.AST]:
+def above(tree: ast.Module, node: ast.AST) -> Iterator[ast.AST]:
     """What a node stands in, nearest first."""
-    parents = parents_of(tree)
-    while node in parents:
-        node = parents[node]
-        yield node
+    return scopes_of(tree).above(node)
 
 
-def statement_of(tree: ast.AST, node: ast.AST) -> ast.stmt | None:
+def statement_of(tree: ast.Module, node: ast.AST) -> ast.stmt | None:
     """The statement that a node is or stands in."""
     if isinstance(node, ast.stmt):
         return node
     return next((one for one in above(tree, node) if isinstance(one, ast.stmt)), None)
 
 
-def function_of(tree: ast.AST, node: ast.AST) -> ast.AST:
+def function_of(tree: ast.Module, node: ast.AST) -> ast.AST:
     """The function that a node stands in; the module itself at its top."""
     return next((one for one in above(tree, node) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))), tree)
 

@@ -41,7 +41,7 @@ def was_done_before(place: Place) -> bool:
     return False
 
 
-def is_caught(tree: ast.AST, node: ast.AST) -> bool:
+def is_caught(tree: ast.Module, node: ast.AST) -> bool:
     """Whether an exception is taken care of, or expected, where a node stands."""
     inner = node
     for one in above(tree, node):

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.analyses.tensor_text import is_in
 from rankwise.lint.interpreter.functions import has_yield
 from rankwise.lint.interpreter.history import Op
@@ -73,9 +74,8 @@ def missed_ops(script: Script, *families: str) -> Iterator[Missed]:
 
 def _yields_by_test(guard: Guard) -> bool:
     """Whether the ranks go back to the caller at different places."""
-    return any(
-        isinstance(node, ast.If) and node.test is guard.node and has_yield(node) for node in ast.walk(guard.module.tree)
-    )
+    around = scopes_of(guard.module.tree).parents.get(guard.node)
+    return isinstance(around, ast.If) and around.test is guard.node and has_yield(around)
 
 
 def _first_of_each_test(found: Iterable[Divergence]) -> list[Divergence]:

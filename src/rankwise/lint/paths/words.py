@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.finding import span_of
 from rankwise.lint.interpreter.history import Exit, Op
 
@@ -74,13 +75,8 @@ def _site(item: Op | Loop | Exit, guard: Guard) -> ast.AST:
 
 def _block_of(guard: Guard) -> ast.AST | None:
     """The statement whose test, or subject, it is."""
-    for node in ast.walk(guard.module.tree):
-        if isinstance(node, (ast.If, ast.Match)) and guard.node in {
-            getattr(node, "test", None),
-            getattr(node, "subject", None),
-        }:
-            return node
-    return None
+    around = scopes_of(guard.module.tree).parents.get(guard.node)
+    return around if isinstance(around, (ast.If, ast.Match)) else None
 
 
 def called(op: Op) -> str:

@@ -18,7 +18,8 @@ from rankwise.lint.analyses.collective_calls import (
     root_value,
     word_of,
 )
-from rankwise.lint.analyses.job_view import is_distributed, is_parameter, parents_of, places_of, text_of
+from rankwise.lint.analyses.job_view import is_distributed, is_parameter, places_of, text_of
+from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.finding import Found, span_of
 from rankwise.lint.interpreter.notes import LEFT
 from rankwise.lint.interpreter.values import Items, Object
@@ -59,7 +60,7 @@ def _used(script: Script, call: Call) -> Iterator[tuple[ast.AST, Value]]:
     """What a call that is made for its effect works with, and what the tests around any call ask for."""
     yield from ((test, value) for test, value, _ in call.tests)
     word = call.name.rpartition(".")[2]
-    is_statement = isinstance(parents_of(script.tree).get(call.node), ast.Expr)
+    is_statement = isinstance(scopes_of(script.tree).parents.get(call.node), ast.Expr)
     if is_statement and call.name not in ACTS and word not in _KEEPS and not word.endswith("_"):
         yield from ((call.node, value) for value in (call.receiver, *call.args, *call.kwargs.values()))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.collective_calls import in_step
-from rankwise.lint.analyses.job_view import parents_of
+from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.history import Op
 from rankwise.lint.library.names import ACCELERATOR, DDP
@@ -50,7 +50,7 @@ def _shown(op: Op) -> str:
 def collective_under_rank_test(script: Script) -> Iterator[Found]:
     for one in missed_ops(script, "collective"):
         name = called(one.op)
-        is_alone = isinstance(parents_of(script.tree).get(one.op.call.node), ast.Expr)
+        is_alone = isinstance(scopes_of(script.tree).parents.get(one.op.call.node), ast.Expr)
         is_needless = is_alone and not one.op.call.name.rpartition(".")[2].startswith(_FILLING)
         fix = "outside the test" if is_needless else "and keep only the use of its result under the test"
         yield _reported(

@@ -14,10 +14,10 @@ from rankwise.lint.analyses.job_view import (
     is_spawned,
     node_in,
     once,
-    parents_of,
     places,
     text_of,
 )
+from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.finding import Found
 from rankwise.lint.library.names import SAMPLER
 from rankwise.lint.rule import rule
@@ -69,7 +69,7 @@ def _fix(one: Pass, shuffled: Shuffled) -> str:
 def _name_of(one: Pass, shuffled: Shuffled) -> str:
     """The sampler's name at the loop; empty if it has none there."""
     made, tree, loader = shuffled.sampler.call, one.module.tree, one.loader.call
-    above = parents_of(tree).get(made.node) if made is not None else None
+    above = scopes_of(tree).parents.get(made.node) if made is not None else None
     name = text_of(above.targets[0]) if isinstance(above, ast.Assign) else ""
     if above is not None and function_of(tree, above) in {tree, function_of(tree, one.over)} and name.isidentifier():
         return name

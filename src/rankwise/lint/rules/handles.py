@@ -22,11 +22,11 @@ from rankwise.lint.analyses.job_view import (
     is_distributed,
     line_of,
     once,
-    parents_of,
     places,
     statement_of,
     text_of,
 )
+from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.analyses.tensor_text import is_behind, key_of, loads, nodes_in, root_of, targets_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Items, Object, Spread, mixed
@@ -76,7 +76,7 @@ def handle_never_waited_for(script: Script) -> Iterator[Found]:
         ]
         if any(one.name.endswith(("cuda.synchronize", "wait_stream")) for one in later):
             continue
-        parent = parents_of(script.tree).get(call.node)
+        parent = scopes_of(script.tree).parents.get(call.node)
         holder = key_of(parent.targets[0]) if isinstance(parent, ast.Assign) else ""
         key = key_of(root_of(filled_node(call))) if word in FILLED else ""
         node: ast.AST = call.node
@@ -127,7 +127,7 @@ def _reads(script: Script, call: Call, name: str) -> list[ast.AST]:
 def _read_early(script: Script, call: Call, holder: str, key: str) -> ast.AST | None:
     """A read of the tensor between the call and the first use of a handle that is a plain variable, in one block of statements."""
     statement, used = statement_of(script.tree, call.node), _reads(script, call, holder) if holder else []
-    above = parents_of(script.tree).get(statement) if statement is not None else None
+    above = scopes_of(script.tree).parents.get(statement) if statement is not None else None
     blocks = (getattr(above, name, None) for name in ("body", "orelse", "finalbody"))
     block = next((one for one in blocks if isinstance(one, list) and statement in one), [])
     for one in block[block.index(statement) + 1 :] if used and key and holder.isidentifier() else ():
@@ -138,7 +138,7 @@ def _read_early(script: Script, call: Call, holder: str, key: str) -> ast.AST | 
         ):
             return None
         for read in loads(list(ast.walk(one)), key):
-            around = parents_of(script.tree).get(read)
+            around = scopes_of(script.tree).parents.get(read)
             is_next = isinstance(around, ast.Call) and any(word.arg == "async_op" for word in around.keywords)
             if not is_next and not (isinstance(around, ast.Attribute) and around.attr in _QUIET):
                 return read

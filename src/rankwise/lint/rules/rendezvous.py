@@ -23,6 +23,7 @@ from rankwise.lint.analyses.job_view import (
     text_of,
 )
 from rankwise.lint.analyses.options import options, text_given
+from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Spread
 from rankwise.lint.rule import rule
@@ -250,12 +251,10 @@ def _several(script: Script) -> tuple[str, bool, Call | None] | None:
                 is_more,
                 None,
             )
-    for node in ast.walk(script.tree):
-        if (
-            isinstance(node, (ast.Assign, ast.AnnAssign))
-            and isinstance(node.value, ast.Constant)
-            and type(node.value.value) is int
-        ):
+    nodes = scopes_of(script.tree)
+    assigned: list[ast.Assign | ast.AnnAssign] = [*nodes.all(ast.Assign), *nodes.all(ast.AnnAssign)]
+    for node in assigned:
+        if isinstance(node.value, ast.Constant) and type(node.value.value) is int:
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             name = getattr(target, "id", getattr(target, "attr", ""))
             if name in _NODES and node.value.value > 1:
