@@ -127,6 +127,16 @@ def test_loops_of_known_length_are_run(loop: str, values: list[str | None]) -> N
     assert [command.words[1].text for command in commands] == values
 
 
+def test_loops_in_loops_are_not_run_for_each_of_thousands_of_choices() -> None:
+    """A search over nine settings of four values each, 262,144 runs, is seen for the values of some loops alone."""
+    names = "abcdefghi"
+    code = " ".join(f"for {name} in 1 2 4 8; do" for name in names) + f" x ${' $'.join(names)};" + " done;" * len(names)
+    commands = [command for command in read(code).reading.commands if command.words[0].text == "x"]
+    assert 4 < len(commands) < 5000
+    assert {command.words[1].text for command in commands} == {"1", "2", "4", "8"}
+    assert None in {word.text for word in commands[0].words}
+
+
 def test_arms_of_an_if_exclude_each_other() -> None:
     """Commands in two arms never both run; those in one arm, or in two ifs, may."""
     code = "if a; then x 1; x 2; else x 3; fi\nif b; then x 4; fi"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rankwise.lint.shell.source import Source
 
-#: A loop whose body times its turns is longer than this is read once.
+#: A loop whose body times its turns, and those of the loops around it, is longer than this is read once.
 _UNROLLED_BYTES = 40_000
 _DEEPEST = 60
 _TEXT_IN_TEXT = 3
@@ -41,6 +41,7 @@ class Around:
     in_open_loop: bool = False
     is_doubtful: bool = False
     depth: int = 0
+    turns: int = 1
 
 
 @dataclass(slots=True)
@@ -222,10 +223,11 @@ class Walk:
             return
         expander = self._expander(around)
         name, values = loop_values(node, expander)
-        if values is not None and len(values) * (body.end_byte - body.start_byte) <= _UNROLLED_BYTES:
+        turns = around.turns * len(values or ())
+        if values is not None and turns * (body.end_byte - body.start_byte) <= _UNROLLED_BYTES:
             for value in values:
                 self.variables[name] = (value,)
-                self._visit(body, replace(around, depth=around.depth + 1))
+                self._visit(body, replace(around, depth=around.depth + 1, turns=turns))
         else:
             self._loop(body, around, name)
         self.variables[name] = None
