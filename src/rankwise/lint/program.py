@@ -104,6 +104,7 @@ class Project:
     roots: tuple[Path, ...] = ()
     read: set[Path] = field(default_factory=set)
     _modules: dict[Path, Module | None] = field(default_factory=dict)
+    _files: dict[tuple[Path, str], Path | None] = field(default_factory=dict)
 
     def load(self, path: Path) -> Module | None:
         """The module in a file; None if there is none, or it can't be read."""
@@ -120,12 +121,16 @@ class Project:
             folder = importer.path.parent
             for _ in range(level - 1):
                 folder = folder.parent
-            return file_of(folder, name.split(".") if name else [])
-        parts = name.split(".")
-        if parts[0] in LIBRARIES:
+            return self._file_of(folder, name)
+        if name.partition(".")[0] in LIBRARIES:
             return None
         bases = dict.fromkeys((importer.path.parent, importer.package[0], *self.roots))
-        return next((found for base in bases if (found := file_of(base, parts)) is not None), None)
+        return next((found for base in bases if (found := self._file_of(base, name)) is not None), None)
+
+    def _file_of(self, folder: Path, name: str) -> Path | None:
+        if (folder, name) not in self._files:
+            self._files[folder, name] = file_of(folder, name.split(".") if name else [])
+        return self._files[folder, name]
 
 
 def file_of(folder: Path, parts: list[str]) -> Path | None:

@@ -38,6 +38,7 @@ from rankwise.lint.library.names import (
 
 if TYPE_CHECKING:
     import ast
+    from collections.abc import Callable
 
     from rankwise.lint.interpreter.run import Run
 
@@ -94,10 +95,8 @@ def _guess(run: Run, path: str) -> Value:
 def attribute(run: Run, owner: Value, name: str, node: ast.AST | None) -> Value:
     """The value of ``owner.name``."""
     thing = owner.thing
-    for kind, doing in _BY_THING:
-        if isinstance(thing, kind):
-            value: Value = doing(run, owner, thing, name, node)
-            return value
+    if (doing := _BY_THING.get(type(thing))) is not None:
+        return doing(run, owner, thing, name, node)
     if owner.is_known or name in _SHAPES:
         return (
             Value(owner.spread, owner.origin, thing=Method(owner, name))
@@ -275,12 +274,12 @@ class Super:
         self.receiver, self.owner = receiver, owner
 
 
-_BY_THING: tuple[tuple[type, Any], ...] = (
-    (Library, _of_library),
-    (Object, _of_object),
-    (Instance, _of_instance),
-    (ModuleRef, _of_module),
-    (UserClass, _of_class),
-    (Items, _of_items),
-    (Super, _of_super),
-)
+_BY_THING: dict[type, Callable[..., Value]] = {
+    Library: _of_library,
+    Object: _of_object,
+    Instance: _of_instance,
+    ModuleRef: _of_module,
+    UserClass: _of_class,
+    Items: _of_items,
+    Super: _of_super,
+}

@@ -81,7 +81,7 @@ def _given_by(made: Call, value: Value) -> Value:
     """What a call has given, which remembers it; what was only passed on remembers who gave it first."""
     if not made.name or made.name in PASS_ON:
         return value
-    made.result = replace(value, made=made)
+    made.result = value.given_by(made)
     return made.result
 
 

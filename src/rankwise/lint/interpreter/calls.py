@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise.lint.interpreter.values import ANY, Suspended, Value, mixed
@@ -130,7 +130,7 @@ def part_of(value: Value) -> Value:
     part, made = mixed((value,)), value.made
     if made is None:
         return part
-    return replace(part, made=Call(name="operator.Subscript", node=made.node, module=made.module, args=(value, ANY)))
+    return part.given_by(Call(name="operator.Subscript", node=made.node, module=made.module, args=(value, ANY)))
 
 
 def whole_of(value: Value) -> Call | None:

@@ -158,7 +158,7 @@ def _compare(run: Run, scope: Scope, node: ast.Compare) -> Value:
         right = evaluate(run, scope, right_node)
         note_comparison(run, scope, node, left, right)
         made = Call(name="operator.Compare", node=node, module=scope.module, args=(left, right), contexts=run.contexts)
-        results.append(replace(compare(op, left, right), made=made))
+        results.append(compare(op, left, right).given_by(made))
         left = right
     if len(results) == 1:
         return results[0]
@@ -390,7 +390,7 @@ def _comprehension(run: Run, scope: Scope, node: ast.ListComp | ast.SetComp | as
     if rows:
         return Value(thing=Items([row[1] for row in rows], keys=[row[0] for row in rows], kind="dict"))
     if isinstance(node, ast.DictComp):
-        return replace(mixed((element, length)), made=values[-1].made)
+        return mixed((element, length)).given_by(values[-1].made)
     return Value(length.spread, length.origin, thing=Items([element], kind=kind, is_whole=False), via=element.via)
 
 

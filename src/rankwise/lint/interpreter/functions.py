@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,7 @@ def call_function(
     if isinstance(function.node, ast.Lambda):
         with _inside(run, function, scope, node, module):
             return run.evaluate(run, scope, function.node.body)
-    if has_yield(function.node):
+    if "yield" in function.module.text and has_yield(function.node):
         return _suspended(run, function, scope, node, module)
     key = _key(run, function, scope)
     if key is not None and key in run.barren:
@@ -61,7 +60,7 @@ def call_function(
     if key is not None and run.num_ops == num_ops:
         # The values stay with the result, so that no other object gets the id of one of them; who made it may be
         # another one the next time.
-        run.barren[key] = (tuple(scope.names.values()), replace(value, made=None))
+        run.barren[key] = (tuple(scope.names.values()), value.given_by(None))
     return value
 
 
@@ -71,7 +70,7 @@ def _unseen(
     """What a function gives that is not looked into: it is like one whose text is not at hand."""
     receiver = args[0] if function.owner is not None and args else ANY
     made = Call(name=f"?.{function.name}", node=node, module=module, receiver=receiver, args=args, kwargs=kwargs)
-    made.result = replace(mixed((*args, *kwargs.values())), made=run.record(made))
+    made.result = mixed((*args, *kwargs.values())).given_by(run.record(made))
     return made.result
 
 

@@ -97,7 +97,7 @@ def _fill(run: Run, call: Call, fills: tuple[int, str, str], scope: Scope) -> No
             via=old.via,
         )
     )
-    new = replace(new, made=call)
+    new = new.given_by(call)
     if old.is_known and old.const is None:
         new = replace(
             old, origin=old.origin.union(left_on_others(run, call))
@@ -128,7 +128,7 @@ def _by_table(run: Run, call: Call) -> Value:
     name, given = call.name, mixed((*call.args, *call.kwargs.values()))
     if name in PASS_ON:
         passed = call.arg(0, "iterable") or ANY
-        return replace(passed, made=call) if name in RECOUNTS else passed
+        return passed.given_by(call) if name in RECOUNTS else passed
     if name in {"builtins.enumerate", "builtins.reversed"} and call.args:
         return Value(given.spread, given.origin, thing=Object(name.rpartition(".")[2], call, {"of": call.args[0]}))
     if name == "builtins.zip":

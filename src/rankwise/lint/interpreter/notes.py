@@ -42,7 +42,7 @@ class WrapperRead:
 def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None:
     """Keep the read of an attribute that its owner was not given: the wrapped model may have it, or another rank."""
     thing = owner.thing
-    if owner == LITERAL_NONE and isinstance(node.value, ast.Name) and not run.tests:
+    if not run.tests and isinstance(node.value, ast.Name) and owner == LITERAL_NONE:
         note_unbound(run, scope, node, LITERAL_NONE)
     if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
         run.notes.append(WrapperRead(node, scope.module, thing, run.tests))

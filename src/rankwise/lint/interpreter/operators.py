@@ -65,7 +65,7 @@ def of_all(run: Run, module: Module, node: ast.AST, values: tuple[Value, ...], v
     ):
         return value
     name = f"operator.{type(getattr(node, 'op', node)).__name__}"
-    return replace(value, made=Call(name=name, node=node, module=module, args=values, contexts=run.contexts))
+    return value.given_by(Call(name=name, node=node, module=module, args=values, contexts=run.contexts))
 
 
 def _is_big(const: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,8 @@ NOTHING: frozenset[str] = frozenset()
 AGREED = frozenset({"agreed"})
 
 
-@dataclass(frozen=True, slots=True)
+# Never changed once it is made; but a frozen one takes four times as long to make, and a run makes a million of them.
+@dataclass(slots=True, unsafe_hash=True)
 class Value:
     """One value on one rank.
 
@@ -63,6 +64,10 @@ class Value:
     def is_known(self) -> bool:
         """Whether it is a constant."""
         return self.const is not UNKNOWN
+
+    def given_by(self, call: Call | None) -> Value:
+        """The same value, which remembers that a call gave it."""
+        return Value(self.spread, self.origin, self.const, self.thing, self.path, self.via, call)
 
     def truth(self) -> bool | None:
         """What `bool` of it gives, or None if that is not known."""
@@ -272,11 +277,11 @@ def joined(one: Value, other: Value, test: Value | None = None) -> Value:
         return one
     value = _joined_parts(one, other, test) or _joined(one, other, test)
     if one.made is other.made:
-        return replace(value, made=one.made) if one.made is not None else value
+        return value.given_by(one.made) if one.made is not None else value
     # `start = 0`, and a number that was loaded in one arm: the rules are about the latter.
     first = one.made if other.is_known else other.made if one.is_known else None
     made = first or (one.made or other.made).beside(one, other, test)  # type: ignore[union-attr]
-    return replace(value, made=made)
+    return value.given_by(made)
 
 
 def _joined(one: Value, other: Value, test: Value | None) -> Value:
@@ -339,7 +344,8 @@ def coloured(value: Value, spread: Spread, origin: frozenset[str]) -> Value:
     """The same value, which exists or was chosen because of something that differs between ranks."""
     if value.spread >= spread and origin <= value.origin:
         return value
-    return replace(value, spread=max(value.spread, spread), origin=value.origin | origin)
+    both = max(value.spread, spread), value.origin | origin
+    return Value(*both, value.const, value.thing, value.path, value.via, value.made)
 
 
 @dataclass(eq=False, slots=True)
