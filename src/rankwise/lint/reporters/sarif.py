@@ -6,7 +6,6 @@ import hashlib
 import json
 import os.path
 from collections import Counter
-from importlib import metadata
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -55,6 +54,8 @@ def render(findings: Sequence[Finding], *, lines_of: LinesOf, root: Path | None 
 
 def find_home() -> str:
     """Return the address of the project's repository, as its package names it; nothing if it names none."""
+    from importlib import metadata  # noqa: PLC0415 - it takes a while to import
+
     try:
         named = metadata.metadata("rankwise").get_all("Project-URL") or []
     except metadata.PackageNotFoundError:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.installed import lacking_names
@@ -179,13 +180,20 @@ def attribute_never_set(script: Script) -> Iterator[Found]:
 def _gives(tree: ast.AST, name: str, besides: ast.AST | None) -> bool:
     """Whether a text sets, declares or deletes an attribute of this name, or has the name as text; `x.n = x.n + 1` can't be the first to do so."""
     own = set(ast.walk(besides)) if besides is not None else set()
-    return any(
-        (isinstance(one, ast.Attribute) and one.attr == name and not isinstance(one.ctx, ast.Load))
-        or (isinstance(one, ast.AnnAssign) and getattr(one.target, "id", "") == name)
-        or (isinstance(one, ast.Constant) and str(one.value).strip("-").replace("-", "_") == name)
-        for one in ast.walk(tree)
-        if one not in own
-    )
+    return not own.issuperset(_givers(tree).get(name, ()))
+
+
+@lru_cache(maxsize=64)
+def _givers(tree: ast.AST) -> dict[str, list[ast.AST]]:
+    found = defaultdict[str, list[ast.AST]](list)
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Attribute) and not isinstance(one.ctx, ast.Load):
+            found[one.attr].append(one)
+        elif isinstance(one, ast.AnnAssign):
+            found[getattr(one.target, "id", "")].append(one)
+        elif isinstance(one, ast.Constant):
+            found[str(one.value).strip("-").replace("-", "_")].append(one)
+    return found
 
 
 def _name(node: ast.Name | ast.Attribute) -> str:

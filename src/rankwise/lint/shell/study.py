@@ -7,7 +7,6 @@ import shlex
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,6 +147,8 @@ def _parser() -> Parser:
     try:
         parser: Parser = tree_sitter.Parser(tree_sitter.Language(grammar.language()))
     except ValueError as error:
+        from importlib.metadata import version  # noqa: PLC0415 - it takes a while to import
+
         versions = " and ".join(f"{name} {version(name)}" for name in ("tree-sitter", "tree-sitter-bash"))
         raise UsageError(
             f"shell scripts and commands can't be checked: {versions} do not fit together ({error})",
