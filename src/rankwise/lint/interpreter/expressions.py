@@ -189,11 +189,8 @@ def _boolean(run: Run, scope: Scope, node: ast.BoolOp) -> Value:
     run.guards = before
     everything = mixed(seen)
     if result is not None:
-        decided = result.truth() if not open_values else UNKNOWN
-        if open_values and truth_is_final(result, is_and=is_and):
-            decided = not is_and
         thing = result.thing if not open_values else None
-        const = result.const if result.is_known and not open_values and thing is None else decided
+        const = result.const if result.is_known and not open_values and thing is None else not is_and
         return Value(spread=everything.spread, origin=everything.origin, const=const, thing=thing)
     if not open_values:
         last = seen[-1]
@@ -201,12 +198,6 @@ def _boolean(run: Run, scope: Scope, node: ast.BoolOp) -> Value:
     rest = mixed(open_values)
     thing = next((value.thing for value in open_values if value.thing is not None), None)
     return Value(rest.spread, rest.origin, thing=thing, path=open_values[-1].path, via=rest.via)
-
-
-def truth_is_final(value: Value, *, is_and: bool) -> bool:
-    """Whether one operand decides the whole, whatever those before it are."""
-    truth = value.truth()
-    return truth is not None and truth is not is_and
 
 
 def _conditional(run: Run, scope: Scope, node: ast.IfExp) -> Value:

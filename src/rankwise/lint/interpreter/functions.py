@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from rankwise.lint.interpreter.values import (
 from rankwise.lint.library.hints import is_same_for_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from rankwise.lint.program import Module
 
@@ -125,26 +126,21 @@ def _is_worth_it(run: Run, function: Function) -> bool:
     )
 
 
-class _inside:  # noqa: N801 - used as `with _inside(...)`
+@contextmanager
+def _inside(run: Run, function: Function, scope: Scope, node: ast.AST, module: Module) -> Iterator[None]:
     """Stand inside a function for a while."""
-
-    def __init__(self, run: Run, function: Function, scope: Scope, node: ast.AST, module: Module) -> None:
-        self.run, self.function, self.scope, self.node, self.module = run, function, scope, node, module
-
-    def __enter__(self) -> None:
-        run = self.run
-        self.before = (run.functions, run.stack, run.guards, run.contexts, run.selves)
-        if self.function.owner is not None:
-            run.selves = (*run.selves, next(iter(self.scope.names.values()), ANY))
-        run.functions = (*run.functions, self.function)
-        run.stack = (*run.stack, Site(self.node, self.module))
-        run.executed.add(self.function.node)
-        if "no_grad" in self.function.marks:
-            run.contexts = (*run.contexts, "no_grad")
-
-    def __exit__(self, *_error: object) -> None:
-        run = self.run
-        run.functions, run.stack, run.guards, run.contexts, run.selves = self.before
+    before = (run.functions, run.stack, run.guards, run.contexts, run.selves)
+    if function.owner is not None:
+        run.selves = (*run.selves, next(iter(scope.names.values()), ANY))
+    run.functions = (*run.functions, function)
+    run.stack = (*run.stack, Site(node, module))
+    run.executed.add(function.node)
+    if "no_grad" in function.marks:
+        run.contexts = (*run.contexts, "no_grad")
+    try:
+        yield
+    finally:
+        run.functions, run.stack, run.guards, run.contexts, run.selves = before
 
 
 def _run_body(run: Run, function: Function, scope: Scope, node: ast.AST, module: Module) -> Value:
@@ -173,11 +169,7 @@ def _run_body(run: Run, function: Function, scope: Scope, node: ast.AST, module:
     for other in scope.returns[1:]:
         value = joined(value, other, scope.tint)
     if scope.tint is not None and value.spread < scope.tint.spread:
-        value = joined(
-            value,
-            Value(value.spread, value.origin, value.const, value.thing, value.path, value.via),
-            scope.tint,
-        )
+        value = joined(value, value.given_by(None), scope.tint)
     if is_same_for_all(function.name) and value.spread and items:
         return Value(thing=value.thing, via=value.via)
     return value
