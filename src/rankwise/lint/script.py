@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import ast
     from pathlib import Path
 
-    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.history import History
+    from rankwise.lint.interpreter.values import Call
     from rankwise.lint.piece import Piece
     from rankwise.lint.program import Module
 

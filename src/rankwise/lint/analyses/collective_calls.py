@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import ast
     from collections.abc import Iterator
 
-    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Call
     from rankwise.lint.script import Script
 
 D = "torch.distributed."

@@ -19,8 +19,8 @@ from rankwise.lint.library.names import ACCELERATOR, DDP, FABRIC, LOADER, SAMPLE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from rankwise.lint.interpreter.calls import Call, Guard
     from rankwise.lint.interpreter.history import History, Item
+    from rankwise.lint.interpreter.values import Call, Guard
     from rankwise.lint.program import Module
     from rankwise.lint.script import Entry, Script
 

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.lint.analyses.job_view import Place
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
 
 Fault = Literal["bare", "folded"]
 _LOCAL = frozenset({"local_rank", "spawned", "node_rank", "host", "env", "local_world_size"})

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import ast
 
     from rankwise.lint.analyses.data_flow import Pass
-    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Call
     from rankwise.lint.script import Script
 
 

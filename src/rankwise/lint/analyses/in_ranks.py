@@ -10,7 +10,7 @@ from rankwise.lint.interpreter.values import AGREED, Instance, Items, Object, Va
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Call
     from rankwise.lint.script import Entry, Script
 
 #: Where what a rank has is a matter of who it is.

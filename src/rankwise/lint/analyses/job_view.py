@@ -24,8 +24,8 @@ from rankwise.lint.program import LIBRARIES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.history import Item
+    from rankwise.lint.interpreter.values import Call
     from rankwise.lint.program import Module
     from rankwise.lint.script import Entry, Script
 

@@ -9,8 +9,7 @@ from rankwise.lint.interpreter.values import Items, Library, Object
 from rankwise.lint.library.constructor_table import RETURNS_SELF
 
 if TYPE_CHECKING:
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
 
 
 def length_of(value: Value | None, depth: int = 0) -> int | None:

@@ -13,9 +13,8 @@ from rankwise.lint.library.constructor_table import SEEDS_ALL
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.history import History
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
 
 Library = Literal["torch", "numpy", "random"]
 Seeding = Literal["unset", "equal", "differs", "unknown"]

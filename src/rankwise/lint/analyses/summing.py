@@ -11,7 +11,7 @@ from rankwise.lint.interpreter.notes import Quotient, is_by_ranks
 from rankwise.lint.library.collective_table import ACTS
 
 if TYPE_CHECKING:
-    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Call
     from rankwise.lint.script import Script
 
 _SCALINGS = (

@@ -10,8 +10,7 @@ from rankwise.lint.library.constructor_table import DRAWN, FACTORIES, OF_VALUES,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
 
 _DEEPEST = 8
 

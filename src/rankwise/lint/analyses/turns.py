@@ -11,7 +11,7 @@ from rankwise.lint.library.constructor_table import WRAPPERS
 
 if TYPE_CHECKING:
     from rankwise.lint.analyses.job_view import Place
-    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Call
 
 
 def is_barrier(call: Call) -> bool:

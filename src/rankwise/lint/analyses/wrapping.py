@@ -16,8 +16,7 @@ from rankwise.lint.library.names import DDP, FSDP
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
     from rankwise.lint.script import Entry, Script
 
 

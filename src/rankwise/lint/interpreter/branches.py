@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Literal
 
-from rankwise.lint.interpreter.calls import Guard
 from rankwise.lint.interpreter.history import Arm, Exit, Fork
 from rankwise.lint.interpreter.notes import note_test
-from rankwise.lint.interpreter.values import Spread, Value, joined, mixed
+from rankwise.lint.interpreter.values import Guard, Spread, Value, joined, mixed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -6,13 +6,13 @@ import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankwise.lint.interpreter.calls import Call
 from rankwise.lint.interpreter.functions import call_function, compared
 from rankwise.lint.interpreter.library_calls import call_library, call_method, call_named, call_object, fill
 from rankwise.lint.interpreter.notes import note_misfit
 from rankwise.lint.interpreter.training import forward, is_parallel, synced_forward
 from rankwise.lint.interpreter.values import (
     Bound,
+    Call,
     Choice,
     Function,
     Instance,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.interpreter.attributes import attribute, guess
 from rankwise.lint.interpreter.branches import asks_who
-from rankwise.lint.interpreter.calls import Call, Guard
 from rankwise.lint.interpreter.defining import function_of
 from rankwise.lint.interpreter.history import Arm, Fork, Loop
 from rankwise.lint.interpreter.looping import element_of, to_unroll
@@ -32,7 +31,9 @@ from rankwise.lint.interpreter.values import (
     LITERAL_NONE,
     NUMBER,
     UNKNOWN,
+    Call,
     Choice,
+    Guard,
     Items,
     Library,
     Method,

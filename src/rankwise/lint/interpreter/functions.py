@@ -8,14 +8,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.interpreter.attributes import guess
-from rankwise.lint.interpreter.calls import Call, Guard, Site
 from rankwise.lint.interpreter.history import Exit, Inline
 from rankwise.lint.interpreter.run import DEEPEST, Run, Scope
 from rankwise.lint.interpreter.values import (
     ANY,
     NONE,
+    Call,
     Function,
+    Guard,
     Items,
+    Site,
     Spread,
     Suspended,
     Value,

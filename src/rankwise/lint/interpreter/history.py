@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     import ast
     from collections.abc import Iterable, Iterator
 
-    from rankwise.lint.interpreter.calls import Call, Guard
-    from rankwise.lint.interpreter.values import Function, Value
+    from rankwise.lint.interpreter.values import Call, Function, Guard, Value
     from rankwise.lint.program import Module
 
 ExitKind = Literal["return", "continue", "break", "raise", "exit"]

@@ -17,8 +17,8 @@ from rankwise.lint.library.hints import is_same_for_all
 from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, FULLY_SHARD
 
 if TYPE_CHECKING:
-    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.run import Run, Scope
+    from rankwise.lint.interpreter.values import Call
 
 
 def call_library(run: Run, call: Call, scope: Scope | None) -> Value:

@@ -6,13 +6,14 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.interpreter.branches import asks_who, merged
-from rankwise.lint.interpreter.calls import Guard, part_of
+from rankwise.lint.interpreter.calls import part_of
 from rankwise.lint.interpreter.history import Exit, Loop
 from rankwise.lint.interpreter.values import (
     ANY,
     NUMBER,
     Bound,
     Function,
+    Guard,
     Instance,
     Items,
     Library,

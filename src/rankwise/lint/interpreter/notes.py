@@ -13,10 +13,9 @@ from rankwise.lint.library.names import DDP
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rankwise.lint.interpreter.calls import Call, Tests
     from rankwise.lint.interpreter.history import History
     from rankwise.lint.interpreter.run import Run, Scope
-    from rankwise.lint.interpreter.values import Function, Value
+    from rankwise.lint.interpreter.values import Call, Function, Tests, Value
     from rankwise.lint.program import Module
 
 

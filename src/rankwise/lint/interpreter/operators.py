@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.interpreter.branches import asks_who
-from rankwise.lint.interpreter.calls import Call
 from rankwise.lint.interpreter.looping import plain_list
-from rankwise.lint.interpreter.values import ANY, NUMBER, Items, Library, Method, Role, Value, is_number, mixed
+from rankwise.lint.interpreter.values import ANY, NUMBER, Call, Items, Library, Method, Role, Value, is_number, mixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

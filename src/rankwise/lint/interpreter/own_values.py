@@ -11,8 +11,8 @@ from rankwise.lint.library.constructor_table import DRAWN, FACTORIES, OF_VALUES,
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.run import Run
+    from rankwise.lint.interpreter.values import Call
 
 
 def _local(origin: str, thing: object = None) -> Callable[[Run, Call], Value]:

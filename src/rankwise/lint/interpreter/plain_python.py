@@ -25,8 +25,8 @@ from rankwise.lint.interpreter.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.run import Run
+    from rankwise.lint.interpreter.values import Call
 
 _LARGE = 10_000
 #: What a list, tuple, set or dict either is or is not.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import ast
     from collections.abc import Callable, Iterator, Sequence
 
-    from rankwise.lint.interpreter.calls import Call, Guard, Site
     from rankwise.lint.interpreter.history import Exit, Loop
+    from rankwise.lint.interpreter.values import Call, Guard, Site
     from rankwise.lint.library.collective_table import Act
     from rankwise.lint.program import Module, Project
 

@@ -30,8 +30,8 @@ from rankwise.lint.library.names import STRATEGY
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.run import Run
+    from rankwise.lint.interpreter.values import Call
 
 
 def _get_rank(run: Run, call: Call) -> Value:

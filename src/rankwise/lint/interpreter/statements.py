@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.interpreter.branches import run_if, run_match, run_try
-from rankwise.lint.interpreter.calls import Call, part_of
+from rankwise.lint.interpreter.calls import part_of
 from rankwise.lint.interpreter.defining import define_class, define_function, import_from, import_names
 from rankwise.lint.interpreter.history import Exit
 from rankwise.lint.interpreter.looping import run_for, run_while
 from rankwise.lint.interpreter.notes import note_quotient
 from rankwise.lint.interpreter.operators import of_all
-from rankwise.lint.interpreter.values import ANY, NONE, Instance, Items, Library, Object, Value, known, mixed
+from rankwise.lint.interpreter.values import ANY, NONE, Call, Instance, Items, Library, Object, Value, known, mixed
 from rankwise.lint.interpreter.withs import run_with
 from rankwise.lint.library.constructor_table import TENSOR
 

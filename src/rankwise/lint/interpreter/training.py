@@ -32,8 +32,8 @@ from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.run import Run
+    from rankwise.lint.interpreter.values import Call
 
 
 def is_parallel(value: Value) -> bool:

@@ -1,16 +1,15 @@
-"""Values of the run on paper: what is known of a value, where it came from, and whether all ranks have the same."""
+"""Values of the run on paper: what is known of a value, where it came from, and whether all ranks have the same; and the calls that gave them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Callable, Iterable
 
-    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.program import Module
 
 
@@ -354,3 +353,115 @@ class Suspended:
 
     resume: Callable[[Callable[[Value], None]], None]
     name: str = ""
+
+
+Tests: TypeAlias = "tuple[tuple[ast.AST, Value, bool], ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A test that was decided by who the rank is, and so encloses what follows.
+
+    Attributes:
+        node: The test, or the decorator or `with` item that acts as one.
+        module: Where it stands.
+        origin: What it asks for.
+        outcome: What it gave on this rank.
+        depth: How many calls of the user's functions were open where it stands.
+    """
+
+    node: ast.AST
+    module: Module
+    origin: frozenset[str]
+    outcome: bool
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in the user's text."""
+
+    node: ast.AST
+    module: Module
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Call:
+    """One call of a library function (or an assignment to os.environ, or a method of a library's object).
+
+    Attributes:
+        name: Canonical name: ``torch.utils.data.DataLoader``; a method of an object that is known is
+            ``torch.utils.data.DataLoader.set_epoch``, of one that is not ``?.backward``.
+        node: The call in the user's text.
+        module: The file it stands in.
+        args: Positional arguments; ``has_star`` tells that more may come.
+        kwargs: Named arguments.
+        receiver: The object whose method it is.
+        result: What it returned.
+        guards: Tests on the rank that enclose it, outermost first.
+        tests: All other enclosing tests that were not decided, outermost first: (test, value, arm taken).
+        loops: Enclosing loops, outermost first, of this and the calling functions.
+        stack: Call sites of the user's functions that led here, outermost first.
+        contexts: Context managers that are open, by canonical name.
+        function: The user's function it stands in; None at the top of a module.
+        rank: Which of the imagined ranks made it.
+        index: Order in this rank's run.
+    """
+
+    name: str
+    node: ast.AST
+    module: Module
+    args: tuple[Value, ...] = ()
+    kwargs: dict[str, Value] = field(default_factory=dict)
+    has_star: bool = False
+    receiver: Value = ANY
+    result: Value = ANY
+    guards: tuple[Guard, ...] = ()
+    tests: Tests = ()
+    loops: tuple[ast.AST, ...] = ()
+    stack: tuple[Site, ...] = ()
+    contexts: tuple[str, ...] = ()
+    function: Any = None
+    rank: int = 0
+    index: int = 0
+
+    def arg(self, position: int | None, *names: str) -> Value | None:
+        """An argument by position or name; None if it was not given."""
+        for name in names:
+            if name in self.kwargs:
+                return self.kwargs[name]
+        if position is not None and position < len(self.args):
+            return self.args[position]
+        return None
+
+    def arg_node(self, position: int | None, *names: str) -> ast.AST | None:
+        """The text of an argument, or None."""
+        for keyword in getattr(self.node, "keywords", ()):
+            if keyword.arg in names:
+                return keyword.value  # type: ignore[no-any-return]
+        args = getattr(self.node, "args", ())
+        return args[position] if position is not None and position < len(args) else None
+
+    @property
+    def given(self) -> Value:
+        """All arguments mixed: as different as the most different of them."""
+        return mixed((*self.args, *self.kwargs.values()))
+
+    def excludes(self, other: Call) -> bool:
+        """Whether the two stand in different arms of one test, or of two tests of one setting."""
+        arms = arms_of(self.tests)
+        return any((key, not arm) in arms for key, arm in arms_of(other.tests))
+
+    def beside(self, one: Value, other: Value, test: Value | None) -> Call:
+        """The choice between what this call and another one gave."""
+        return Call(name="either", node=self.node, module=self.module, args=(one, other), receiver=test or ANY)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether only some ranks make it."""
+        return bool(self.guards)
+
+
+def arms_of(tests: Tests) -> frozenset[tuple[str | int, bool]]:
+    """Which arms enclose a place: of the setting that a test asks for, or of the test itself."""
+    return frozenset((value.path or id(node), arm) for node, value, arm in tests)

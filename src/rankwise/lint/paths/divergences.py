@@ -13,8 +13,8 @@ from rankwise.lint.paths.tokens import flatten
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankwise.lint.interpreter.calls import Guard
     from rankwise.lint.interpreter.history import History, Item
+    from rankwise.lint.interpreter.values import Guard
     from rankwise.lint.paths.tokens import Token
 
 

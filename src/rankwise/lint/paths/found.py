@@ -19,7 +19,7 @@ from rankwise.lint.paths.words import anchor
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from rankwise.lint.interpreter.calls import Guard
+    from rankwise.lint.interpreter.values import Guard
     from rankwise.lint.paths.divergences import Divergence
     from rankwise.lint.paths.local import LocalPath
     from rankwise.lint.script import Script

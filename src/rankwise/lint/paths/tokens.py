@@ -11,8 +11,8 @@ from rankwise.lint.interpreter.values import AGREED, Spread
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankwise.lint.interpreter.calls import Guard
     from rankwise.lint.interpreter.history import Item
+    from rankwise.lint.interpreter.values import Guard
 
 #: Ops that ranks may make in their own number and order: to one peer, or inside `join`.
 _FREE = frozenset({"point"})

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankwise.lint.finding import Span
-    from rankwise.lint.interpreter.calls import Guard, Site
     from rankwise.lint.interpreter.history import Loop
+    from rankwise.lint.interpreter.values import Guard, Site
     from rankwise.lint.program import Module
     from rankwise.lint.script import Script
 

@@ -21,7 +21,7 @@ from rankwise.lint.rule import rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Call
     from rankwise.lint.script import Script
 
 _ASKS = "torch.distributed.is_initialized"

@@ -20,7 +20,7 @@ from rankwise.lint.rule import rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Call
     from rankwise.lint.paths.found import Missed
     from rankwise.lint.script import Script
 

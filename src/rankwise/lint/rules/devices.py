@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from rankwise.base.findings import Severity
     from rankwise.lint.analyses.job_view import Place, Setting
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
     from rankwise.lint.script import Entry, Script
 
 #: These take a device by position.

@@ -18,8 +18,7 @@ from rankwise.lint.rule import rule
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
     from rankwise.lint.script import Entry, Script
 
 

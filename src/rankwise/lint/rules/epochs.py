@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from rankwise.lint.analyses.data_flow import Pass
     from rankwise.lint.analyses.epochs import Shuffled
     from rankwise.lint.analyses.job_view import Place
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
     from rankwise.lint.script import Script
 
 

@@ -19,8 +19,7 @@ from rankwise.lint.rule import rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
     from rankwise.lint.script import Script
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.analyses.job_view import Place
-    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Call
     from rankwise.lint.script import Entry, Script
 
 #: What is known of a tensor before its content is.

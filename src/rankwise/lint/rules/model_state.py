@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.analyses.wrapping import Wrap
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
     from rankwise.lint.script import Script
 
 _RANDOM = frozenset({"reset_parameters", "apply", "init_weights", "_init_weights", "initialize_weights"})

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from rankwise.base.findings import Severity
     from rankwise.lint.analyses.job_view import Place
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
     from rankwise.lint.script import Entry, Script
 
 _SPLIT = "torch.utils.data.random_split"

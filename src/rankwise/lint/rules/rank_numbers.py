@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rankwise.lint.analyses.job_view import Place
     from rankwise.lint.analyses.options import Option
-    from rankwise.lint.interpreter.calls import Call
+    from rankwise.lint.interpreter.values import Call
     from rankwise.lint.script import Script
 
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.analyses.job_view import Place, Setting
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
     from rankwise.lint.script import Script
 
 _KEYS = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})

@@ -17,8 +17,7 @@ from rankwise.lint.rule import rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.interpreter.calls import Call
-    from rankwise.lint.interpreter.values import UserClass, Value
+    from rankwise.lint.interpreter.values import Call, UserClass, Value
     from rankwise.lint.script import Script
 
 

@@ -13,9 +13,8 @@ from rankwise.lint.analyses.tensor_text import is_in, key_of, mention, nodes_in
 from rankwise.lint.analyses.tensors import OFF, backward_passes, sources_of
 from rankwise.lint.analyses.wrapping import wraps
 from rankwise.lint.finding import Found, span_of
-from rankwise.lint.interpreter.calls import arms_of
 from rankwise.lint.interpreter.notes import WrapperRead
-from rankwise.lint.interpreter.values import AGREED, Instance, Method, Object, Spread
+from rankwise.lint.interpreter.values import AGREED, Instance, Method, Object, Spread, arms_of
 from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.constructor_table import WRAPPERS
 from rankwise.lint.library.names import ACCELERATOR, DDP, HF_TRAINER
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from rankwise.lint.analyses.wrapping import Wrap
-    from rankwise.lint.interpreter.calls import Call
     from rankwise.lint.interpreter.history import History
-    from rankwise.lint.interpreter.values import Value
+    from rankwise.lint.interpreter.values import Call, Value
     from rankwise.lint.script import Entry, Script
 
 #: What such a name's call is, is a forward pass of a model.
