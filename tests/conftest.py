@@ -129,8 +129,11 @@ def no_orphans(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test of the launcher that leaves a process behind, unless it says so."""
     folders = request.node.path.parts
     if sys.platform.startswith("linux"):
+        import huge_pages
         import support
 
+        huge_pages.gather_residents(support.RESIDENT_FOLDER)
+        huge_pages.gather_forkserver()
         has_own = request.node.get_closest_marker("own_server") is not None
         may_share = request.node.get_closest_marker("shared_server") is not None
         support.set_resident(not has_own and (may_share or any(name in folders for name in _RESIDENT)))

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import huge_pages
 from rankwise.warm.command_line import NAME
 
 if TYPE_CHECKING:
@@ -220,7 +221,9 @@ def _start(modules: tuple[str, ...], *, by_hand: bool = False, is_module: bool =
     _started.append(process.pid)
     atexit.register(_stop, process, ours)
     ours.settimeout(_READY_S)
-    return ours if ours.recv(100) == b"ready" else None
+    is_ready = ours.recv(100) == b"ready"
+    huge_pages.gather(process.pid)
+    return ours if is_ready else None
 
 
 def _stop(process: subprocess.Popen[bytes], sock: socket.socket) -> None:
