@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import inspect
 import io
 import math
@@ -40,25 +41,23 @@ if TYPE_CHECKING:
 _GRACE_S = 5.0
 #: Until a process that is told to die of its stack's dump must have done so.
 _STACKS_S = 2.0
-#: Imported once for all ranks of all cases, as far as it is installed; the functions that ranks run come from test
+#: Imported once for all ranks of all cases, with what these import, as far as it is installed; the functions that ranks run come from test
 #: modules, and pytest, once torch is there, takes a rank twenty times as long as all else before its first line.
 _PRELOAD = [
-    "torch",
-    "torch.distributed",
     "torch.distributed.algorithms.ddp_comm_hooks",
     "torch.distributed.checkpoint",
-    "torch.nn.parallel",
     "torch.distributed._tools",
     "torch._dynamo",
     "encodings.idna",
-    "numpy",
     "pytest",
     "rankwise.checkpoint.disk",
+    "rankwise.checkpoint.loading",
     "rankwise.parallel.ddp",
     "rankwise.parallel.fsdp",
-    "rankwise.runtime.collectives",
+    "rankwise.parallel.parameter_server",
     "rankwise.runtime.joining",
     "rankwise.testing.ranks",
+    "rankwise.train.dropout",
     "rankwise.train.trainer",
 ]
 
@@ -273,6 +272,7 @@ def _dump_children(pid: int, stacks: Path) -> None:
 
 def _run_rank(payload: bytes, variables: Mapping[str, str | None], pipe: Connection, stacks: str) -> None:
     """In the rank: be who the variables say, call, and send what came of it."""
+    gc.freeze()  # a collection would write to all that was imported, and so copy it
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)  # noqa: TID251 - this process is a rank being made
