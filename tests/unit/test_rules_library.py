@@ -52,10 +52,6 @@ _OTHER_WAITS = {
     ("parallel/servers/setup.py", "wait_for_keys"): "what other ranks write into the store, with a bound",
     ("parallel/servers/worker.py", "_join"): "a server, with a bound; names it",
     (
-        "parallel/servers/dense.py",
-        "__call__",
-    ): "a server's, for its workers, with a bound; names who is silent",
-    (
         "parallel/servers/shard.py",
         "read",
     ): "in a thread of its own, for other workers' gradients, with a bound",
