@@ -517,6 +517,38 @@ sampler = DistributedSampler(range(9))
 for epoch in trange(9, disable=dist.get_rank() != 0):
     sampler.set_epoch(epoch)
     """),
+    "an epoch that is read from a file is that of its writer": ("RW507", _INIT + """
+import time
+from torch.utils.data import DistributedSampler
+sampler = DistributedSampler(range(9))
+sampler.set_epoch(int(time.time()))
+    """, _INIT + """
+import os, tempfile
+from torch.utils.data import DistributedSampler
+sampler = DistributedSampler(range(9))
+sampler.set_epoch(torch.load(os.path.join(tempfile.gettempdir(), "last.pt"))["epoch"])
+    """),
+    "a method that is spawned is the ranks' program": ("RW210", """
+class Job:
+    def __init__(self, world):
+        self.world = world
+    def work(self, rank):
+        dist.init_process_group("gloo", init_method="tcp://localhost:29500", rank=rank, world_size=self.world)
+    def run(self):
+        torch.multiprocessing.spawn(self.work, nprocs=2)
+if __name__ == "__main__":
+    Job(4).run()
+    """, """
+class Job:
+    def __init__(self, world):
+        self.world = world
+    def work(self, rank):
+        dist.init_process_group("gloo", init_method="tcp://localhost:29500", rank=rank, world_size=self.world)
+    def run(self):
+        torch.multiprocessing.spawn(self.work, nprocs=2)
+if __name__ == "__main__":
+    Job(2).run()
+    """),
     "what only the first rank does skips nothing of the others'": ("RW114", _INIT + """
 for step in range(9):
     try:

@@ -140,7 +140,7 @@ def _process(run: Run, call: Call) -> None:
 
 def _start_ranks(run: Run, call: Call, fn: Value | None, given: list[Value | None]) -> None:
     """Go on as the rank that was started, in its function; None among the arguments is its number."""
-    if fn is None or not isinstance(fn.thing, (Function, Choice)):
+    if fn is None or not isinstance(fn.thing, (Function, Bound, Choice)):
         return
     before, run.guards = run.guards, ()
     rank = run.role("rank")
@@ -162,7 +162,7 @@ def _handed_on(value: Value, depth: int = 0) -> Value:
 def _launch(run: Run, call: Call) -> Value:
     fn, given = call.arg(0, "function", "fn"), call.arg(1, "args")
     rest = tuple(given.thing.values) if given is not None and isinstance(given.thing, Items) else ()
-    if fn is not None and isinstance(fn.thing, (Function, Choice)):
+    if fn is not None and isinstance(fn.thing, (Function, Bound, Choice)):
         run.call(run, fn, rest, {}, call.node, scope=run.memo["top"])
     return Value(const=None)
 

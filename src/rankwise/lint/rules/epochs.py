@@ -189,6 +189,8 @@ def sampler_seed_differs(script: Script) -> Iterator[Found]:
 
 
 def _is_own(script: Script, place: Place, value: Value) -> bool:
+    if "loaded" in value.origin:
+        return False  # files of several names may hold the same
     if value.origin & {"rank", "local_rank", "node_rank"}:
         return bool(value.spread)
     if not value.origin & _OWN or not value.spread:
