@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -63,6 +65,19 @@ def test_a_log_that_does_not_end_with_the_job_is_left(monkeypatch: pytest.Monkey
     with pytest.raises(LaunchError, match="job x is over, and Ray, which follows its log, has sent nothing"):
         next(lines)
     assert states == []
+
+
+def test_ctrl_c_leaves_a_log_without_a_word(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Who stops following gets no complaint of asyncio's about a task that was under way."""
+    monkeypatch.setattr(ray_jobs, "state", lambda _: JobState(phase="running"))
+    lines = ray_jobs._follow(SimpleNamespace(tail_job_logs=_fall_silent), _RECORD)
+    assert next(lines) == "one"
+    threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        next(lines)
+    del lines
+    gc.collect()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_head_that_is_frozen_is_not_waited_for() -> None:

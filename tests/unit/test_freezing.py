@@ -128,9 +128,9 @@ class Says:
     def __del__(self):
         print(self.name, "is taken apart")
 
-for name in ("torch", "torch.nn", "torch.optim", "torch.distributed", "other"):
+for name in ("torch", "torch.nn", "torch.optim", "torch.replaced", "torch.table", "torch.row", "torch.distributed", "other"):
     module = sys.modules[name] = types.ModuleType(name)
-    module.own = Says(name)
+    module.own, module.load, module.table, module.row = Says(name), None, {{1: None}}, [None]
 del module
 
 sys.path.insert(0, {folder!r})
@@ -149,6 +149,9 @@ Says = type(torch.own)
 torch.distributed = sys.modules["torch.distributed"]
 torch.nn = sys.modules["torch.nn"]
 torch.optim = sys.modules["torch.optim"]
+sys.modules["torch.replaced"].load = Says("what stands in a name's place")
+sys.modules["torch.table"].table[1] = Says("what stands in a table")
+sys.modules["torch.row"].row[0] = Says("what stands in a list")
 torch.distributed.group, torch.optim.scripts, one = Says("the group"), Says("the script's in torch.optim"), Says("the script's")
 sys.exit(3)
 """
@@ -164,13 +167,13 @@ def test_modules_of_torch_are_left_whole_unless_the_script_has_put_something_the
     command = [sys.executable, "train.py"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (3, "")
-    gone = {
+    put = {
         "the group",
         "the script's in torch.optim",
         "the script's",
-        "torch.optim",
-        "torch.distributed",
-        "other",
-        "torch",
+        "what stands in a name's place",
+        "what stands in a table",
     }
+    held_by = {"torch", "torch.optim", "torch.replaced", "torch.table", "torch.row", "torch.distributed", "other"}
+    gone = {*put, "what stands in a list", *held_by}
     assert set(done.stdout.splitlines()) == {"torch.nn is torch.nn", *(f"{name} is taken apart" for name in gone)}

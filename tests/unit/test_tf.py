@@ -165,6 +165,21 @@ def test_the_default_strategy_is_one_replica() -> None:
     assert it.run(step, args=(torch.ones(3, 2),)) > it.run(step, kwargs={"x": torch.ones(3, 2)})
 
 
+def test_what_is_subtracted_has_the_variables_type() -> None:
+    """assign_sub takes numbers and tensors of any type, and reckons in the variable's own."""
+    with tf.OneDeviceStrategy("cpu").scope():
+        single, double = tf.Variable(torch.tensor(10.0)), tf.Variable(torch.tensor(1.0, dtype=torch.float64))
+        assert single.assign_sub(torch.tensor(3, dtype=torch.uint8)).read_value() == 7
+        assert single.assign_sub(torch.tensor(True)).read_value() == 6
+        assert double.assign_sub(0.1).read_value() == 0.9
+
+
+def test_a_replica_has_one_context() -> None:
+    """What a function keeps at its replica's context is there when it asks again."""
+    strategy = tf.OneDeviceStrategy("cpu")
+    assert strategy.run(lambda: tf.get_replica_context() is tf.get_replica_context())
+
+
 def test_losses_are_parts_of_the_global_mean() -> None:
     """compute_average_loss divides the weighted sum, and knows empty batches; regularization is divided by the replicas."""
     losses = torch.tensor([1.0, 2, 3])

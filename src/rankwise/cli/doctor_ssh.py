@@ -69,7 +69,10 @@ def look_over_ssh(
     """
     here = Host(env=environ())
     names = {here.name, here.name.partition(".")[0]}
-    own = next((at for at, one in enumerate(map(_bare, hosts)) if one in names or is_own(one)), None)
+    bare = list(map(_bare, hosts))
+    own = next((at for at, one in enumerate(bare) if one in names), None)
+    if own is None:  # only then are names looked up, which may take seconds
+        own = next((at for at, one in enumerate(bare) if is_own(one)), None)
     # A folder that has been deleted is left to the hosts: theirs may be there.
     remotes, is_over = RemoteHosts(args.ssh, find_current(here), say), threading.Event()
     try:

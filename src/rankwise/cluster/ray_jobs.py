@@ -121,6 +121,7 @@ def cancel(record: JobRecord) -> None:
 def _follow(client: Any, record: JobRecord) -> Iterator[str]:
     loop, look = asyncio.new_event_loop(), PatientAsker(lambda: state(record).is_over)
     chunks, rest, was_over = client.tail_job_logs(record.id), "", False
+    coming: asyncio.Future[Any] | None = None
     try:
         while True:
             coming = asyncio.ensure_future(anext(chunks), loop=loop)
@@ -139,6 +140,9 @@ def _follow(client: Any, record: JobRecord) -> Iterator[str]:
             *lines, rest = (rest + chunk).split("\n")
             yield from lines
     finally:
+        if coming is not None and not coming.done():  # the user has interrupted
+            coming.cancel()
+            loop.run_until_complete(asyncio.wait({coming}, timeout=_LOOK_S))
         with suppress(RuntimeError):  # it waits once more while it closes, which asyncio does not like
             loop.run_until_complete(chunks.aclose())
         loop.close()

@@ -45,11 +45,11 @@ def find_address_towards(found: list[Any]) -> str | None:
 def is_here(found: Any) -> bool:
     """Tell whether an address that was found is this host's."""
     family, kind, _, _, address = found
-    with socket.socket(family, kind) as probe:
-        try:
+    try:
+        with socket.socket(family, kind) as probe:  # a host without IPv6 has no such socket
             probe.bind((address[0], 0, *address[2:]))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 

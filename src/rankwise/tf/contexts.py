@@ -46,6 +46,8 @@ class Replica:
     strategy: Owner
     inputs: Any
     stepping: list[tuple[Any, set[int]]] = field(default_factory=list)
+    #: What ``get_replica_context`` has given for it.
+    context: Any = None
 
 
 #: The strategy at hand, and the replica's context inside of its ``run``; of each thread its own.

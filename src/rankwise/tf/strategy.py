@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, cast, final
 from weakref import WeakSet
 
 import torch
@@ -396,7 +396,11 @@ def in_cross_replica_context() -> bool:
 
 def get_replica_context() -> ReplicaContext | None:
     """Return this replica's context; None between the replicas, and outside of any strategy that of a single replica."""
-    return None if in_cross_replica_context() else ReplicaContext(get_strategy())
+    replica = find_replica()
+    if replica is None:
+        return None if has_strategy() else ReplicaContext(get_strategy())
+    replica.context = replica.context or ReplicaContext(get_strategy())
+    return cast("ReplicaContext", replica.context)
 
 
 def aggregate_gradients(optimizer: Optimizer) -> None:

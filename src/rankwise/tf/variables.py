@@ -130,7 +130,7 @@ class Variable(nn.Module):  # type: ignore[misc]
         Returns:
             The variable.
         """
-        return self.assign_add(-torch.as_tensor(delta))
+        return self.assign_add(-torch.as_tensor(delta, dtype=self.value.dtype, device=self.value.device))
 
     def read_value(self) -> Tensor:
         """Return the value: in a replica's function its own, between them with ON_READ that of all.

@@ -14,6 +14,7 @@ import _ctypes
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import sys
@@ -24,7 +25,7 @@ from typing import Any
 _KNOWN = ("triton", "nanobind")
 #: What torch's import brings; its plug-ins for other devices, which it imports too, lie elsewhere.
 _TORCHS = ("torch", "functorch", "numpy", "triton", "nvidia", "cuda")
-#: Their modules hold nothing of a script's that has an end of its own; ``torch.distributed`` does, its process groups.
+#: Whose modules are left whole at exit; not ``torch.distributed``'s, which hold a script's process groups.
 _LEFT_WHOLE = {"torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "networkx"}
 #: Libraries in each process, or what is compiled in, may write at the very end what they have measured.
 _INSTRUMENTS = ("LD_PRELOAD", "LD_AUDIT", "INTEL_LIBITTNOTIFY64", "LLVM_PROFILE_FILE", "GCOV_PREFIX")
@@ -32,11 +33,20 @@ _INSTRUMENTS = ("LD_PRELOAD", "LD_AUDIT", "INTEL_LIBITTNOTIFY64", "LLVM_PROFILE_
 _HAS_LISTS = "t" not in getattr(sys, "abiflags", "")
 #: Called behind all functions of atexit, also those of modules that the warm server has imported.
 _LAST: list[Any] = []
-atexit.register(lambda: [end() for end in _LAST])
+
+
+@atexit.register
+def _end() -> None:
+    for end in _LAST:
+        end()
 
 
 def freeze(libraries: set[str]) -> None:
-    """Keep the collector off all objects that are loaded, and the exit off the C++ of libraries, which came with torch; but for what must be taken apart there."""
+    """Keep the collector off all objects that are loaded, but for those that must be taken apart at exit; and the exit off torch's C++ and modules.
+
+    Args:
+        libraries: Those that came with torch.
+    """
     counted, old = _find_nanobind_objects(), sys.modules["__main__"]
     # Modules have imported it (dill, for one), it may have a second name, and garbage has copies of the table of
     # modules (58, from inspect, after an import of torch._dynamo). Frozen objects can't be asked.
@@ -66,7 +76,7 @@ def freeze(libraries: set[str]) -> None:
     if is_held or is_unknown or not _HAS_LISTS:
         atexit.register(gc.unfreeze)
     _leave_operators()
-    _LAST.append(_LeaveModules())
+    _LAST.append(_KeepModules())
     if not any(map(os.environ.get, _INSTRUMENTS)) and not os.path.exists("/etc/ld.so.preload"):
         atexit.register(_leave_out_destructors, set(filter(_is_torchs, libraries)))
 
@@ -91,11 +101,11 @@ def _leave_operators() -> None:
     """Have torch not take its own operators from its dispatcher at exit, one by one."""
     for one in [*vars(weakref.finalize).get("_registry", ())]:
         alive = one.peek()
-        if alive is not None and alive[1].__module__ == "torch.library":
+        if alive is not None and getattr(alive[1], "__module__", None) == "torch.library":
             one.atexit = False
 
 
-class _LeftModule:
+class _ModuleStandIn:
     """Stands for a module in ``sys.modules``: what is no module is not taken apart at exit."""
 
     def __init__(self, module: Any) -> None:
@@ -105,24 +115,79 @@ class _LeftModule:
         return getattr(self._module, name)
 
 
-class _LeaveModules:
-    """Has the exit leave torch's modules as they are: to let go of all that is in them copies the server's memory, and takes half of the CPU time of an exit."""
+class _KeepModules:
+    """Has the exit leave torch's modules as they are: to let go of all that is in them copies the server's memory, and takes half of the CPU time of an exit.
+
+    A module in which a script has put something, or into a list or table there, goes as it would elsewhere.
+    """
 
     def __init__(self) -> None:
-        self._left = [
-            (name, module, len(vars(module)), _LeftModule(module))
-            for name, module in sys.modules.items()
-            if type(module) is type(sys)
-            and name.partition(".")[0] in _LEFT_WHOLE
-            and not f"{name}.".startswith("torch.distributed.")
-        ]
+        self._kept: list[tuple[str, Any, list[_Content], _ModuleStandIn]] = []
+        for name, module in [*sys.modules.items()]:
+            is_torchs = name.partition(".")[0] in _LEFT_WHOLE and not f"{name}.".startswith("torch.distributed.")
+            if is_torchs and type(module) is type(sys) and _can_tell_changes():
+                held = [one for one in vars(module).values() if type(one) in _TABLES]
+                contents = [_Content(one) for one in (vars(module), *held)]
+                self._kept.append((name, module, contents, _ModuleStandIn(module)))
 
     def __call__(self) -> None:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._left))
-        for name, module, size, left in self._left:
-            # What a script has put there goes as it would elsewhere.
-            if sys.modules.get(name) is module and len(vars(module)) == size:
-                sys.modules[name] = left  # type: ignore[assignment]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._kept))
+        for name, module, contents, stand_in in self._kept:
+            # The module's own names come first: while these are the same, what they stand for is there.
+            if sys.modules.get(name) is module and all(one.is_unchanged() for one in contents):
+                sys.modules[name] = stand_in  # type: ignore[assignment]
+
+
+class _Content:
+    """What a dict, list or set holds, told by its memory: to ask the objects in it would copy their pages."""
+
+    def __init__(self, holder: Any) -> None:
+        # How much it holds and where stands behind the object's own header; a dict's entries behind another, which changes by reading.
+        self._at, self._num_own = id(holder) + 16, min(32, holder.__sizeof__() - 16)
+        self._own = ctypes.string_at(self._at, self._num_own)
+        table = int.from_bytes(self._own[_TABLES[type(holder)] :][:8], sys.byteorder)
+        if type(holder) is dict:
+            num_bytes = 0 if _HAS_VERSIONS else holder.__sizeof__() - dict.__basicsize__ - _HEADER_BYTES
+        else:
+            num_bytes = (
+                8 * len(holder) if type(holder) is list else 16 * (1 + int.from_bytes(self._own[16:24], sys.byteorder))
+            )
+        self._table = table + (_HEADER_BYTES if type(holder) is dict else 0)
+        self._num_bytes = max(0, num_bytes) if table else 0
+        self._entries = ctypes.string_at(self._table, self._num_bytes)
+
+    def is_unchanged(self) -> bool:
+        is_there = ctypes.string_at(self._at, self._num_own) == self._own
+        return is_there and ctypes.string_at(self._table, self._num_bytes) == self._entries
+
+
+#: Where the address of the entries stands, from where its size is.
+_TABLES: dict[type, int] = {dict: 16, list: 8, set: 24}
+#: Of a dict's table: its sizes, and what changes when it is read.
+_HEADER_BYTES = 32
+#: Up to Python 3.12 a dict has a number that each change renews.
+_HAS_VERSIONS = sys.version_info < (3, 13)
+
+
+@functools.cache
+def _can_tell_changes() -> bool:
+    """Try it: another Python may lay out its objects in another way."""
+    if not _HAS_LISTS or sys.implementation.name != "cpython":
+        return False
+    trials: tuple[tuple[Any, list[Any]], ...] = (
+        ({"a": 1, "b": 2}, [lambda one: one.update(a=3), lambda one: one.update(c=3), lambda one: one.pop("b")]),
+        (vars(type(sys)("tried", "doc")), [lambda one: one.update(__doc__=1), lambda one: one.update(c=3)]),
+        ([1, 2], [lambda one: one.append(3), lambda one: one.__setitem__(0, 4)]),
+        ({1, 2}, [lambda one: one.add(3), lambda one: one.discard(1)]),
+    )
+    for holder, changes in trials:
+        for change in changes:
+            content = _Content(holder)
+            is_told = content.is_unchanged()
+            change(holder)
+            if not is_told or content.is_unchanged():
+                return False
+    return True
 
 
 def _is_torchs(library: str) -> bool:

@@ -23,7 +23,7 @@ from rankwise.doctor.variables.launches import (
     may_use_gpus,
 )
 from rankwise.doctor.variables.masking import make_mask, mask_reading
-from rankwise.doctor.variables.places import find_place, number, try_read
+from rankwise.doctor.variables.places import count, find_place, number, try_read
 
 
 def find_contradictions(
@@ -35,7 +35,7 @@ def find_contradictions(
     """
     checks = (
         _check_readable, _check_rank, _check_against_step, _check_leftover_local_rank, _check_address, _check_loopback, find_half_set,
-        _check_tasks, check_switches,
+        _check_nodes, _check_tasks, check_switches,
     )  # fmt: skip
     found = [one for check in checks for one in check(env)]
     if may_use_gpus(env, backend=backend, has_gpus=has_gpus):
@@ -176,6 +176,25 @@ def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
             f"{'export MASTER_ADDR=HOST  #' if is_by_hand else 'unset MASTER_ADDR  # or give it'} an address of node 0 that the others reach", "I4"
         )  # fmt: skip
         return
+
+
+def _check_nodes(env: Mapping[str, str]) -> Iterator[Reading]:
+    """PET_NNODES, which torchrun takes for --nnodes, against the nodes that Slurm has given."""
+    low, _, high = env.get("PET_NNODES", "").partition(":")
+    in_step = count(env, "SLURM_STEP_NUM_NODES") if "TORCHELASTIC_RUN_ID" not in env else None
+    have = in_step or count(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    if have is None or not low.isdecimal() or not (high or low).isdecimal():
+        return
+    given, source = f"PET_NNODES={env['PET_NNODES']}", "SLURM_STEP_NUM_NODES" if in_step else "SLURM_NNODES"
+    if int(low) > have:
+        what, class_id = f"{given}, but Slurm has allocated {have} ({source}={have})", "I1"
+        why = "the launcher waits for nodes that are not started"
+    elif in_step is not None and 1 < int(high or low) < have:
+        what, class_id = f"{given}, but the step runs on {have} nodes ({source}={have})", "I12"
+        why = "some nodes are in no world"
+    else:
+        return
+    yield fail(what, why, f"export PET_NNODES={have}", class_id)
 
 
 def _check_tasks(env: Mapping[str, str]) -> Iterator[Reading]:

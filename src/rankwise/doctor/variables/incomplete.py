@@ -36,7 +36,7 @@ def find_half_set(env: Mapping[str, str]) -> Iterator[Reading]:
         yield warn(
             f"LOCAL_RANK={local} is set, but neither RANK nor WORLD_SIZE is",
             f"libraries treat the process as one of several (accelerate: `environment variable RANK expected, but not set`), and scripts take GPU {local}",
-            "# left over from an export? unset LOCAL_RANK; started by a launcher that is not known here? RANK and WORLD_SIZE, too"
+            "unset LOCAL_RANK  # if it is left over from an export; if a launcher has set it, export RANK and WORLD_SIZE as well"
         )  # fmt: skip
 
 
