@@ -323,7 +323,7 @@ dist.barrier()
 dist.destroy_process_group()
 """,
     )
-    result, report = run_reported([*TWO, *flags, "--max-restarts", "1", "train.py"], tmp_path)
+    result, report = run_reported([*TWO, *flags, "--no-check", "--max-restarts", "1", "train.py"], tmp_path)
     assert (result.code, report["kind"], report["class"], report["attempts"]) == (code, "mismatch", "C7", 1)
     assert str(report["evidence"]) in result.err
 
