@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankwise.lint.finding import Edit, Finding, Span
+from rankwise.lint.running import files
 from rankwise.lint.running.cache import Cache, Kept, digest_file
 from rankwise.lint.running.files import Outcome, Plan, check_files
 from rankwise.lint.running.settings import Settings
@@ -68,6 +69,14 @@ def test_a_change_is_seen(tmp_path: Path) -> None:
     _write(tmp_path / "a.py", _BROKEN)
     outcome = _check(tmp_path)
     assert (outcome.num_cached, len(outcome.findings)) == (0, 1)
+
+
+def test_another_version_of_a_library_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found may depend on the library that is installed beside the check."""
+    _write(tmp_path / "a.py", _SOUND)
+    _check(tmp_path)
+    monkeypatch.setattr(files, "versions", lambda: ["torch-9.0.dist-info"])
+    assert _check(tmp_path).num_cached == 0
 
 
 def test_a_change_within_a_tick_of_the_clock_is_seen(tmp_path: Path) -> None:

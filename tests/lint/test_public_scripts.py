@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,6 +11,9 @@ from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
 from rankwise.lint.registry import rule
 from rankwise.lint.running.check import check_piece
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _HEAD = "import os, math, time, torch, torch.distributed as dist\n"
 _INIT = "dist.init_process_group('gloo')\n"
@@ -30,6 +34,34 @@ except RuntimeError:
 if hasattr(dist, "any_source"):
     dist.recv(torch.ones(1), src=dist.any_source)
 dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 0)])
+    """),
+    "an early return asks whether the library has a name": ("RW820", """
+def run(x):
+    if not dist.is_initialized(): return x
+    return dist.brand_new(x)
+    """, """
+def run(x):
+    if not hasattr(dist, 'brand_new'): return x
+    return dist.brand_new(x)
+    """),
+    "a flag tells which version is installed": ("RW820", """
+print(torch.__version__)
+def run(x): return dist.brand_new(x)
+    """, """
+TORCH9 = tuple(int(x) for x in torch.__version__.split('.')[:2]) >= (9, 0)
+def run(x): return dist.brand_new(x) if TORCH9 else x
+    """),
+    "a library is given a name by its text": ("RW820", "dist.brand_new()\n", "for n in ('brand_new',): setattr(dist, n, print)\ndist.brand_new()\n"),
+    "a library is given a name by keyword": ("RW820", "dist.brand_new()\n", "vars(dist).update(brand_new=print)\ndist.brand_new()\n"),
+    "a library that is imported may give another one names": ("RW820", "dist.is_xpu_ready()\n", "import torch_npu\ndist.is_xpu_ready()\n"),
+    "every module has names of Python's": ("RW820", "print(dist.brand_new)\n", "print(dist.__dict__, dist.__file__, dist.__path__, dist.__spec__)\n"),
+    "the caller expects that a name may be missing": ("RW820", """
+def via(): return dist.brand_new
+via()
+    """, """
+def via(): return dist.brand_new
+try: via()
+except AttributeError: pass
     """),
     "ranks broadcast numbers of different types": ("RW317", _INIT + """
 value = torch.tensor(dist.get_world_size()) if dist.get_rank() == 0 else torch.zeros(1)
@@ -723,3 +755,11 @@ def test_each_call_of_a_helper_is_a_mistake_of_its_own() -> None:
     call = "if dist.get_rank() == 0:\n    sync(torch.ones(1))\nprint()\n"
     piece = Piece(path="train.py", language="python", code=_HEAD + _INIT + helper + call + call)
     assert [found.span.line for found in check_piece(piece, Project(), (rule("RW101"),))] == [6, 9]
+
+
+def test_a_module_of_the_program_gives_a_library_a_name(tmp_path: Path) -> None:
+    """What another module stores in a library is there; where none does, the library lacks it, which another version may not."""
+    piece = Piece(path=str(tmp_path / "train.py"), language="python", code=_HEAD + "import compat\ndist.brand_new()\n")
+    for text, severities in (("x = 1\n", ["warning"]), ("import torch.distributed as d\nd.brand_new = print\n", [])):
+        (tmp_path / "compat.py").write_text(text)
+        assert [found.severity for found in check_piece(piece, Project(), (rule("RW820"),))] == severities

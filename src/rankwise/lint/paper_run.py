@@ -41,7 +41,7 @@ def study(piece: Piece, project: Project) -> Script:
     """
     tree = parse(piece.code)
     module = Module(path=Path(piece.path), tree=tree, text=piece.code, shown=piece.path, is_fragment=piece.is_fragment)
-    script = Script(piece=piece, tree=tree, module=module, read=project.read)
+    script = Script(piece=piece, tree=tree, module=module, project=project)
     if matters(piece.code):
         _Runs(module, project, script).run_all()
     return script

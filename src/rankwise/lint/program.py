@@ -115,6 +115,10 @@ class Project:
         self._modules[path] = module = _load(path)
         return module
 
+    def loaded(self) -> list[Module]:
+        """The modules that were looked at since `read` was emptied."""
+        return [module for path in sorted(self.read) if (module := self._modules.get(path)) is not None]
+
     def imported(self, name: str, level: int, importer: Module) -> Path | None:
         """The file that an import means, or None if it is not the project's."""
         if level:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import ast
-    from pathlib import Path
 
     from rankwise.lint.interpreter.history import History
     from rankwise.lint.interpreter.values import Call
     from rankwise.lint.piece import Piece
-    from rankwise.lint.program import Module
+    from rankwise.lint.program import Module, Project
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,7 +45,7 @@ class Script:
         notes: What was noticed by the way (`model.notes`).
         has_init: Whether the program makes a process group (or a framework does).
         memo: What rules have worked out and others may ask for.
-        read: Files beside it that were looked at: what is found depends on them.
+        project: The modules beside it, and the files that what is found depends on.
     """
 
     piece: Piece
@@ -56,7 +55,7 @@ class Script:
     notes: list[Any] = field(default_factory=list)
     has_init: bool = False
     memo: dict[str, Any] = field(default_factory=dict)
-    read: set[Path] = field(default_factory=set)
+    project: Project
 
     @cached_property
     def all_calls(self) -> list[Call]:

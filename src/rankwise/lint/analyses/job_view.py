@@ -291,10 +291,10 @@ def node_in(script: Script, call: Call) -> ast.AST | None:
     return next((site.node for site in call.stack[::-1] if site.module is script.module), None)
 
 
-def has_unread(script: Script, calls: Iterable[Call]) -> bool:
-    """Whether a module is imported whose text was not seen: it may have done anything when it was imported."""
-    seen = LIBRARIES.union(*({call.module.path.stem, *call.module.path.parts} for call in calls))
-    imports = [node for node in ast.walk(script.tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+def has_unread(tree: ast.Module, modules: Iterable[Module]) -> bool:
+    """Whether a text imports a module that is none of those whose text was seen: it may have done anything when it was imported."""
+    seen = LIBRARIES.union(*({module.path.stem, *module.path.parts} for module in modules))
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = [alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "." for node in imports if isinstance(node, ast.ImportFrom)]
     return any(name.partition(".")[0] not in seen for name in names)

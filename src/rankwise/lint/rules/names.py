@@ -138,8 +138,9 @@ def attribute_never_set(script: Script) -> Iterator[Found]:
     for node, library in lacking_names(script):
         yield Found(
             node,
-            f"`{ast.unparse(node)}` raises AttributeError on every rank: {library}, as it is installed here, has no such name",
+            f"`{ast.unparse(node)}` raises AttributeError on every rank where {library} is as it is installed here: it has no such name",
             "write a name that the library has, or install the version that has this one",
+            severity="warning",
         )
     notes = [one for one in script.notes if isinstance(one, Unbound) and one.owner is not None]
     modules = {call.module for call in script.all_calls} if notes else set()

@@ -95,7 +95,7 @@ def _no_backend(script: Script, call: Call) -> Iterator[Found]:
     if (
         node is not None
         and odd is not None
-        and not has_unread(script, script.all_calls)
+        and not has_unread(script.tree, {call.module for call in script.all_calls})
         and "register_backend" not in script.piece.code
     ):
         message = f"torch.distributed has no backend {odd!r}: every rank fails here"

@@ -14,6 +14,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.host import count_cores
 from rankwise.base.similar_paths import find_near
 from rankwise.lint import registry
+from rankwise.lint.analyses.installed import versions
 from rankwise.lint.inputs.discovery import find_files
 from rankwise.lint.running.cache import Cache, digest_of
 from rankwise.lint.running.check import sort_findings
@@ -176,10 +177,10 @@ def find_roots(folder: Path) -> tuple[Path, ...]:
 
 
 def _name_of_all_else(roots: tuple[Path, ...]) -> str:
-    """Name of all that findings depend on beside the user's files: this program, Python, and where paths begin."""
+    """Name of all that findings depend on beside the user's files: this program, Python, libraries, and where paths begin."""
     own = Path(__file__).parents[1]
     texts = [path.read_bytes() for path in sorted(own.rglob("*.py"))]
-    words = (__version__, sys.version, str(Path.cwd()), *map(str, roots))
+    words = (__version__, sys.version, str(Path.cwd()), *map(str, roots), *versions())
     return digest_of("\0".join([*words, *map(digest_of, texts)]).encode())[:16]
 
 
