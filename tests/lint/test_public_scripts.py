@@ -70,6 +70,29 @@ dist.broadcast(value, src=0)
 value = torch.tensor(dist.get_world_size()) if dist.get_rank() == 0 else torch.zeros(1, dtype=torch.long)
 dist.broadcast(value, src=0)
     """),
+    "Python's int is a long one": ("RW317", *(_INIT + f"""
+t = torch.ones(4, dtype=torch.int64) if dist.get_rank() == 0 else torch.zeros(4, dtype={kind})
+dist.broadcast(t, 0)
+    """ for kind in ("float", "int"))),
+    "a type behind the device": ("RW317", *(_INIT + f"""
+t = torch.ones(4).to('cpu', torch.float16) if dist.get_rank() == 0 else torch.empty(4, dtype={kind})
+dist.broadcast(t, 0)
+    """ for kind in ("torch.float32", "torch.float16"))),
+    "a type by its name": ("RW317", *(_INIT + f"""
+t = torch.ones(4).type({kind}) if dist.get_rank() == 0 else torch.empty(4, dtype=torch.int64)
+dist.broadcast(t, 0)
+    """ for kind in ("torch.float32", "'torch.LongTensor'"))),
+    "a view of another type has as many bytes": ("RW317", *(_INIT + f"""
+t = torch.ones(4).view({kind}) if dist.get_rank() == 0 else torch.empty(16, dtype=torch.uint8)
+dist.broadcast(t, 0)
+    """ for kind in ("2, 2", "torch.uint8"))),
+    "a tag pairs a send with its recv": ("RW317", *(_INIT + f"""
+if dist.get_rank() == 0:
+    for one in [dist.isend(torch.ones(8), dst=1, tag=7), dist.isend(torch.ones(4), dst=1, tag=9)]: one.wait()
+elif dist.get_rank() == 1:
+    dist.recv(torch.empty(4), 0, tag={first})
+    dist.recv(torch.empty(8), 0, tag={16 - first})
+    """ for first in (7, 9))),
     "each arm broadcasts its own tensor": ("RW317", _INIT + """
 if dist.get_rank() == 0:
     dist.broadcast(torch.arange(10).reshape(2, 5).to("cpu"), src=0)
@@ -763,3 +786,12 @@ def test_a_module_of_the_program_gives_a_library_a_name(tmp_path: Path) -> None:
     for text, severities in (("x = 1\n", ["warning"]), ("import torch.distributed as d\nd.brand_new = print\n", [])):
         (tmp_path / "compat.py").write_text(text)
         assert [found.severity for found in check_piece(piece, Project(), (rule("RW820"),))] == severities
+
+
+def test_a_module_of_the_program_sets_the_type_of_floats(tmp_path: Path) -> None:
+    """Where another module may set the default type, the type of what is made without one is not known."""
+    broadcast = "dist.broadcast(torch.zeros(3) if dist.get_rank() == 0 else torch.empty(3, dtype=torch.float64), 0)\n"
+    piece = Piece(path=str(tmp_path / "train.py"), language="python", code=_HEAD + "import conf\n" + _INIT + broadcast)
+    for text, number in (("import torch\n", 1), ("import torch\ntorch.set_default_dtype(torch.float64)\n", 0)):
+        (tmp_path / "conf.py").write_text(text)
+        assert len(check_piece(piece, Project(), (rule("RW317"),))) == number

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from rankwise.lint.analyses.job_view import text_of
 from rankwise.lint.interpreter.values import Items, Library, Object
 from rankwise.lint.library.constructor_table import RETURNS_SELF
 
@@ -66,6 +67,9 @@ _FLOATS = frozenset(f"torch.{name}" for name in ("rand", "randn", "zeros", "ones
 #: Names of one type: of the method that converts to it, of the attribute of torch.
 _TYPES = {"half": "float16", "float": "float32", "double": "float64", "int": "int32", "long": "int64"}
 _NAMED_TYPES = frozenset({*_TYPES.values(), "bfloat16", "bool", "uint8", "int8", "int16"})
+#: What torch makes of Python's own types, and methods that take a type without its name.
+_PLAIN_TYPES = {"builtins.int": "int64", "builtins.float": "float64"}
+_TAKES_TYPE = frozenset({"to", "type", "view", "reshape"})
 
 
 def num_elements(value: Value | None) -> int | None:
@@ -74,7 +78,8 @@ def num_elements(value: Value | None) -> int | None:
     if made is None or made.has_star or "out" in made.kwargs or "resize_" in made.module.text:
         return None
     if (pattern := _pattern_of(made)) is not None:
-        return num_elements(pattern)
+        is_recast = made.name.endswith((".view", ".reshape")) and _told_type(made) is not None
+        return None if is_recast else num_elements(pattern)
     if made.name in _OF_LISTS:
         numbers = _numbers(made.arg(0, "data"))
         return len(numbers) if numbers is not None else None
@@ -82,22 +87,39 @@ def num_elements(value: Value | None) -> int | None:
     return prod(one for one in shape if one is not None) if shape and None not in shape else None
 
 
-def dtype_of(value: Value | None) -> str:
-    """The type of a tensor's elements, ``int64``; empty if it is not known."""
+def dtype_of(value: Value | None, default: str) -> str:
+    """The type of a tensor's elements, ``int64``; empty if it is not known.
+
+    Args:
+        value: The tensor.
+        default: The type of those that are made of floats without one.
+    """
     made = value.made if value is not None else None
     if made is None or made.has_star:
         return ""
+    if (told := _told_type(made)) is not None:
+        return told
     word = made.name.rpartition(".")[2]
-    told = made.arg(0 if word in {"to", "type", "view"} else None, "dtype")
-    if told is not None and (isinstance(told.thing, (Library, Object)) or "dtype" in made.kwargs):
-        word = getattr(told.thing, "name", "").rpartition(".")[2]
-        return _TYPES.get(word, word if word in _NAMED_TYPES else "")
     kinds: set[type] = {float} if made.name in _FLOATS else set()
     if made.name in _OF_LISTS or made.name == "torch.arange":
         kinds = {type(one) for arg in made.args for one in _numbers(arg) or [None]}
-    if kinds and type(None) not in kinds and "default_dtype" not in made.module.text:
-        return "float32" if float in kinds else "bool" if kinds == {bool} else "int64"
-    return _TYPES.get(word, word if word in _NAMED_TYPES else "") or dtype_of(_pattern_of(made))
+    if kinds and type(None) not in kinds:
+        return default if float in kinds else "bool" if kinds == {bool} else "int64"
+    return _TYPES.get(word, word if word in _NAMED_TYPES else "") or dtype_of(_pattern_of(made), default)
+
+
+def _told_type(made: Call) -> str | None:
+    """The type that a call is told to give, empty if that is not known; None if it is told none."""
+    word = made.name.rpartition(".")[2]
+    told = [made.kwargs["dtype"]] if "dtype" in made.kwargs else []
+    if word in _TAKES_TYPE:
+        given = zip(made.args, getattr(made.node, "args", ()), strict=False)
+        told += [v for v, at in given if isinstance(v.thing, (Library, Object)) or "type" in word + text_of(at)]
+    if not told:
+        return None
+    name = told[0].thing.name if isinstance(told[0].thing, Library) else ""
+    word = name.rpartition(".")[2]
+    return _PLAIN_TYPES.get(name) or _TYPES.get(word, word if word in _NAMED_TYPES else "")
 
 
 def _pattern_of(made: Call) -> Value | None:

@@ -71,24 +71,26 @@ _ASK = frozenset({"operator.Compare", "torch.isfinite", "torch.isnan", "torch.wh
 
 @rule("RW317", "error", "C5", "ranks pass tensors of different sizes or types to one collective")
 def shape_differs_between_ranks(script: Script) -> Iterator[Found]:
+    texts = [script.piece.code, *(module.text for module in script.project.loaded())]
+    default = "" if any("set_default_" in text for text in texts) else "float32"
     for steps in in_step(script, *(D + word for word in _GIVEN if ACTS[D + word].family == "collective")):
         for calls in steps:
             if len({call.name for call in calls}) > 1 or any(map(has_group, calls)):
                 break  # from here on, it is not known which calls meet
             if len({call.node for call in calls}) == 1 or not any(call.tests or call.loops for call in calls):
-                yield from _unlike(calls)
+                yield from _unlike(calls, default)
     for entry in script.entries:
         received = _points(entry, "recv", "irecv")
-        for (source, target), sent in _points(entry, "send", "isend").items():
-            for pair in zip(sent, received.get((target, source), ()), strict=False):
-                yield from _unlike(pair)
+        for (source, target, tag), sent in _points(entry, "send", "isend").items():
+            for pair in zip(sent, received.get((target, source, tag), ()), strict=False):
+                yield from _unlike(pair, default)
     yield from _selected(script)
 
 
-def _unlike(calls: Sequence[Call]) -> Iterator[Found]:
+def _unlike(calls: Sequence[Call], default: str) -> Iterator[Found]:
     """The first of some calls that meet whose tensor is not like that of the call before all."""
     given = [(call.arg(*at), call.arg_node(*at) or call.node) for call in calls for at in [_GIVEN[word_of(call)]]]
-    facts = [(num_elements(value), dtype_of(value)) for value, _ in given]
+    facts = [(num_elements(value), dtype_of(value, default)) for value, _ in given]
     for call, (_, node), (number, dtype) in zip(calls[1:], given[1:], facts[1:], strict=True):
         is_other_size = None not in {number, facts[0][0]} and number != facts[0][0]
         if is_other_size or ("" not in {dtype, facts[0][1]} and dtype != facts[0][1]):
@@ -107,14 +109,15 @@ def _unlike(calls: Sequence[Call]) -> Iterator[Found]:
             return
 
 
-def _points(entry: Entry, *words: str) -> dict[tuple[int, int], list[Call]]:
-    """What ranks send or receive, by who does it and with whom, in order; nothing if that is not known of one of them."""
-    found: defaultdict[tuple[int, int], list[Call]] = defaultdict(list)
+def _points(entry: Entry, *words: str) -> dict[tuple[int, int, int], list[Call]]:
+    """What ranks send or receive, by who does it, with whom and under which tag, in order; nothing if that is not known of one of them."""
+    found: defaultdict[tuple[int, int, int], list[Call]] = defaultdict(list)
     for call in (one for history in entry.histories for one in history.calls if one.name.removeprefix(D) in words):
-        peer = call.arg(1, "src", "dst")
-        if peer is None or type(peer.const) is not int or call.tests or call.loops or has_group(call):
+        peer, tag = call.arg(1, "src", "dst"), call.arg(3, "tag")
+        number = 0 if tag is None else tag.const
+        if peer is None or {type(peer.const), type(number)} != {int} or call.tests or call.loops or has_group(call):
             return {}
-        found[call.rank, peer.const].append(call)
+        found[call.rank, peer.const, number].append(call)
     return found
 
 
