@@ -20,6 +20,15 @@ _INIT = "dist.init_process_group('gloo')\n"
 _DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
+    "what goes to a device is no file": ("RW601", _INIT + """
+if dist.get_rank() != 0:
+    f = open("log.txt", "w")
+    """, _INIT + """
+import sys
+if dist.get_rank() != 0:
+    sys.stdout, sys.stderr = open(os.devnull, "w"), open("/dev/null", "w")
+    open("/dev/stdout", "w").write("")
+    """),
     "torch has no such backend": ("RW210", "dist.init_process_group('tcp')\n", "dist.init_process_group('cpu:gloo,cuda:nccl')\n"),
     "a library that is imported may bring a backend": ("RW210", "dist.init_process_group('neuron')\n", """
 import torch_neuronx

@@ -31,6 +31,8 @@ _READERS: dict[str, tuple[int, str]] = {
 }
 #: Folders that each node has of its own.
 _NODE_LOCAL = re.compile(r"^/(tmp|scratch|local|dev/shm|var/tmp|mnt/(local|nvme|ssd)|raid|ssd|nvme)\b")
+#: Devices of the system's; below /dev/shm are files like others.
+_DEVICE = re.compile(r"^/dev/(?!shm/)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,7 @@ def _use(place: Place) -> Iterator[FileUse]:
         return
     kind, made = getattr(path.thing, "kind", ""), getattr(path.made, "name", "")
     is_stream = kind.startswith(("io.", "tempfile.")) or made.endswith("open") or "open" in place.last.contexts
+    is_stream |= getattr(path.thing, "name", "") == "os.devnull" or _DEVICE.match(str(path.const)) is not None
     if not is_stream:
         yield FileUse(place=place, path=path, node=node)
 
