@@ -29,10 +29,49 @@ if dist.get_rank() != 0:
     sys.stdout, sys.stderr = open(os.devnull, "w"), open("/dev/null", "w")
     open("/dev/stdout", "w").write("")
     """),
+    "an option that is a number or a text does not ask for the main process": ("RW101", _INIT + """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--main_process", action="store_true")
+if parser.parse_args().main_process:
+    dist.all_reduce(torch.ones(1))
+    """, _INIT + """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--main_process", type=int)
+parser.add_argument("--master_process", default="")
+args = parser.parse_args()
+if args.main_process or args.master_process or args.master_node:
+    dist.all_reduce(torch.ones(1))
+    """),
+    "the root of a tree is no process": ("RW101", _INIT + """
+from tree import walk
+for node in walk():
+    if node.is_first_worker: dist.all_reduce(torch.ones(1))
+    """, _INIT + """
+from tree import walk
+for node in walk():
+    if node.is_first_node or node.is_root_node() or node.is_lead_gpu or node.primary_node: dist.all_reduce(torch.ones(1))
+if dist.get_rank() == node.main_process_rank: print()
+else: dist.all_reduce(node.zero_rank)
+    """),
+    "a backend may be another maker's": ("RW210", "dist.init_process_group('glo')\n", """
+dist.init_process_group('cncl')
+dist.init_process_group('flagcx')
+dist.init_process_group('threaded')
+    """),
+    "a backend that is missing is taken care of": ("RW210", """
+if torch.cuda.is_available(): dist.init_process_group('tcp')
+    """, """
+try: dist.init_process_group('tcp')
+except ValueError: dist.init_process_group('nccl')
+if torch.__version__ < '1':
+    dist.init_process_group('tcp')
+    """),
     "torch has no such backend": ("RW210", "dist.init_process_group('tcp')\n", "dist.init_process_group('cpu:gloo,cuda:nccl')\n"),
-    "a library that is imported may bring a backend": ("RW210", "dist.init_process_group('neuron')\n", """
+    "a library that is imported may bring a backend": ("RW210", "dist.init_process_group('ddp')\n", """
 import torch_neuronx
-dist.init_process_group('neuron')
+dist.init_process_group('ddp')
     """),
     "torch.distributed has no such name": ("RW820", _INIT + """
 try:

@@ -153,8 +153,16 @@ def _option(run: Run, thing: Object, name: str) -> Value | None:
     """``args.name`` of a command line: the rank if it is called so, else what was declared."""
     if not thing.kind.endswith(("Namespace", "ArgumentParser", "namespace")):
         return None
-    hinted = guess(run, f"args.{name}")
-    return hinted if hinted.origin else thing.attrs.get(f"--{name}")
+    hinted, declared = guess(run, f"args.{name}"), thing.attrs.get(f"--{name}")
+    is_hint = hinted.origin and not (type(hinted.const) is bool and _is_counted_or_named(declared))
+    return hinted if is_hint else declared
+
+
+def _is_counted_or_named(option: Value | None) -> bool:
+    """Whether an option is declared as a number or a text: no answer to whether this is the main process."""
+    given = option.made.kwargs if option is not None and option.made is not None else {}
+    kind, default = given.get("type", ANY), given.get("default", ANY)
+    return getattr(kind.thing, "name", "") in {"builtins.int", "builtins.str"} or type(default.const) in {int, str}
 
 
 def _part_of(owner: Value, thing: Object, name: str) -> Value | None:

@@ -168,7 +168,7 @@ class Run:
         return ways[self.way % len(ways)]
 
     def named(self, name: str, num_given: int = 0) -> Value | None:
-        """What a name that asks who this rank is gives; with several arguments it asks for another's."""
+        """What a name that asks who this rank is gives; with several arguments a number is another's."""
         role, main = role_of(name) if num_given < 2 else None, main_of(name)
         return self.role(role) if role is not None else self.is_rank(0, main) if main is not None else None
 

@@ -42,6 +42,9 @@ TORCHRUN = frozenset(
 _MAIN = frozenset({"main", "master", "chief"})
 _FIRST = _MAIN | {"zero", "primary", "first", "lead", "root", "writer"}
 _PROCESS = frozenset({"process", "proc", "rank", "worker", "node", "gpu", "global", "world"})
+#: What runs, and what a zero counts beside that.
+_RUNS = frozenset({"process", "proc", "worker"})
+_ZERO = _RUNS | {"rank", "global", "world"}
 _BESIDE = frozenset({"is", "am", "i", "on", "run", "only", "local"})
 _SAME = re.compile(
     r"(all_?reduce|reduce|all_?gather|gather|sync(hroni[sz]e)?|broadcast|bcast|agree)(_.*|d)?|.*_(all_?reduce|reduced?|"
@@ -61,10 +64,13 @@ def main_of(path: str) -> str | None:
     """``rank`` or ``local_rank`` if the name asks whether this is the first process of all, or of its node."""
     *before, last = words = _words_of(path)
     if words[0] in {"is", "am", "on"}:
-        is_main = not _MAIN.isdisjoint(words) or not (_FIRST.isdisjoint(words) or _PROCESS.isdisjoint(words))
+        # The root of a tree is no process, nor is the first node of a graph.
+        first = _ZERO if "zero" in words else _RUNS | {"rank"}
+        is_main = not _MAIN.isdisjoint(words) or not (_FIRST.isdisjoint(words) or first.isdisjoint(words))
     else:
-        is_main = last in _PROCESS | {"zero"} and not (_MAIN | {"zero", "primary"}).isdisjoint(words)
-        is_main = is_main and not _PROCESS.isdisjoint(words)
+        # `main_gpu` is a number, and `main_process_rank` is another's.
+        is_main = last in _RUNS | {"zero"} and not (_MAIN | {"zero", "primary"}).isdisjoint(words)
+        is_main = is_main and not _ZERO.isdisjoint(words) and {"node", "gpu"}.isdisjoint(words)
     return _whose(words) if is_main and "only" not in before else None
 
 

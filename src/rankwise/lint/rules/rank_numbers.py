@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.collective_calls import in_step
@@ -23,6 +24,7 @@ from rankwise.lint.analyses.job_view import (
     text_of,
 )
 from rankwise.lint.analyses.options import options, text_given
+from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.notes import TextTest
 from rankwise.lint.rule import rule
@@ -65,7 +67,12 @@ def _tell_comparison(node: ast.Compare, *, text_is_left: bool) -> Found:
     return Found(node, message, f"compare int({shown})")
 
 
-_BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "fake"})
+_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
+#: Ways to meet, devices and libraries, which are no backends; and what is spelt like one, but another maker's.
+_NEVER = frozenset({"tcp", "env", "file", "cuda", "cpu", "gpu", "ddp", "openmpi"})
+_OTHERS = ("ccl", "cncl", "bkcl")
+#: In a text with these a backend may be brought.
+_BRINGS = ("register_backend", "importlib", "__import__", "torch.testing")
 
 
 @rule("RW210", "error", "I12 I10", "world size, rank, backend and number of processes contradict each other")
@@ -87,20 +94,26 @@ def world_size_contradiction(script: Script) -> Iterator[Found]:
 
 
 def _no_backend(script: Script, call: Call) -> Iterator[Found]:
-    """A backend that torch does not have, where no library is imported that may bring it."""
+    """A slip of a backend's name, or a word that is none, where no library is imported that may bring it."""
     node = call.arg_node(0, "backend")
     names = [one.rpartition(":")[2] for one in (text_given(call.arg(0, "backend"))[0] or "").lower().split(",")]
-    # Those of other makers are called like NCCL, and torch loads what brings them by itself.
-    odd = next((one for one in names if one and one not in _BACKENDS and not one.endswith("ccl")), None)
+    odd = next((one for one in names if one in _NEVER or _is_slip(one)), None)
     if (
         node is not None
         and odd is not None
         and not has_unread(script.tree, {call.module for call in script.all_calls})
-        and "register_backend" not in script.piece.code
+        and not any(word in script.piece.code for word in _BRINGS)
+        and not is_caught(script.tree, node)
+        and not any("version" in ast.unparse(test) for test, _, _ in call.tests)
     ):
         message = f"torch.distributed has no backend {odd!r}: every rank fails here"
         fix = 'use "gloo" for tensors on the CPU, "nccl" for those on GPUs, or leave the backend out'
         yield Found(node, message, fix, failure_class="")
+
+
+def _is_slip(name: str) -> bool:
+    is_close = bool(get_close_matches(name, _BACKENDS, 1, 0.7))
+    return is_close and name not in _BACKENDS and not name.endswith(_OTHERS)
 
 
 def _fixed(script: Script, place: Place) -> Iterator[Found]:
