@@ -56,6 +56,22 @@ for (x,) in DataLoader(data):
         more = model(x).mean()
     ({sum}).backward()
 """
+_PAST = """
+from zoo import share
+{use}
+model = nn.Linear(4, 1)
+ddp = DDP(model)
+opt = {opt}
+{hook}
+for (x,) in DataLoader(data):
+    loss = model(x).sum()
+    opt.zero_grad(); loss.backward()
+    {share}
+    opt.step()
+    {after}
+"""
+_NOT = dict.fromkeys(("use", "hook", "share", "after"), "") | {"opt": "torch.optim.SGD(model.parameters())"}
+_SGD = "torch.distributed.optim.PostLocalSGDOptimizer(torch.optim.SGD(model.parameters()), None)"
 _UNFROZEN = """
 model = DDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
 opt = torch.optim.SGD({given}, lr=0.1)
@@ -188,6 +204,14 @@ opt = transformers.Adafactor(model.parameters())
 ddp, opt = accelerator.prepare(model, opt)
 ({net}(torch.ones(4)).sum()).backward()
     """, {"net": "model"}, {"net": "ddp"}),
+    "an unread function may share the gradients of a model": ("RW402", _PAST, _NOT | {"share": "print(loss)"}, _NOT | {"share": "share(model)"}),
+    "an unread function may share those of parameters": ("RW402", _PAST, _NOT | {"after": "share(model)"}, _NOT | {"share": "share(model.parameters())"}),
+    "a hook may share gradients": ("RW402", _PAST, _NOT, _NOT | {"hook": "for p in model.parameters(): p.register_post_accumulate_grad_hook(share)"}),
+    "models are averaged": ("RW402", _PAST, _NOT | {"after": "dist.all_reduce(loss)"},
+        _NOT | {"after": "for p in model.parameters(): dist.all_reduce(p.data)"}),
+    "an optimizer averages models": ("RW402", _PAST, _NOT, _NOT | {"opt": _SGD}),
+    "an unread optimizer may share gradients": ("RW402", _PAST, _NOT,
+        _NOT | {"use": "from zoo import SharingOptimizer", "opt": "SharingOptimizer(torch.optim.SGD(model.parameters()), model)"}),
 }  # fmt: skip
 #: The same, where the second is one of the settings in which it may go wrong.
 _MILD = {

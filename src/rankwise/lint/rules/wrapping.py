@@ -240,6 +240,8 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Found]:
         after = list(wrap.calls_after())
         if any(_is_forward(call, wrap) for call in after) or any(map(_is_gradient, _sent(after))):
             continue
+        if _is_kept_in_step(wrap, after):
+            continue
         past = {id(call): call for call in after if _is_past(call, wrap)}
         losses = [list(sources_of(loss)) for _, loss in backward_passes(after) if not loss.via]
         calls = [one.made for loss in losses if not any(_may_run(one.made, wrap) for one in loss) for one in loss]
@@ -260,6 +262,60 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Found]:
             f"call `{name}(...)` itself; move what the loss needs into the model's `forward`",
             also=mention(script, "wrapped here", wrap.call.node),
         )
+
+
+#: Hooks that may share a gradient.
+_HOOKS = (".register_hook", ".register_post_accumulate_grad_hook")
+
+
+def _is_kept_in_step(wrap: Wrap, after: list[Call]) -> bool:
+    """Whether something else may share the gradients, or make the models alike: a hook, a collective of parameters, an unread function, an optimizer."""
+    backs = [call.index for call, _ in backward_passes(after)]
+    steps = [call for call in after if call.name.endswith(".step") and backs and call.index > backs[0]]
+    ends = [(one, next((step.index for step in steps if step.index > one), one)) for one in backs]
+    return (
+        any(call.name.endswith(_HOOKS) for call in wrap.entry.histories[0].calls)
+        or any(_is_parameters(one) for call in after if call.name in ACTS for one in _given_to(call))
+        or any(
+            is_hidden(call) and any(start < call.index < end for start, end in ends) and _takes_model(call, wrap)
+            for call in after
+        )
+        or any(_is_own_optimizer(step.receiver.thing) for step in steps)
+    )
+
+
+def _given_to(call: Call) -> tuple[Value, ...]:
+    return (*call.args, *call.kwargs.values())
+
+
+def _takes_model(call: Call, wrap: Wrap) -> bool:
+    """Whether a call is given the model, parameters or an optimizer."""
+    inner = wrap.inner
+    return any(
+        wrap.holds(one)
+        or (inner.thing is None and inner.path != "" and one.path == inner.path)
+        or _is_parameters(one)
+        or getattr(one.thing, "kind", "").startswith("torch.optim.")
+        for one in _given_to(call)
+    )
+
+
+def _is_parameters(value: Value) -> bool:
+    """Whether it is a parameter or several, or their data."""
+    while isinstance(value.thing, Method) and value.thing.name == "data":
+        value = value.thing.receiver
+    if value.made is not None and value.made.name == "operator.Subscript":  # one of them in a loop
+        value = value.made.args[0]
+    is_kind = getattr(value.thing, "kind", "") in {"parameter", "parameters"}
+    return is_kind or (value.made is not None and value.made.name.endswith("parameters"))
+
+
+def _is_own_optimizer(thing: object) -> bool:
+    """Whether an optimizer is none of torch's that each rank steps alone."""
+    if isinstance(thing, Instance):
+        return any("optim" in one.lower() for one in thing.cls.library_bases())
+    kind = getattr(thing, "kind", "")
+    return "optim" in kind.lower() and not kind.startswith("torch.optim.")
 
 
 def _settings(call: Call) -> set[tuple[ast.AST, bool]]:
