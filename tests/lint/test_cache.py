@@ -50,8 +50,8 @@ def _digests(*paths: Path) -> dict[str, str]:
     return {str(path): digest_file(str(path)) for path in paths}
 
 
-def test_the_second_run_looks_at_nothing(tmp_path: Path) -> None:
-    """Of files that are as they were all comes from the cache, and the outcome is the same."""
+def test_the_second_run_checks_nothing_again(tmp_path: Path) -> None:
+    """Files are read for their digests only: where those are as they were, all comes from the cache, and the outcome is the same."""
     _write(tmp_path / "a.py", _BROKEN)
     _write(tmp_path / "b.py", _SOUND)
     first = _check(tmp_path)
