@@ -68,6 +68,47 @@ except ValueError: dist.init_process_group('nccl')
 if torch.__version__ < '1':
     dist.init_process_group('tcp')
     """),
+    "the None that a collective returns is printed": ("RW301", _INIT + """
+x = torch.ones(1)
+total = dist.all_reduce(x)
+print("total", total)
+    """, _INIT + """
+x = torch.ones(1)
+work = dist.all_reduce(x, async_op=True)
+work.wait()
+print("total", x, work)
+    """),
+    "it is logged": ("RW301", _INIT + """
+x = torch.ones(1)
+import wandb
+total = dist.all_reduce(x)
+wandb.log({"total": total})
+    """, _INIT + """
+x = torch.ones(1)
+import wandb
+dist.all_reduce(x)
+wandb.log({"total": x})
+    """),
+    "it is in a text": ("RW301", _INIT + """
+x = torch.ones(1)
+total = dist.all_reduce(x)
+open("log", "a").write(f"{total}")
+    """, _INIT + """
+x = torch.ones(1)
+total = dist.all_reduce(x)
+if total is None: total = x
+open("log", "a").write(f"{total}")
+    """),
+    "it is written": ("RW301", _INIT + """
+x = torch.ones(1)
+import json
+json.dump({"total": dist.all_reduce(x)}, open("a.json", "w"))
+    """, _INIT + """
+x = torch.ones(1)
+import json
+total = dist.all_reduce(x)
+print("reduced" if total is None else total)
+    """),
     "torch has no such backend": ("RW210", "dist.init_process_group('tcp')\n", "dist.init_process_group('cpu:gloo,cuda:nccl')\n"),
     "a library that is imported may bring a backend": ("RW210", "dist.init_process_group('ddp')\n", """
 import torch_neuronx

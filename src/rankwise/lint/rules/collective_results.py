@@ -15,6 +15,7 @@ from rankwise.lint.analyses.collective_calls import (
     word_of,
 )
 from rankwise.lint.analyses.job_view import function_of, text_of
+from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.analyses.summing import divides, is_sum
 from rankwise.lint.analyses.tensor_text import VIEWS, is_in, key_of, mention, root_of
 from rankwise.lint.analyses.tensors import backward_passes, learns, sources_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.analyses.job_view import Place
+    from rankwise.lint.analyses.scopes import Scopes
     from rankwise.lint.interpreter.values import Call, Value
     from rankwise.lint.script import Script
 
@@ -36,6 +38,10 @@ def collective_on_temporary(script: Script) -> Iterator[Found]:
     for place in collectives(script):
         call = place.last
         node = filled_node(call)
+        shown_at = _where_shown(scopes_of(script.tree), call)
+        if node is not None and shown_at is not None:
+            message = f"{word_of(call)} returns None, and that is what is shown or written here: the result is in `{text_of(node)}`"
+            yield Found(shown_at, message, f"call `{word_of(call)}` in a line of its own, and use `{text_of(node)}`")
         if node is None or _is_needless(place) or "_coalescing_manager" in call.contexts:
             continue
         value = call.arg(*FILLED[word_of(call)])
@@ -48,6 +54,36 @@ def collective_on_temporary(script: Script) -> Iterator[Found]:
             f"{word_of(call)} writes its result into `{shown}`, which is created here and not kept, so the result is lost on every rank",
             f"give it a name first: `result = {shown}`, then `{word_of(call)}(result, ...)`, and continue with `result`",
         )
+
+
+#: What shows or writes whatever it is given, and what may stand between.
+_SHOWS = frozenset({"print", "str", "format", "log", "debug", "info", "warning", "error", "dump", "dumps", "write"})
+_AROUND = (ast.Dict, ast.List, ast.Tuple, ast.keyword)
+
+
+def _where_shown(scopes: Scopes, call: Call) -> ast.AST | None:
+    """Where the None that a collective returned is printed, logged or written, if nothing asks what it is."""
+    if not call.result.is_known or call.result.const is not None or call.node not in scopes.parents:
+        return None
+    parent, scope, reads = scopes.parents[call.node], scopes.scope(call.node), [call.node]
+    if isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Name):
+        name = parent.targets[0].id
+        if len(scopes.bindings(name, scope)) != 1:
+            return None
+        owner = scopes.owner(name, scope)
+        reads = [node for node, at in scopes.loads if node.id == name and scopes.owner(name, at) is owner]
+    if any(isinstance(scopes.parents[one], (ast.Compare, ast.If, ast.IfExp, ast.BoolOp)) for one in reads):
+        return None
+    return next((one for one in reads if _is_shown(scopes, one)), None)
+
+
+def _is_shown(scopes: Scopes, node: ast.AST) -> bool:
+    above = scopes.parents[node]
+    while isinstance(above, _AROUND):
+        above = scopes.parents[above]
+    if isinstance(above, ast.Call):
+        return getattr(above.func, "attr", getattr(above.func, "id", "")) in _SHOWS
+    return isinstance(above, ast.FormattedValue)
 
 
 def _is_needless(place: Place) -> bool:
