@@ -167,7 +167,7 @@ def test_the_default_strategy_is_one_replica() -> None:
 
 def test_what_is_subtracted_has_the_variables_type() -> None:
     """assign_sub takes numbers and tensors of any type, and reckons in the variable's own."""
-    with tf.OneDeviceStrategy("cpu").scope():
+    with tf.get_strategy().scope():
         single, double = tf.Variable(torch.tensor(10.0)), tf.Variable(torch.tensor(1.0, dtype=torch.float64))
         assert single.assign_sub(torch.tensor(3, dtype=torch.uint8)).read_value() == 7
         assert single.assign_sub(torch.tensor(True)).read_value() == 6
@@ -176,7 +176,7 @@ def test_what_is_subtracted_has_the_variables_type() -> None:
 
 def test_a_replica_has_one_context() -> None:
     """What a function keeps at its replica's context is there when it asks again."""
-    strategy = tf.OneDeviceStrategy("cpu")
+    strategy = tf.get_strategy()
     assert strategy.run(lambda: tf.get_replica_context() is tf.get_replica_context())
 
 
