@@ -122,57 +122,66 @@ class _KeepModules:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[str, Any, list[_Content], _ModuleStandIn]] = []
+        self._kept: list[tuple[str, Any, list[_Contents], _ModuleStandIn]] = []
         for name, module in [*sys.modules.items()]:
             is_torchs = name.partition(".")[0] in _LEFT_WHOLE and not f"{name}.".startswith("torch.distributed.")
             if is_torchs and type(module) is type(sys) and _can_tell_changes():
-                held = [one for one in vars(module).values() if type(one) in _TABLES]
-                contents = [_Content(one) for one in (vars(module), *held)]
+                held = [one for one in vars(module).values() if type(one) in _LAYOUTS]
+                contents = [_Contents([vars(module)]), *([_Contents(held)] if held else [])]
                 self._kept.append((name, module, contents, _ModuleStandIn(module)))
 
     def __call__(self) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._kept))
         for name, module, contents, stand_in in self._kept:
-            # The module's own names come first: while these are the same, what they stand for is there.
-            if sys.modules.get(name) is module and all(one.is_unchanged() for one in contents):
+            # The module's own names come first: only while these are the same is there still what they stood for.
+            if sys.modules.get(name) is module and all(one.are_unchanged() for one in contents):
                 sys.modules[name] = stand_in  # type: ignore[assignment]
 
 
-class _Content:
-    """What a dict, list or set holds, told by its memory: to ask the objects in it would copy their pages."""
+class _Contents:
+    """What dicts, lists and sets hold, seen in their memory: to ask the objects in them would copy their pages."""
 
-    def __init__(self, holder: Any) -> None:
-        # How much it holds and where stands behind the object's own header; a dict's entries behind another, which changes by reading.
-        self._at, self._num_own = id(holder) + 16, min(32, holder.__sizeof__() - 16)
-        self._own = ctypes.string_at(self._at, self._num_own)
-        table = int.from_bytes(self._own[_TABLES[type(holder)] :][:8], sys.byteorder)
-        if type(holder) is dict:
-            num_bytes = 0 if _HAS_VERSIONS else holder.__sizeof__() - dict.__basicsize__ - _HEADER_BYTES
-        else:
-            num_bytes = (
-                8 * len(holder) if type(holder) is list else 16 * (1 + int.from_bytes(self._own[16:24], sys.byteorder))
-            )
-        self._table = table + (_HEADER_BYTES if type(holder) is dict else 0)
-        self._num_bytes = max(0, num_bytes) if table else 0
-        self._entries = ctypes.string_at(self._table, self._num_bytes)
+    def __init__(self, holders: list[Any]) -> None:
+        self._heads = [(id(holder) + 16, _LAYOUTS[type(holder)][0]) for holder in holders]
+        self._seen = _read(self._heads)
+        self._tables = [table for table in map(_find_entries, holders) if table[1] > 0]
+        self._entries = _read(self._tables)
 
-    def is_unchanged(self) -> bool:
-        is_there = ctypes.string_at(self._at, self._num_own) == self._own
-        return is_there and ctypes.string_at(self._table, self._num_bytes) == self._entries
+    def are_unchanged(self) -> bool:
+        # A table that has moved shows in the head of its holder; only one that has not is read.
+        return _read(self._heads) == self._seen and _read(self._tables) == self._entries
 
 
-#: Where the address of the entries stands, from where its size is.
-_TABLES: dict[type, int] = {dict: 16, list: 8, set: 24}
-#: Of a dict's table: its sizes, and what changes when it is read.
+#: Of each kind: bytes of its head, behind its count of references and its type; and where in there the address of its entries stands.
+_LAYOUTS: dict[type, tuple[int, int]] = {dict: (32, 16), list: (24, 8), set: (32, 24)}
+#: In front of a dict's entries: sizes, and what changes when they are read.
 _HEADER_BYTES = 32
-#: Up to Python 3.12 a dict has a number that each change renews.
+#: Up to Python 3.12 a dict's head has a number that each change renews.
 _HAS_VERSIONS = sys.version_info < (3, 13)
+
+
+def _find_entries(holder: Any) -> tuple[int, int]:
+    """Return where a holder's entries lie, and how many bytes they take."""
+    size, at = _LAYOUTS[type(holder)]
+    head = ctypes.string_at(id(holder) + 16, size)
+    table = int.from_bytes(head[at : at + 8], sys.byteorder)
+    if type(holder) is list:
+        return table, 8 * len(holder)
+    if type(holder) is set:
+        return table, 16 * (1 + int.from_bytes(head[16:24], sys.byteorder))
+    num_bytes = 0 if _HAS_VERSIONS else holder.__sizeof__() - dict.__basicsize__ - _HEADER_BYTES
+    return table + _HEADER_BYTES, num_bytes
+
+
+def _read(regions: list[tuple[int, int]]) -> bytes:
+    read = ctypes.string_at
+    return b"".join([read(address, size) for address, size in regions])
 
 
 @functools.cache
 def _can_tell_changes() -> bool:
     """Try it: another Python may lay out its objects in another way."""
-    if not _HAS_LISTS or sys.implementation.name != "cpython":
+    if not _HAS_LISTS or sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
     trials: tuple[tuple[Any, list[Any]], ...] = (
         ({"a": 1, "b": 2}, [lambda one: one.update(a=3), lambda one: one.update(c=3), lambda one: one.pop("b")]),
@@ -182,10 +191,10 @@ def _can_tell_changes() -> bool:
     )
     for holder, changes in trials:
         for change in changes:
-            content = _Content(holder)
-            is_told = content.is_unchanged()
+            contents = _Contents([holder])
+            is_seen = contents.are_unchanged()
             change(holder)
-            if not is_told or content.is_unchanged():
+            if not is_seen or contents.are_unchanged():
                 return False
     return True
 
