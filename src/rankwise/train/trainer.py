@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from rankwise import checkpoint
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import DataError, UsageError
 from rankwise.base.log import get_logger
-from rankwise.checkpoint.agreeing import claim
-from rankwise.checkpoint.ranks import find_ranks
 from rankwise.parallel.model_check import check_replicas
 from rankwise.runtime.context import current
 from rankwise.train.arguments import check_arguments
 from rankwise.train.evaluating import Best
 from rankwise.train.inexact import warn_of_inexact_layers
+from rankwise.train.saving import Checkpoints
 from rankwise.train.stepping import Stepping, check_finite
 from rankwise.train.tracking import Track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from torch import nn
     from torch.optim import Optimizer
@@ -189,7 +187,7 @@ class Trainer:
             callback_type=Callback, callbacks=callbacks, loggers=loggers, ctx=self.ctx,
         )  # fmt: skip
         self.config, self.loader, self.scheduler, self.evaluation = config, loader, scheduler, evaluation
-        self.callbacks, self._folder = callbacks, None if folder is None else Path(folder)
+        self.callbacks, self._checkpoints = callbacks, Checkpoints(folder, config)
         self._stepping = Stepping(model, optimizer, loss, config, self.ctx)
         self._strategy = self._stepping.strategy
         self.ddp, self.model, self.optimizer = self._strategy.model, self._strategy.module, optimizer
@@ -201,12 +199,10 @@ class Trainer:
         self.track.on_report = self._hear_report
         self.best = Best(config)
         self._metrics: dict[str, float] = {}
-        self._evaluated_step, self._saved_step, self._closed_epochs = -1, -1, 0
-        self._save_is_due = self._is_loaded = False
+        self._evaluated_step, self._closed_epochs = -1, 0
         # Asked before each step, and hardly ever wanted.
         own = Callback.on_before_optimizer_step
         self._watching = [one for one in callbacks if type(one).on_before_optimizer_step is not own]
-        self._saving: checkpoint.Saving | None = None
         self._reason: str | None = None
 
     @property
@@ -268,7 +264,7 @@ class Trainer:
                 "this Trainer has nothing to evaluate",
                 hint="Trainer(..., evaluation=rankwise.train.Evaluation(dataset, metrics, batch_size))",
             )
-        self._load_once()
+        self._checkpoints.load_once(self._state())
         self.track.flush()
         start_s = SYSTEM_CLOCK.monotonic()
         self._stepping.share_buffers()
@@ -277,7 +273,8 @@ class Trainer:
         self._evaluated_step = self.step
         is_best = self.best.judge(self._metrics, self.step)
         # What was saved at this step knows nothing of it.
-        self._saved_step, self._save_is_due = -1, self._save_is_due or is_best
+        self._checkpoints.note(-1)
+        self._checkpoints.is_due |= is_best
         evaluated = self.track.evaluated(self._metrics, seconds=seconds, is_best=is_best)
         if isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(self._metrics[str(self.config.monitor)])
@@ -301,16 +298,14 @@ class Trainer:
             self.ctx.listen_for_stop()  # now: the first step may take minutes, if it compiles
         self.ctx.forget_request()
         self._stepping.forget()
-        self._is_loaded = False
-        if self._folder is not None:
-            claim(self._folder, find_ranks(self.ctx))
-        self._load_once()
+        self._checkpoints.begin(self.ctx)
+        self._checkpoints.load_once(self._state())
         if not self.model.training:
             self.ddp.train()
         warn_of_inexact_layers(self.model, self.ctx)
         if self.step == 0 and self.config.seed is not None:
             self.ctx.seed(self.config.seed)
-        self._saved_step = self.step
+        self._checkpoints.note(self.step)
         self._reason = self.best.reason_to_stop
         try:
             started = self.track.start()
@@ -321,17 +316,11 @@ class Trainer:
             self.track.abandon(error)
             raise
 
-    def _load_once(self) -> None:
-        if self._folder is not None and not self._is_loaded:
-            self._is_loaded = True
-            checkpoint.load(self._folder, self._state())
-
     def _finish(self) -> None:
         if self.evaluation is not None and self._evaluated_step != self.step:
             self.evaluate()
         self._save()
-        if self._saving is not None:
-            self._saving.wait()
+        self._checkpoints.wait()
         self._check_weights()
 
     def _tell_end(self, ended: Ended) -> None:
@@ -345,7 +334,7 @@ class Trainer:
             return
         self._save()
         self.track.end(str(self.ctx.stop_reason), is_over=False)
-        if self._folder is not None:
+        if self._checkpoints.folder is not None:
             self.ctx.leave_for_requeue()
         if self.ctx.is_main:
             _LOGGER.info(
@@ -397,7 +386,7 @@ class Trainer:
             self._schedule("epoch")
             if self.config.evaluate_every == "epoch" and self._evaluated_step != self.step:
                 self._evaluate_if_any()
-            self._save_is_due = self._save_is_due or self.config.save_every == "epoch"
+            self._checkpoints.is_due |= self.config.save_every == "epoch"
         self._save_if_due()
 
     def _do_what_is_due(self) -> None:
@@ -408,7 +397,7 @@ class Trainer:
         if self._is_due(self.config.check_replicas_every):
             check_replicas(self.ddp, ctx=self.ctx)
         # Not now: after the last step of an epoch the evaluation comes first, so that its result is in the checkpoint.
-        self._save_is_due = self._save_is_due or self._is_due(self.config.save_every)
+        self._checkpoints.is_due |= self._is_due(self.config.save_every)
         if self.ctx.should_stop():
             self._leave()
 
@@ -435,33 +424,20 @@ class Trainer:
     # ------------------------------------------------------------------- checkpoints
 
     def _save_if_due(self) -> None:
-        if self._save_is_due:
+        if self._checkpoints.is_due:
             self._save(background=True)
 
     def _save(self, *, background: bool = False) -> None:
         """Save, unless this step is saved; never a state whose losses have not been looked at."""
-        self._save_is_due = False
+        self._checkpoints.is_due = False
         self.track.flush()
-        if self._folder is None or self._saved_step == self.step:
+        if not self._checkpoints.needs(self.step):
             return
         for callback in self.callbacks:
             callback.on_checkpoint(self, self.step)
-        keep = self.config.keep or checkpoint.Keep(
-            last=2,
-            best=1 if self.config.monitor else 0,
-            metric=self.config.monitor or "",
-            mode=self.config.mode or "min",
-        )
         self._check_weights()
-        self._saving = checkpoint.save(
-            self._folder,
-            self._state(),
-            step=self.step,
-            keep=keep,
-            metrics=self._metrics if self._evaluated_step == self.step else {},
-            background=background,
-        )
-        self._saved_step = self.step
+        metrics = self._metrics if self._evaluated_step == self.step else {}
+        self._checkpoints.write(self._state(), step=self.step, metrics=metrics, background=background)
 
     def _check_weights(self) -> None:
         """Refuse to save weights that a gradient has spoilt whose loss was finite; the same on all ranks."""
