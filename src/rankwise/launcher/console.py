@@ -12,7 +12,7 @@ from rankwise.base.os_calls import IS_WINDOWS, wait_ready
 
 _PIPE_BUF_BYTES = 4096
 _LOOK_EVERY_S = 0.2
-_SHORT_PATIENCE_S = 1.0
+_SHORT_TIMEOUT_S = 1.0
 #: About a hundred lines: what stands there is found by scrolling up a little.
 _RECENT_BYTES = 8 << 10
 #: torch's, and those of ``--tee``.
@@ -26,13 +26,13 @@ class Console:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._broken: set[int] = set()
-        self._patience_s: float | None = None
+        self._timeout_s: float | None = None
         self._is_line_open = False
         self._recent = b""
 
     def hurry(self) -> None:
         """From now on wait for no reader that takes nothing: the job is over, or the user wants it to be."""
-        self._patience_s = _SHORT_PATIENCE_S
+        self._timeout_s = _SHORT_TIMEOUT_S
 
     def write(self, fd: int, data: bytes) -> None:
         """Write all of ``data``; a reader that is gone (``| head``) gets nothing more, and the job goes on."""
@@ -58,19 +58,19 @@ class Console:
             text: The line, or several.
             apart: Whether it must not continue a line that ranks have begun on standard output, which we don't see.
         """
-        if self._lock.acquire(timeout=_SHORT_PATIENCE_S):
+        if self._lock.acquire(timeout=_SHORT_TIMEOUT_S):
             try:
                 begin = b"\n" if self._is_line_open else terminal.begin_line() if apart else b""
                 message = terminal.wrap(text, self.width())
-                self._write(2, begin + f"{message}\n".encode("utf-8", "backslashreplace"), _SHORT_PATIENCE_S)
+                self._write(2, begin + f"{message}\n".encode("utf-8", "backslashreplace"), _SHORT_TIMEOUT_S)
                 self._is_line_open = False
             finally:
                 self._lock.release()
 
-    def _write(self, fd: int, data: bytes, patience_s: float | None) -> None:
+    def _write(self, fd: int, data: bytes, timeout_s: float | None) -> None:
         at = 0
         while at < len(data) and fd not in self._broken:
-            if not self._wait_for_room(fd, patience_s):
+            if not self._wait_for_room(fd, timeout_s):
                 return
             try:
                 # A pipe that has room takes this much without blocking.
@@ -80,15 +80,15 @@ class Console:
             except OSError:
                 self._broken.add(fd)
 
-    def _wait_for_room(self, fd: int, patience_s: float | None) -> bool:
+    def _wait_for_room(self, fd: int, timeout_s: float | None) -> bool:
         if IS_WINDOWS:
             return True
         waited = 0.0
         while not wait_ready([fd], _LOOK_EVERY_S, to_write=True):
             waited += _LOOK_EVERY_S
-            limit = self._patience_s if patience_s is None else patience_s
+            limit = self._timeout_s if timeout_s is None else timeout_s
             if limit is not None and waited >= limit:
-                if self._patience_s is not None:
+                if self._timeout_s is not None:
                     self._broken.add(fd)
                 return False
         return True

@@ -202,12 +202,12 @@ class HangWatch:
             if self.has_decided:
                 return
         if not is_led:
-            self._judge_patience(findings, scene, activities)
+            self._judge_timeout(findings, scene, activities)
         self._is_pending = self._hung_s is not None or any(
             finding.is_proof and not self._is_reported(finding) for finding in findings
         )
 
-    def _judge_patience(self, findings: tuple[JobFinding, ...], scene: Scene, activities: list[RankActivity]) -> None:
+    def _judge_timeout(self, findings: tuple[JobFinding, ...], scene: Scene, activities: list[RankActivity]) -> None:
         quiet_s = {activity.rank: activity.quiet_s for activity in activities}
         timeout_s = self._bounds.timeout_s
         is_over = is_hung(scene, quiet_s, timeout_s=timeout_s) or any(

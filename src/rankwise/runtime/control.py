@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rankwise.base.clock import Clock
 
 #: A rank that has waited so long leaves word at the store of where it is: those that wait in vain read it.
-_PATIENCE_S = 1.0
+_REPORT_AFTER_S = 1.0
 _STORE_TIMEOUT_S = 5.0
 _MOST_SHOWN = 4
 #: A wait of ours that is over, and may be taken up again; and Gloo's own, after which the work has failed.
@@ -253,11 +253,11 @@ class Control:
     def _wait(self, work: dist.Work, what: str, timeout_s: float | None, *, is_last: bool = True) -> None:
         """Wait for all ranks; say where we are when it takes long, and who is missing when it takes too long."""
         bound_s = self.timeout_s if timeout_s is None else timeout_s
-        patience_s = min(_PATIENCE_S, bound_s / 4)
+        report_after_s = min(_REPORT_AFTER_S, bound_s / 4)
         end, is_reported = self._clock.monotonic() + bound_s, False
         while True:
             left_s = end - self._clock.monotonic()
-            step_s = left_s if is_reported else min(left_s, patience_s)
+            step_s = left_s if is_reported else min(left_s, report_after_s)
             try:
                 work.wait(timedelta(seconds=max(0.001, step_s)))
             except RuntimeError as error:

@@ -76,14 +76,14 @@ class Coordinator:
             return [one for one in orders if one.is_here and kind not in one.answers]
 
         loop = asyncio.get_running_loop()
-        end_s, next_say_s = loop.time() + timeout_s * self._plan.patience, loop.time() + _FIRST_SAY_S
+        end_s, next_say_s = loop.time() + timeout_s * self._plan.timeout_factor, loop.time() + _FIRST_SAY_S
         while (waited := list_waited()) and loop.time() < end_s:
             await self.wait_change(min(end_s, next_say_s) - loop.time())
             if loop.time() >= next_say_s and (waited := list_waited()):
                 next_say_s += _SAY_S
                 self.say(f"{doing}: waiting for {list_names(waited)}")
         for peer in waited:
-            self.lose(peer, f"did not answer within {timeout_s * self._plan.patience:.0f} s ({doing})")
+            self.lose(peer, f"did not answer within {timeout_s * self._plan.timeout_factor:.0f} s ({doing})")
         self._check_own()
         return {peer: peer.answers[kind] for peer in orders if kind in peer.answers and peer.is_here}
 
@@ -152,7 +152,7 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         now_s = last_s = loop.time()
         end_s, least = now_s + most_s, self._count_waiting()
-        while self.here() and now_s < min(last_s + timeout_s * self._plan.patience, end_s):
+        while self.here() and now_s < min(last_s + timeout_s * self._plan.timeout_factor, end_s):
             await self.wait_change(_POLL_S)
             now_s, left = loop.time(), self._count_waiting()
             if left < least:

@@ -141,7 +141,7 @@ class HostTasks:
         names = {} if simulated else await resolve_all(sorted(wanted - {"", self._host.name}))
         tried = await try_all(
             self._list_targets(), mark=wire.mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
-            at_once=_AT_ONCE_SIMULATED if simulated else _AT_ONCE, greeting_s=_GREETING_S * self._plan.patience,
+            at_once=_AT_ONCE_SIMULATED if simulated else _AT_ONCE, greeting_s=_GREETING_S * self._plan.timeout_factor,
         )  # fmt: skip
         # Of the ports of one host and plane, the worst counts.
         by_outcome = sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome))

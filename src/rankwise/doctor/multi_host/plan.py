@@ -42,14 +42,14 @@ class Plan:
     listen_address: str = ""
 
     @property
-    def patience(self) -> int:
+    def timeout_factor(self) -> int:
         """How many times as long others may take: hosts that are all simulated by one wait for its cores."""
         return 10 if self.listen_address else 1
 
     @property
     def silence_s(self) -> float:
         """After so long a silence the other side is taken for dead."""
-        return SILENCE_S * self.patience
+        return SILENCE_S * self.timeout_factor
 
     @property
     def endpoint(self) -> str:

@@ -31,8 +31,8 @@ _MOST_BYTES = 64 << 20
 FEWEST_OPS, MOST_OPS = 200, 1024
 #: Of each group, and of each peer's messages, so many are kept beside.
 _LAST_OF_EACH = 8
-#: What is told of a living rank: when it was asked means nothing on another clock.
-_TOLD = ("rank", "quiet_s", "idle_s", "is_answered", "has_joined")
+#: What is sent of a living rank: when it was asked means nothing on another clock.
+_SENT = ("rank", "quiet_s", "idle_s", "is_answered", "has_joined")
 #: Operations that the reader has to read, of all ranks together: 13 microseconds each.
 _OPS_IN_ALL = 40_000
 
@@ -92,7 +92,7 @@ def _pack(value: NodeScene, most_ops: int) -> str:
             group["ranks"] = _to_runs(group["ranks"])  # every rank of a job tells of all of them
     message = {
         "scene": body,
-        "signs": [[getattr(activity, name) for name in _TOLD] for activity in value.activities],
+        "signs": [[getattr(activity, name) for name in _SENT] for activity in value.activities],
         "question": value.question,
         "is_last": value.is_last,
         "stopped": value.stopped,
@@ -148,7 +148,7 @@ def read_message(message: dict[str, Any], *, later_s: float) -> NodeScene:
         scene = scene_file.shift(scene_file.from_json(body), later_s)
     return NodeScene(
         scene=scene,
-        activities=tuple(RankActivity(**dict(zip(_TOLD, told, strict=True))) for told in message["signs"]),
+        activities=tuple(RankActivity(**dict(zip(_SENT, values, strict=True))) for values in message["signs"]),
         question=int(message["question"]),
         is_last=bool(message["is_last"]),
         stopped=tuple(message["stopped"]),

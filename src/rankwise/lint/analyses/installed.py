@@ -34,11 +34,11 @@ _ASKS = re.compile(r"(?<![a-z])version|V(ersion|ERSION)|find_spec|^AttributeErro
 def lacking_names(script: Script) -> Iterator[tuple[ast.Attribute, str]]:
     """Names that the text takes from a library which does not have them, each with its module; Python itself names an import that fails, at once."""
     scopes = scopes_of(script.tree)
-    told = set[tuple[str, str]]()
+    found = set[tuple[str, str]]()
     for node in scopes.all(ast.Attribute):
         module = scopes.dotted(node.value)
-        if module and (module, node.attr) not in told and _lacks(script, node, module, node.attr):
-            told.add((module, node.attr))
+        if module and (module, node.attr) not in found and _lacks(script, node, module, node.attr):
+            found.add((module, node.attr))
             yield node, module
 
 

@@ -59,7 +59,7 @@ def shape_of(call: Call) -> tuple[int | None, ...]:
     return tuple(one.const if type(one.const) is int else None for one in given)
 
 
-#: Methods whose result has as many elements as their object, of the same type unless they are told another.
+#: Methods whose result has as many elements as their object, of the same type unless they are given another.
 _KEEPS_SIZE = RETURNS_SELF | {"clone", "detach", "reshape", "view", "flatten", "squeeze", "unsqueeze", "long", "int"}
 _LIKE = frozenset(f"torch.{name}_like" for name in ("zeros", "ones", "empty", "rand", "randn", "full"))
 _OF_LISTS = frozenset({"torch.tensor", "torch.as_tensor"})
@@ -78,7 +78,7 @@ def num_elements(value: Value | None) -> int | None:
     if made is None or made.has_star or "out" in made.kwargs or "resize_" in made.module.text:
         return None
     if (pattern := _pattern_of(made)) is not None:
-        is_recast = made.name.endswith((".view", ".reshape")) and _told_type(made) is not None
+        is_recast = made.name.endswith((".view", ".reshape")) and _given_type(made) is not None
         return None if is_recast else num_elements(pattern)
     if made.name in _OF_LISTS:
         numbers = _numbers(made.arg(0, "data"))
@@ -97,8 +97,8 @@ def dtype_of(value: Value | None, default: str) -> str:
     made = value.made if value is not None else None
     if made is None or made.has_star:
         return ""
-    if (told := _told_type(made)) is not None:
-        return told
+    if (given_type := _given_type(made)) is not None:
+        return given_type
     word = made.name.rpartition(".")[2]
     kinds: set[type] = {float} if made.name in _FLOATS else set()
     if made.name in _OF_LISTS or made.name == "torch.arange":
@@ -108,16 +108,16 @@ def dtype_of(value: Value | None, default: str) -> str:
     return _TYPES.get(word, word if word in _NAMED_TYPES else "") or dtype_of(_pattern_of(made), default)
 
 
-def _told_type(made: Call) -> str | None:
-    """The type that a call is told to give, empty if that is not known; None if it is told none."""
+def _given_type(made: Call) -> str | None:
+    """The type that a call is asked for, empty if that is not known; None if it is asked for none."""
     word = made.name.rpartition(".")[2]
-    told = [made.kwargs["dtype"]] if "dtype" in made.kwargs else []
+    asked = [made.kwargs["dtype"]] if "dtype" in made.kwargs else []
     if word in _TAKES_TYPE:
         given = zip(made.args, getattr(made.node, "args", ()), strict=False)
-        told += [v for v, at in given if isinstance(v.thing, (Library, Object)) or "type" in word + text_of(at)]
-    if not told:
+        asked += [v for v, at in given if isinstance(v.thing, (Library, Object)) or "type" in word + text_of(at)]
+    if not asked:
         return None
-    name = told[0].thing.name if isinstance(told[0].thing, Library) else ""
+    name = asked[0].thing.name if isinstance(asked[0].thing, Library) else ""
     word = name.rpartition(".")[2]
     return _PLAIN_TYPES.get(name) or _TYPES.get(word, word if word in _NAMED_TYPES else "")
 

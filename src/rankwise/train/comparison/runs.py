@@ -1,4 +1,4 @@
-"""Compares what two runs have told: where they diverge, how, and in what else they differ.
+"""Compares what two runs have recorded: where they diverge, how, and in what else they differ.
 
 Differences are relative: the distance of two numbers over the greater one. Two numbers that are not finite in the same way are equal.
 """
