@@ -71,6 +71,7 @@ _OTHER_WAITS = {
     ("runtime/stores.py", "_wait_listening open_store"): "inside joining._meet",
     ("runtime/turns.py", "take_turns wait"): "a single word to the store; inside turns._wait",
     ("train/loss_accumulator.py", "read"): "a Work: recorded",
+    ("train/saving.py", "wait"): "as checkpoint/saving.py",
     ("train/trainer.py", "_finish"): "as checkpoint/saving.py",
     ("train/loss_weighting.py", "correct"): "a Work: recorded",
 }

@@ -78,7 +78,7 @@ _DIFFERENCES: dict[str, _Difference] = {
         "other_splits", "C5", _SPLITS, "at {at} split the inputs alike on all ranks, with piece r as large as the output of rank r",
     ),
 }  # fmt: skip
-RULES = ("other_op", *{difference.rule: None for difference in _DIFFERENCES.values()})
+RULES = ("other_op", *dict.fromkeys(difference.rule for difference in _DIFFERENCES.values()))
 
 
 def find(view: SceneView) -> Iterator[JobFinding]:
