@@ -132,7 +132,6 @@ def no_orphans(request: pytest.FixtureRequest) -> Iterator[None]:
         import huge_pages
         import support
 
-        huge_pages.gather_residents(support.RESIDENT_FOLDER)
         huge_pages.gather_forkserver()
         has_own = request.node.get_closest_marker("own_server") is not None
         may_share = request.node.get_closest_marker("shared_server") is not None

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-import huge_pages
 from rankwise.warm.command_line import NAME
+from rankwise.warm.huge_pages import gather
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ PLAIN = ("torch", "torch.distributed", "torch.distributed.run", "torch.utils.dat
 TRAINING = (*PLAIN, "torch._dynamo", "torch.distributed.tensor")
 #: What `python -m rankwise.run` imports before its ranks run, and when one of them fails.
 LAUNCHING = ("rankwise.cli.main", "rankwise.cli.run", "rankwise.launcher.supervised_workers", "rankwise.launcher.attempt_loop", "rankwise.launcher.resident",
-             "rankwise.launcher.entry_check", "rankwise.launcher.host_check", "rankwise.doctor.at_launch", "rankwise.doctor.probes.disk_space",
+             "rankwise.launcher.job_monitor", "rankwise.verdict.first_failure", "rankwise.launcher.entry_check", "rankwise.launcher.host_check", "rankwise.doctor.at_launch", "rankwise.doctor.probes.disk_space",
              "rankwise.doctor.probes.shared_memory", "rankwise.base.identity")  # fmt: skip
 #: What the helper of a launcher with several nodes imports.
 HELPING = ("torch", "torch.distributed.run", "torch.distributed.elastic.rendezvous.dynamic_rendezvous", "torch.distributed.elastic.timer")  # fmt: skip
@@ -222,7 +222,7 @@ def _start(modules: tuple[str, ...], *, by_hand: bool = False, is_module: bool =
     atexit.register(_stop, process, ours)
     ours.settimeout(_READY_S)
     is_ready = ours.recv(100) == b"ready"
-    huge_pages.gather(process.pid)
+    gather(process.pid)
     return ours if is_ready else None
 
 

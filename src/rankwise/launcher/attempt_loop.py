@@ -12,7 +12,6 @@ from rankwise.base.errors import LaunchError, RankwiseError
 from rankwise.launcher.attempt import Attempt, Outcome
 from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.job import drop_folder
-from rankwise.launcher.job_monitor import HungElsewhere
 from rankwise.launcher.node_link import EndedElsewhere
 from rankwise.launcher.output import relay_in_background
 from rankwise.launcher.publish import is_silent, publish, save_evidence
@@ -20,7 +19,6 @@ from rankwise.launcher.rendezvous.assignment import NotNeeded
 from rankwise.launcher.rendezvous.several import SeveralNodes
 from rankwise.launcher.rendezvous.single import SingleNode
 from rankwise.launcher.restart_policy import decide, to_failure
-from rankwise.verdict.first_failure import judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +82,8 @@ def run_attempts(job: Job, publish: Publish = publish) -> int:
         if part.has_come_anew:  # it was this node that was cut off, and not the hosts that it lost
             losses = {host: times for host, times in losses.items() if not host}
         outcome = _run_attempt(job, part, index=index, restarts=restarts, failures=failures)
+        from rankwise.verdict.first_failure import judge  # noqa: PLC0415 - not before the ranks' start
+
         case, verdict = outcome.case, judge(outcome.case)
         save_evidence(job, case, verdict)
         is_through = (verdict.kind in {"ok", "requeue"} or is_silent(verdict)) and not outcome.regroup
@@ -199,6 +199,8 @@ def _hear_others(job: Job, outcome: Outcome, verdict: Verdict, *, is_through: bo
 
 def _finish(job: Job, outcome: Outcome, *, is_requeue: bool) -> Case:
     """Wait until the other nodes are through, and return the case with what has come out of it meanwhile."""
+    from rankwise.launcher.job_monitor import HungElsewhere  # noqa: PLC0415 - not before the ranks' start
+
     monitor, case = outcome.monitor, outcome.case
     # After a requeue the reason for it may come a second time, and the exit code must not change for that.
     with suppress(InterruptedByUser):

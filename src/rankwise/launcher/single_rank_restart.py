@@ -8,7 +8,6 @@ from rankwise.base.files import read_all
 from rankwise.base.os_calls import IS_LINUX
 from rankwise.base.roles import are_spare, is_apart, is_needed, name_roles
 from rankwise.launcher.restart_policy import decide, to_failure
-from rankwise.verdict.first_failure import judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +81,8 @@ class SingleRankRestarts:
             return False
         if self._link is not None and self._link.lost is not None:
             return False  # the store is gone, and with it what the ranks need
+        from rankwise.verdict.first_failure import judge  # noqa: PLC0415 - not before the ranks' start
+
         spec, verdict = self._job.spec, judge(case)
         self._failures.append(to_failure(verdict, lasted_s=rank.ended_s - rank.started_s))
         if decide(self._failures, spec.max_restarts) is not None:
