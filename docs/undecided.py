@@ -28,7 +28,6 @@ UNDECIDED: dict[str, tuple[str, str]] = {
     "X9": ("fewer samples than ranks", "How many samples there are is known only where the data is."),
     "X14": ("one rank works alone for too long", "How long the work takes depends on the data; the report of a run names the rank that worked."),
     "I15": ("used before `init_process_group`", "torch says at the first such call that there is no default process group, on every rank."),
-    "I16": ("initialised twice", "torch refuses the second call at once, and says so."),
     "I17": ("NCCL without a GPU", "torch says at the start that NCCL needs a GPU."),
     "I19": ("the timeout is not a timedelta", "torch names the type that it expects, at the start."),
     "L13": ("`mp.spawn` can't start its processes", "Python or the first process says at the start which function it can't start, and why."),

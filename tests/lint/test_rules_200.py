@@ -140,9 +140,107 @@ BAD = {
         import sys
         dist.init_process_group("gloo", init_method="tcp://127.0.0.1:23456", rank=int(sys.argv[1]), world_size=int(sys.argv[2]))
     """,
+    ("RW211", "two functions, one after training"): """
+        def train():
+            dist.init_process_group("gloo")
+            for _ in range(9):
+                dist.barrier()
+        def evaluate():
+            dist.init_process_group("gloo")
+        train()
+        evaluate()
+    """,
+    ("RW211", "in each turn"): """
+        def fit(fold):
+            dist.init_process_group("gloo")
+            dist.barrier()
+        for fold in range(5):
+            fit(fold)
+    """,
+    ("RW211", "twice in one spawned process"): """
+        def work(rank):
+            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
+            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
+        mp.spawn(work, nprocs=2)
+    """,
 }  # fmt: skip
 
 LEGAL = {
+    ("RW211", "destroyed between"): """
+        def cleanup():
+            dist.destroy_process_group()
+        for _ in range(2):
+            dist.init_process_group("gloo")
+            dist.destroy_process_group()
+        for backend in ["gloo", "nccl", "mpi"]:
+            dist.init_process_group(backend)
+            cleanup()
+        dist.init_process_group("gloo")
+    """,
+    ("RW211", "one of two"): """
+        def start(fast):
+            if fast:
+                dist.init_process_group("nccl")
+                return
+            dist.init_process_group("gloo")
+        start(os.environ.get("FAST"))
+    """,
+    ("RW211", "where the first one has failed"): """
+        try:
+            dist.init_process_group("nccl")
+        except RuntimeError:
+            dist.init_process_group("gloo")
+    """,
+    ("RW211", "tried again"): """
+        for _ in range(3):
+            try:
+                dist.init_process_group("gloo")
+                break
+            except RuntimeError:
+                pass
+    """,
+    ("RW211", "new processes each time"): """
+        from accelerate import notebook_launcher
+        def work(rank, *args):
+            dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
+        def cell():
+            dist.init_process_group("gloo")
+        for n in (1, 2):
+            mp.spawn(work, nprocs=n)
+            notebook_launcher(cell, num_processes=n)
+            for rank in range(n):
+                mp.Process(target=work, args=(rank, n)).start()
+        mp.spawn(work, nprocs=2)
+        notebook_launcher(cell, num_processes=2)
+    """,
+    ("RW211", "remembered"): """
+        import functools
+        @functools.cache
+        def once():
+            dist.init_process_group("gloo")
+        class Group:
+            is_made = False
+            def start(self):
+                if self.is_made:
+                    return
+                dist.init_process_group("gloo")
+                self.is_made = True
+        for _ in range(5):
+            once()
+        group = Group()
+        for _ in range(5):
+            group.start()
+    """,
+    ("RW211", "until it is there"): """
+        while not dist.is_initialized():
+            dist.init_process_group("gloo")
+    """,
+    ("RW211", "the group's end is elsewhere"): """
+        from helpers import leave
+        for _ in range(5):
+            dist.init_process_group("gloo")
+            leave()
+    """,
     ("RW201", "spawn's argument"): """
         def go(rank, n):
             torch.cuda.set_device(rank)

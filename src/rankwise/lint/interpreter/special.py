@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from rankwise.lint.interpreter.values import Call
 
 
+#: Begins the context of each process that is started; behind it stands a number of its own.
+PROCESS = "process "
+
+
 def _get_rank(run: Run, call: Call) -> Value:
     group = call.arg(0, "group")
     if group is not None and isinstance(group.thing, Object) and group.thing.kind != "world":
@@ -56,6 +60,11 @@ def _init(run: Run, call: Call) -> Value:
     run.initialized = True
     call.result = Value(const=None)
     return call.result
+
+
+def _destroy(run: Run, _call: Call) -> Value:
+    run.num_ops += 1  # what calls this does something each time
+    return Value(const=None)
 
 
 def _makes_and_inits(run: Run, call: Call) -> Value:
@@ -111,7 +120,7 @@ def _spawn(run: Run, call: Call) -> Value:
     """The ranks of the run are those that it starts."""
     fn, given = call.arg(0, "fn"), call.arg(1, "args")
     rest = given.thing.values if given is not None and isinstance(given.thing, Items) else []
-    _start_ranks(run, call, fn, [None, *rest])
+    _start_ranks(run, call, fn, [None, *rest], "spawned")
     return Value(const=None)
 
 
@@ -133,22 +142,21 @@ def _process(run: Run, call: Call) -> None:
             None if getattr(one, "id", None) == number else value
             for one, value in zip(node.elts, given.thing.values, strict=False)
         ]
-        loops, run.loops = run.loops, ()
-        _start_ranks(run, call, call.arg(None, "target"), given_each)
-        run.loops = loops
+        _start_ranks(run, call, call.arg(None, "target"), given_each, "spawned")
 
 
-def _start_ranks(run: Run, call: Call, fn: Value | None, given: list[Value | None]) -> None:
+def _start_ranks(run: Run, call: Call, fn: Value | None, given: list[Value | None], *contexts: str) -> None:
     """Go on as the rank that was started, in its function; None among the arguments is its number."""
     if fn is None or not isinstance(fn.thing, (Function, Bound, Choice)):
         return
-    before, run.guards = run.guards, ()
+    before = run.guards, run.loops
+    run.guards, run.loops = (), ()
     rank = run.role("rank")
     own = Value(rank.spread, rank.origin | {"local_rank", "spawned"}, rank.const, rank.thing)
-    with run.within("contexts", "spawned"):
+    with run.within("contexts", f"{PROCESS}{call.index}", *contexts):
         arguments = tuple(own if one is None else _handed_on(one) for one in given)
         run.call(run, fn, arguments, {}, call.node, scope=run.memo["top"])
-    run.guards = before
+    run.guards, run.loops = before
 
 
 def _handed_on(value: Value, depth: int = 0) -> Value:
@@ -161,9 +169,7 @@ def _handed_on(value: Value, depth: int = 0) -> Value:
 
 def _launch(run: Run, call: Call) -> Value:
     fn, given = call.arg(0, "function", "fn"), call.arg(1, "args")
-    rest = tuple(given.thing.values) if given is not None and isinstance(given.thing, Items) else ()
-    if fn is not None and isinstance(fn.thing, (Function, Bound, Choice)):
-        run.call(run, fn, rest, {}, call.node, scope=run.memo["top"])
+    _start_ranks(run, call, fn, [*given.thing.values] if given is not None and isinstance(given.thing, Items) else [])
     return Value(const=None)
 
 
@@ -208,6 +214,7 @@ SPECIAL: dict[str, Callable[[Run, Call], Value | None]] = {
     "torch.distributed.init_process_group": _init,
     "torch.distributed.init_distributed": _init,
     "deepspeed.init_distributed": _init,
+    "torch.distributed.destroy_process_group": _destroy,
     "torch.distributed.is_initialized": _is_initialized,
     "torch.distributed.is_available": lambda _run, _call: Value(const=True),
     "torch.distributed.is_torchelastic_launched": lambda _run, _call: Value(const=True),

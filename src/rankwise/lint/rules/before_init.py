@@ -1,28 +1,36 @@
-"""The rank is read before the process group exists."""
+"""The rank is read before the process group exists, or the group is created while it does."""
 
 from __future__ import annotations
 
 import ast
+import math
+import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.job_view import (
+    INIT,
     above,
     called_names,
     function_of,
+    is_hidden,
     is_sequence,
     line_of,
+    node_in,
     starts_group,
     statement_of,
     text_of,
 )
+from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.special import PROCESS
+from rankwise.lint.interpreter.values import arms_of
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.lint.interpreter.values import Call
-    from rankwise.lint.script import Script
+    from rankwise.lint.script import Entry, Script
 
 _ASKS = "torch.distributed.is_initialized"
 #: Functions that return the answer.
@@ -46,7 +54,8 @@ def rank_asked_before_init(script: Script) -> Iterator[Found]:
 
 
 def _same_process(init: Call, call: Call) -> bool:
-    return ("spawned" in init.contexts) == ("spawned" in call.contexts)
+    mine, others = ([name for name in one.contexts if name.startswith(PROCESS)] for one in (init, call))
+    return mine == others
 
 
 def _stands_for_rank(call: Call, init: Call) -> bool:
@@ -80,7 +89,6 @@ def _use(script: Script, call: Call) -> ast.AST | None:
 
 
 def _tell(script: Script, at: ast.AST, init: Call) -> Found:
-    where = f" on line {line_of(init)}" if init.module is script.module else f" in {init.module.shown}"
     statement = statement_of(script.tree, at)
     is_talk = (
         isinstance(statement, ast.If) and set().union(*(called_names(one) for one in statement.body)) <= _ONLY_TALK
@@ -88,7 +96,82 @@ def _tell(script: Script, at: ast.AST, init: Call) -> Found:
     shown = text_of(at if isinstance(at, ast.expr) else None) or "this"
     return Found(
         at,
-        f"`{shown}` is called before the process group is created{where}: every rank thinks it is rank 0 here",
+        f"`{shown}` is called before the process group is created{_where(script, init)}: every rank thinks it is rank 0 here",
         "create the process group first, or read int(os.environ['RANK'])",
         severity="warning" if is_talk else "error",
     )
+
+
+def _where(script: Script, call: Call) -> str:
+    return f" on line {line_of(call)}" if call.module is script.module else f" in {call.module.shown}"
+
+
+#: What such a name may also do: destroy the group.
+_MAY_DESTROY = re.compile("destroy|clean|clos|end_|tear|shut|final|stop|reset|exit")
+#: Decorators behind which a function runs each time that it is called.
+_PLAIN = frozenset({"record", "main", "no_grad", "inference_mode", "staticmethod", "classmethod"})
+
+
+@rule("RW211", "error", "I16", "the process group is created again while it exists")
+def init_twice(script: Script) -> Iterator[Found]:
+    for entry in script.entries:
+        for call, first in _again(entry):
+            at = node_in(script, call) if entry.is_program or call.module is script.module else None
+            if at is not None:
+                why = (
+                    f"the process group created{_where(script, first)} still exists"
+                    if first.node is not call.node
+                    else "each iteration of the loop creates the process group, and nothing destroys it in between"
+                )
+                yield Found(
+                    at,
+                    f"{why}: `ValueError: trying to initialize the default process group twice!`",
+                    "create it once, before all that needs it, or call dist.destroy_process_group() in between",
+                )
+
+
+def _again(entry: Entry) -> Iterator[tuple[Call, Call]]:
+    """Calls that create the group although an earlier one, or the same in the turn before, surely has."""
+    calls = entry.histories[0].calls
+    held: Call | None = None
+    for call in calls:
+        if _may_destroy(call):
+            held = None
+        elif call.name == INIT and _runs_each_time(call):
+            if held is not None and _comes_to_both(entry, held, call):
+                yield call, held
+            elif call.loops and not call.tests and _goes_on(call.loops[-1]):
+                inside = (one for one in calls if call.loops[-1] in one.loops)
+                if not any(map(_may_destroy, inside)):
+                    yield call, call
+            held = call
+
+
+def _comes_to_both(entry: Entry, one: Call, other: Call) -> bool:
+    return _same_process(one, other) and is_sequence(entry, one, other) and arms_of(one.tests) == arms_of(other.tests)
+
+
+def _may_destroy(call: Call) -> bool:
+    return is_hidden(call) or _MAY_DESTROY.search(call.name.rpartition(".")[2]) is not None
+
+
+def _runs_each_time(call: Call) -> bool:
+    """Whether nothing around a call keeps it from being made again: a handler, a cache, a singleton, a return before it."""
+    for module, node in ((call.module, call.node), *((site.module, site.node) for site in call.stack)):
+        if is_caught(module.tree, node):
+            return False
+        for one in above(module.tree, node):
+            if isinstance(one, ast.ClassDef) and (one.bases or one.keywords or one.decorator_list):
+                return False
+            if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                marks = {text_of(getattr(mark, "func", mark)).rpartition(".")[2] for mark in one.decorator_list}
+                returns = (inner.lineno for inner in ast.walk(one) if isinstance(inner, ast.Return))
+                if not marks <= _PLAIN or min(returns, default=math.inf) < getattr(node, "lineno", 0):
+                    return False
+    return True
+
+
+def _goes_on(loop: ast.AST) -> bool:
+    """Whether a loop makes whole turns: nothing in it ends it or leaves a part out, nor a test as that of a `while`."""
+    leaves = (ast.Break, ast.Continue, ast.Return, ast.Raise)
+    return isinstance(loop, ast.For) and not any(isinstance(one, leaves) for one in ast.walk(loop))
