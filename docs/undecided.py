@@ -4,7 +4,6 @@ from __future__ import annotations
 
 UNDECIDED: dict[str, tuple[str, str]] = {
     "I3": ("the host of the store has no address", "Names are resolved on the job's hosts, which the code does not show."),
-    "I20": ("an unsuitable time-out", "How long the slowest step takes is known to who wrote it; the report of a hang names the time-out."),
     "I28": ("the rendezvous is closed", "The code does not show when the other nodes have ended."),
     "L6": ("`--nproc-per-node gpu` without CUDA", "The GPUs of the host are known only there; `rankwise run` refuses it."),
     "L16": ("a left-over configuration", "Files of other programs in the user's home are not part of the code."),

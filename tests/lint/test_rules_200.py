@@ -163,9 +163,35 @@ BAD = {
             dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
         mp.spawn(work, nprocs=2)
     """,
+    ("RW215", "seconds"): 'from datetime import timedelta as td\ndist.init_process_group("gloo", timeout=td(0, 5))',
+    ("RW215", "days by position"): 'import datetime\nwait = datetime.timedelta(1800)\ndist.init_process_group("gloo", timeout=wait)',
+    ("RW215", "too many seconds"): """
+        from datetime import timedelta
+        from accelerate import Accelerator, InitProcessGroupKwargs
+        accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=3600 * 1000))])
+    """,
 }  # fmt: skip
 
 LEGAL = {
+    ("RW215", "two hours, seconds by position, days by name"): """
+        from datetime import timedelta
+        dist.init_process_group("gloo", timeout=timedelta(hours=2))
+        dist.init_process_group("gloo", timeout=timedelta(0, 7200))
+        dist.init_process_group("gloo", timeout=timedelta(days=30))
+    """,
+    ("RW215", "perhaps short"): """
+        from datetime import timedelta
+        long = os.environ.get("LONG")
+        dist.init_process_group("gloo", timeout=timedelta(minutes=9) if long else timedelta(seconds=5))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=5) * 60)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=int(long)))
+    """,
+    ("RW215", "in a test, or for another group"): """
+        from datetime import timedelta
+        def test_it():
+            dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+            dist.new_group(timeout=timedelta(seconds=5))
+    """,
     ("RW211", "destroyed between"): """
         def cleanup():
             dist.destroy_process_group()

@@ -1,9 +1,10 @@
-"""Ranks look for each other at different or at taken addresses."""
+"""Ranks look for each other at different or at taken addresses, or wait for each other too short or too long."""
 
 from __future__ import annotations
 
 import ast
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.job_view import (
@@ -51,7 +52,7 @@ def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
             continue
         if is_left(script, one.place.entry):
             continue
-        if one.value.origin & {"world_size", "local_world_size"} or _is_in_test(one):
+        if one.value.origin & {"world_size", "local_world_size"} or _is_in_test(one.place.last):
             # Restored, or passed on by the process that starts the others; a test of one process.
             continue
         if (who := launched or needed.get(one.key)) is not None:
@@ -125,9 +126,8 @@ def _asks_first(setting: Setting) -> bool:
     return any(word in ast.unparse(node) for node in tests for word in ("environ", "getenv", "SLURM", "initialized"))
 
 
-def _is_in_test(setting: Setting) -> bool:
-    functions = [getattr(setting.place.last.function, "node", None)]
-    return any(getattr(node, "name", "").startswith(("test_", "setUp")) for node in functions)
+def _is_in_test(call: Call) -> bool:
+    return getattr(getattr(call.function, "node", None), "name", "").startswith(("test_", "setUp"))
 
 
 def _tell_launched(setting: Setting, launched: str) -> Found:
@@ -293,3 +293,39 @@ def fixed_init_file(script: Script) -> Iterator[Found]:
             f"{shown} {what}: one that was killed leaves it behind, and the next hangs; two at once join each other",
             'use "env://" under a launcher, or put the job\'s id into the path',
         )
+
+
+_SHORT, _LONG = timedelta(seconds=30), timedelta(days=1)
+#: What a timedelta takes by position begins with the days; who names these means them.
+_DAYS = frozenset({"days", "weeks"})
+_TESTS = frozenset({"test", "tests"})
+
+
+@rule("RW215", "warning", "I20", "the process group's timeout is a few seconds, or days by mistake")
+def odd_timeout(script: Script) -> Iterator[Found]:
+    for place in once(places(script, INIT, "accelerate.InitProcessGroupKwargs")):
+        at = 2 if place.last.name == INIT else None
+        node, value = place.last.arg_node(at, "timeout"), place.last.arg(at, "timeout")
+        made = value.made if value is not None else None
+        length = _length(made) if made is not None else None
+        if node is None or made is None or length is None:
+            continue
+        shown = text_of(made.node)
+        is_test = _is_in_test(place.last) or not _TESTS.isdisjoint(re.split(r"\W|_", script.piece.path))
+        if timedelta() < length < _SHORT and not is_test:
+            message = f"`{shown}` is {length.total_seconds():g} s: a rank that loads, saves or compiles for longer ends the job, at any step"
+            yield Found(node, message, "allow as many minutes as the slowest step may take")
+        elif length > _LONG and _DAYS.isdisjoint(made.kwargs):
+            message = f"`{shown}` is {length / _LONG:g} days: a hang is not reported before that"
+            unit = f"name the unit that is meant: `timedelta(seconds={text_of(made.arg_node(0))})`"
+            yield Found(node, message, unit if made.args else "allow as long as the slowest step may take")
+
+
+def _length(call: Call) -> timedelta | None:
+    """What a call of timedelta gives, if all that it takes is known."""
+    if call.name != "datetime.timedelta" or call.has_star:
+        return None
+    try:
+        return timedelta(*(one.const for one in call.args), **{name: one.const for name, one in call.kwargs.items()})
+    except (TypeError, OverflowError):  # what is not known is no number
+        return None
