@@ -32,7 +32,6 @@ UNDECIDED: dict[str, tuple[str, str]] = {
     "L13": ("`mp.spawn` can't start its processes", "Python or the first process says at the start which function it can't start, and why."),
     "L14": ("CUDA was used before the notebook's processes", "`notebook_launcher` refuses to start, and says so."),
     "C18": ("a number instead of a tensor", "When the line is reached, torch names the parameter and the type that it expects, on every rank."),
-    "C19": ("a list on the wrong rank", "When the line is reached, torch refuses the list, and names the ranks that may give it."),
     "D27": ("`device_ids` for a model on the CPU", "DistributedDataParallel refuses them at the start, and says so."),
     "R6": ("a rank that ended before the others had finished", "torch itself warns at the end of a script that does not destroy its group, and a run's report names the rank."),
     "X2": ("a sampler and shuffle", "The DataLoader refuses the two together at the start, and says so."),

@@ -61,6 +61,9 @@ BAD = {
     ("RW819", "too many"): "def finish():\n    dist.barrier()\nfinish(rank)",
     ("RW313", "the others wait"): "x = torch.rand(1)\nif rank == 0:\n    dist.send(x, 1)\nelse:\n    dist.recv(x, 0)",
     ("RW313", "two wait for each other"): "x = torch.rand(1)\nif rank == 0:\n    dist.recv(x, 1)\n    dist.send(x, 1)\nelif rank == 1:\n    dist.recv(x, 0)\n    dist.send(x, 0)",
+    ("RW309", "named list"): "x = torch.rand(1)\nbag = [torch.zeros(1) for _ in range(world)]\ndist.gather(x, gather_list=bag)",
+    ("RW309", "objects, in the call"): "dist.gather_object(rank, [None] * world, dst=3)",
+    ("RW309", "parts"): "x = torch.rand(1)\ndist.scatter(x, list(torch.rand(world).chunk(world)))",
     ("RW310", "none and two"): "box = ['a', 'b'] if rank == 0 else [None]\ndist.broadcast_object_list(box, 0)",
     ("RW311", "by arithmetic"): "x = torch.rand(1)\ndist.reduce(x, dst=(rank + 1) % world)",
     ("RW312", "list from a range"): """
@@ -77,6 +80,37 @@ BAD = {
     ("RW320", "times first"): "x = torch.rand(1)\ndist.all_gather(tensor_list=world * [torch.empty_like(x)], tensor=x)",
 }  # fmt: skip
 LEGAL = {
+    ("RW309", "none elsewhere"): "x = torch.rand(1)\nbag = [torch.zeros(1)] * world if rank == 0 else None\ndist.gather(x, bag, dst=0)",
+    ("RW309", "empty elsewhere"): "bag = [None] * (world if rank == 0 else 0)\ndist.gather_object(rank, bag)",
+    ("RW309", "chosen by what is out of sight"): """
+        from helpers import is_first
+        bag = [None] * world if is_first() else None
+        dist.gather_object(rank, bag)
+        boxes = [None] * (world if is_first() else 0)
+        dist.gather_object(rank, boxes)
+        slots = None
+        if is_first():
+            slots = [None] * world
+        dist.gather_object(rank, slots)
+    """,
+    ("RW309", "the others have left before"): """
+        from helpers import is_first
+        def collect(x):
+            bag = [torch.zeros_like(x) for _ in range(world)]
+            if not is_first():
+                dist.gather(x)
+                return
+            dist.gather(x, bag)
+        collect(torch.rand(1))
+    """,
+    ("RW309", "each for itself"): """
+        import settings
+        args = settings.load()
+        if args.local_rank == 0:
+            dist.gather(torch.ones(1), [torch.zeros(1) for _ in range(world)], dst=0)
+        else:
+            dist.gather(torch.ones(1), dst=0)
+    """,
     ("RW320", "a tensor for each"): "bufs = [torch.zeros(1) for _ in range(world)]\ndist.all_gather(bufs, torch.rand(1))",
     ("RW320", "objects"): "bag = [None] * world\ndist.all_gather_object(bag, rank)",
     ("RW320", "filled before"): "bag = []\nfor _ in range(world):\n    bag.append(torch.zeros(1))\ndist.all_gather(bag, torch.rand(1))",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.job_view import INIT, Place, backend_of, once, places
+from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.interpreter.values import Items, Object, Value
 from rankwise.lint.library.collective_table import ACTS
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Iterator
 
     from rankwise.lint.interpreter.values import Call
@@ -69,6 +70,25 @@ def filled_node(call: Call) -> ast.AST | None:
     """The text of what it writes its result to."""
     position, name = FILLED[word_of(call)]
     return call.arg_node(position, name)
+
+
+#: Methods that give several parts of a tensor.
+_PARTS = frozenset({"chunk", "split", "tensor_split", "unbind"})
+
+
+def list_text(script: Script, node: ast.AST | None) -> ast.expr | None:
+    """The text of a list that an argument is in any case: its own, or what the one line that binds its name gives it."""
+    if isinstance(node, ast.Name):
+        scopes = scopes_of(script.tree)
+        only = scopes.only(node.id, scopes.scope(node))
+        parent = scopes.parents.get(only) if only is not None else None
+        node = parent.value if isinstance(parent, ast.Assign) else None
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "list" and node.args:
+        node = node.args[0]
+    if isinstance(node, ast.BinOp):
+        return node if isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List) else None
+    is_parts = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _PARTS
+    return node if isinstance(node, (ast.List, ast.ListComp)) or is_parts else None  # type: ignore[return-value]
 
 
 def root_value(call: Call) -> Value | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.job_view import above, is_hidden, text_of
+from rankwise.lint.analyses.job_view import above, function_of, is_hidden, text_of
 from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.constructor_table import WRAPPERS
 
 if TYPE_CHECKING:
     from rankwise.lint.analyses.job_view import Place
     from rankwise.lint.interpreter.values import Call
+    from rankwise.lint.program import Module
 
 
 def is_barrier(call: Call) -> bool:
@@ -53,6 +54,24 @@ def is_caught(tree: ast.Module, node: ast.AST) -> bool:
             return False
         inner = one
     return False
+
+
+def frames_of(call: Call) -> list[tuple[Module, ast.AST]]:
+    """A call, and the places from which the functions were called that led to it, outermost last."""
+    return [(call.module, call.node), *((site.module, site.node) for site in reversed(call.stack))]
+
+
+def is_made_anyway(call: Call) -> bool:
+    """Whether nothing around a call, or before it in a function that led to it, may leave it out or catch its error."""
+    return not any(is_caught(module.tree, node) or _may_leave_before(module, node) for module, node in frames_of(call))
+
+
+def _may_leave_before(module: Module, node: ast.AST) -> bool:
+    around, line = function_of(module.tree, node), getattr(node, "lineno", 0)
+    if isinstance(around, ast.Module):
+        around = next((one for one in around.body if one.lineno <= line <= (one.end_lineno or 0)), around)
+    leaves = (ast.Return, ast.Continue, ast.Break)
+    return any(isinstance(one, leaves) and one.lineno < line for one in ast.walk(around))
 
 
 def expects_error(block: ast.With | ast.AsyncWith) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 import re
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from rankwise.lint.analyses.job_view import (
     statement_of,
     text_of,
 )
-from rankwise.lint.analyses.turns import is_caught
+from rankwise.lint.analyses.turns import frames_of, is_made_anyway
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.special import PROCESS
 from rankwise.lint.interpreter.values import arms_of
@@ -156,19 +155,15 @@ def _may_destroy(call: Call) -> bool:
 
 
 def _runs_each_time(call: Call) -> bool:
-    """Whether nothing around a call keeps it from being made again: a handler, a cache, a singleton, a return before it."""
-    for module, node in ((call.module, call.node), *((site.module, site.node) for site in call.stack)):
-        if is_caught(module.tree, node):
+    """Whether a call is made again each time that the program comes there: no cache or singleton stands above it."""
+    for one in (one for module, node in frames_of(call) for one in above(module.tree, node)):
+        if isinstance(one, ast.ClassDef) and (one.bases or one.keywords or one.decorator_list):
             return False
-        for one in above(module.tree, node):
-            if isinstance(one, ast.ClassDef) and (one.bases or one.keywords or one.decorator_list):
+        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            marks = {text_of(getattr(mark, "func", mark)).rpartition(".")[2] for mark in one.decorator_list}
+            if not marks <= _PLAIN:
                 return False
-            if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                marks = {text_of(getattr(mark, "func", mark)).rpartition(".")[2] for mark in one.decorator_list}
-                returns = (inner.lineno for inner in ast.walk(one) if isinstance(inner, ast.Return))
-                if not marks <= _PLAIN or min(returns, default=math.inf) < getattr(node, "lineno", 0):
-                    return False
-    return True
+    return is_made_anyway(call)
 
 
 def _goes_on(loop: ast.AST) -> bool:

@@ -13,6 +13,7 @@ from rankwise.lint.analyses.collective_calls import (
     filled_node,
     group_of,
     has_group,
+    list_text,
     members_of,
     root_rank,
     root_value,
@@ -20,6 +21,7 @@ from rankwise.lint.analyses.collective_calls import (
 )
 from rankwise.lint.analyses.job_view import is_distributed, is_parameter, places_of, text_of
 from rankwise.lint.analyses.scopes import scopes_of
+from rankwise.lint.analyses.turns import is_made_anyway
 from rankwise.lint.finding import Found, span_of
 from rankwise.lint.interpreter.notes import LEFT
 from rankwise.lint.interpreter.values import Items, Object
@@ -75,6 +77,37 @@ def _tell(script: Script, made: Call, used: ast.AST) -> Found:
         severity="warning" if is_shown else "error",
         also=[(f"{word} to rank {root}", script.piece.path, span_of(made.node, script.lines))],
     )
+
+
+#: Position and name of the list that only one rank may give.
+_LISTS = {word: (1, ACTS[D + word].signature[1]) for word in ("gather", "gather_object", "scatter")}
+
+
+@rule("RW309", "error", "C19", "gather_list or scatter_list is passed on every rank")
+def list_on_other_ranks(script: Script) -> Iterator[Found]:
+    for place in collectives(script, *_LISTS):
+        call, root, (at, name) = place.last, root_rank(place.last), _LISTS[word_of(place.last)]
+        node = call.arg_node(at, name)
+        is_open = root is None or has_group(call) or bool(call.tests) or not place.is_made_by_all
+        if is_open or node is None or not is_made_anyway(call) or not _is_filled(script, node, call.arg(at, name)):
+            continue
+        yield Found(
+            node,
+            f"every rank passes `{text_of(node)}` to {word_of(call)}, which only rank {root} may do: the others fail with a ValueError, and rank {root} with a lost connection",
+            f"pass `{text_of(node)} if dist.get_rank() == {root} else None`",
+        )
+
+
+def _is_filled(script: Script, node: ast.AST, value: Value | None) -> bool:
+    """Whether a list has something in it on each rank: one for each rank, or what stands in the text."""
+    text, made = list_text(script, node), value.made if value is not None else None
+    if isinstance(text, ast.ListComp):
+        (first, *_), parts = text.generators, [*ast.walk(text.generators[0])]
+        is_range = isinstance(first.iter, ast.Call) and getattr(first.iter.func, "id", "") == "range"
+        return is_range and not any(isinstance(one, (ast.IfExp, ast.BoolOp, ast.Compare)) for one in parts)
+    if isinstance(text, ast.BinOp):
+        return made is not None and any("world_size" in one.origin and one.is_known for one in made.args)
+    return isinstance(text, ast.Call) or any(not isinstance(one, ast.Starred) for one in getattr(text, "elts", ()))
 
 
 @rule("RW310", "error", "C20", "ranks call broadcast_object_list with lists of different lengths")
