@@ -77,6 +77,15 @@ BAD = {
     ("RW315", "comprehension"): "m = {'a': torch.rand(1)}\nnames = {k for k in m}\n[dist.all_reduce(m[k]) for k in names]",
     ("RW317", "arange"): "dist.all_reduce(x := torch.ones(rank + 1))",
     ("RW320", "one tensor, many times"): "bufs = [torch.zeros(1)] * world\ndist.all_gather(bufs, torch.rand(1))\nprint(bufs)",
+    ("RW320", "empty"): "parts = []\ndist.all_gather(parts, torch.rand(1))",
+    ("RW320", "empty, of objects"): "dist.all_gather_object([], rank)",
+    ("RW320", "empty, each time"): """
+        def evaluate(x):
+            outs = []
+            dist.all_gather(outs, x)
+            return torch.cat(outs)
+        evaluate(torch.rand(1))
+    """,
     ("RW320", "times first"): "x = torch.rand(1)\ndist.all_gather(tensor_list=world * [torch.empty_like(x)], tensor=x)",
 }  # fmt: skip
 LEGAL = {
@@ -114,6 +123,38 @@ LEGAL = {
     ("RW320", "a tensor for each"): "bufs = [torch.zeros(1) for _ in range(world)]\ndist.all_gather(bufs, torch.rand(1))",
     ("RW320", "objects"): "bag = [None] * world\ndist.all_gather_object(bag, rank)",
     ("RW320", "filled before"): "bag = []\nfor _ in range(world):\n    bag.append(torch.zeros(1))\ndist.all_gather(bag, torch.rand(1))",
+    ("RW320", "filled by what is out of sight, or under another name"): """
+        from helpers import fill, watch
+        bag = []
+        fill(bag)
+        dist.all_gather(bag, torch.rand(1))
+        jar = []
+        put = jar.append
+        for _ in range(world):
+            put(torch.zeros(1))
+        dist.all_gather(jar, torch.rand(1))
+        one = other = []
+        other.append(torch.zeros(1))
+        dist.all_gather(one, torch.rand(1))
+    """,
+    ("RW320", "filled by a hook"): """
+        box = []
+        def keep(module, inputs, out):
+            box.append(out)
+        net = torch.nn.Linear(1, 1)
+        net.register_forward_hook(keep)
+        net(torch.rand(1))
+        dist.all_gather(box, torch.rand(1))
+    """,
+    ("RW320", "left before"): """
+        from helpers import is_alone
+        def collect(x):
+            parts = []
+            if is_alone():
+                return
+            dist.all_gather(parts, x)
+        collect(torch.rand(1))
+    """,
     ("RW320", "replaced one by one"): "bag = [torch.zeros(1)] * world\nfor i in range(world):\n    bag[i] = torch.zeros(1)\ndist.all_gather(bag, torch.rand(1))",
     ("RW320", "not the receiver"): "dist.gather(torch.rand(1), [] if rank else [torch.zeros(1) for _ in range(world)])",
     ("RW301", "kept views"): "x = torch.rand(4)\ndist.all_reduce(x.view(-1))\ndist.all_reduce(x[0])\ndist.all_reduce(x.data)",

@@ -82,7 +82,7 @@ def list_text(script: Script, node: ast.AST | None) -> ast.expr | None:
         scopes = scopes_of(script.tree)
         only = scopes.only(node.id, scopes.scope(node))
         parent = scopes.parents.get(only) if only is not None else None
-        node = parent.value if isinstance(parent, ast.Assign) else None
+        node = parent.value if isinstance(parent, ast.Assign) and len(parent.targets) == 1 else None
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "list" and node.args:
         node = node.args[0]
     if isinstance(node, ast.BinOp):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.collective_calls import (
@@ -11,10 +12,13 @@ from rankwise.lint.analyses.collective_calls import (
     collectives,
     filled_node,
     has_group,
+    list_text,
     word_of,
 )
 from rankwise.lint.analyses.job_view import INIT, backend_of, function_of, text_of
+from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.analyses.tensors import is_on_cpu
+from rankwise.lint.analyses.turns import is_made_anyway
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Items
 from rankwise.lint.library.collective_table import ACTS
@@ -22,7 +26,6 @@ from rankwise.lint.paths.words import reported_place
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Iterator
 
     from rankwise.lint.analyses.job_view import Place
@@ -30,19 +33,42 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 
-@rule("RW320", "error", "", "the list to gather into repeats one tensor")
+@rule("RW320", "error", "", "the list to gather into is empty, or repeats one tensor")
 def gather_list_of_one_tensor(script: Script) -> Iterator[Found]:
-    for place in collectives(script, "all_gather", "gather"):
+    for place in collectives(script, "all_gather", "gather", "all_gather_object"):
         call, word, node = place.last, word_of(place.last), filled_node(place.last)
         value = call.arg(*FILLED[word])
         if node is None or value is None:
             continue
-        if (one := _repeated(value)) is not None and value.made is not None:
+        if word != "gather" and _is_empty(script, node) and is_made_anyway(call):
+            each = (
+                "[None] * world_size"
+                if word == "all_gather_object"
+                else "[torch.empty_like(x) for _ in range(world_size)]"
+            )
+            yield Found(
+                node,
+                f"`{text_of(node)}` is empty, but {word} fills a list with an entry for each rank: every rank fails here",
+                f"fill it first: `{each}`",
+            )
+        elif word != "all_gather_object" and (one := _repeated(value)) is not None and value.made is not None:
             yield Found(
                 node,
                 f"`{text_of(value.made.node)}` is one tensor repeated: after {word} every entry is the last rank's",
                 f"create a tensor for each rank: `[{text_of(one)} for _ in range(world_size)]`",
             )
+
+
+def _is_empty(script: Script, node: ast.AST) -> bool:
+    """Whether it is a new list with nothing in it: it stands in the call, or its name is read there first."""
+    text, scopes = list_text(script, node), scopes_of(script.tree)
+    if not isinstance(text, ast.List) or text.elts:
+        return False
+    if not isinstance(node, ast.Name):
+        return text is node
+    owner = scopes.owner(node.id, scopes.scope(node))
+    reads = [one for one, at in scopes.loads if one.id == node.id and scopes.owner(one.id, at) is owner]
+    return owner is scopes.scope(node) and min(reads, key=lambda one: (one.lineno, one.col_offset)) is node
 
 
 def _repeated(value: Value) -> ast.AST | None:
