@@ -312,7 +312,7 @@ def odd_timeout(script: Script) -> Iterator[Found]:
             continue
         shown = text_of(made.node)
         is_test = _is_in_test(place.last) or not _TESTS.isdisjoint(re.split(r"\W|_", script.piece.path))
-        if timedelta() < length < _SHORT and not is_test:
+        if timedelta() < length < _SHORT and not is_test and "store" not in place.last.kwargs:
             message = f"`{shown}` is {length.total_seconds():g} s: a rank that loads, saves or compiles for longer ends the job, at any step"
             yield Found(node, message, "allow as many minutes as the slowest step may take")
         elif length > _LONG and _DAYS.isdisjoint(made.kwargs):
