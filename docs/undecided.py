@@ -31,7 +31,6 @@ UNDECIDED: dict[str, tuple[str, str]] = {
     "I19": ("the timeout is not a timedelta", "torch names the type that it expects, at the start."),
     "L13": ("`mp.spawn` can't start its processes", "Python or the first process says at the start which function it can't start, and why."),
     "L14": ("CUDA was used before the notebook's processes", "`notebook_launcher` refuses to start, and says so."),
-    "C18": ("a number instead of a tensor", "When the line is reached, torch names the parameter and the type that it expects, on every rank."),
     "D27": ("`device_ids` for a model on the CPU", "DistributedDataParallel refuses them at the start, and says so."),
     "R6": ("a rank that ended before the others had finished", "torch itself warns at the end of a script that does not destroy its group, and a run's report names the rank."),
     "X2": ("a sampler and shuffle", "The DataLoader refuses the two together at the start, and says so."),

@@ -38,6 +38,13 @@ _PAIRS = {
                 return group_cache[ranks]
             return dist.new_group(ranks)
     """),
+    "a parameter that has a class": ("RW308", False, """
+        def ask(dist: Any):
+            dist.broadcast(False, 0)
+    """, """
+        def ask(dist: "core.DistributedContext"):
+            dist.broadcast(False, 0)
+    """),
     "a parameter that is any rank": ("RW311", False, """
         def send(tensor):
             rank = dist.get_rank()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 
 import pytest
 
 from lint.plain_check import rule_of
+from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.paper_run import study
 from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
@@ -61,6 +63,14 @@ BAD = {
     ("RW819", "too many"): "def finish():\n    dist.barrier()\nfinish(rank)",
     ("RW313", "the others wait"): "x = torch.rand(1)\nif rank == 0:\n    dist.send(x, 1)\nelse:\n    dist.recv(x, 0)",
     ("RW313", "two wait for each other"): "x = torch.rand(1)\nif rank == 0:\n    dist.recv(x, 1)\n    dist.send(x, 1)\nelif rank == 1:\n    dist.recv(x, 0)\n    dist.send(x, 0)",
+    ("RW308", "length"): "data = [1, 2]\nn = len(data)\ndist.all_reduce(n)",
+    ("RW308", "no source"): "dist.broadcast(torch.rand(1))",
+    ("RW308", "list in the tensor's place"): "x = torch.rand(1)\ndist.gather([torch.zeros(1), torch.zeros(1)], x)",
+    ("RW308", "tensor in the list's place"): "x = torch.rand(1)\ndist.scatter(x, torch.rand(1), src=0)",
+    ("RW308", "tensor left out"): "dist.all_gather(tensor_list=[torch.zeros(1), torch.zeros(1)])",
+    ("RW308", "unknown name"): "dist.all_reduce(torch.rand(1), operation=dist.ReduceOp.MAX)",
+    ("RW308", "item"): "x = torch.rand(1)\ndist.broadcast(x.item(), 0)",
+    ("RW308", "added up"): "total = 0\nfor _ in range(2):\n    total += torch.rand(1).item()\ndist.all_reduce(total)",
     ("RW309", "named list"): "x = torch.rand(1)\nbag = [torch.zeros(1) for _ in range(world)]\ndist.gather(x, gather_list=bag)",
     ("RW309", "objects, in the call"): "dist.gather_object(rank, [None] * world, dst=3)",
     ("RW309", "parts"): "x = torch.rand(1)\ndist.scatter(x, list(torch.rand(world).chunk(world)))",
@@ -89,6 +99,51 @@ BAD = {
     ("RW320", "times first"): "x = torch.rand(1)\ndist.all_gather(tensor_list=world * [torch.empty_like(x)], tensor=x)",
 }  # fmt: skip
 LEGAL = {
+    ("RW308", "what may be left out"): """
+        x = torch.rand(1)
+        dist.broadcast(x, group_src=0)
+        dist.recv(x)
+        dist.broadcast_object_list([1])
+        dist.scatter_object_list([None], src=0)
+        dist.scatter(x, [torch.rand(1)] * world if rank == 0 else None)
+        dist.all_reduce(*[x], **dict(op=dist.ReduceOp.SUM))
+    """,
+    ("RW308", "tensor later"): "n = 0\nfor _ in range(2):\n    n += torch.rand(1)\ndist.all_reduce(n)",
+    ("RW308", "set by what is out of sight"): """
+        from helpers import run
+        class Meter:
+            def __init__(self):
+                self.sum = 0
+            def add(self, value):
+                self.sum = self.sum + value
+            def sync(self):
+                dist.all_reduce(self.sum)
+        def main():
+            total, meter = 0.0, Meter()
+            def add(value):
+                nonlocal total
+                total = total + value
+                meter.add(value)
+            run(add)
+            dist.all_reduce(total)
+            meter.sync()
+        main()
+    """,
+    ("RW308", "what kind is asked first"): """
+        def mean(value):
+            if isinstance(value, float):
+                return value
+            dist.all_reduce(value)
+        def total(value):
+            if torch.is_tensor(value):
+                dist.all_reduce(value)
+        mean(1.0)
+        total(1)
+        try:
+            dist.all_reduce(3)
+        except TypeError:
+            pass
+    """,
     ("RW309", "none elsewhere"): "x = torch.rand(1)\nbag = [torch.zeros(1)] * world if rank == 0 else None\ndist.gather(x, bag, dst=0)",
     ("RW309", "empty elsewhere"): "bag = [None] * (world if rank == 0 else 0)\ndist.gather_object(rank, bag)",
     ("RW309", "chosen by what is out of sight"): """
@@ -270,3 +325,14 @@ def test_mistake_on_nccl_is_found(case: tuple[str, str], code: str) -> None:
 def test_legal_form_on_nccl_is_left_alone(case: tuple[str, str], code: str) -> None:
     """What is right on NCCL has no finding."""
     assert found(case[0], NCCL + code) == []
+
+
+def test_signatures_are_those_of_torch() -> None:
+    """RW308 knows the names of all parameters, and which of them torch's functions need."""
+    dist = pytest.importorskip("torch.distributed")
+    for name, act in ACTS.items():
+        function = getattr(dist, name.removeprefix("torch.distributed."), None)
+        if act.signature and function is not None:
+            takes = inspect.signature(function).parameters
+            assert act.signature == tuple(takes), name
+            assert act.needed == tuple(one for one in takes if takes[one].default is inspect.Parameter.empty), name

@@ -190,7 +190,10 @@ class Scopes:
         if name in scope.globals:
             scope = self.module
         elif name in scope.nonlocals:
-            return
+            around = self.owner(name, scope.parent or self.module)
+            if around is None:
+                return
+            scope = around
         found = scope.bound.get(name)
         if found is None:
             scope.bound[name] = [node]

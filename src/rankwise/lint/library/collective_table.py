@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 from rankwise.lint.library.names import ACCELERATOR, CONTEXT, DDP, ENGINE, FABRIC, FSDP, PL_MODULE, STRATEGY
 
 Result = Literal["equal", "local", "same", "first", "none"]
+
+
+#: Where the parameters begin that a call may leave out.
+_REST = frozenset({
+    "op", "group", "src", "dst", "gather_list", "object_gather_list", "scatter_list", "scatter_object_input_list", "output_split_sizes",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,11 @@ class Act:
     def root(self) -> tuple[int, str] | None:
         """Position and name of the parameter for the rank that gives or takes."""
         return next(((at, name) for at, name in enumerate(self.signature) if name in {"src", "dst"}), None)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The parameters that each call must give."""
+        return tuple(takewhile(lambda name: name not in _REST, self.signature))
 
     @property
     def takes(self) -> tuple[int, str] | None:

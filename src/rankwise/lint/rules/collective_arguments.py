@@ -15,13 +15,14 @@ from rankwise.lint.analyses.collective_calls import (
     list_text,
     word_of,
 )
-from rankwise.lint.analyses.job_view import INIT, backend_of, function_of, text_of
+from rankwise.lint.analyses.job_view import INIT, backend_of, called_names, function_of, once, places, text_of
 from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.analyses.tensors import is_on_cpu
-from rankwise.lint.analyses.turns import is_made_anyway
+from rankwise.lint.analyses.turns import frames_of, is_made_anyway
 from rankwise.lint.finding import Found
-from rankwise.lint.interpreter.values import Items
+from rankwise.lint.interpreter.values import Items, Object, is_number
 from rankwise.lint.library.collective_table import ACTS
+from rankwise.lint.library.constructor_table import TENSOR
 from rankwise.lint.paths.words import reported_place
 from rankwise.lint.rule import rule
 
@@ -31,6 +32,65 @@ if TYPE_CHECKING:
     from rankwise.lint.analyses.job_view import Place
     from rankwise.lint.interpreter.values import Call, Value
     from rankwise.lint.script import Script
+
+
+#: Those that must be told the rank that gives or takes.
+_ROOTED = frozenset({"broadcast", "reduce", "send", "isend"})
+_TENSORS = frozenset({"tensor", "input_tensor", "output_tensor", "input", "output"})
+_LISTS = frozenset(
+    {"tensor_list", "scatter_list", "gather_list", "input_list", "output_tensor_list", "input_tensor_list"}
+)
+#: A function that asks this may have made another value of a number.
+_ASKS = frozenset({"isinstance", "is_tensor", "hasattr", "type"})
+
+
+@rule("RW308", "error", "C18", "the arguments of a collective do not fit its parameters")
+def arguments_do_not_fit(script: Script) -> Iterator[Found]:
+    for place in once(places(script, *(name for name, act in ACTS.items() if act.signature))):
+        call = place.last
+        fault = _misfit(script, call) if isinstance(call.node, ast.Call) and not call.has_star else None
+        if fault is not None and is_made_anyway(call):
+            at, why, fix = fault
+            names = ", ".join(name for name in ACTS[call.name].signature if not name.startswith("group_"))
+            yield Found(
+                at, f"{word_of(call)} {why}: it raises when the run comes here", fix or f"{word_of(call)}({names})"
+            )
+
+
+def _misfit(script: Script, call: Call) -> tuple[ast.AST, str, str] | None:
+    """Where arguments do not fit, why, and what to do beyond a look at the parameters."""
+    names, needed, root = ACTS[call.name].signature, [*ACTS[call.name].needed], ACTS[call.name].root
+    if word_of(call) in _ROOTED and root is not None and f"group_{root[1]}" not in call.kwargs:
+        needed.append(root[1])
+    lacking = [name for name in needed if call.arg(names.index(name), name) is None]
+    unknown = sorted(call.kwargs.keys() - set(names))
+    if unknown or lacking:
+        return call.node, f"has no parameter `{unknown[0]}`" if unknown else f"gets no {' and no '.join(lacking)}", ""
+    for at, name in enumerate(names):
+        value, node = call.arg(at, name), call.arg_node(at, name)
+        if value is None or node is None or _is_asked(call):
+            continue
+        if name in _TENSORS and (_is_plain(script, node, value) or list_text(script, node) is not None):
+            fix = f"put it into a tensor, `value = torch.tensor({text_of(node)}, device=...)`, and read that afterwards"
+            return node, f"takes a tensor, and `{text_of(node)}` is none", fix
+        if name in _LISTS and isinstance(value.thing, Object) and value.thing.kind == TENSOR:
+            return node, f"takes a list of tensors as {name}, and `{text_of(node)}` is a tensor", ""
+    return None
+
+
+def _is_plain(script: Script, node: ast.AST, value: Value) -> bool:
+    """Whether a value is a number or a text; what it began with tells this only where nothing else may have set it."""
+    if not value.is_known or isinstance(node, (ast.Constant, ast.Call)):
+        return is_number(value) or isinstance(value.const, str)
+    scopes = scopes_of(script.tree)
+    only = scopes.only(node.id, scopes.scope(node)) if isinstance(node, ast.Name) else None
+    is_set_once = only is not None and isinstance(scopes.parents.get(only), ast.Assign)
+    return is_set_once and isinstance(value.const, (int, float, str))
+
+
+def _is_asked(call: Call) -> bool:
+    """Whether a function on the way asks what kind of value it has."""
+    return any(not _ASKS.isdisjoint(called_names(function_of(module.tree, node))) for module, node in frames_of(call))
 
 
 @rule("RW320", "error", "", "the list to gather into is empty, or repeats one tensor")
