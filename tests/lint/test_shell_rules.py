@@ -175,6 +175,10 @@ BAD = {
     "nohup": (f"nohup {T} train.py > log 2>&1 &", "RW719:w"),
     "nohup-launch": ("nohup python -m torch.distributed.run --nproc_per_node=2 train.py &", "RW719:w"),
     "nohup-env": (f"CUDA_VISIBLE_DEVICES=0,1 nohup {T} train.py &", "RW719:w"),
+    "devices-many": ("CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node=3 train.py", "RW720:w"),
+    "devices-one-rank": ("export CUDA_VISIBLE_DEVICES=0,1,2,3\ntorchrun train.py", "RW720:w"),
+    "devices-twice": ("CUDA_VISIBLE_DEVICES=0,0 torchrun --nproc_per_node=2 train.py", "RW720:e"),
+    "devices-twice-export": ("GPUS=0,1,1\nexport CUDA_VISIBLE_DEVICES=$GPUS\npython train.py", "RW720:e"),
     # ranks by hand
     "too-few": (
         "export MASTER_ADDR=localhost MASTER_PORT=29617\nfor i in $(seq 0 2); do RANK=$i WORLD_SIZE=4 python t.py & done; wait",
@@ -327,6 +331,11 @@ LEGAL = {
     "devices-minus": f"CUDA_VISIBLE_DEVICES=-1 {T} train.py",
     "devices-unknown": f"CUDA_VISIBLE_DEVICES=$GPUS {T} train.py",
     "devices-python": "CUDA_VISIBLE_DEVICES=0 python train.py",
+    "devices-several-each": "CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node=2 train.py",
+    "devices-prepare": f"export CUDA_VISIBLE_DEVICES=0,1\ntorchrun prepare.py\n{T} train.py",
+    "devices-few": "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=4 train.py",
+    "devices-all-processes": "CUDA_VISIBLE_DEVICES=0,1 accelerate launch train.py",
+    "devices-twice-unlike": "CUDA_VISIBLE_DEVICES=GPU-8f2,GPU-8f3 python train.py\nCUDA_VISIBLE_DEVICES=1,11 python train.py",
     "devices-gpu": "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=gpu train.py",
     "devices-branch": f"if [ -n \"$X\" ]; then export CUDA_VISIBLE_DEVICES=0; fi\n{T} train.py",
     "info": "export TORCH_DISTRIBUTED_DEBUG=INFO NCCL_DEBUG=INFO NCCL_P2P_DISABLE=0",

@@ -12,8 +12,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankwise.base.findings import Severity
-    from rankwise.lint.shell.model import Launch
+    from rankwise.lint.shell.model import Launch, Setting
     from rankwise.lint.shell.study import Shell
+
+_NAMES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+@rule("RW720", "error", "", "CUDA_VISIBLE_DEVICES hides the GPUs, or lists some that no rank uses", looks_at="shell")
+def visible_devices(shell: Shell) -> Iterator[Found]:
+    for setting in shell.reading.settings:
+        devices = _devices(setting)
+        twice = next((one for one in devices if devices.count(one) > 1), None)
+        if setting.name in _NAMES and twice is not None:
+            message = f"{setting.name}={setting.value.text} lists {twice} twice: CUDA then shows no GPU at all, and what falls back to the CPU trains there"
+            yield Found(setting.span, message, "list each device once")
+    has_numbers = any(launch.flag("nproc_per_node", "num_processes") for launch in shell.launches)
+    for launch in shell.launches:
+        listed = next((launch.command.env[name] for name in _NAMES if name in launch.command.env), None)
+        devices, ranks = _devices(listed) if listed is not None else [], launch.num_per_node
+        if listed is None or not launch.is_elastic or ranks is None or ranks >= len(devices):
+            continue
+        flag = launch.flag("nproc_per_node")
+        # A rank may use several of them, but then all ranks use as many; a launch without a number may prepare the others.
+        if len(devices) % ranks if flag else not has_numbers:
+            why = f"{ranks} rank{'s' * (ranks > 1)} for {len(devices)} devices: the others are idle"
+            yield Found(
+                flag.word.span if flag else launch.word.span,
+                why if flag else f"without --nproc-per-node one rank is started, and {len(devices)} devices are listed",
+                f"{flag.spelled if flag else '--nproc-per-node'}={len(devices)}",
+                severity="warning",
+                also=[("the devices", shell.piece.path, listed.span)],
+            )
+
+
+def _devices(setting: Setting) -> list[str]:
+    devices = [one.strip() for one in (setting.value.text or "").split(",")]
+    return [] if "" in devices or devices[0].startswith("-") else devices
 
 
 @rule("RW726", "error", "I1 I2 I10 I11 I12", "ranks that are started one by one do not form one job", looks_at="shell")
