@@ -157,6 +157,10 @@ BAD = {
         for fold in range(5):
             fit(fold)
     """,
+    ("RW211", "with each backend"): """
+        for backend in ["gloo", "nccl"]:
+            dist.init_process_group(backend)
+    """,
     ("RW211", "twice in one spawned process"): """
         def work(rank):
             dist.init_process_group("gloo", "tcp://localhost:1234", rank=rank, world_size=2)
@@ -257,6 +261,14 @@ LEGAL = {
         group = Group()
         for _ in range(5):
             group.start()
+    """,
+    ("RW211", "one turn"): """
+        rounds = 1
+        for _ in range(rounds):
+            dist.init_process_group("gloo")
+        dist.destroy_process_group()
+        for backend in ["gloo"]:
+            dist.init_process_group(backend)
     """,
     ("RW211", "until it is there"): """
         while not dist.is_initialized():

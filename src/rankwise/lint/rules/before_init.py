@@ -21,6 +21,7 @@ from rankwise.lint.analyses.job_view import (
 )
 from rankwise.lint.analyses.turns import frames_of, is_made_anyway
 from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.looping import turns_of
 from rankwise.lint.interpreter.special import PROCESS
 from rankwise.lint.interpreter.values import arms_of
 from rankwise.lint.rule import rule
@@ -139,7 +140,7 @@ def _again(entry: Entry) -> Iterator[tuple[Call, Call]]:
         elif call.name == INIT and _runs_each_time(call):
             if held is not None and _comes_to_both(entry, held, call):
                 yield call, held
-            elif call.loops and not call.tests and _goes_on(call.loops[-1]):
+            elif call.loops and not call.tests and _goes_on(entry, call.loops[-1]):
                 inside = (one for one in calls if call.loops[-1] in one.loops)
                 if not any(map(_may_destroy, inside)):
                     yield call, call
@@ -166,7 +167,9 @@ def _runs_each_time(call: Call) -> bool:
     return is_made_anyway(call)
 
 
-def _goes_on(loop: ast.AST) -> bool:
-    """Whether a loop makes whole turns: nothing in it ends it or leaves a part out, nor a test as that of a `while`."""
+def _goes_on(entry: Entry, node: ast.AST) -> bool:
+    """Whether a loop makes several whole turns: nothing in it ends it or leaves a part out, nor a test as that of a `while`."""
     leaves = (ast.Break, ast.Continue, ast.Return, ast.Raise)
-    return isinstance(loop, ast.For) and not any(isinstance(one, leaves) for one in ast.walk(loop))
+    turns = {turns_of(loop.value) for _, loop in entry.histories[0].loops if loop.node is node}
+    is_whole = isinstance(node, ast.For) and not any(isinstance(one, leaves) for one in ast.walk(node))
+    return is_whole and turns.isdisjoint({0, 1})
