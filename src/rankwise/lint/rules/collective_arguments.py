@@ -49,7 +49,7 @@ def arguments_do_not_fit(script: Script) -> Iterator[Found]:
     for place in once(places(script, *(name for name, act in ACTS.items() if act.signature))):
         call = place.last
         fault = _misfit(script, call) if isinstance(call.node, ast.Call) and not call.has_star else None
-        if fault is not None and is_made_anyway(call):
+        if fault is not None and is_made_anyway(call) and (fault[0] is call.node or not _is_asked(call)):
             at, why, fix = fault
             names = ", ".join(name for name in ACTS[call.name].signature if not name.startswith("group_"))
             yield Found(
@@ -68,7 +68,7 @@ def _misfit(script: Script, call: Call) -> tuple[ast.AST, str, str] | None:
         return call.node, f"has no parameter `{unknown[0]}`" if unknown else f"gets no {' and no '.join(lacking)}", ""
     for at, name in enumerate(names):
         value, node = call.arg(at, name), call.arg_node(at, name)
-        if value is None or node is None or _is_asked(call):
+        if value is None or node is None:
             continue
         if name in _TENSORS and (_is_plain(script, node, value) or list_text(script, node) is not None):
             fix = f"put it into a tensor, `value = torch.tensor({text_of(node)}, device=...)`, and read that afterwards"
