@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Objects that a worker makes before it looks for cycles among the young ones.
-_MOST_YOUNG = 100_000
+_MOST_YOUNG = 1_000_000
 _checker: Checker | None = None
 
 
