@@ -27,7 +27,7 @@ def find(view: SceneView) -> Iterator[JobFinding]:
             pids = " ".join(str(view.by_rank[rank].pid) for rank in stopped if view.by_rank[rank].pid)
             yield explain_absence(
                 view, absence, rule=RULE, certainty="proof", is_stuck=False, culprits=stopped,
-                fix=f"someone or something stopped it: `kill -CONT {pids or 'PID'}` lets it continue",
+                fix=f"find who stopped it (Ctrl-Z, a debugger, SIGSTOP): while the job runs, `kill -CONT {pids or 'PID'}` lets it continue",
             )  # fmt: skip
 
 
