@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -39,19 +41,14 @@ _CODE_SCRIPT = TORCHRUN_SCRIPT.with_name("python_c.py")
 #: `python` of a shell.
 SHIM = TORCHRUN_SCRIPT.with_name("python_shim.py")
 _READY_S = 120.0
-#: The pid of a fork and how it has ended each take so much of the pipe, filled up with spaces.
+#: The pid of a fork, how it has ended and its CPU milliseconds each take so much of the pipe, filled up with spaces.
 ANSWER_BYTES = 16
-_started: list[int] = []
+_cpu_s = [0.0]
 
 
 def measure_cpu_s() -> float:
-    """Return the CPU seconds of what this process has forked off, and of the import: of all that has ended."""
-    total = 0
-    for pid in _started:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += sum(map(int, fields[11:15]))
-    return total / os.sysconf("SC_CLK_TCK")
+    """Return the CPU seconds of what this process has had forked and seen end, and of the imports that it was the first to need."""
+    return _cpu_s[0]
 
 
 def can_fork(modules: Sequence[str], *, is_module: bool = False) -> bool:
@@ -170,9 +167,10 @@ class ForkedPython:
 
     def _look(self, timeout_s: float | None) -> int | None:
         if self.returncode is None and select.select([self._end], [], [], timeout_s)[0]:
-            data = os.read(self._end, ANSWER_BYTES)
+            status, cpu_ms = map(int, os.read(self._end, 2 * ANSWER_BYTES).split() or (signal.SIGKILL, 0))
             os.close(self._end)
-            self.returncode = os.waitstatus_to_exitcode(int(data)) if data else -int(signal.SIGKILL)
+            self.returncode = os.waitstatus_to_exitcode(status)
+            _cpu_s[0] += cpu_ms / 1000
         return self.returncode
 
 
@@ -203,30 +201,73 @@ def find_socket(modules: Sequence[str]) -> socket.socket | None:
 
 @functools.cache
 def _start(modules: tuple[str, ...], *, by_hand: bool = False, is_module: bool = False) -> socket.socket | None:
-    """Start a Python to fork from, which ends with this process; None where one can't be given another command line."""
+    """Return a connection to fork by that ends with this process; None where a Python can't be given another command line."""
+    sock = _connect(modules, by_hand=by_hand, is_module=is_module)
+    if sock is not None:
+        atexit.register(_stop, sock)
+    return sock
+
+
+def _connect(modules: tuple[str, ...], *, by_hand: bool, is_module: bool) -> socket.socket | None:
+    """Connect to the Python that all workers of the tests fork from; start it where there is none.
+
+    It ends with its last connection, which may be just now.
+    """
+    from support import RESIDENT_FOLDER
+
+    name = f"forks-{zlib.crc32(repr((modules, by_hand, is_module)).encode()):08x}"
+    RESIDENT_FOLDER.mkdir(mode=0o700, exist_ok=True)
+    for _ in range(3):
+        sock, process, answer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), None, b""
+        with (RESIDENT_FOLDER / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                sock.connect(str(RESIDENT_FOLDER / name))
+            except OSError:
+                process = _start_server(RESIDENT_FOLDER / name, modules, by_hand=by_hand, is_module=is_module)
+                sock.connect(str(RESIDENT_FOLDER / name))
+        sock.settimeout(_READY_S)
+        with contextlib.suppress(ConnectionError):
+            answer = sock.recv(100)
+            if process is not None:
+                _count_import(process.pid)
+                gather(process.pid)
+            if answer == b"ready":
+                return sock
+        sock.close()
+        if answer:
+            break
+    return None
+
+
+def _start_server(path: Path, modules: tuple[str, ...], *, by_hand: bool, is_module: bool) -> subprocess.Popen[bytes]:
+    """Start a Python to fork from, which listens at a path."""
     from support import make_env
 
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    helpers = _start(HELPING) if modules == LAUNCHING else None
-    helpers_fd = None if helpers is None else helpers.fileno()
-    env = make_env({
-        "PYTHONPATH": str(Path(__file__).with_name("fork_site")),
-        "TESTS_FORKS": json.dumps({"fd": theirs.fileno(), "modules": modules, "helpers_fd": helpers_fd}),
-        "OMP_NUM_THREADS": None if by_hand else "1",
-        **({"TORCH_CPP_LOG_LEVEL": "FATAL"} if modules == HELPING else {}),  # read at the import; the helper sets it
-    })  # fmt: skip
-    command = [sys.executable, *(["-m"] if is_module else [] if by_hand else ["-u"]), NAME]
-    with theirs:
-        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), *([] if helpers_fd is None else [helpers_fd])], start_new_session=True)  # fmt: skip
-    _started.append(process.pid)
-    atexit.register(_stop, process, ours)
-    ours.settimeout(_READY_S)
-    is_ready = ours.recv(100) == b"ready"
-    gather(process.pid)
-    return ours if is_ready else None
+    helpers = _connect(HELPING, by_hand=False, is_module=False) if modules == LAUNCHING else None
+    helpers_fds = [] if helpers is None else [helpers.fileno()]
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, helpers or contextlib.nullcontext():
+        listener.bind(str(path))
+        listener.listen(64)
+        env = make_env({
+            "PYTHONPATH": str(Path(__file__).with_name("fork_site")),
+            "TESTS_FORKS": json.dumps({"fd": listener.fileno(), "modules": modules, "helpers_fd": helpers_fds[0] if helpers_fds else None}),
+            "OMP_NUM_THREADS": None if by_hand else "1",
+            **({"TORCH_CPP_LOG_LEVEL": "FATAL"} if modules == HELPING else {}),  # read at the import; the helper sets it
+        })  # fmt: skip
+        command = [sys.executable, *(["-m"] if is_module else [] if by_hand else ["-u"]), NAME]
+        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno(), *helpers_fds], start_new_session=True)  # fmt: skip
+    process.returncode = 0  # it may outlive this process, and nobody waits for it
+    return process
 
 
-def _stop(process: subprocess.Popen[bytes], sock: socket.socket) -> None:
+def _count_import(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        _cpu_s[0] += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _stop(sock: socket.socket) -> None:
     sock.shutdown(socket.SHUT_RDWR)  # what the tests have left running may have inherited it
     sock.close()
-    process.wait()

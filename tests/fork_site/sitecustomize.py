@@ -51,28 +51,36 @@ def _serve(settings: dict[str, Any]) -> None:
     freezing.freeze(freezing.list_libraries())
     gc.enable()
     set_by_imports = {key: value for key, value in os.environ.items() if begin_env.get(key) != value}
-    sock = socket.socket(fileno=settings["fd"])
-    sock.send(b"ready" if line.can_change else b"cold")
+    listener = socket.socket(fileno=settings["fd"])
+    clients: dict[int, socket.socket] = {}
     ends: dict[int, tuple[int, int]] = {}
     while True:
-        ready = {fd for fd, _ in _wait(sock.fileno(), ends)}
+        ready = {fd for fd, _ in _wait((listener.fileno(), *clients), ends)}
         for pidfd, (_, end) in ends.items():
             if end in ready and pidfd not in ready:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)  # who has asked for it is gone
-        for fd in [fd for fd in (*ends, sock.fileno()) if fd in ready]:
+        if listener.fileno() in ready:
+            client = listener.accept()[0]
+            clients[client.fileno()] = client
+            client.send(b"ready" if line.can_change else b"cold")
+        for fd in [fd for fd in (*ends, *clients) if fd in ready]:
             if fd in ends:
                 pid, end = ends.pop(fd)
-                _answer(end, os.waitpid(pid, 0)[1])
+                _, status, usage = os.wait4(pid, 0)
+                _answer(end, status, int((usage.ru_utime + usage.ru_stime) * 1000))
                 os.close(fd)
                 os.close(end)
                 continue
-            data, fds, _, _ = socket.recv_fds(sock, 1 << 20, 16)
+            data, fds = _receive(clients[fd])
             if not data:
-                os._exit(0)  # the tests are over
+                clients.pop(fd).close()
+                if not clients and listener.fileno() not in ready:
+                    os._exit(0)  # the tests are over
+                continue
             end, *fds = fds
             pid = os.fork()
             if not pid:
-                for one in (sock.detach(), end, *ends, *(end for _, end in ends.values())):
+                for one in (listener.detach(), *(client.detach() for client in clients.values()), end, *ends, *(end for _, end in ends.values())):  # fmt: skip
                     os.close(one)
                 order = json.loads(data)
                 _enter(order.get("host_pid"))
@@ -176,15 +184,22 @@ def _enter(pid: int | None) -> None:
                 raise OSError(ctypes.get_errno(), f"setns {kind}")
 
 
-def _answer(end: int, number: int) -> None:
+def _receive(client: socket.socket) -> tuple[bytes, list[int]]:
+    """Return an order and its descriptors; nothing from one that is gone."""
+    with contextlib.suppress(ConnectionError):
+        return socket.recv_fds(client, 1 << 20, 16)[:2]
+    return b"", []
+
+
+def _answer(end: int, *numbers: int) -> None:
     """Tell whoever has asked for a fork, if it is still there."""
     with contextlib.suppress(BrokenPipeError):
-        os.write(end, b"%-16d" % number)
+        os.write(end, b"".join(b"%-16d" % number for number in numbers))
 
 
-def _wait(first: int, others: dict[int, tuple[int, int]]) -> list[tuple[int, int]]:
+def _wait(readable: tuple[int, ...], others: dict[int, tuple[int, int]]) -> list[tuple[int, int]]:
     poll = select.poll()
-    for fd in (first, *others):
+    for fd in (*readable, *others):
         poll.register(fd, select.POLLIN)
     for _, end in others.values():
         poll.register(end, 0)  # tells that nobody reads it
