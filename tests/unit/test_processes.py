@@ -68,6 +68,20 @@ def test_nobody_descends_from_a_pid_that_is_not() -> None:
     assert list_descendants(2**22 + 5) == []
 
 
+def test_who_was_born_while_proc_was_read_is_ended_too() -> None:
+    """A list without an orphan whose parent ended while it was made is not the end: the kernel still has a child of ours."""
+    found = _below(
+        """
+        from rankwise.launcher import processes
+        shell("setsid sleep 30 & echo")
+        lists = [[], []]
+        processes.list_descendants = lambda root: lists.pop() if lists else list_descendants(root)
+        told = end_descendants((), 0, SYSTEM_CLOCK)
+        """
+    )
+    assert (found["told"], found["left"]) == (1, [])
+
+
 def test_all_are_ended_orphans_and_daemons_too() -> None:
     """Whole trees end, also what has left its session and lost its parent."""
     found = _below(

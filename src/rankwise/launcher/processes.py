@@ -48,13 +48,15 @@ def end_descendants(
     seen: set[int] = set()
     start = clock.monotonic()
     while True:
+        found = list_descendants(os.getpid())
         left = [
-            pid
-            for pid in list_descendants(os.getpid())
-            if pid not in keep and _is_ours(pid) and (not session or _find_session(pid) == session)
+            pid for pid in found if pid not in keep and _is_ours(pid) and (not session or _find_session(pid) == session)
         ]
         passed = clock.monotonic() - start
-        if not left or passed > grace_s + timeout_s:
+        if passed > grace_s + timeout_s:
+            return len(seen)
+        # While /proc was read, a process may have started another, which was not listed yet, and be gone itself.
+        if not left and (found or keep or session or _is_alone()):
             return len(seen)
         if passed < grace_s and hurry():
             grace_s = passed
@@ -90,6 +92,16 @@ def _send(pid: int, number: int) -> None:
     # Gone, or another user's by now (sudo): there is nothing that we may do about it.
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def _is_alone() -> bool:
+    """Whether no child lives, by the kernel's word; those that have ended are taken in."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return True
+    return False
 
 
 def _reap(pids: Collection[int]) -> None:
