@@ -13,25 +13,44 @@ import contextlib
 import ctypes
 import os
 import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SYS_PROCESS_MADVISE, _MADV_COLLAPSE = 440, 25
+_HUGE_BYTES = 2 << 20
+#: Gathered at once: it takes 0.02 s, where all of a Python with torch takes 0.3 s.
+_STEP_BYTES = 8 * _HUGE_BYTES
 
 
-def gather(pid: int) -> None:
+def gather(pid: int, *, stop: Callable[[], bool] = lambda: False) -> bool:
     """Gather what memory a process has of its own in huge pages: its heap, and what it has mapped without a file.
 
     Args:
         pid: A process that has imported what there is to import, and shares none of that with a fork at the moment: what is
             shared would be copied.
+        stop: Asked between steps whether there is something better to do. What is gathered already costs next to
+            nothing the next time.
+
+    Returns:
+        Whether it came to the end.
     """
     with contextlib.suppress(OSError):
         pidfd = os.pidfd_open(pid)
         try:
             for start, end in _list_own(pid):
-                vector = struct.pack("PN", start, end - start)
-                ctypes.CDLL(None).syscall(_SYS_PROCESS_MADVISE, pidfd, vector, ctypes.c_size_t(1), _MADV_COLLAPSE, 0)
+                first = -(-start // _HUGE_BYTES) * _HUGE_BYTES  # a step that cuts a huge page in two would leave it out
+                for at in range(first, end, _STEP_BYTES):
+                    if stop():
+                        return False
+                    vector = struct.pack("PN", at, min(_STEP_BYTES, end - at))
+                    ctypes.CDLL(None).syscall(
+                        _SYS_PROCESS_MADVISE, pidfd, vector, ctypes.c_size_t(1), _MADV_COLLAPSE, 0
+                    )
         finally:
             os.close(pidfd)
+    return True
 
 
 def _list_own(pid: int) -> list[tuple[int, int]]:

@@ -135,7 +135,7 @@ class Resident:
             if not self._runs and not waiting:
                 if self._find_end(now - idle_since, login):
                     self._leave()
-                self._gather()
+                self._gather(listener)
 
     def _wait(self, listener: socket.socket, *fds: int) -> set[int]:
         """Return the descriptors on which something has happened; none after a while."""
@@ -238,11 +238,11 @@ class Resident:
         _say(sock, {"supervisor": pid})
         return False
 
-    def _gather(self) -> None:
-        """Make the next runs' forks cheap, once a run has shown that there are any: it takes 0.1 s, in which nobody waits."""
+    def _gather(self, listener: socket.socket) -> None:
+        """Make the next runs' forks cheap, once a run has shown that there are any; a launcher that asks comes first."""
         if self._served and not self._is_gathered:
-            self._load("huge_pages").gather(os.getpid())
-            self._is_gathered = True
+            gather = self._load("huge_pages").gather
+            self._is_gathered = gather(os.getpid(), stop=lambda: bool(select.select([listener], [], [], 0)[0]))
 
     def _leave(self) -> None:
         if self._path:

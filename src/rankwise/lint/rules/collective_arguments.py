@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 
-#: Those that must be told the rank that gives or takes.
+#: Those that need the rank that gives or takes.
 _ROOTED = frozenset({"broadcast", "reduce", "send", "isend"})
 _TENSORS = frozenset({"tensor", "input_tensor", "output_tensor", "input", "output"})
 _LISTS = frozenset(
