@@ -128,10 +128,12 @@ def _new_run(virtual_rank: VirtualRank, project: Project, name: str) -> Run:
 
 
 def _restart(run: Run, name: str) -> None:
+    if run.has_seen_rank or run.history.is_cut or run.history.entry == "the program":
+        # Else what did nothing for one entry does nothing for the next: classes of a library have their parts in common.
+        run.barren = {}
     run.history = History(run.virtual_rank.rank, name)
     run.items = run.history.items
     run.guards = run.tests = run.loops = run.stack = run.contexts = run.functions = run.selves = ()
-    run.barren = {}
     run.budget, run.dry, run.has_seen_rank, run.num_ops = BUDGET // 2, 0, False, 0
 
 
@@ -175,8 +177,6 @@ def _exhaust(result: Value) -> None:
 
 
 def _class_entry(module: Module, node: ast.ClassDef, left: list[Any]) -> Callable[[Run], None]:
-    set_later = _set_later(node)
-
     def enter(run: Run) -> None:
         value = run.scopes[module].find(node.name)
         if value is None or not isinstance(value.thing, UserClass):
@@ -186,9 +186,9 @@ def _class_entry(module: Module, node: ast.ClassDef, left: list[Any]) -> Callabl
         if not isinstance(made.thing, Instance):
             return
         # Nobody knows which methods have run before this one: what they set may be set already. Who the rank is stays.
-        for name in set_later & made.thing.attrs.keys():
-            if made.thing.attrs[name].is_known and not made.thing.attrs[name].origin:
-                made.thing.attrs[name] = Value(path=f"self.{name}")
+        constants = [name for name, value in made.thing.attrs.items() if value.is_known and not value.origin]
+        for name in _set_later(node).intersection(constants) if constants else ():
+            made.thing.attrs[name] = Value(path=f"self.{name}")
         for method in sorted(left, key=lambda one: not one.name.startswith(_METHODS_FIRST)):
             found = value.thing.attrs.get(method.name)
             if method in run.executed or found is None or not isinstance(found.thing, Function):

@@ -45,14 +45,12 @@ def lacking_names(script: Script) -> Iterator[tuple[ast.Attribute, str]]:
 def _lacks(script: Script, node: ast.AST, module: str, name: str) -> bool:
     if canonical(module) not in _MODULES or name.startswith("__"):
         return False
+    script.project.read.update(path for path in [_path_of(module)] if path is not None)
+    if not lacks(module, name) or is_caught(script.tree, node):
+        return False
     modules = script.project.loaded()
     trees = [script.tree, *(one.tree for one in modules)]
-    script.project.read.update(path for path in [_path_of(module)] if path is not None)
-    return (
-        lacks(module, name)
-        and not is_caught(script.tree, node)
-        and not any(has_unread(tree, modules) or _may_know(tree, module, name) for tree in trees)
-    )
+    return not any(has_unread(tree, modules) or _may_know(tree, module, name) for tree in trees)
 
 
 def _may_know(tree: ast.Module, module: str, name: str) -> bool:

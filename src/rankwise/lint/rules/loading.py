@@ -71,9 +71,9 @@ def map_location_from_rank(script: Script) -> Iterator[Found]:
 def module_prefix(script: Script) -> Iterator[Found]:
     for entry in script.entries:
         found = [place.calls[0] for place in once(places_of(entry))]
-        for call in found:
+        for call in (one for one in found if one.name.endswith(".load_state_dict")):
             given, form, at = call.arg(0, "state_dict"), _form(call.receiver), node_in(script, call)
-            made = whole_of(given) if given is not None and call.name.endswith(".load_state_dict") else None
+            made = whole_of(given) if given is not None else None
             if (
                 made is None
                 or form is None

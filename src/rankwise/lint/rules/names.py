@@ -94,11 +94,6 @@ def value_of_some_ranks(script: Script) -> Iterator[Found]:
         if isinstance(note, Unbound) and note.module is script.module and not _may_choose(note):
             lacking[note.node, note.history.entry].add(note.history.rank)
     ranks = {entry.name: {history.rank for history in entry.histories} for entry in script.entries}
-    stored = {
-        _name(node)
-        for node in (ast.walk(script.tree) if lacking else ())
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
-    }
     reported = set()
     for (node, entry), without in lacking.items():
         having = ranks[entry] - without
@@ -108,7 +103,7 @@ def value_of_some_ranks(script: Script) -> Iterator[Found]:
             having
             and without & {0, 1}
             and name not in reported
-            and _name(node) in stored
+            and _is_stored(script.tree, _name(node))
             and not is_caught(script.tree, node)
         ):
             who = "only rank 0 has" if having == {0} else "only some ranks have"
@@ -120,6 +115,11 @@ def value_of_some_ranks(script: Script) -> Iterator[Found]:
                 "read it only where it was set, or give it a value (None) on the other ranks",
                 severity="error" if entry == "the program" else "warning",
             )
+
+
+def _is_stored(tree: ast.Module, name: str) -> bool:
+    nodes = (one for one in ast.walk(tree) if isinstance(one, (ast.Name, ast.Attribute)))
+    return any(isinstance(one.ctx, ast.Store) and _name(one) == name for one in nodes)
 
 
 #: With one of these in the text, attributes may come from where it does not show.

@@ -203,7 +203,8 @@ _CLUSTER = frozenset({"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NODEID"})
 
 @rule("RW209", "error", "I4", "the rendezvous is at an address where the nodes do not meet")
 def localhost_on_several_nodes(script: Script) -> Iterator[Found]:
-    for _, value, node in _addresses(script):
+    found = list(_addresses(script))
+    for _, value, node in found:
         address, is_default = text_given(value)
         if _MULTICAST.match(address or ""):
             yield Found(
@@ -212,14 +213,13 @@ def localhost_on_several_nodes(script: Script) -> Iterator[Found]:
                 "give the first node's name or address",
                 severity="warning" if is_default else "error",
             )
-    several = _several(script)
+    here = [one for one in found if isinstance(one[1].const, str) and _HERE.match(one[1].const) and not _tested(one[0])]
+    several = _several(script) if here else None
     if several is None:
         return
     why, is_certain, declared = several
-    for place, value, node in _addresses(script):
-        if isinstance(value.const, str) and _HERE.match(value.const) and not _tested(place):
-            if declared is not None and declared.excludes(place.last):
-                continue  # the cluster's nodes get another address
+    for place, value, node in here:
+        if declared is None or not declared.excludes(place.last):  # else the cluster's nodes get another address
             yield Found(
                 node,
                 f"{value.const!r} is a different host on each node, and {why}: the nodes never connect",
@@ -278,14 +278,14 @@ _REMOVES = frozenset({"remove", "unlink", "rmtree", "mkdtemp", "TemporaryDirecto
 
 @rule("RW206", "warning", "I13", "all runs share one fixed init file")
 def fixed_init_file(script: Script) -> Iterator[Found]:
-    if not _REMOVES.isdisjoint(called_names(script.tree)):
-        return
     for place in once(places(script, INIT, _FILES)):
         call = place.last
         at = (0, "file_name") if call.name == _FILES else (1, "init_method")
         node, (path, is_default) = call.arg_node(*at), text_given(call.arg(*at))
         if path is None or node is None or (call.name == INIT and not path.startswith("file:")):
             continue
+        if not _REMOVES.isdisjoint(called_names(script.tree)):
+            return
         what = "is the default, so all runs share one file" if is_default else "is the same file for each run"
         shown = repr(path) if isinstance(node, ast.Constant) else f"`{text_of(node)}`"
         yield Found(

@@ -88,8 +88,7 @@ class Checker:
         return check_piece(piece, self._project, registry.all_rules(), failures)
 
     def _digest_read(self) -> Iterator[tuple[str, str]]:
-        for path in sorted(self._project.read):
-            name = os.path.abspath(path)  # noqa: PTH100 - keeps links
+        for name in sorted(map(os.path.abspath, self._project.read)):
             if name not in self._digests:
                 self._digests[name] = digest_file(name)
             yield name, self._digests[name]
