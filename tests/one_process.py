@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NUM_STEPS, NUM_SAMPLES, GLOBAL_BATCH, NUM_CLASSES = 50, 203, 24, 5
-#: For compositions whose steps are dear (a DTensor's operation takes a millisecond): an epoch of nine steps, of which the last is short,
+#: For more than two ranks, and compositions whose steps are dear (a DTensor's operation takes a millisecond): an epoch of nine steps, of which the last is short,
 #: and three of the next; the learning rate falls after four. What is lost or counted twice shows in the loss of the second step, and a
 #: thousandth of it was seen to.
 FEW_STEPS = 12
