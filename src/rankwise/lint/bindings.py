@@ -146,6 +146,7 @@ class _Words:
         return any(map(_is_word, used)) or (talks and any(map(_DISTRIBUTED_WORD.fullmatch, used)))
 
 
+@lru_cache(maxsize=100)
 def relevant_names(tree: ast.Module, text: str) -> frozenset[str]:
     """Names of functions, methods and classes that have to do with ranks, themselves or by what they call in this module."""
     if not mentions_ranks(text):

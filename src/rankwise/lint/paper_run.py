@@ -218,7 +218,7 @@ def _set_later(node: ast.ClassDef) -> set[str]:
 
 def _framework_arguments(cls: UserClass, method: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, Value]:
     """What Lightning gives the methods of a callback: its trainer, the user's module."""
-    if "lightning.pytorch.Callback" not in cls.library_bases():
+    if "lightning.pytorch.Callback" not in cls.library_bases:
         return {}
     kinds = {"trainer": PL_TRAINER, "pl_module": PL_MODULE}
     return {one.arg: Value(thing=Object(kinds[one.arg])) for one in method.args.args if one.arg in kinds}

@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from rankwise.lint.bindings import bindings_of, is_relevant_program, relevant_names
@@ -35,6 +35,7 @@ def matters(text: str) -> bool:
     return _WORDS.search(text) is not None
 
 
+@lru_cache(maxsize=100)  # a file that is checked is soon imported by its neighbours, or has been
 def parse(text: str) -> ast.Module:
     """The tree of a text; as `ast.parse`, but unusual nesting is a SyntaxError as well."""
     try:

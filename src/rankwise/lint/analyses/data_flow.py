@@ -169,7 +169,7 @@ def loaders_in(value: Value) -> list[Object]:
 
 def is_stream(dataset: Value) -> bool:
     """Whether it is a stream of a class of the user's."""
-    return isinstance(dataset.thing, Instance) and ITERABLE in dataset.thing.cls.library_bases()
+    return isinstance(dataset.thing, Instance) and ITERABLE in dataset.thing.cls.library_bases
 
 
 def hf_stream(dataset: Value) -> Call | None:

@@ -90,7 +90,7 @@ def classes_in(value: Value | None) -> Iterator[UserClass]:
     """The user's classes of a data set and of the data sets in it."""
     for one in inside(value):
         if isinstance(one.thing, Instance):
-            yield from one.thing.cls.ancestry()
+            yield from one.thing.cls.ancestry
 
 
 @lru_cache(maxsize=64)
@@ -109,7 +109,7 @@ def _asks_rank(cls: ast.ClassDef) -> bool:
 
 
 def _names_of(cls: UserClass) -> frozenset[str]:
-    return frozenset().union(*(_names_in(one.node) for one in cls.ancestry()))
+    return frozenset().union(*(_names_in(one.node) for one in cls.ancestry))
 
 
 def splits_by_worker(cls: UserClass) -> bool:
@@ -119,7 +119,7 @@ def splits_by_worker(cls: UserClass) -> bool:
 
 def splits_by_rank(cls: UserClass) -> bool:
     """Whether a class asks which rank it is on, or calls what takes a rank's part."""
-    return any(_asks_rank(one.node) for one in cls.ancestry())
+    return any(_asks_rank(one.node) for one in cls.ancestry)
 
 
 def draws_at_random(cls: UserClass) -> bool:

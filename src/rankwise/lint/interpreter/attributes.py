@@ -201,13 +201,13 @@ def _of_instance(run: Run, owner: Value, thing: Instance, name: str, node: Any) 
         return _bound(run, owner, found, node)
     if thing.base is not None and thing.base.call is not None:
         return _of_object(run, Value(thing=thing.base), thing.base, name, node)
-    bases = thing.cls.library_bases()
+    bases = thing.cls.library_bases
     for base in (PL_MODULE, HF_TRAINER, PL_TRAINER):
         if base in bases:
             return _of_framework(run, owner, base, name)
     if name == "__dict__":
         return ANY
-    is_open = bool(bases) or any(base.thing is None for one in thing.cls.ancestry() for base in one.bases)
+    is_open = bool(bases) or thing.cls.is_open
     hinted = guess(run, name)
     if hinted.origin or hinted.thing is not None:
         return hinted
@@ -243,7 +243,7 @@ def _bound(run: Run, owner: Value, found: Value, node: Any) -> Value:
 
 
 def _of_class(run: Run, owner: Value, thing: UserClass, name: str, _node: Any) -> Value:
-    found = thing.find("forward" if name == "apply" and "torch.autograd.Function" in thing.library_bases() else name)
+    found = thing.find("forward" if name == "apply" and "torch.autograd.Function" in thing.library_bases else name)
     if found is None:
         return guess(run, name)
     if isinstance(found.thing, Function) and name == "apply" != found.thing.name:
@@ -263,11 +263,11 @@ def _of_super(run: Run, owner: Value, thing: Super, name: str, node: Any) -> Val
     cls = instance.cls if isinstance(instance, Instance) else instance
     if isinstance(cls, UserClass):
         seen = False
-        for one in cls.ancestry():
+        for one in cls.ancestry:
             if seen and name in one.attrs:
                 return _bound(run, thing.receiver, one.attrs[name], node)
             seen = seen or one is thing.owner
-        for base in sorted(cls.library_bases()):
+        for base in sorted(cls.library_bases):
             made = Object(base)
             if base == LOADER and isinstance(instance, Instance):
                 made = instance.base = instance.base or made

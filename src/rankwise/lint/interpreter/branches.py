@@ -99,19 +99,19 @@ def take_all(
     test: ast.AST,
 ) -> Exit | None:
     """Run each arm from the same state; go on with what they leave together."""
-    base, guards = scope.names, run.guards
+    base, guards, tests, items = scope.names, run.guards, run.tests, run.items
     # `rank == 0 and late()`: only ranks for which the first half holds reach both arms.
     within = (*guards, *run.implied.get(test, ()))
     arms, ends, num_returns = [], [], len(scope.returns)
     written, num_written = [], len(run.written)
     for label, body in ways:
-        scope.names, run.guards = dict(base), within
-        with run.gathering() as items, run.within("tests", (test, value, label == "if")):
-            left = run.execute(run, scope, body)
-        run.guards = guards
-        arms.append(Arm(label, items, left))
+        scope.names, run.guards, run.items = dict(base), within, []
+        run.tests = (*tests, (test, value, label == "if"))
+        left = run.execute(run, scope, body)
+        arms.append(Arm(label, run.items, left))
         ends.append((scope.names, left))
         written.append((run.take_back(num_written), left))
+    run.guards, run.tests, run.items = guards, tests, items
     _write_arms(run, scope, written, value)
     finish_fork(run, scope, Fork(node, scope.module, value, tuple(arms), kind, within), num_returns)
     return go_on(scope, ends, value)

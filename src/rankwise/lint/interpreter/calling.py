@@ -182,7 +182,7 @@ def _call_instance(
                 return made.result
             return result
     value = mixed((*args, *kwargs.values()))
-    if thing.cls.library_bases():
+    if thing.cls.library_bases:
         made = Call(name="torch.nn.Module.__call__", node=node, module=module, args=args, kwargs=kwargs, receiver=func)
         run.record(made)
         return _given_by(made, value)

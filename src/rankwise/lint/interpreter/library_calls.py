@@ -215,7 +215,7 @@ def kinds_of(value: Value) -> list[str]:
         return [thing.kind, *(["torchmetrics.Metric"] if thing.kind.startswith("torchmetrics.") else [])]
     if isinstance(thing, Instance):
         sharded = [FSDP] if "__sharded__" in thing.attrs else []
-        return [*sharded, *sorted(thing.cls.library_bases())]
+        return [*sharded, *sorted(thing.cls.library_bases)]
     return []
 
 

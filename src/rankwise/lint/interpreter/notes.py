@@ -41,14 +41,13 @@ class WrapperRead:
 def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None:
     """Keep the read of an attribute that its owner was not given: the wrapped model may have it, or another rank."""
     thing = owner.thing
-    if not run.tests and isinstance(node.value, ast.Name) and owner == LITERAL_NONE:
+    if owner.const is None and not run.tests and isinstance(node.value, ast.Name) and owner == LITERAL_NONE:
         note_unbound(run, scope, node, LITERAL_NONE)
     if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
         run.notes.append(WrapperRead(node, scope.module, thing, run.tests))
     elif isinstance(thing, Instance) and node.attr not in thing.attrs and thing.cls.find(node.attr) is None:
         # A base class whose text is not at hand may have set it.
-        is_whole = all(base.thing is not None for one in thing.cls.ancestry() for base in one.bases)
-        if is_whole and thing.cls.library_bases() <= {"torch.nn.Module"}:
+        if not thing.cls.is_open and thing.cls.library_bases <= {"torch.nn.Module"}:
             note_unbound(run, scope, node, thing)
     elif isinstance(thing, Object) and is_unknown_option(thing, node.attr):
         note_unbound(run, scope, node, thing)

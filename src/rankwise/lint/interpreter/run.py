@@ -90,11 +90,12 @@ class Scope:
         """The value of a name, from here outwards."""
         scope: Scope | None = self.top() if name in self.globals else self
         while scope is not None:
-            if name not in scope.names and scope.lazy is not None:
-                scope.lazy(name)
             value = scope.names.get(name)
+            if value is None and scope.lazy is not None:
+                scope.lazy(name)
+                value = scope.names.get(name)
             if value is not None:
-                if isinstance(value.thing, Deferred):
+                if type(value.thing) is Deferred:
                     scope.names[name] = ANY
                     value = scope.names[name] = value.thing.resolve()
                 return value

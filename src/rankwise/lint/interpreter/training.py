@@ -124,7 +124,7 @@ def has_buffers(model: Value, _depth: int = 0) -> bool | None:
     if _depth > 6:
         return None
     if isinstance(thing, Instance):
-        if any(_text_has_buffers(cls.node) for cls in thing.cls.ancestry()):
+        if any(_text_has_buffers(cls.node) for cls in thing.cls.ancestry):
             return True
         parts = [
             has_buffers(part, _depth + 1) for part in thing.attrs.values() if isinstance(part.thing, (Object, Instance))
@@ -219,7 +219,7 @@ def _prepared(call: Call, value: Value) -> Value:
     if kind.startswith("torch.optim.") and not kind.startswith("torch.optim.lr_scheduler"):
         return value
     is_module = isinstance(thing, Instance) and any(
-        "Module" in name or "Model" in name for name in thing.cls.library_bases()
+        "Module" in name or "Model" in name for name in thing.cls.library_bases
     )
     looks = value.path.rpartition(".")[2].lower()
     made = thing.call if isinstance(thing, Object) else None

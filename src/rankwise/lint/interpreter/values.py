@@ -143,27 +143,36 @@ class Function:
 
 @dataclass(eq=False, slots=True)
 class UserClass:
-    """A class of the user's."""
+    """A class of the user's.
+
+    Attributes:
+        ancestry: Itself and the user's classes it derives from, nearest first; cut where these are very many.
+        library_bases: Canonical names of the library classes it derives from.
+        is_open: Whether it derives from a class of which nothing is known.
+    """
 
     node: ast.ClassDef
     module: Module
     bases: tuple[Value, ...] = ()
     attrs: dict[str, Value] = field(default_factory=dict)
+    ancestry: tuple[UserClass, ...] = field(init=False)
+    library_bases: frozenset[str] = field(init=False)
+    is_open: bool = field(init=False)
 
-    def ancestry(self, _depth: int = 0) -> Iterable[UserClass]:
-        """Itself and the user's classes it derives from, nearest first."""
-        yield self
-        for base in self.bases:
-            if isinstance(base.thing, UserClass) and _depth < 8:
-                yield from base.thing.ancestry(_depth + 1)
-
-    def library_bases(self) -> set[str]:
-        """Canonical names of the library classes it derives from."""
-        return {base.thing.name for one in self.ancestry() for base in one.bases if isinstance(base.thing, Library)}
+    def __post_init__(self) -> None:
+        things = [base.thing for base in self.bases]
+        users = [thing for thing in things if isinstance(thing, UserClass)]
+        self.ancestry = (self, *(one for user in users for one in user.ancestry))[:100]
+        own = frozenset(thing.name for thing in things if isinstance(thing, Library))
+        self.library_bases = own.union(*(user.library_bases for user in users))
+        self.is_open = None in things or any(user.is_open for user in users)
 
     def find(self, name: str) -> Value | None:
         """A method or class attribute, or None."""
-        return next((one.attrs[name] for one in self.ancestry() if name in one.attrs), None)
+        for one in self.ancestry:
+            if name in one.attrs:
+                return one.attrs[name]
+        return None
 
 
 @dataclass(eq=False, slots=True)
@@ -255,13 +264,14 @@ def mixed(values: Iterable[Value], _depth: int = 0) -> Value:
     spread, origin = Spread.EQUAL, NOTHING
     via: tuple[Object, ...] = ()
     for value in values:
-        spread = max(spread, value.spread)
+        if value.spread > spread:
+            spread = value.spread
         if value.origin:
             origin |= value.origin
         if value.via:
             via = (*via, *(one for one in value.via if one not in via))
         # A list may hold itself. One entry of a table of settings says nothing of the others.
-        if isinstance(value.thing, Items) and not value.thing.is_partial_table and _depth < _DEEPEST:
+        if type(value.thing) is Items and not value.thing.is_partial_table and _depth < _DEEPEST:
             inner = mixed(value.thing.values, _depth + 1)
             spread, origin = max(spread, inner.spread), origin | inner.origin
             via = (*via, *(one for one in inner.via if one not in via))

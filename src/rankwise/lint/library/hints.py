@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 RANKS = {
     **dict.fromkeys(
@@ -60,6 +61,7 @@ def role_of(path: str) -> str | None:
     return RANKS.get(last)
 
 
+@lru_cache(maxsize=20_000)
 def main_of(path: str) -> str | None:
     """``rank`` or ``local_rank`` if the name asks whether this is the first process of all, or of its node."""
     *before, last = words = _words_of(path)

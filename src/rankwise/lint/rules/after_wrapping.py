@@ -58,7 +58,7 @@ def _is_module(value: Value) -> bool:
     thing = value.thing
     if isinstance(thing, Object):
         return thing.kind.startswith("torch.nn.") and any(word in thing.kind for word in _HEAVY)
-    return isinstance(thing, Instance) and any("Module" in name for name in thing.cls.library_bases())
+    return isinstance(thing, Instance) and any("Module" in name for name in thing.cls.library_bases)
 
 
 #: Words in the names of layers that have parameters.

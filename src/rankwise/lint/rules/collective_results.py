@@ -219,4 +219,4 @@ def _is_put_back(call: Call) -> bool:
 
 def _is_autograd(call: Call) -> bool:
     owner = getattr(call.function, "owner", None)
-    return owner is not None and any("Function" in name for name in owner.library_bases())
+    return owner is not None and any("Function" in name for name in owner.library_bases)

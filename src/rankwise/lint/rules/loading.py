@@ -126,8 +126,6 @@ def _form(value: Value) -> str | None:
         and "Parallel" not in thing.kind
     ):
         return "bare"
-    if isinstance(thing, Instance) and any(
-        name.endswith(("nn.Module", "Module")) for name in thing.cls.library_bases()
-    ):
+    if isinstance(thing, Instance) and any(name.endswith(("nn.Module", "Module")) for name in thing.cls.library_bases):
         return "bare"
     return None

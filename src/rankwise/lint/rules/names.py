@@ -167,7 +167,7 @@ def attribute_never_set(script: Script) -> Iterator[Found]:
             continue
         elif isinstance(owner, Object):
             what = f"there is no option --{note.node.attr}"
-        elif isinstance(owner, Instance) and owner.cls.library_bases() <= {"builtins.object"}:
+        elif isinstance(owner, Instance) and owner.cls.library_bases <= {"builtins.object"}:
             what = "nothing sets it"
         else:
             continue

@@ -126,7 +126,7 @@ def _same(one: Value | None, other: Value | None) -> bool:
 def _is_stream(dataset: Value) -> bool:
     thing = dataset.thing
     if isinstance(thing, Instance):
-        bases = thing.cls.library_bases()
+        bases = thing.cls.library_bases
         return ITERABLE in bases or thing.cls.find("__getitem__") is None
     return isinstance(thing, Object) and (
         "Iterable" in thing.kind or thing.kind.startswith(("webdataset", "torchdata", "streaming", "litdata"))

@@ -313,7 +313,7 @@ def _is_parameters(value: Value) -> bool:
 def _is_own_optimizer(thing: object) -> bool:
     """Whether an optimizer is none of torch's that each rank steps alone."""
     if isinstance(thing, Instance):
-        return any("optim" in one.lower() for one in thing.cls.library_bases())
+        return any("optim" in one.lower() for one in thing.cls.library_bases)
     kind = getattr(thing, "kind", "")
     return "optim" in kind.lower() and not kind.startswith("torch.optim.")
 
