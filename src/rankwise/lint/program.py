@@ -69,6 +69,11 @@ class Module:
         return self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
     @cached_property
+    def has_generators(self) -> bool:
+        """Whether any of its functions may yield."""
+        return "yield" in self.text
+
+    @cached_property
     def bindings(self) -> dict[str, list[ast.stmt]]:
         """For each name at the top of the module the statements that bind it, in order."""
         return bindings_of(self.tree.body)

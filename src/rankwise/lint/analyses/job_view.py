@@ -159,6 +159,15 @@ def once(found: Iterable[Place]) -> Iterator[Place]:
             yield place
 
 
+def all_once(script: Script, *, anywhere: bool = False) -> list[Place]:
+    """Every place, each node of the text once."""
+    key = f"places {anywhere}"
+    if key not in script.memo:
+        script.memo[key] = list(once(places(script, anywhere=anywhere)))
+    found: list[Place] = script.memo[key]
+    return found
+
+
 def is_distributed(entry: Entry) -> bool:
     """Whether this entry makes a process group, or does something that ranks do together, on its way."""
     history = entry.histories[0]

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.job_view import once, places, text_of
+from rankwise.lint.analyses.job_view import all_once, once, places, text_of
 from rankwise.lint.analyses.tensors import sources_of
 from rankwise.lint.interpreter.values import ANY, Instance, Object
 from rankwise.lint.library.constructor_table import WRAPPERS
@@ -128,7 +128,7 @@ def is_write(call: Call) -> bool:
 
 def writes(script: Script, *, anywhere: bool = False) -> Iterator[FileUse]:
     """Calls that write a file of weights, arrays or results anew; in other modules too if ``anywhere``."""
-    for place in once(places(script, anywhere=anywhere)):
+    for place in all_once(script, anywhere=anywhere):
         call = place.last
         if call.name in _WRITERS or call.name.endswith(".save_pretrained"):
             yield from _use(place)
@@ -140,7 +140,7 @@ def writes(script: Script, *, anywhere: bool = False) -> Iterator[FileUse]:
 
 def reads(script: Script) -> Iterator[FileUse]:
     """Calls that read such a file."""
-    for place in once(places(script)):
+    for place in all_once(script):
         if place.last.name in _READERS or place.last.name.endswith(".from_pretrained"):
             yield from _use(place)
 

@@ -50,7 +50,7 @@ def call_function(
     if isinstance(function.node, ast.Lambda):
         with _inside(run, function, scope, node, module):
             return run.evaluate(run, scope, function.node.body)
-    if has_yield(function.node):
+    if function.module.has_generators and has_yield(function.node):
         return _suspended(run, function, scope, node, module)
     key = _key(run, function, scope)
     if key is not None and key in run.barren:

@@ -264,8 +264,8 @@ def mixed(values: Iterable[Value], _depth: int = 0) -> Value:
     spread, origin = Spread.EQUAL, NOTHING
     via: tuple[Object, ...] = ()
     for value in values:
-        if value.spread > spread:
-            spread = value.spread
+        if value.spread:
+            spread = max(spread, value.spread)
         if value.origin:
             origin |= value.origin
         if value.via:

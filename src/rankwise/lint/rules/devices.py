@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.analyses.device_index import fault_of
 from rankwise.lint.analyses.job_view import (
     INIT,
+    all_once,
     backend_of,
     is_constant,
     is_left,
@@ -54,7 +55,7 @@ _NAMES = ("device", "device_id", "output_device", "device_ids")
 def global_rank_as_device(script: Script) -> Iterator[Found]:
     seen: set[tuple[int, str]] = set()
     on_one_node = {id(entry) for entry in script.entries if _is_one_node(entry)}
-    for place in once(places(script)):
+    for place in all_once(script):
         if id(place.entry) in on_one_node:
             continue
         for value, node in _devices(place.last):

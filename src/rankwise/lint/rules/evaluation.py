@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.data_flow import SAMPLER_AT, is_prepared, passes, sampler_of, shown
-from rankwise.lint.analyses.job_view import is_distributed, is_hidden, node_in, once, places, text_of
+from rankwise.lint.analyses.job_view import all_once, is_distributed, is_hidden, node_in, text_of
 from rankwise.lint.analyses.lengths import length_of
 from rankwise.lint.analyses.tensors import OFF, is_model_call, sources_of
 from rankwise.lint.finding import Found
@@ -130,7 +130,7 @@ _LOCAL = re.compile(r"local|rank|this process|own|shard", re.IGNORECASE)
 def one_ranks_number_as_all(script: Script) -> Iterator[Found]:
     yield from _divided_by_all(script)
     seen: set[int] = set()
-    for place in once(places(script)):
+    for place in all_once(script):
         call = place.calls[0]
         is_reported = call.name.rpartition(".")[2] in _TELLS and place.ranks == {0} and is_distributed(place.entry)
         if not is_reported or id(call.function) in seen or _LOCAL.search(ast.unparse(call.node)):

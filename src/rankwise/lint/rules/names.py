@@ -163,13 +163,15 @@ def attribute_never_set(script: Script) -> Iterator[Found]:
             continue
         if owner is LITERAL_NONE:
             what = f"`{ast.unparse(note.node.value)}` is None here"
-        elif is_open or id(owner) in handed or any(_gives(one.tree, note.node.attr, mine) for one in modules):
-            continue
         elif isinstance(owner, Object):
             what = f"there is no option --{note.node.attr}"
         elif isinstance(owner, Instance) and owner.cls.library_bases <= {"builtins.object"}:
             what = "nothing sets it"
         else:
+            continue
+        if owner is not LITERAL_NONE and (
+            is_open or id(owner) in handed or any(_gives(one.tree, note.node.attr, mine) for one in modules)
+        ):
             continue
         yield Found(
             note.node,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.in_ranks import differs_deeply, is_in_ranks
-from rankwise.lint.analyses.job_view import is_distributed, node_in, once, places, starts_group, text_of
+from rankwise.lint.analyses.job_view import all_once, is_distributed, node_in, starts_group, text_of
 from rankwise.lint.analyses.turns import is_barrier, is_caught, takes_turns, was_done_before
 from rankwise.lint.finding import Edit, Found, Span, span_of
 from rankwise.lint.interpreter.values import Items
@@ -40,7 +40,7 @@ _COMMAND = re.compile(r"(^|[\s;&(/'\"])(wget|curl|unzip|tar|aria2c|gsutil|kaggle
     "all ranks download or unpack into one folder at once, or don't wait for the rank that does",
 )
 def all_ranks_download(script: Script) -> Iterator[Found]:
-    for place in once(places(script, anywhere=True)):
+    for place in all_once(script, anywhere=True):
         kind = _kind(place)
         if kind is None or not is_distributed(place.entry) or not is_in_ranks(script, place.entry, place.last):
             continue
@@ -118,7 +118,7 @@ _OWN = frozenset({"time", "own", "random", "host"})
 
 @rule("RW516", "error", "X12", "all ranks create or remove the same folder, and only the first one can", fixable=True)
 def folder_made_by_all_ranks(script: Script) -> Iterator[Found]:
-    for place in once(places(script, anywhere=True)):
+    for place in all_once(script, anywhere=True):
         call = place.last
         what = _what(call)
         if what is None or not place.is_made_by_all or call.guards or not is_distributed(place.entry):

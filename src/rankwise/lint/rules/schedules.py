@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.job_view import once, places, text_of
+from rankwise.lint.analyses.job_view import all_once, text_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Spread
 from rankwise.lint.paths.words import written
@@ -35,7 +35,7 @@ def prepared_scheduler_runs_ahead(script: Script) -> Iterator[Found]:
         for value in call.args
         if value.made is not None
     }
-    for place in once(places(script)):
+    for place in all_once(script):
         at = _STEPS.get(place.last.name.rpartition(".")[2].lstrip("?"))
         steps = place.last.arg(*at) if at is not None else None
         if at is None or steps is None or place.last.node not in prepared:
