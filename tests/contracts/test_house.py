@@ -220,7 +220,7 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
-    "base": 2_423,  # aim: base and engine 3,000
+    "base": 2_412,  # aim: base and engine 3,000
     "engine": 3_782,  # aim: base and engine 3,000
     "evidence": 8_288,  # aim: evidence and verdict 11,000
     "verdict": 8_404,  # aim: evidence and verdict 11,000

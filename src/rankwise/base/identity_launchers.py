@@ -76,21 +76,8 @@ def read_slurm(env: Mapping[str, str]) -> Identity | None:
 
 def read_open_mpi(env: Mapping[str, str]) -> Identity | None:
     """`mpirun` of Open MPI 4 and 5, and of what is built from it."""
-    it = Traces(env)
-    rank, world_size = (
-        it.number("rank", "OMPI_COMM_WORLD_RANK"),
-        it.number("world_size", "OMPI_COMM_WORLD_SIZE"),
-    )
-    if rank is None or world_size is None:
-        return None
-    local_size = it.number("local_world_size", "OMPI_COMM_WORLD_LOCAL_SIZE")
-    name = "PMIX_NAMESPACE" if env.get("PMIX_NAMESPACE") else "OMPI_MCA_ess_base_jobid"
-    return Identity(
-        rank=rank, world_size=world_size, local_rank=it.number("local_rank", "OMPI_COMM_WORLD_LOCAL_RANK"), local_world_size=local_size,
-        master_addr=_addr_on_one_host(it, local_size, world_size),
-        master_port=it.port(env.get(name, ""), f"{name}={env.get(name, '')}"),
-        source="Open MPI", names=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), origins=it.origins,
-    )  # fmt: skip
+    job = "PMIX_NAMESPACE" if env.get("PMIX_NAMESPACE") else "OMPI_MCA_ess_base_jobid"
+    return _read_mpirun(env, "OMPI_COMM_WORLD", job, "Open MPI")
 
 
 def read_hydra(env: Mapping[str, str]) -> Identity | None:
@@ -125,20 +112,22 @@ def _read_pmi(env: Mapping[str, str]) -> Identity | None:
 
 def read_mvapich(env: Mapping[str, str]) -> Identity | None:
     """`mpirun_rsh` of MVAPICH2; its mpiexec is Hydra."""
+    # The process id of mpirun_rsh, the same for all ranks.
+    return _read_mpirun(env, "MV2_COMM_WORLD", "MPIRUN_ID", "MVAPICH2", "MV2_NUM_NODES_IN_JOB")
+
+
+def _read_mpirun(env: Mapping[str, str], world: str, job: str, source: str, *nodes: str) -> Identity | None:
+    """Read what an mpirun tells of its communicator of all ranks; ``job`` tells jobs apart, ``nodes`` counts the nodes."""
     it = Traces(env)
-    rank, world_size = (
-        it.number("rank", "MV2_COMM_WORLD_RANK"),
-        it.number("world_size", "MV2_COMM_WORLD_SIZE"),
-    )
+    rank, world_size = it.number("rank", f"{world}_RANK"), it.number("world_size", f"{world}_SIZE")
     if rank is None or world_size is None:
         return None
-    local_size = it.number("local_world_size", "MV2_COMM_WORLD_LOCAL_SIZE")
-    # The process id of mpirun_rsh, the same for all ranks.
-    seed, how = env.get("MPIRUN_ID", ""), f"MPIRUN_ID={env.get('MPIRUN_ID', '')}"
+    local_size = it.number("local_world_size", f"{world}_LOCAL_SIZE")
     return Identity(
-        rank=rank, world_size=world_size, local_rank=it.number("local_rank", "MV2_COMM_WORLD_LOCAL_RANK"), local_world_size=local_size,
-        num_nodes=it.number("num_nodes", "MV2_NUM_NODES_IN_JOB"), master_addr=_addr_on_one_host(it, local_size, world_size), master_port=it.port(seed, how),
-        source="MVAPICH2", names=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"), origins=it.origins,
+        rank=rank, world_size=world_size, local_rank=it.number("local_rank", f"{world}_LOCAL_RANK"), local_world_size=local_size,
+        num_nodes=it.number("num_nodes", *nodes), master_addr=_addr_on_one_host(it, local_size, world_size),
+        master_port=it.port(env.get(job, ""), f"{job}={env.get(job, '')}"),
+        source=source, names=(f"{world}_RANK", f"{world}_SIZE"), origins=it.origins,
     )  # fmt: skip
 
 
