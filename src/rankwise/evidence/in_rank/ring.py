@@ -15,7 +15,10 @@ import os
 import struct
 import threading
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: The last digits are the version.
 MAGIC = 0x5257_4556_0002
@@ -252,15 +255,20 @@ def claim(memory: Any, pid: int) -> bool:
     return False
 
 
-def write_ranks(ranks: tuple[int, ...]) -> str:
-    """Write ranks in few letters: ``0-3,7``."""
+def find_spans(ranks: Iterable[int]) -> list[list[int]]:
+    """Return the first and the last of each run of ranks that follow each other."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return spans
+
+
+def write_ranks(ranks: tuple[int, ...]) -> str:
+    """Write ranks in few letters: ``0-3,7``."""
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in find_spans(ranks))
 
 
 def read_ranks(text: str) -> tuple[int, ...]:

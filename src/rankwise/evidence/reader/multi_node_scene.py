@@ -14,6 +14,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
+from rankwise.evidence.in_rank.ring import find_spans
 from rankwise.evidence.reader import scene_file
 from rankwise.evidence.reader.rank_activity import RankActivity
 from rankwise.evidence.reader.size_limits import expand_runs, inflate
@@ -89,7 +90,7 @@ def _pack(value: NodeScene, most_ops: int) -> str:
     body = scene_file.to_json(scene)
     for rank in body["ranks"]:
         for group in rank["evidence"]["groups"].values() if rank["evidence"] else ():
-            group["ranks"] = _to_runs(group["ranks"])  # every rank of a job tells of all of them
+            group["ranks"] = find_spans(group["ranks"])  # every rank of a job tells of all of them
     message = {
         "scene": body,
         "signs": [[getattr(activity, name) for name in _SENT] for activity in value.activities],
@@ -164,13 +165,3 @@ def join(own: Scene, others: Iterable[Scene]) -> Scene:
         ranks=tuple(facts for _, facts in sorted(ranks.items())),
         is_whole=len(ranks) == own.world_size,
     )
-
-
-def _to_runs(ranks: Iterable[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return runs
