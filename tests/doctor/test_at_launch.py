@@ -37,7 +37,7 @@ def test_what_surely_breaks_is_said_before(tmp_path: Path) -> None:
     host = _make(tmp_path, env={"GLOO_SOCKET_IFNAME": "eht0", "CUDA_LAUNCH_BLOCKING": "1"})
     (one,) = look_before(host)
     assert (one.probe, one.class_id) == ("gloo-variables", "I6")
-    assert format_readings([one], host="host1") == (f"on host1: {one.what} -> {one.fix.splitlines()[0]}",)
+    assert format_readings([one]) == (f"{one.what} -> {one.fix.splitlines()[0]}",)
 
 
 def test_what_is_doubtful_is_said_if_it_leads_to_the_failure(tmp_path: Path) -> None:

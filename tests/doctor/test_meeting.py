@@ -246,7 +246,7 @@ def test_a_result_survives_its_journey() -> None:
                 opening="sudo ufw", own_name="a",
             ),
         ),
-        missing=("b",), links=(Link(source="a", target="b", plane="nccl", address="x", port=1, outcome="other host", detail="d", connect_s=0.1),),
+        missing=("b",), links=(Link(source="a", target="b", plane="nccl", address="x", port=1, outcome="other host", detail="d"),),
         measures=(Measure(source="a", target="b", latency_s=0.1, bytes_per_s=1.5, resent=0.2, tries=3),),
         all_reduce=AllReduce(
             backend="gloo", num_ranks=2, latency_s=0.1, bytes_per_s=2.0, size_bytes=3, waited_s=(("a", 0.5),), why="w", class_id="I8"

@@ -71,8 +71,7 @@ def find_host_problems(host: Host) -> list[Reading]:
     return [one for one in found if one.verdict == "fail"]
 
 
-def format_readings(readings: Iterable[Reading], *, host: str = "") -> tuple[str, ...]:
-    """Return readings as sentences with the way out, for a report; with the name of the host, where the reader may be on another one."""
-    where = f"on {host}: " if host else ""
+def format_readings(readings: Iterable[Reading]) -> tuple[str, ...]:
+    """Return readings as sentences with the way out, for a report."""
     steps = ((one.what, first_step(one.fix)) for one in readings)
-    return tuple(f"{where}{what}" + f" -> {step}" * bool(step) for what, step in steps)
+    return tuple(what + f" -> {step}" * bool(step) for what, step in steps)

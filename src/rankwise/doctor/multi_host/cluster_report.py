@@ -87,7 +87,6 @@ class Link:
     port: int
     outcome: Outcome
     detail: str = ""
-    connect_s: float = 0.0
 
     @property
     def way(self) -> Way:

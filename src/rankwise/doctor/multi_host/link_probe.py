@@ -36,7 +36,6 @@ class LinkAttempt:
     port: int
     outcome: Outcome = "not tried"
     detail: str = ""
-    connect_s: float = 0.0
 
 
 def open_socket(address: str, source_address: str = "") -> socket.socket:
@@ -148,7 +147,6 @@ async def _try(one: LinkAttempt, mark: str, clock: Clock, source_address: str, g
     except OSError as error:
         return replace(one, detail=explain(error))
     with sock:
-        begin_s = clock.monotonic()
         try:
             begin_connect(sock, one.address, one.port)
         except OSError as error:
@@ -157,10 +155,9 @@ async def _try(one: LinkAttempt, mark: str, clock: Clock, source_address: str, g
             is_off = error.errno == errno.EADDRNOTAVAIL and ":" in one.address
             outcome: Outcome = "no route" if is_off or error.errno in _NO_ROUTE else judge_error(error)
             return replace(one, outcome=outcome, detail=explain(error))
-        connect_s, silence = 0.0, f"no answer within {_OPEN_S:g} s"
+        silence = f"no answer within {_OPEN_S:g} s"
         try:
             await wait_connected(sock, _OPEN_S)
-            connect_s = clock.monotonic() - begin_s
             silence = f"it accepted, but sent nothing within {greeting_s:.0f} s"
             greeting, outcome, detail = await read_greeting(sock, clock, greeting_s), "ok", ""
             if GREETING not in greeting or text(greeting, "mark") != mark:
@@ -171,7 +168,7 @@ async def _try(one: LinkAttempt, mark: str, clock: Clock, source_address: str, g
             outcome, detail = ("timeout", silence) if error.errno is None else (judge_error(error), explain(error))
         except GoneError as error:
             outcome, detail = "other host" if isinstance(error, StrangerError) else "reset", str(error)
-        return replace(one, outcome=outcome, detail=detail, connect_s=connect_s)
+        return replace(one, outcome=outcome, detail=detail)
 
 
 async def read_greeting(sock: socket.socket, clock: Clock, timeout_s: float) -> dict[str, Fact]:

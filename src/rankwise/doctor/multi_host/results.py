@@ -169,7 +169,7 @@ def read_link(message: Message, source: str, target: str) -> Link:
         raise BadMessageError(f"{message.get('outcome')!r:.60} is not an outcome of a connection")
     return Link(
         source=source, target=target, plane=read_plane(message), address=wire.read_address(message.get("address")), port=wire.read_port(message.get("port")),
-        outcome=outcome, detail=wire.one_line(wire.text(message, "detail"), _MOST_DETAIL), connect_s=max(0.0, wire.number(message, "connect_s")),
+        outcome=outcome, detail=wire.one_line(wire.text(message, "detail"), _MOST_DETAIL),
     )  # fmt: skip
 
 
