@@ -190,14 +190,25 @@ def test_a_line_on_the_terminal_tells_for_how_long() -> None:
 
 
 def test_what_was_seen_before_ctrl_c_is_told() -> None:
-    """A proof that was said stays said; what was only slow is told if it still is."""
+    """A proof that was said stays said, and what to do about it; what was only slow is told if it still is."""
     stuck = look(scene(_sizes().ranks[0], _sizes().ranks[1]))
     slow = look(scene(rank(0, op(**_OPEN), at=in_call()), rank(1, at=elsewhere(), is_asleep=False)))
     verdict = _judge(_end(0), _end(1), interrupted=2, findings=(*stuck, *slow))
     assert (verdict.stopped_by, verdict.culprits) == ("SIGINT", ())
-    assert verdict.notes == (f"before that: {stuck[0].message}",)
+    assert stuck[0].fix
+    assert verdict.notes == (f"before that: {stuck[0].message}; {stuck[0].fix}",)
     last = scene(rank(0, op(**_OPEN), at=in_call()), rank(1, at=elsewhere(), is_asleep=False))
-    assert _judge(_end(0), _end(1), interrupted=2, scene=last).notes == (f"before that: {slow[0].message}",)
+    assert _judge(_end(0), _end(1), interrupted=2, scene=last).notes == (
+        f"before that: {slow[0].message}; {slow[0].fix}",
+    )
+
+
+def test_what_ends_no_job_brings_its_fix() -> None:
+    """A stopped process is no reason to end the job, so no report follows: the line itself says how it goes on."""
+    stopped = replace(rank(1, op(), at=elsewhere()), state="stopped", pid=4711)
+    finding = look(scene(rank(0, op(), op(**_OPEN), at=in_call()), stopped))[0]
+    assert (finding.rule, finding.is_stuck) == ("stopped_process", False)
+    assert render_finding(finding, now_s=NOW_S).endswith("`kill -CONT 4711` lets it continue")
 
 
 def test_a_wait_that_has_just_begun_is_nothing_that_was_wrong_before_ctrl_c() -> None:

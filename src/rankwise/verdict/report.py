@@ -92,6 +92,8 @@ def render_finding(finding: JobFinding, *, now_s: float | None = None) -> str:
         text = "; this may be intended, if the script handles the exception that ends the wait"
     if text and finding.fix and waited_s >= _LONG_S:
         text += f"; if not: {finding.fix}"
+    if not text and not finding.is_stuck and finding.kind == "hang" and finding.fix:  # no report of it will follow
+        text = f"; {finding.fix}"
     # What may be right is no failure of any class.
     named = f" [{finding.class_id}]" if finding.class_id and not text else ""
     return strip_escapes(f"{finding.message}{waited}{text}{named}").replace("\n", " ")
