@@ -577,3 +577,10 @@ def test_a_rank_of_which_nothing_else_is_left_can_be_woken_by_nobody(others: tup
     (finding,) = look(scene(replace(alone, evidence=evidence)))
     assert (finding.rule, "has no other thread and no process" in finding.message) == ("own_wait", not others)
     assert ("look for its error" in finding.fix) == (not others)
+
+
+def test_processes_that_do_the_same_are_counted() -> None:
+    """Four idle ones, as the workers of a loader, are one clause; the one that is dead has its own."""
+    children = [Child(pid=70 + number, name="python", state="S", still_s=9.0) for number in range(4)]
+    message = look(scene(_joins(*children, Child(pid=80, name="python", state="Z"))))[0].message
+    assert "(process 70, process 71, 2 more are idle; process 80 is dead)" in message

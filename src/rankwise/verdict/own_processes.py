@@ -45,8 +45,18 @@ def with_own(local_wait: LocalWait, facts: RankFacts, scene: Scene) -> LocalWait
     found = [*_list_threads(facts, scene.sources), *_list_processes(facts, scene.sources)]
     # Those that wait for the others come last.
     places = sorted(found, key=lambda place: place.op is not None)
-    own = join_clauses([f"{place.who} is {place.doing}" for place in places])
-    return replace(local_wait, own=own, advice=_advise(places, scene) or local_wait.advice)
+    return replace(local_wait, own=join_clauses(_fold(places)), advice=_advise(places, scene) or local_wait.advice)
+
+
+def _fold(places: Sequence[_Place]) -> list[str]:
+    """Return what they do; processes that do the same, as a loader's workers, in one clause."""
+    by_doing: dict[str, list[str]] = {}
+    for place in places:
+        by_doing.setdefault(place.doing, []).append(place.who)
+    return [
+        f"{who[0]} is {doing}" if len(who) == 1 else f"{join_clauses(who, most=2, mark=', ')} are {doing}"
+        for doing, who in by_doing.items()
+    ]
 
 
 def _is_alone(facts: RankFacts) -> bool:

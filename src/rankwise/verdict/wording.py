@@ -177,9 +177,9 @@ def verb(ranks: Sequence[int], plural: str, singular: str | None = None) -> str:
     return plural if len(ranks) > 1 else singular or f"{plural}s"
 
 
-def join_clauses(clauses: Sequence[str], most: int = 4) -> str:
+def join_clauses(clauses: Sequence[str], most: int = 4, mark: str = "; ") -> str:
     """Join clauses, and count those that are too many to be read."""
     shown = list(clauses[:most])
     if len(clauses) > most:
         shown.append(f"{len(clauses) - most} more")
-    return "; ".join(shown)
+    return mark.join(shown)
