@@ -69,6 +69,9 @@ REAL: list[tuple[str, Blame | None, str | None]] = [
     # The machine.
     ("RuntimeError: DataLoader worker (pid 13) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.", "own", "X16"),
     ("RuntimeError: DataLoader worker (pid 4242) is killed by signal: Killed. ", "own", "R3"),
+    ("RuntimeError: unable to write to file </torch_4242_17_3>: No space left on device (28)", "own", "X16"),
+    ("RuntimeError: [enforce fail at inline_container.cc:671] . unexpected pos 104192 vs 104088", "own", None),
+    ("OSError: [Errno 28] No space left on device: '/data/ckpt.pt'", "own", None),
     ("torch.AcceleratorError: CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.", "own", None),
     ("RuntimeError: [enforce fail at pair.cc:801] state_ >= CONNECTED. 1 vs 4. Pair is not connected ([127.0.0.1]:60813$1 <--> [none])", "own", None),
     ("ModuleNotFoundError: No module named 'tqdm'", "own", None),

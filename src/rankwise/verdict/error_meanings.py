@@ -152,10 +152,12 @@ MEANINGS: tuple[Meaning, ...] = (
     _meaning("own", "L13", r"Can't pickle .{0,200}?lambda|finished its bootstrapping phase",
              "pass mp.spawn a function at the module's top level, and guard the start with `if __name__ == '__main__':`"),
     # The machine.
-    _meaning("own", "X16", r"killed by signal: Bus error|unable to (open|write to|allocate) shared memory",
+    _meaning("own", "X16", r"killed by signal: Bus error|unable to (open|write to|allocate) (shared memory|file </torch_)",
              "enlarge /dev/shm (docker run --shm-size=8g), or use fewer loader workers"),
     _meaning("own", "R3", r"DataLoader worker \(pid.{0,40}?is killed by signal: (?!Bus)",
              "a loader worker died, and the line above is only where its rank noticed: if it was killed, usually for lack of memory, use fewer workers or smaller batches"),
+    _meaning("own", None, r"\[Errno (28|122)\] |PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos|basic_ios::clear: iostream error",
+             "the file was not written to its end, most often because its disk or a quota is full: look at that folder with `df -h` and `df -i`; delete old checkpoints, or write elsewhere"),
     _meaning("own", None, r"device-side assert triggered|cudaErrorAssert",
              "the cause is an earlier line than this one, usually an index, label or token out of range: CUDA_LAUNCH_BLOCKING=1 names it, and so does a run on the CPU"),
     _meaning("own", None, r"\bModuleNotFoundError: No module named",
