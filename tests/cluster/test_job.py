@@ -10,8 +10,8 @@ import pytest
 
 from rankwise.base.errors import UsageError
 from rankwise.cluster import job
+from rankwise.cluster.job_fields import Word, parse_duration, parse_size, read_table
 from rankwise.cluster.launch_command import MeetingPlace, ShellText, build_launch, join_words
-from rankwise.cluster.words import Word, parse_duration, parse_size, read_table
 from rankwise.launcher.command import parse
 
 if TYPE_CHECKING:

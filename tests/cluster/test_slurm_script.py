@@ -11,10 +11,10 @@ import pytest
 from rankwise.cluster import slurm_state
 from rankwise.cluster.handles import JobRecord
 from rankwise.cluster.job import JobSpec
+from rankwise.cluster.job_fields import Table
 from rankwise.cluster.slurm import name_nodes
 from rankwise.cluster.slurm_script import build_script, log_path
 from rankwise.cluster.slurm_state import find_own_words
-from rankwise.cluster.words import Table
 
 
 def build(**words: object) -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from rankwise.base.errors import UsageError
 from rankwise.launcher.command import OWN_FLAGS, build_parser, parse
-from rankwise.launcher.parser import LATER_FLAGS
+from rankwise.launcher.run_flags import LATER_FLAGS
 from support import IS_COMPARABLE, NOT_COMPARABLE, find_torch
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from rankwise.cli.env import main
 from rankwise.doctor.variables.masking import list_variables, mask_text, mask_value
 from rankwise.doctor.variables.table import _read, find, guess, is_explained, report_misspellings
-from rankwise.launcher.parser import build_parser
+from rankwise.launcher.run_flags import build_parser
 
 _HIDDEN = "n0tF0rY0urEyes"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankwise.base.errors import UsageError
-from rankwise.launcher.parser import LATER_FLAGS
+from rankwise.launcher.run_flags import LATER_FLAGS
 from rankwise.lint import registry
 from rankwise.lint.piece import Piece
 from rankwise.lint.shell import study
@@ -215,7 +215,7 @@ def test_the_flag_table_is_torchs() -> None:
 
 def test_the_flags_of_rankwise_are_all_there() -> None:
     """Every flag of `rankwise run` is in the table, and takes a value or none as there."""
-    from rankwise.launcher.parser import build_parser
+    from rankwise.launcher.run_flags import build_parser
 
     theirs = {flag: action.nargs == 0 for action in build_parser({})._actions for flag in action.option_strings}
     table = TABLES["rankwise"]

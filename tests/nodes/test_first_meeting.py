@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 from rankwise.base.clock import SystemClock
 from rankwise.launcher.command import parse
 from rankwise.launcher.helper import Helper
-from rankwise.launcher.rendezvous.several import SeveralNodes
+from rankwise.launcher.rendezvous.multi_node import SeveralNodes
 from support import free_port, make_env, wait_until
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.train.events import Ended, Evaluated, Started
+from rankwise.train.loggers.number_text import describe_end, describe_start, format_amount, format_seconds
 from rankwise.train.loggers.outlet import Outlet
 from rankwise.train.loggers.progress import Progress
-from rankwise.train.loggers.words import describe_end, describe_start, format_amount, format_seconds
 from told_training import FakeClock, ended, play, report, started
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rankwise.engine.node_entry import Call
 from rankwise.engine.node_meeting import Meeting, _UnnumberedError
 from rankwise.launcher.command import parse
 from rankwise.launcher.rendezvous.assignment import NotNeeded
-from rankwise.launcher.rendezvous.several import SeveralNodes
+from rankwise.launcher.rendezvous.multi_node import SeveralNodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

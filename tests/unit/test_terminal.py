@@ -12,7 +12,7 @@ import pytest
 from rankwise.base import host, terminal
 from rankwise.base.terminal import strip_escapes, wrap
 from rankwise.cli.main import main
-from rankwise.launcher.parser import build_parser
+from rankwise.launcher.run_flags import build_parser
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rankwise.cluster.cluster import JobState
+    from rankwise.cluster.job_fields import Word
     from rankwise.cluster.submission import JobHandle
-    from rankwise.cluster.words import Word
 
 _DEFAULT = Path("job.toml")
 #: What `rankwise run` and schedulers call it.

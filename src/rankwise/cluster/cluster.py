@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
-    from rankwise.cluster.words import Word
+    from rankwise.cluster.job_fields import Word
 
 #: ``waiting``: for nodes, or for its next start; ``stopped``: it has left by exit code 75, and nobody starts it again;
 #: ``unknown``: the scheduler knows no such job any more.

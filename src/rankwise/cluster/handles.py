@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rankwise.base import environ
 from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.files import write_atomic
-from rankwise.cluster.words import suggest
+from rankwise.cluster.job_fields import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts
-from rankwise.cluster.words import Table, Word, parse_duration, parse_size, read_table, suggest
+from rankwise.cluster.job_fields import Table, Word, parse_duration, parse_size, read_table, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

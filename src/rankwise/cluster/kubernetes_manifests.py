@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base.errors import UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.job import ALWAYS
+from rankwise.cluster.job_fields import Word, parse_size
 from rankwise.cluster.launch_command import MeetingPlace, ShellText, build_launch, join_words
-from rankwise.cluster.words import Word, parse_size
 
 if TYPE_CHECKING:
     from rankwise.cluster.job import JobSpec

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rankwise.cluster.cluster import Document
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
+    from rankwise.cluster.job_fields import Word
     from rankwise.cluster.job_process import Plan
-    from rankwise.cluster.words import Word
 
 WORDS: Mapping[str, Word] = {}
 stays, state, logs, cancel = unscheduled.stays, unscheduled.state, unscheduled.logs, unscheduled.cancel

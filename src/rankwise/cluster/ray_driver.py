@@ -16,10 +16,10 @@ from rankwise.base.environ import environ
 from rankwise.base.errors import LaunchError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.job import JobSpec
+from rankwise.cluster.job_fields import Table
 from rankwise.cluster.job_process import Log, Start, add_deadline
 from rankwise.cluster.launch_command import MeetingPlace, build_launch, join_endpoint
 from rankwise.cluster.ray_node import NodeLauncher
-from rankwise.cluster.words import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,9 +18,9 @@ from rankwise.base.errors import LaunchError, UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.cluster import Document, JobState
 from rankwise.cluster.following import PatientAsker
+from rankwise.cluster.job_fields import Word
 from rankwise.cluster.launch_command import ShellText, join_words
 from rankwise.cluster.ray_driver import AGAIN, OVER, to_text
-from rankwise.cluster.words import Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,10 +13,10 @@ from rankwise.base.errors import LaunchError, RankwiseError, UsageError
 from rankwise.cluster import slurm_allocation, slurm_script, slurm_state, unscheduled
 from rankwise.cluster.cluster import Document, JobState
 from rankwise.cluster.following import PatientAsker, follow_files
+from rankwise.cluster.job_fields import Word
 from rankwise.cluster.launch_command import RANK_LINE
 from rankwise.cluster.slurm_state import RUN_ENDS
 from rankwise.cluster.tools import run_tool
-from rankwise.cluster.words import Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts, find_fault
 from rankwise.base.ssh import read_ssh, write_ssh, write_ssh_test
 from rankwise.cluster import host_check, unscheduled
+from rankwise.cluster.job_fields import Word
 from rankwise.cluster.launch_command import MeetingPlace, join_endpoint
 from rankwise.cluster.tools import run_tool
-from rankwise.cluster.words import Word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

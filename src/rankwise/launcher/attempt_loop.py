@@ -16,8 +16,8 @@ from rankwise.launcher.node_link import EndedElsewhere
 from rankwise.launcher.output import relay_in_background
 from rankwise.launcher.publish import is_silent, publish, save_evidence
 from rankwise.launcher.rendezvous.assignment import NotNeeded
-from rankwise.launcher.rendezvous.several import SeveralNodes
-from rankwise.launcher.rendezvous.single import SingleNode
+from rankwise.launcher.rendezvous.multi_node import SeveralNodes
+from rankwise.launcher.rendezvous.single_node import SingleNode
 from rankwise.launcher.restart_policy import decide, to_failure
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rankwise.base.environ import environ, is_on
 from rankwise.base.errors import UsageError
 from rankwise.base.roles import COUNTS, read_counts
-from rankwise.launcher.parser import OWN_FLAGS, build_parser
+from rankwise.launcher.run_flags import OWN_FLAGS, build_parser
 from rankwise.launcher.spec import ON_HANG, LaunchSpec, Logs, Meeting, Program, Std, may_watch
 
 if TYPE_CHECKING:

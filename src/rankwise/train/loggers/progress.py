@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TextIO, final
 from rankwise.base.clock import SYSTEM_CLOCK, Clock
 from rankwise.train.events import Logger
 from rankwise.train.loggers.bar import BAR_RANK, Bar, Moment, can_draw
-from rankwise.train.loggers.outlet import Outlet, hint
-from rankwise.train.loggers.words import (
+from rankwise.train.loggers.number_text import (
     describe_end,
     describe_epoch,
     describe_evaluation,
@@ -19,6 +18,7 @@ from rankwise.train.loggers.words import (
     format_number,
     format_seconds,
 )
+from rankwise.train.loggers.outlet import Outlet, hint
 
 if TYPE_CHECKING:
     from rankwise.train.events import Ended, Evaluated, Report, Started

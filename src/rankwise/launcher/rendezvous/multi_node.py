@@ -17,7 +17,7 @@ from rankwise.base.host import listen_tcp
 from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.node_link import EndedElsewhere, NodeLink
 from rankwise.launcher.rendezvous.assignment import Assignment, NotNeeded
-from rankwise.launcher.rendezvous.single import bind_store
+from rankwise.launcher.rendezvous.single_node import bind_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
