@@ -18,6 +18,16 @@ for x in DataLoader(rows, sampler=sampler):
     loss = model(x).mean()
     loss.backward()"""
 )
+_PARENT = """
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+def work(rank):
+    dist.init_process_group("gloo", rank=rank, world_size=3)
+    dist.barrier()
+if __name__ == "__main__":
+    {before}
+    mp.spawn(work, nprocs=2)
+    dist.destroy_process_group()
+"""
 _LOCAL_SGD = (
     _INIT
     + """
@@ -369,6 +379,45 @@ print(total / len(rows))
     seen += len(x)
 print(total / seen)
     """),
+    "an accuracy of one share beside the time of the epoch": ("RW611", _DDP + """
+import time
+from torch.utils.data import DataLoader, DistributedSampler
+rows, right, start = list(torch.rand(64, 2)), 0, time.time()
+net = DDP(torch.nn.Linear(2, 1))
+with torch.no_grad():
+    for x in DataLoader(rows, sampler=DistributedSampler(rows, shuffle=False)):
+        right += (net(x) > 0).sum().item()
+if dist.get_rank() == 0:
+    print(f"{right / 32:.3f} in {time.time() - start:.1f} s")
+    """, _DDP + """
+import time
+from torch.utils.data import DataLoader, DistributedSampler
+rows, right, start = list(torch.rand(64, 2)), 0, time.time()
+net = DDP(torch.nn.Linear(2, 1))
+with torch.no_grad():
+    for x in DataLoader(rows, sampler=DistributedSampler(rows, shuffle=False)):
+        right += (net(x) > 0).sum().item()
+if dist.get_rank() == 0:
+    print(f"{(time.time() - start) / 32:.1f} s a batch")
+    """),
+    "a collective that tells the address to meet at": ("RW205", """
+import os, torch, torch.distributed as dist
+def start(rank):
+    address = torch.zeros(15)
+    dist.broadcast(address, src=0)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+start(int(os.environ["RANK"]))
+    """, """
+import os, torch, torch.distributed as dist
+def start(rank):
+    address = torch.zeros(15)
+    if dist.is_initialized():
+        dist.broadcast(address, src=0)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+start(int(os.environ["RANK"]))
+    """),
+    "the process that starts the ranks has no group": ("RW205", _PARENT.format(before=""), _PARENT.format(before="dist.init_process_group('gloo', rank=2, world_size=3)")),
+    "a file to meet at, and no rank": ("RW210", "dist.init_process_group('gloo', 'file:///tmp/meet', world_size=4)", "dist.init_process_group('gloo', 'file:///tmp/meet?rank=1', world_size=4)"),
     "ranks that start the group in different ways": ("RW210", """
 import os, torch.distributed as dist
 def serve():

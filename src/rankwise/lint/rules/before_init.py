@@ -15,11 +15,12 @@ from rankwise.lint.analyses.job_view import (
     is_sequence,
     line_of,
     node_in,
+    ops,
     starts_group,
     statement_of,
     text_of,
 )
-from rankwise.lint.analyses.turns import frames_of, is_made_anyway
+from rankwise.lint.analyses.turns import frames_of, is_caught, is_made_anyway
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.looping import turns_of
 from rankwise.lint.interpreter.special import PROCESS
@@ -51,10 +52,39 @@ def rank_asked_before_init(script: Script) -> Iterator[Found]:
             at = _use(script, call) if later is not None and _stands_for_rank(call, later) else None
             if later is not None and at is not None:
                 yield _tell(script, at, later)
+        if not early:
+            yield from _without_group(script, entry)
+
+
+def _without_group(script: Script, entry: Entry) -> Iterator[Found]:
+    """What needs the process group, before this process creates it, or in the parent of the processes that do."""
+    calls = entry.histories[0].calls
+    inits = [one for one in calls if starts_group(one)]
+    has_parent = entry.is_program and any("spawned" in one.contexts for one in inits)
+    needs = {id(op.call) for op in ops(entry.histories[0].items) if op.is_sure}
+    for call in calls:
+        is_end = call.name == "torch.distributed.destroy_process_group"
+        is_use = id(call) in needs and call.name.startswith("torch.distributed.")
+        at = node_in(script, call) if is_end or is_use else None
+        mine = [one for one in inits if _same_process(one, call) and not one.excludes(call)]
+        if at is None or is_caught(script.tree, at) or any(one.index < call.index for one in mine):
+            continue
+        sure = [one for one in mine if not one.tests and is_sequence(entry, one, call) and is_made_anyway(one)]
+        if sure and is_use:
+            where, fix = (
+                f"before the process group is created{_where(script, sure[0])}",
+                "create the process group first",
+            )
+        elif is_end and has_parent and not mine:
+            where, fix = "in the process that starts the ranks, which has no process group", "call it in each rank"
+        else:
+            continue
+        yield Found(at, f"`{text_of(at)}` is called {where}: it raises", fix)
+        return
 
 
 def _same_process(init: Call, call: Call) -> bool:
-    mine, others = ([name for name in one.contexts if name.startswith(PROCESS)] for one in (init, call))
+    mine, others = ([name for name in one.contexts if name.startswith((PROCESS, "spawned"))] for one in (init, call))
     return mine == others
 
 

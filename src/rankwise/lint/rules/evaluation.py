@@ -179,10 +179,14 @@ def _is_put_together(one: Pass) -> bool:
 
 
 def _reported(call: Call) -> Iterator[Value]:
-    for value in (*call.args, *call.kwargs.values()):
+    """What a call tells, number by number: a text has what all its parts have, the time of the epoch too."""
+    waiting = [*call.args, *call.kwargs.values()]
+    for value in waiting:  # which grows meanwhile
         yield value
         if isinstance(value.thing, Items):
             yield from value.thing.values
+        elif value.made is not None and value.made.name in {"operator.JoinedStr", "?.format"}:
+            waiting += value.made.args
 
 
 def _is_own(value: Value) -> bool:

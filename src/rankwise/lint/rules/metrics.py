@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.data_flow import given, passes, sampler_of
@@ -115,7 +114,7 @@ _BARS = frozenset(
 def every_rank_logs(script: Script) -> Iterator[Found]:
     shown: set[str] = set()
     lines: set[int] = set()
-    for place in once(places(script, *_RUNS, *_BARS, "builtins.print", anywhere=True)):
+    for place in once(places(script, *_RUNS, *_BARS, anywhere=True)):
         call, at = place.calls[0], node_in(script, place.calls[0])
         if (
             at is None
@@ -129,18 +128,10 @@ def every_rank_logs(script: Script) -> Iterator[Found]:
         if call.name in _RUNS and "group" not in call.kwargs:
             lines.add(line)
             yield Found(at, f"every rank {_RUNS[call.name]}", "do it on rank 0 only: `if dist.get_rank() == 0:`")
-        elif (call.name not in _RUNS and call.loops and call.name not in shown) or (
-            call.name in _BARS and call.name not in shown
-        ):
-            if _is_quiet(script, call.name) or (call.name in _BARS and "disable" in call.kwargs):
-                continue
+        elif call.name in _BARS - shown and "disable" not in call.kwargs:
             shown.add(call.name)
-            what, fix = (
-                ("print", "if dist.get_rank() == 0:")
-                if call.name == "builtins.print"
-                else ("bar", "disable=dist.get_rank() != 0")
-            )
-            yield Found(at, f"every rank shows this {what}, overwriting the others", f"`{fix}`", severity="hint")
+            message = "every rank shows this bar, overwriting the others"
+            yield Found(at, message, "`disable=dist.get_rank() != 0`", severity="hint")
 
 
 def _is_made_by_ranks(place: Place) -> bool:
@@ -153,17 +144,6 @@ def _is_made_by_ranks(place: Place) -> bool:
         and is_distributed(place.entry)
         and any(starts_group(one) for one in calls)
         and not is_chosen(place.calls[0])
-    )
-
-
-def _is_quiet(script: Script, name: str) -> bool:
-    """Whether `print` means something else on other ranks, or by rank."""
-    if name != "builtins.print":
-        return False
-    return (
-        "builtins.print" in script.piece.code
-        or "setup_for_distributed" in script.piece.code
-        or any(isinstance(node, ast.FunctionDef) and node.name == "print" for node in ast.walk(script.tree))
     )
 
 

@@ -85,6 +85,7 @@ def world_size_contradiction(script: Script) -> Iterator[Found]:
             yield from _same_rank(script, place)
             yield from _local_rank(place)
             yield from _no_backend(script, place.last)
+            yield from _not_numbered(place.last)
     for steps in in_step(script, INIT):
         ways = {backend_of(call): call for call in reversed(steps[0])}
         if len(ways) > 1 and None not in ways:
@@ -109,6 +110,19 @@ def _no_backend(script: Script, call: Call) -> Iterator[Found]:
         message = f"torch.distributed has no backend {odd!r}: every rank fails here"
         fix = 'use "gloo" for tensors on the CPU, "nccl" for those on GPUs, or leave the backend out'
         yield Found(node, message, fix, failure_class="")
+
+
+def _not_numbered(call: Call) -> Iterator[Found]:
+    """An address or a file to meet at that says nothing of the rank: the environment is not read then."""
+    node, (url, _) = call.arg_node(1, "init_method"), text_given(call.arg(1, "init_method"))
+    missing = [
+        name
+        for at, name in ((4, "rank"), (3, "world_size"))
+        if call.arg(at, name) is None and f"{name}=" not in (url or "")
+    ]
+    if node is not None and url is not None and url.startswith(("tcp://", "file://")) and missing:
+        message = f"init_method={url!r} needs {' and '.join(missing)} as well, which are read from the environment with env:// only: it raises"
+        yield Found(node, message, f"pass {' and '.join(missing)}, or use env:// under a launcher")
 
 
 def _is_slip(name: str) -> bool:
