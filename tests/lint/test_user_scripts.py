@@ -18,6 +18,42 @@ for x in DataLoader(rows, sampler=sampler):
     loss = model(x).mean()
     loss.backward()"""
 )
+_ACCURACY = (
+    _INIT
+    + _DDP
+    + """
+from torch.utils.data import DataLoader, DistributedSampler
+rows, right, seen = list(torch.rand(64, 2)), 0, 0
+net = DDP(torch.nn.Linear(2, 1))
+with torch.no_grad():
+    for x in DataLoader(rows, sampler={sampler}):
+        right += (net(x) > 0).sum().item()
+        seen += len(x)
+if dist.get_rank() == 0:
+    print("accuracy", right / seen)
+"""
+)
+_CONFIGURED = """
+import json
+from transformers import AutoModel, Trainer, TrainingArguments
+path = "zero2.json"
+model = AutoModel.from_pretrained("bert")
+trainer = Trainer(model=model, args=TrainingArguments("out", deepspeed={config}))
+trainer.train()
+model.save_pretrained("out/last")
+"""
+_TRIES = (
+    _INIT
+    + """
+import sys, time
+from torchvision import datasets
+try:
+    rows = datasets.MNIST("d", download=True)
+except Exception as error:
+    print(error)
+    {handler}
+"""
+)
 _PARENT = """
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 def work(rank):
@@ -418,6 +454,10 @@ start(int(os.environ["RANK"]))
     """),
     "the process that starts the ranks has no group": ("RW205", _PARENT.format(before=""), _PARENT.format(before="dist.init_process_group('gloo', rank=2, world_size=3)")),
     "a file to meet at, and no rank": ("RW210", "dist.init_process_group('gloo', 'file:///tmp/meet', world_size=4)", "dist.init_process_group('gloo', 'file:///tmp/meet?rank=1', world_size=4)"),
+    "a handler that ends the process takes care of nothing": ("RW515", _TRIES.format(handler="sys.exit(1)"), _TRIES.format(handler="rows = None")),
+    "a handler that raises again takes care of nothing": ("RW515", _TRIES.format(handler="raise"), _TRIES.format(handler="time.sleep(5)")),
+    "the Trainer's arguments that name a DeepSpeed configuration make a group": ("RW601", _CONFIGURED.format(config="path"), _CONFIGURED.format(config="None")),
+    "an accuracy of one share, and of all samples on each rank": ("RW611", _ACCURACY.format(sampler="DistributedSampler(rows)"), _ACCURACY.format(sampler="None")),
     "ranks that start the group in different ways": ("RW210", """
 import os, torch.distributed as dist
 def serve():

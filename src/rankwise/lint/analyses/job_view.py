@@ -203,7 +203,10 @@ def is_without_group(entry: Entry, call: Call) -> bool:
 
 
 def starts_group(call: Call) -> bool:
-    """Whether a call makes the default process group; a Fabric of one device has none."""
+    """Whether a call makes the default process group; a Fabric of one device has none, the Trainer's arguments that name a DeepSpeed configuration do."""
+    if call.name == "transformers.TrainingArguments":
+        config = call.arg(None, "deepspeed")
+        return config is not None and (isinstance(config.thing, Items) or isinstance(config.const, str))
     return call.name in STARTS and not is_of_one_device(call)
 
 

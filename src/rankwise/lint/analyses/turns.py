@@ -42,11 +42,14 @@ def was_done_before(place: Place) -> bool:
     return False
 
 
+_EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
+
+
 def is_caught(tree: ast.Module, node: ast.AST) -> bool:
     """Whether an exception is taken care of, or expected, where a node stands."""
     inner = node
     for one in above(tree, node):
-        if isinstance(one, ast.Try) and any(inner is part for part in one.body) and one.handlers:
+        if isinstance(one, ast.Try) and any(inner is part for part in one.body) and any(map(_goes_on, one.handlers)):
             return True
         if isinstance(one, (ast.With, ast.AsyncWith)) and expects_error(one):
             return True
@@ -54,6 +57,13 @@ def is_caught(tree: ast.Module, node: ast.AST) -> bool:
             return False
         inner = one
     return False
+
+
+def _goes_on(handler: ast.ExceptHandler) -> bool:
+    """Whether the program does, after an exception: a handler may end in raising it again, or in ending the process."""
+    last = handler.body[-1]
+    is_exit = isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and ast.unparse(last.value.func) in _EXITS
+    return not is_exit and not isinstance(last, ast.Raise)
 
 
 def frames_of(call: Call) -> list[tuple[Module, ast.AST]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.analyses.data_flow import SAMPLER_AT, is_prepared, passes, sampler_of, shown
 from rankwise.lint.analyses.job_view import all_once, is_distributed, is_hidden, node_in, text_of
 from rankwise.lint.analyses.lengths import length_of
+from rankwise.lint.analyses.shares import is_shared_out
 from rankwise.lint.analyses.tensors import OFF, is_model_call, sources_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.notes import Quotient
@@ -136,6 +137,9 @@ def one_ranks_number_as_all(script: Script) -> Iterator[Found]:
         if not is_reported or id(call.function) in seen or _LOCAL.search(ast.unparse(call.node)):
             continue
         forwards = [one for value in _reported(call) if _is_own(value) for one in _forwards(value)]
+        inside = [one for one in passes(script) if any(made in one.inside for made in forwards)]
+        if inside and not any(is_shared_out(one.loader) or is_prepared(one.loader) for one in inside):
+            continue  # each rank reads all of it, and has the number of all
         # What rank 0 alone has computed, it has over whatever data it chose.
         if any(not one.guards for one in forwards) and "sync_dist" not in call.kwargs:
             seen.add(id(call.function))
