@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def _mark(script: Script) -> Iterator[Found]:
     """One finding on each line that calls `mark`, which is mended to `done`."""
-    for number, line in enumerate(script.lines, start=1):
+    for number, line in enumerate(script.piece.lines, start=1):
         if (at := line.find("mark(")) >= 0:
             span = Span(number, at + 1, number, at + 5)
             yield Found(span, "marked", "drop it", edits=[Edit(span=span, text="done")])

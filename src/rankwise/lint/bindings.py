@@ -175,13 +175,9 @@ def is_relevant_program(tree: ast.Module, relevant: frozenset[str], text: str) -
     for statement in tree.body:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             continue
-        parts: list[ast.AST] = [statement]
-        if isinstance(statement, _SCOPES):
-            parts = list(statement.decorator_list)
-        for part in parts:
-            words = _read(part)
-            if not relevant.isdisjoint(words.names) or words.matter(talks=_talks(text)):
-                return True
+        words = _read(*statement.decorator_list) if isinstance(statement, _SCOPES) else _read(statement)
+        if not relevant.isdisjoint(words.names) or words.matter(talks=_talks(text)):
+            return True
     return False
 
 

@@ -94,7 +94,9 @@ class _Runs:
     def _run(self, virtual_rank: VirtualRank) -> Run:
         run = self.runs.get(virtual_rank)
         if run is None:
-            run = self.runs[virtual_rank] = _new_run(virtual_rank, self.project, "the program")
+            history = History(virtual_rank.rank, "the program")
+            run = Run(virtual_rank, self.project, history, execute=execute, evaluate=evaluate, call=call, bind=bind)
+            self.runs[virtual_rank] = run
             scope = Scope(module=self.module) if self.module.is_program else module_scope(run, self.module)
             run.way = self.way
             scope.names["__name__"] = known("__main__")
@@ -120,11 +122,6 @@ class _Runs:
             if not run.has_seen_rank or (number == 1 and not has_ops):
                 break
         self.script.entries.append(self._entry(name, histories))
-
-
-def _new_run(virtual_rank: VirtualRank, project: Project, name: str) -> Run:
-    history = History(virtual_rank.rank, name)
-    return Run(virtual_rank, project, history, execute=execute, evaluate=evaluate, call=call, bind=bind)
 
 
 def _restart(run: Run, name: str) -> None:

@@ -114,12 +114,10 @@ class Project:
 
     def load(self, path: Path) -> Module | None:
         """The module in a file; None if there is none, or it can't be read."""
-        if path in self._modules:
-            self.read.add(path)
-            return self._modules[path]
         self.read.add(path)
-        self._modules[path] = module = _load(path)
-        return module
+        if path not in self._modules:
+            self._modules[path] = _load(path)
+        return self._modules[path]
 
     def loaded(self) -> list[Module]:
         """The modules that were looked at since `read` was emptied."""

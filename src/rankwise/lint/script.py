@@ -83,8 +83,3 @@ class Script:
     def calls_of(self, *names: str) -> list[Call]:
         """Calls in this text of one of these canonical names."""
         return [call for call in self.calls if call.name in names]
-
-    @cached_property
-    def lines(self) -> list[str]:
-        """The code's lines, from 0."""
-        return self.piece.lines

@@ -55,7 +55,7 @@ def _hands_module_over(statement: ast.stmt, path: Path) -> bool:
 
 def is_certain(script: Script, scopes: Scopes, name: ast.Name) -> bool:
     """Whether reading the name fails: no ``try`` takes care of it, no test keeps the line from running."""
-    if any(word in script.lines[name.lineno - 1] for word in _KNOWN_TO_AUTHOR):
+    if any(word in script.piece.lines[name.lineno - 1] for word in _KNOWN_TO_AUTHOR):
         return False
     if any(name.id in scope.globals for scope in scopes.opened.values()):
         return False

@@ -211,11 +211,7 @@ def _of_instance(run: Run, owner: Value, thing: Instance, name: str, node: Any) 
     hinted = guess(run, name)
     if hinted.origin or hinted.thing is not None:
         return hinted
-    return (
-        Value(thing=Method(owner, name), path=name)
-        if is_open
-        else Value(thing=Method(owner, name), path=f"self.{name}")
-    )
+    return Value(thing=Method(owner, name), path=name if is_open else f"self.{name}")
 
 
 def _of_framework(run: Run, owner: Value, base: str, name: str) -> Value:

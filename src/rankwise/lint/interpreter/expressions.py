@@ -319,12 +319,8 @@ def _text(run: Run, scope: Scope, node: ast.JoinedStr) -> Value:
 
 def _formatted(run: Run, scope: Scope, node: ast.FormattedValue) -> Value:
     value = evaluate(run, scope, node.value)
-    return Value(
-        value.spread,
-        value.origin,
-        str(value.const) if value.is_known and node.format_spec is None else UNKNOWN,
-        made=value.made,
-    )
+    const = str(value.const) if value.is_known and node.format_spec is None else UNKNOWN
+    return Value(value.spread, value.origin, const, made=value.made)
 
 
 def _walrus(run: Run, scope: Scope, node: ast.NamedExpr) -> Value:
@@ -349,7 +345,6 @@ def _yield_from(run: Run, scope: Scope, node: ast.YieldFrom) -> Value:
 
 def _comprehension(run: Run, scope: Scope, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
     inner = Scope(module=scope.module, parent=scope, function=scope.function)
-    inner.names = {}
     sources: list[Value] = []
     asked: list[tuple[Value, Guard]] = []
     rows: list[list[Value]] = []

@@ -68,7 +68,8 @@ def _annotated(run: Run, scope: Scope, node: ast.AnnAssign) -> None:
 
 
 def _augmented(run: Run, scope: Scope, node: ast.AugAssign) -> None:
-    target = ast.copy_location(_as_load(node.target), node.target)
+    fields = dict(ast.iter_fields(node.target), ctx=ast.Load())
+    target = ast.copy_location(type(node.target)(**fields), node.target)
     old, new = run.evaluate(run, scope, target), run.evaluate(run, scope, node.value)
     note_quotient(run, scope, node, old, new)
     value = of_all(run, scope.module, node, (old, new), mixed((old, new)))
@@ -78,16 +79,6 @@ def _augmented(run: Run, scope: Scope, node: ast.AugAssign) -> None:
     elif isinstance(old.thing, Object) and old.thing.kind == TENSOR:
         value = replace(value, thing=old.thing)
     run.bind(run, scope, node.target, value)
-
-
-def _as_load(target: ast.expr) -> ast.expr:
-    if isinstance(target, ast.Name):
-        return ast.Name(id=target.id, ctx=ast.Load())
-    if isinstance(target, ast.Attribute):
-        return ast.Attribute(value=target.value, attr=target.attr, ctx=ast.Load())
-    if isinstance(target, ast.Subscript):
-        return ast.Subscript(value=target.value, slice=target.slice, ctx=ast.Load())
-    return target
 
 
 def _return(run: Run, scope: Scope, node: ast.Return) -> Exit:

@@ -91,7 +91,7 @@ def call_without_parentheses(script: Script) -> Iterator[Found]:
 
 
 def _reported(script: Script, node: ast.expr, what: str, *, can_fix: bool) -> Found:
-    text, span = ast.unparse(node), span_of(node, script.lines)
+    text, span = ast.unparse(node), span_of(node, script.piece.lines)
     needs = text.rpartition(".")[2] in _NEEDS_ARGUMENTS
     edit = Edit(span=Span(span.end_line, span.end_col, span.end_line, span.end_col), text="()")
     return Found(

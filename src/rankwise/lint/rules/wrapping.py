@@ -59,7 +59,7 @@ def model_never_wrapped(script: Script) -> Iterator[Found]:
             "each rank trains its own model: a process group is created, but the model is never wrapped and its gradients are never reduced",
             "wrap the model before the optimizer is created: `model = DistributedDataParallel(model)`, or divide and all_reduce each `p.grad` before the step",
             severity="error" if _is_meant_as_one(script, entry, run, back) else "warning",
-            also=[("the process group", script.piece.path, span_of(init.node, script.lines))],
+            also=[("the process group", script.piece.path, span_of(init.node, script.piece.lines))],
         )
 
 
