@@ -125,7 +125,8 @@ class _Runs:
 
 
 def _restart(run: Run, name: str) -> None:
-    if run.has_seen_rank or run.history.is_cut or run.history.entry == "the program":
+    is_noted = any(getattr(note, "history", None) is run.history for note in run.notes)
+    if run.has_seen_rank or run.history.is_cut or run.history.entry == "the program" or is_noted:
         # Else what did nothing for one entry does nothing for the next: classes of a library have their parts in common.
         run.barren = {}
     run.history = History(run.virtual_rank.rank, name)
