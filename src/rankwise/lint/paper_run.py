@@ -126,9 +126,9 @@ class _Runs:
 
 def _restart(run: Run, name: str) -> None:
     is_noted = any(getattr(note, "history", None) is run.history for note in run.notes)
-    if run.has_seen_rank or run.history.is_cut or run.history.entry == "the program" or is_noted:
-        # Else what did nothing for one entry does nothing for the next: classes of a library have their parts in common.
-        run.barren = {}
+    is_alone = run.has_seen_rank or run.history.is_cut or run.history.entry == "the program" or is_noted
+    # Classes of a library have their parts in common. What functions call is for each entry to see.
+    run.barren = {} if is_alone else {key: one for key, one in run.barren.items() if key[0] == "made"}
     run.history = History(run.virtual_rank.rank, name)
     run.items = run.history.items
     run.guards = run.tests = run.loops = run.stack = run.contexts = run.functions = run.selves = ()
