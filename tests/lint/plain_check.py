@@ -6,9 +6,9 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint import registry
-from rankwise.lint.paper_run import study
-from rankwise.lint.piece import Piece
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project
+from rankwise.lint.simulated_run import study
 
 if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
@@ -23,7 +23,7 @@ def rule_of(rule_id: str) -> Rule[Any]:
 
 def script_of(code: str, **piece: Any) -> Script:
     """A text as rules see it."""
-    return study(Piece(path="train.py", language="python", code=textwrap.dedent(code), **piece), Project())
+    return study(CodeUnit(path="train.py", language="python", code=textwrap.dedent(code), **piece), Project())
 
 
 def found(rule_id: str, code: str, **piece: Any) -> list[Finding]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.lint import registry
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.finding import Edit, Finding, Found, Span
-from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
 from rankwise.lint.rule import Rule
 from rankwise.lint.running import check as check_module
@@ -63,14 +63,14 @@ def _places(findings: Any) -> list[tuple[int, int, int | None]]:
 
 def test_findings_stand_at_their_place_in_the_file() -> None:
     """Spans, other places and edits are those of the page, after the cut indent."""
-    piece = Piece(path="a.md", language="python", code="\nimport torch\nmark()\n", indents={3: 4}, is_fragment=True)
+    piece = CodeUnit(path="a.md", language="python", code="\nimport torch\nmark()\n", indents={3: 4}, is_fragment=True)
     (found,) = check_piece(piece, Project(), (MARK,))
     assert (found.span, found.edits[0].span) == (Span(3, 5, 3, 9), Span(3, 5, 3, 9))
 
 
 def test_a_comment_silences_before_the_place_is_changed() -> None:
     """Comments are read in the code that was analysed, whatever the file looks like."""
-    piece = Piece(
+    piece = CodeUnit(
         path="a.ipynb",
         language="python",
         code="import torch\nmark()  # noqa: RW101\nmark()\n",
@@ -81,24 +81,24 @@ def test_a_comment_silences_before_the_place_is_changed() -> None:
 
 def test_text_without_ranks_has_findings_only_if_broken() -> None:
     """A text that has nothing to do with several processes is parsed, and that is all."""
-    assert check_piece(Piece(path="a.py", language="python", code="mark()"), Project(), (MARK,)) == []
-    (found,) = check_piece(Piece(path="a.py", language="python", code="x =\n"), Project(), ())
+    assert check_piece(CodeUnit(path="a.py", language="python", code="mark()"), Project(), (MARK,)) == []
+    (found,) = check_piece(CodeUnit(path="a.py", language="python", code="x =\n"), Project(), ())
     assert (found.rule, found.severity, found.span.line) == ("RW901", "error", 1)
 
 
 def test_a_broken_text_has_one_finding() -> None:
     """Python 2 gives its one finding with the place, which a comment may silence."""
     code = "import torch\nprint 'rank'\nmark()\n"
-    assert [one.rule for one in check_piece(Piece(path="a.py", language="python", code=code), Project(), (MARK,))] == [
-        "RW901"
-    ]
+    assert [
+        one.rule for one in check_piece(CodeUnit(path="a.py", language="python", code=code), Project(), (MARK,))
+    ] == ["RW901"]
     silenced = code.replace("'rank'", "'rank'  # noqa: RW901")
-    assert check_piece(Piece(path="a.py", language="python", code=silenced), Project(), (MARK,)) == []
+    assert check_piece(CodeUnit(path="a.py", language="python", code=silenced), Project(), (MARK,)) == []
 
 
 def test_a_rule_that_breaks_takes_no_other_with_it() -> None:
     """The other rules' findings stay, and the failure is a line with rule, file and cause; without a list it is raised."""
-    piece = Piece(path="a.py", language="python", code="import torch\nmark('fragile')\n")
+    piece = CodeUnit(path="a.py", language="python", code="import torch\nmark('fragile')\n")
     failures: list[str] = []
     assert len(check_piece(piece, Project(), (FRAGILE, MARK), failures)) == 1
     assert failures == ["RW999 internal: rule RW102 failed on a.py: ValueError: too bad; please report it"]

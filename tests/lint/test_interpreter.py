@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.interpreter.history import Fork, Inline, Loop, Op
 from rankwise.lint.interpreter.values import Spread
-from rankwise.lint.paper_run import study
 from rankwise.lint.paths.divergences import divergences
-from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
+from rankwise.lint.simulated_run import study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ HEAD = "import os, time\nimport torch\nimport torch.distributed as dist\ndist.in
 
 
 def studied(code: str, path: str = "train.py") -> Script:
-    return study(Piece(path=path, language="python", code=HEAD + textwrap.dedent(code)), Project())
+    return study(CodeUnit(path=path, language="python", code=HEAD + textwrap.dedent(code)), Project())
 
 
 def ops(items: Sequence[Item]) -> list[str]:

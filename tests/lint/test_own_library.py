@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import rankwise
-from rankwise.lint.piece import Piece
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project
 from rankwise.lint.registry import all_rules
 from rankwise.lint.running.check import check_piece
@@ -35,7 +35,7 @@ COLLECTIVES = [
 
 
 def rules_of(code: str) -> list[str]:
-    piece = Piece(path="train.py", language="python", code=code)
+    piece = CodeUnit(path="train.py", language="python", code=code)
     return [found.rule for found in check_piece(piece, Project(), all_rules()) if found.severity == "error"]
 
 

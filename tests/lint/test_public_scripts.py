@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankwise.lint.piece import Piece
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project
 from rankwise.lint.registry import rule
 from rankwise.lint.running.check import check_piece
@@ -833,7 +833,7 @@ net(torch.ones(2)).sum().backward()
 
 
 def _is_told(rule_id: str, code: str) -> bool:
-    piece = Piece(path="train.py", language="python", code=_HEAD + textwrap.dedent(code))
+    piece = CodeUnit(path="train.py", language="python", code=_HEAD + textwrap.dedent(code))
     return bool([*check_piece(piece, Project(), (rule(rule_id),))])
 
 
@@ -857,7 +857,7 @@ args = parser.parse_args()
 dist.init_process_group("nccl", rank={rank}, world_size=2)
 torch.cuda.set_device(0)
 """
-    piece = Piece(path="train.py", language="python", code=_HEAD + code)
+    piece = CodeUnit(path="train.py", language="python", code=_HEAD + code)
     assert [found.severity for found in check_piece(piece, Project(), (rule("RW202"),))] == [severity]
 
 
@@ -865,13 +865,15 @@ def test_each_call_of_a_helper_is_a_mistake_of_its_own() -> None:
     """The first rank calls one helper under two tests: both places are told."""
     helper = "def sync(x):\n    dist.all_reduce(x)\n"
     call = "if dist.get_rank() == 0:\n    sync(torch.ones(1))\nprint()\n"
-    piece = Piece(path="train.py", language="python", code=_HEAD + _INIT + helper + call + call)
+    piece = CodeUnit(path="train.py", language="python", code=_HEAD + _INIT + helper + call + call)
     assert [found.span.line for found in check_piece(piece, Project(), (rule("RW101"),))] == [6, 9]
 
 
 def test_a_module_of_the_program_gives_a_library_a_name(tmp_path: Path) -> None:
     """What another module stores in a library is there; where none does, the library lacks it, which another version may not."""
-    piece = Piece(path=str(tmp_path / "train.py"), language="python", code=_HEAD + "import compat\ndist.brand_new()\n")
+    piece = CodeUnit(
+        path=str(tmp_path / "train.py"), language="python", code=_HEAD + "import compat\ndist.brand_new()\n"
+    )
     for text, severities in (("x = 1\n", ["warning"]), ("import torch.distributed as d\nd.brand_new = print\n", [])):
         (tmp_path / "compat.py").write_text(text)
         assert [found.severity for found in check_piece(piece, Project(), (rule("RW820"),))] == severities
@@ -880,7 +882,9 @@ def test_a_module_of_the_program_gives_a_library_a_name(tmp_path: Path) -> None:
 def test_a_module_of_the_program_sets_the_type_of_floats(tmp_path: Path) -> None:
     """Where another module may set the default type, the type of what is made without one is not known."""
     broadcast = "dist.broadcast(torch.zeros(3) if dist.get_rank() == 0 else torch.empty(3, dtype=torch.float64), 0)\n"
-    piece = Piece(path=str(tmp_path / "train.py"), language="python", code=_HEAD + "import conf\n" + _INIT + broadcast)
+    piece = CodeUnit(
+        path=str(tmp_path / "train.py"), language="python", code=_HEAD + "import conf\n" + _INIT + broadcast
+    )
     for text, number in (("import torch\n", 1), ("import torch\ntorch.set_default_dtype(torch.float64)\n", 0)):
         (tmp_path / "conf.py").write_text(text)
         assert len(check_piece(piece, Project(), (rule("RW317"),))) == number

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankwise.lint.piece import Piece
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project
 from rankwise.lint.registry import all_rules
 from rankwise.lint.running.check import check_piece
@@ -108,7 +108,7 @@ _PAIRS = {
 
 
 def _severities(rule: str, code: str, path: str = "train.py", project: Project | None = None) -> set[str]:
-    piece = Piece(path=path, language="python", code=code)
+    piece = CodeUnit(path=path, language="python", code=code)
     found = check_piece(piece, project or Project(), all_rules(), None)
     return {one.severity for one in found if one.rule == rule}
 

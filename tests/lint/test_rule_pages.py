@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankwise.lint import registry
-from rankwise.lint.piece import Piece
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project
 from rankwise.lint.running.check import check_piece
 
@@ -51,7 +51,7 @@ GENERATOR = load_generator()
 def find(code: str, language: Any) -> list[Finding]:
     """Check an example as a file of its own."""
     name = "train.py" if language == "python" else "job.sh"
-    return check_piece(Piece(path=name, language=language, code=code), Project(), RULES)
+    return check_piece(CodeUnit(path=name, language=language, code=code), Project(), RULES)
 
 
 def by_id(rule: Rule[Any]) -> str:

@@ -8,10 +8,10 @@ import textwrap
 import pytest
 
 from lint.plain_check import rule_of
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.library.collective_table import ACTS
-from rankwise.lint.paper_run import study
-from rankwise.lint.piece import Piece
 from rankwise.lint.program import Project
+from rankwise.lint.simulated_run import study
 
 HEAD = """\
 import os, torch
@@ -290,7 +290,7 @@ LEGAL_NCCL = {
 
 def found(rule: str, code: str) -> list[str]:
     """Messages of one rule for a program."""
-    script = study(Piece(path="train.py", language="python", code=code), Project())
+    script = study(CodeUnit(path="train.py", language="python", code=code), Project())
     return [one.message for one in rule_of(rule).check(script)]
 
 

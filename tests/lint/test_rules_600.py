@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lint.plain_check import rule_of
-from rankwise.lint.paper_run import study
-from rankwise.lint.piece import Piece
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project
+from rankwise.lint.simulated_run import study
 
 if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
@@ -268,7 +268,7 @@ LEGAL = {
 def found(rule_id: str, code: str) -> list[Finding]:
     """What a rule finds in a program."""
     text = HEAD + textwrap.dedent(code)
-    script = study(Piece(path="train.py", language="python", code=text), Project())
+    script = study(CodeUnit(path="train.py", language="python", code=text), Project())
     return list(rule_of(rule_id).check(script))
 
 

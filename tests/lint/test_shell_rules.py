@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankwise.lint import registry
-from rankwise.lint.piece import Piece
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.shell.study import piece_of_command, study_shell
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ T = "torchrun --nproc_per_node=2"
 TWO = "torchrun --nnodes=2 --nproc_per_node=8"
 
 
-def check(piece: Piece) -> list[Finding]:
+def check(piece: CodeUnit) -> list[Finding]:
     shell = study_shell(piece)
     return [finding for rule in RULES for finding in rule.check(shell)]
 
 
 def found_in(code: str, *, path: str = "job.sh", is_fragment: bool = False) -> set[str]:
-    piece = Piece(path=path, language="shell", code=code, is_fragment=is_fragment)
+    piece = CodeUnit(path=path, language="shell", code=code, is_fragment=is_fragment)
     return {f"{one.rule}:{one.severity[0]}" for one in check(piece)}
 
 
@@ -412,6 +412,6 @@ def test_a_command_as_typed_is_checked(argv: list[str], rule: str | None) -> Non
 )  # fmt: skip
 def test_a_flag_that_is_much_like_another_is_asked_for(flag: str, fix: str) -> None:
     """What is all but one is written in its place; what is only like one is asked for, as by `rankwise run`, and not written."""
-    (found,) = check(Piece(path="job.sh", language="shell", code=f"torchrun {flag}=2 train.py"))
+    (found,) = check(CodeUnit(path="job.sh", language="shell", code=f"torchrun {flag}=2 train.py"))
     assert found.fix.startswith(fix)
     assert bool(found.edits) == fix.startswith("write")

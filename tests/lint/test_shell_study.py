@@ -12,7 +12,7 @@ import pytest
 from rankwise.base.errors import UsageError
 from rankwise.launcher.run_flags import LATER_FLAGS
 from rankwise.lint import registry
-from rankwise.lint.piece import Piece
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.shell import study
 from rankwise.lint.shell.flags import TABLES
 from rankwise.lint.shell.study import piece_of_command, study_shell
@@ -31,7 +31,7 @@ RULES = [rule for rule in registry.all_rules() if rule.looks_at == "shell"]
 
 
 def read(code: str, path: str = "job.sh") -> Shell:
-    return study_shell(Piece(path=path, language="shell", code=code))
+    return study_shell(CodeUnit(path=path, language="shell", code=code))
 
 
 def findings(shell: Shell) -> list[Finding]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.finding import Span
-from rankwise.lint.piece import Piece
 from rankwise.lint.running.suppress import find_suppressions
 
 
 def _hides(code: str, line: int, rule: str = "RW101", *, end: int | None = None, language: str = "python") -> bool:
-    piece = Piece(path="a", language="shell" if language == "shell" else "python", code=code)
+    piece = CodeUnit(path="a", language="shell" if language == "shell" else "python", code=code)
     return find_suppressions(piece).hides(rule, Span(line, 1, end or line, 2))
 
 

@@ -17,7 +17,7 @@ from rankwise.doctor.variables.launches import may_have_gpus
 from rankwise.doctor.variables.masking import escape, list_variables
 from rankwise.doctor.variables.table import report_misspellings
 from rankwise.doctor.variables.understanding import understand
-from rankwise.lint.reporters.words import paint
+from rankwise.lint.reporters.text_form import paint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

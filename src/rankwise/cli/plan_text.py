@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.base import terminal
 from rankwise.base.terminal import clean_text
 from rankwise.doctor.units import align, format_bytes, format_count
-from rankwise.lint.reporters.words import paint
+from rankwise.lint.reporters.text_form import paint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

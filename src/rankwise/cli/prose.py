@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from rankwise.base import terminal
-from rankwise.lint.reporters.words import paint
+from rankwise.lint.reporters.text_form import paint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from rankwise.cli.pages import find_close, find_page, list_names
 from rankwise.cli.prose import page_width, write_page
 from rankwise.doctor.units import align
 from rankwise.lint import registry
-from rankwise.lint.reporters.words import SEVERITY_STYLE, paint
+from rankwise.lint.reporters.text_form import SEVERITY_STYLE, paint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,7 +17,7 @@ from rankwise.lint.rule import Rule
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rankwise.lint.piece import Language
+    from rankwise.lint.code_unit import Language
 
 #: What the hundreds of a rule's id mean.
 CHAPTERS = {"RW1": "Paths and collectives", "RW2": "Process groups, ranks, devices, environment", "RW3": "Arguments and results of collectives",

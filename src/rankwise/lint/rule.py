@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from rankwise.base.findings import Severity
-    from rankwise.lint.piece import Language
+    from rankwise.lint.code_unit import Language
 
 Studied = TypeVar("Studied")
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import ast
 
+    from rankwise.lint.code_unit import CodeUnit
     from rankwise.lint.interpreter.history import History
     from rankwise.lint.interpreter.values import Call
-    from rankwise.lint.piece import Piece
     from rankwise.lint.program import Module, Project
 
 
@@ -48,7 +48,7 @@ class Script:
         project: The modules beside it, and the files that what is found depends on.
     """
 
-    piece: Piece
+    piece: CodeUnit
     tree: ast.Module
     module: Module | None = None
     entries: list[Entry] = field(default_factory=list)

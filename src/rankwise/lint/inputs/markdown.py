@@ -12,9 +12,9 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.inputs.notebook import neutralise
 from rankwise.lint.inputs.unparsed import find_unparsed
-from rankwise.lint.piece import Piece
 from rankwise.lint.program import parse
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class _Facts:
     uses: set[str] = field(default_factory=set)
 
 
-def read_markdown(path: str, text: str) -> tuple[Piece, ...]:
+def read_markdown(path: str, text: str) -> tuple[CodeUnit, ...]:
     """Find the code in a page.
 
     Args:
@@ -84,7 +84,7 @@ def read_markdown(path: str, text: str) -> tuple[Piece, ...]:
     Returns:
         Pieces whose lines are numbered as in the page.
     """
-    pieces, now = list[Piece](), _Facts()
+    pieces, now = list[CodeUnit](), _Facts()
     for fence in find_fences(text):
         language = _decide_language(fence)
         if language == "shell" and (lines := _read_shell(fence)):
@@ -245,7 +245,7 @@ def _take_in(now: _Facts, fence: _Facts) -> None:
     now.starts |= fence.starts
 
 
-def _join(path: str, facts: _Facts) -> Piece:
+def _join(path: str, facts: _Facts) -> CodeUnit:
     # A new version of a script goes on to use the imports of the first one.
     lines = {number: (number, cut, text) for number, cut, text in facts.imports}
     for fence in facts.fences:
@@ -253,11 +253,11 @@ def _join(path: str, facts: _Facts) -> Piece:
     return _as_piece(path, "python", [lines[number] for number in sorted(lines)])
 
 
-def _as_piece(path: str, language: str, lines: list[tuple[int, int, str]]) -> Piece:
+def _as_piece(path: str, language: str, lines: list[tuple[int, int, str]]) -> CodeUnit:
     code = [""] * lines[-1][0]
     for number, _, text in lines:
         code[number - 1] = text
-    return Piece(
+    return CodeUnit(
         path=path,
         language="shell" if language == "shell" else "python",
         code="\n".join(code) + "\n",
@@ -266,5 +266,5 @@ def _as_piece(path: str, language: str, lines: list[tuple[int, int, str]]) -> Pi
     )
 
 
-def _first_line(piece: Piece) -> int:
+def _first_line(piece: CodeUnit) -> int:
     return len(piece.code) - len(piece.code.lstrip("\n"))

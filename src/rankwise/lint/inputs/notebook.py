@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.inputs.unparsed import Unparsed, find_unparsed
-from rankwise.lint.piece import Piece
 
 _SHELL_CELL = re.compile(r"%%(?:bash|sh|zsh|!|system|sx|script\s+(?:\S*/)?(?:bash|sh|zsh)\b)")
 #: Cell magics whose body is Python that runs in the notebook.
@@ -33,8 +33,8 @@ class _Lines:
         if indent:
             self.indents[len(self.lines)] = indent
 
-    def piece(self, path: str, language: str, *, is_fragment: bool) -> Piece:
-        return Piece(
+    def piece(self, path: str, language: str, *, is_fragment: bool) -> CodeUnit:
+        return CodeUnit(
             path=path,
             language="shell" if language == "shell" else "python",
             code="\n".join(self.lines) + "\n",
@@ -44,7 +44,7 @@ class _Lines:
         )
 
 
-def read_notebook(path: str, text: str) -> tuple[tuple[Piece, ...], Unparsed | None]:
+def read_notebook(path: str, text: str) -> tuple[tuple[CodeUnit, ...], Unparsed | None]:
     """Find the code in a notebook.
 
     Args:
@@ -65,7 +65,7 @@ def read_notebook(path: str, text: str) -> tuple[tuple[Piece, ...], Unparsed | N
         return (), _no_notebook(str(error))
     if _tell_language(found) not in {"", "python"}:
         return (), None
-    python, others = _Lines(), list[Piece]()
+    python, others = _Lines(), list[CodeUnit]()
     for number, cell in cells.items():
         _read_cell(path, number, source_of(cell), python, others)
     main = (python.piece(path, "python", is_fragment=True),) if python.lines else ()
@@ -112,7 +112,7 @@ def _tell_language(found: object) -> str:
     return ""
 
 
-def _read_cell(path: str, number: int, source: str, python: _Lines, others: list[Piece]) -> None:
+def _read_cell(path: str, number: int, source: str, python: _Lines, others: list[CodeUnit]) -> None:
     lines = source.split("\n")
     first = next((at for at, line in enumerate(lines) if line.strip()), None)
     if first is None:
@@ -139,7 +139,7 @@ def _read_cell(path: str, number: int, source: str, python: _Lines, others: list
         python.add(line, number, at)
 
 
-def _as_piece(path: str, language: str, lines: list[str], number: int, *, is_fragment: bool) -> Piece:
+def _as_piece(path: str, language: str, lines: list[str], number: int, *, is_fragment: bool) -> CodeUnit:
     gathered = _Lines()
     for at, line in enumerate(lines, start=1):
         gathered.add(line, number, at)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.inputs.decoding import decode_any, decode_python, is_utf16, tell_binary
 from rankwise.lint.inputs.markdown import read_markdown
 from rankwise.lint.inputs.notebook import read_notebook
-from rankwise.lint.piece import Piece
 
 if TYPE_CHECKING:
     from rankwise.lint.inputs.unparsed import Unparsed
@@ -49,7 +49,7 @@ class Reading:
         encoding: What to write it back with; empty where it could not be read.
     """
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[CodeUnit, ...] = ()
     unparsed: Unparsed | None = None
     note: str = ""
     num_lines: int = 0
@@ -91,7 +91,7 @@ def _read(path: str, data: bytes, kind: Kind) -> Reading:
             return _read_python(path, data, num_lines)
         case "shell":
             decoded = decode_any(data)
-            piece = Piece(path=path, language="shell", code=decoded.text)
+            piece = CodeUnit(path=path, language="shell", code=decoded.text)
             return Reading(pieces=(piece,), num_lines=num_lines, encoding=decoded.encoding)
         case "notebook":
             decoded = decode_any(data)
@@ -124,5 +124,5 @@ def _read_python(path: str, data: bytes, num_lines: int) -> Reading:
     if decoded.problem:
         wrong = Unparsed(line=decoded.line, col=1, why=decoded.problem, fix="save the file as UTF-8")
         return Reading(unparsed=wrong, num_lines=num_lines)
-    piece = Piece(path=path, language="python", code=decoded.text)
+    piece = CodeUnit(path=path, language="python", code=decoded.text)
     return Reading(pieces=(piece,), num_lines=num_lines, encoding=decoded.encoding)

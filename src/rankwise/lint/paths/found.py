@@ -12,9 +12,9 @@ from rankwise.lint.interpreter.functions import has_yield
 from rankwise.lint.interpreter.history import Op
 from rankwise.lint.paths.divergences import divergences, place_of
 from rankwise.lint.paths.local import local_paths
+from rankwise.lint.paths.phrases import anchor
 from rankwise.lint.paths.reasons import is_resumed
 from rankwise.lint.paths.tokens import ops_of
-from rankwise.lint.paths.words import anchor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.reporters.words import head, paint, summary
+from rankwise.lint.reporters.text_form import head, paint, summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

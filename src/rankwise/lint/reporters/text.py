@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwise.base import terminal
-from rankwise.lint.reporters.words import SEVERITY_STYLE, Style, head, paint, place, safe, summary, visible
+from rankwise.lint.reporters.text_form import SEVERITY_STYLE, Style, head, paint, place, safe, summary, visible
 
 if TYPE_CHECKING:
     from rankwise.lint.finding import Finding, Span

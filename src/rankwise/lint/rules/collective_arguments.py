@@ -23,7 +23,7 @@ from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Items, Object, is_number
 from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.constructor_table import TENSOR
-from rankwise.lint.paths.words import reported_place
+from rankwise.lint.paths.phrases import reported_place
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:

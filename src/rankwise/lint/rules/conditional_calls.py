@@ -13,8 +13,8 @@ from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.history import Op
 from rankwise.lint.library.names import ACCELERATOR, DDP
 from rankwise.lint.paths.found import all_divergences, all_local_paths, all_ops, missed_ops
+from rankwise.lint.paths.phrases import also, anchor, called, line_left, reported_place, tested, who, written
 from rankwise.lint.paths.reasons import test_of
-from rankwise.lint.paths.words import also, anchor, called, line_left, reported_place, tested, who, written
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from rankwise.lint.interpreter.values import Spread
 from rankwise.lint.library.constructor_table import RECOUNTS
 from rankwise.lint.paths.found import all_divergences, all_local_paths
 from rankwise.lint.paths.local import how_bad, may_fail_alone
+from rankwise.lint.paths.phrases import also, anchor, called, reported_place, tested, who, written
 from rankwise.lint.paths.reasons import is_perhaps_shared, test_of, why
 from rankwise.lint.paths.tokens import ops_of
-from rankwise.lint.paths.words import also, anchor, called, reported_place, tested, who, written
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:

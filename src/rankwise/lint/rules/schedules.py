@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.analyses.job_view import all_once, text_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Spread
-from rankwise.lint.paths.words import written
+from rankwise.lint.paths.phrases import written
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rankwise.lint.analyses.tensor_text import key_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Function, Instance, Object
 from rankwise.lint.library.constructor_table import WRAPPERS
-from rankwise.lint.paths.words import reported_place
+from rankwise.lint.paths.phrases import reported_place
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from rankwise.lint.running.suppress import find_suppressions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from rankwise.lint.code_unit import CodeUnit
     from rankwise.lint.finding import Finding
-    from rankwise.lint.piece import Piece
     from rankwise.lint.program import Project
     from rankwise.lint.rule import Rule
 
 
 def check_piece(
-    piece: Piece, project: Project, rules: Sequence[Rule[Any]], failures: list[str] | None = None
+    piece: CodeUnit, project: Project, rules: Sequence[Rule[Any]], failures: list[str] | None = None
 ) -> list[Finding]:
     """Find the mistakes in a piece of code.
 
@@ -60,7 +60,7 @@ def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(key, key=key.__getitem__)
 
 
-def _apply(piece: Piece, project: Project, rules: Sequence[Rule[Any]], failures: list[str] | None) -> list[Finding]:
+def _apply(piece: CodeUnit, project: Project, rules: Sequence[Rule[Any]], failures: list[str] | None) -> list[Finding]:
     found: list[Finding] = []
     try:
         studied = _study(piece, project)
@@ -83,17 +83,17 @@ def _apply(piece: Piece, project: Project, rules: Sequence[Rule[Any]], failures:
     return found
 
 
-def _tell_unparsed(piece: Piece) -> list[Finding]:
+def _tell_unparsed(piece: CodeUnit) -> list[Finding]:
     unparsed = find_unparsed(piece.code)
     return [] if unparsed is None else [unreadable.tell(piece.path, unparsed)]
 
 
-def _study(piece: Piece, project: Project) -> object:
+def _study(piece: CodeUnit, project: Project) -> object:
     if piece.language == "shell":
         from rankwise.lint.shell.study import study_shell  # noqa: PLC0415 - its parser is an extra
 
         return study_shell(piece)
-    from rankwise.lint.paper_run import study  # noqa: PLC0415 - a run that finds all in its cache needs no model
+    from rankwise.lint.simulated_run import study  # noqa: PLC0415 - a run that finds all in its cache needs no model
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd escapes in the user's strings are not ours to tell

@@ -19,7 +19,7 @@ from rankwise.lint.running.check import check_piece, sort_findings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.piece import Piece
+    from rankwise.lint.code_unit import CodeUnit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Checker:
             sources = {os.path.abspath(path): digest_of(data), **dict(self._digest_read())}  # noqa: PTH100 - keeps links
         return Result(path=path, kept=kept, sources=sources, failures=tuple(failures), missing=missing)
 
-    def check_piece(self, piece: Piece, failures: list[str] | None) -> list[Finding]:
+    def check_piece(self, piece: CodeUnit, failures: list[str] | None) -> list[Finding]:
         """Find the mistakes in a piece."""
         return check_piece(piece, self._project, registry.all_rules(), failures)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from rankwise.lint.code_unit import CodeUnit
     from rankwise.lint.finding import Span
-    from rankwise.lint.piece import Piece
 
 _CODES = r"[A-Za-z]+[0-9]+(?:(?:\s*,\s*|\s+)[A-Za-z]+[0-9]+)*"
 _LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*({_CODES})?)?", re.IGNORECASE)
@@ -40,7 +40,7 @@ class Suppressions:
         return any(rule.startswith(start) for starts in at for start in starts)
 
 
-def find_suppressions(piece: Piece) -> Suppressions:
+def find_suppressions(piece: CodeUnit) -> Suppressions:
     """Read the comments of a piece; a comment anywhere in a statement holds for all of its lines."""
     everywhere, lines = frozenset[str](), dict[int, frozenset[str]]()
     if "noqa" not in piece.code.lower():
@@ -60,7 +60,7 @@ def _to_starts(codes: str | None) -> frozenset[str]:
     return frozenset(re.split(r"[\s,]+", codes.upper())) if codes else _ALL
 
 
-def _python_comments(piece: Piece) -> Iterable[tuple[str, int, int]]:
+def _python_comments(piece: CodeUnit) -> Iterable[tuple[str, int, int]]:
     """Give each comment with the first and the last line of its statement."""
     found, waiting, first = list[tuple[str, int, int]](), list[str](), 0
     try:

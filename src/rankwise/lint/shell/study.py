@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.base.errors import UsageError
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.finding import Edit, Span
-from rankwise.lint.piece import Piece
 from rankwise.lint.shell.launches import read_launch
 from rankwise.lint.shell.model import Reading
 from rankwise.lint.shell.slurm import Batch, read_batch
@@ -43,7 +43,7 @@ class Shell:
         has_errors: Whether the parser stumbled.
     """
 
-    piece: Piece
+    piece: CodeUnit
     reading: Reading
     batch: Batch
     has_errors: bool
@@ -94,7 +94,7 @@ def typed(word: Word, old: str, new: str) -> tuple[Edit, ...]:
     return (Edit(span=Span(span.line, span.col, span.line, span.col + len(old)), text=new),)
 
 
-def study_shell(piece: Piece) -> Shell:
+def study_shell(piece: CodeUnit) -> Shell:
     """Read a piece of shell text.
 
     Raises:
@@ -122,11 +122,11 @@ def study_shell(piece: Piece) -> Shell:
     return Shell(piece=piece, reading=reading, batch=batch, has_errors=root.has_error)
 
 
-def piece_of_command(argv: Sequence[str]) -> Piece:
+def piece_of_command(argv: Sequence[str]) -> CodeUnit:
     """A command as the user typed it, split by their shell, as a piece to check."""
     # One word with blanks is a whole line that was quoted.
     is_line = len(argv) == 1 and len(argv[0].split()) > 1
-    return Piece(path="<command>", language="shell", code=argv[0] if is_line else shlex.join(argv), is_fragment=True)
+    return CodeUnit(path="<command>", language="shell", code=argv[0] if is_line else shlex.join(argv), is_fragment=True)
 
 
 def _filled(found: re.Match[str]) -> str:

@@ -22,7 +22,7 @@ from rankwise.lint.script import Entry, Script
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankwise.lint.piece import Piece
+    from rankwise.lint.code_unit import CodeUnit
 
 #: Steps for all functions of a module together: a file of a hundred thousand lines is seen in part.
 MOST_STEPS = 8 * BUDGET
@@ -33,7 +33,7 @@ _MOST_WAYS = 6
 _METHODS_FIRST = ("setup", "configure_model", "prepare", "build")
 
 
-def study(piece: Piece, project: Project) -> Script:
+def study(piece: CodeUnit, project: Project) -> Script:
     """Learn what a piece does.
 
     Raises:

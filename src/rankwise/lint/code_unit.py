@@ -12,7 +12,7 @@ Language = Literal["python", "shell"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class CodeUnit:
     """Code of one language, with its way back to the file it stands in.
 
     Attributes:
