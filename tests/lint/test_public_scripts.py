@@ -221,6 +221,70 @@ def work(gpu, node, gpus):
 if __name__ == "__main__":
     mp.spawn(work, args=(int(input()), torch.cuda.device_count()))
     """),
+    "what mp.spawn gives a function in another file is no global rank": ("RW201", """
+def worker(rank, world_size):
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    torch.cuda.set_device(dist.get_rank())
+    dist.barrier()
+    """, """
+def worker(rank, world_size):
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    torch.cuda.set_device(rank)
+    print(dist.get_rank())
+    dist.barrier()
+    """),
+    "a way of the program without ranks calls what they call": ("RW614", """
+import torch.multiprocessing as mp
+from torch.utils.tensorboard import SummaryWriter
+def main(rank, gpus):
+    if gpus > 1:
+        dist.init_process_group("nccl", rank=rank, world_size=gpus)
+    writer = SummaryWriter("log")
+if __name__ == "__main__":
+    gpus = int(input())
+    if gpus > 1:
+        mp.spawn(main, args=(gpus,), nprocs=gpus)
+    else:
+        main(0, gpus)
+    """, """
+import torch.multiprocessing as mp
+from torch.utils.tensorboard import SummaryWriter
+def main(rank, gpus):
+    if gpus > 1:
+        dist.init_process_group("nccl", rank=rank, world_size=gpus)
+    if rank == 0:
+        writer = SummaryWriter("log")
+if __name__ == "__main__":
+    gpus = int(input())
+    if gpus > 1:
+        mp.spawn(main, args=(gpus,), nprocs=gpus)
+    else:
+        main(0, gpus)
+    """),
+    "what fails for want of a group is not said to fail for its backend": ("RW307", """
+dist.init_process_group("nccl")
+dist.broadcast(torch.zeros(1), src=0)
+    """, """
+dist.broadcast(torch.zeros(1), src=0)
+dist.init_process_group("nccl")
+    """),
+    "one rank downloads alone": ("RW515", """
+import torch.multiprocessing as mp
+from torchvision.datasets import CIFAR10
+def work(rank, world_size):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    CIFAR10("data", download=True)
+if __name__ == "__main__":
+    mp.spawn(work, args=(2,), nprocs=2)
+    """, """
+import torch.multiprocessing as mp
+from torchvision.datasets import CIFAR10
+def work(rank, world_size):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    CIFAR10("data", download=True)
+if __name__ == "__main__":
+    mp.spawn(work, args=(1,), nprocs=1)
+    """),
     "all ranks but one write a file": ("RW601", _INIT + """
 if dist.get_rank() != 0:
     torch.save({}, "model.pt")

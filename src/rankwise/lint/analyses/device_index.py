@@ -23,8 +23,8 @@ def fault_of(place: Place, value: Value | None) -> Fault | None:
     rank = place.last.rank
     if value is None or not (_is_global(value) or _counts_nodes(value)) or rank < 2 or value.const is None:
         return None
-    if not place.entry.is_program and not _is_given_global(place.entry.histories[-1].calls):
-        return None  # a parameter of that name may be anything
+    if not place.entry.is_program and not _is_given_global(place.entry.histories[-1].calls, value):
+        return None  # a parameter of that name may be anything, as what mp.spawn gives in another file
     if any(map(_folds, sources_of(value, cuts=False))):
         return "folded"
     if value.const in (rank, f"cuda:{rank}", f"xpu:{rank}", f"npu:{rank}"):
@@ -48,12 +48,13 @@ def _folds(value: Value) -> bool:
     return made is not None and made.name == "operator.Mod" and not isinstance(made.args[0].const, str)
 
 
-def _is_given_global(calls: Sequence[Call]) -> bool:
-    """Whether a call gives the global rank, or the group is made with it where the local one is another value."""
+def _is_given_global(calls: Sequence[Call], value: Value) -> bool:
+    """Whether a call gave the global rank that a value is of, or the group is made with it where the local one is another value."""
     starts = (call.arg(4, "rank") for call in calls if call.name == INIT)
     is_start = any(rank is not None and rank.origin == {"rank"} for rank in starts)
     has_both = is_start and any(value.origin == {"local_rank"} for call in calls for value in call.args)
-    return has_both or any(_is_global(call.result) and not _is_global(call.given) for call in calls)
+    given = {id(call.result.thing) for call in calls if _is_global(call.result) and not _is_global(call.given)}
+    return has_both or any(one.thing is not None and id(one.thing) in given for one in sources_of(value, cuts=False))
 
 
 def _is_global(value: Value) -> bool:

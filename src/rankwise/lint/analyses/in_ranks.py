@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.job_view import is_without_group, spawns
+from rankwise.lint.analyses.job_view import is_of_one_process, is_without_group, spawns
 from rankwise.lint.interpreter.values import AGREED, Instance, Items, Object, Value
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def differs_deeply(value: Value | None) -> bool:
 
 def is_in_ranks(script: Script, entry: Entry, call: Call) -> bool:
     """Whether a call is made by each process of the job: not by the one that starts them, nor on a way without a process group."""
+    if is_of_one_process(script):
+        return False
     if "spawned" in call.contexts:
         return True
     return not is_without_group(entry, call) and (not entry.is_program or not spawns(script))

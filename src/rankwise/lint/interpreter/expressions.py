@@ -38,6 +38,7 @@ from rankwise.lint.interpreter.values import (
     Library,
     Method,
     Object,
+    Role,
     Spread,
     Value,
     is_number,
@@ -320,7 +321,8 @@ def _text(run: Run, scope: Scope, node: ast.JoinedStr) -> Value:
 def _formatted(run: Run, scope: Scope, node: ast.FormattedValue) -> Value:
     value = evaluate(run, scope, node.value)
     const = str(value.const) if value.is_known and node.format_spec is None else UNKNOWN
-    return Value(value.spread, value.origin, const, made=value.made)
+    role = value.thing if isinstance(value.thing, Role) else None
+    return Value(value.spread, value.origin, const, role, made=value.made)
 
 
 def _walrus(run: Run, scope: Scope, node: ast.NamedExpr) -> Value:

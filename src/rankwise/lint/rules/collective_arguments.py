@@ -158,7 +158,7 @@ def cpu_tensor_on_nccl(script: Script) -> Iterator[Found]:
             lying
             and not has_group(call)
             and "device" not in call.contexts
-            and (_own_backends(one_place) or backends(script)) == {"nccl"}
+            and _backends_at(script, one_place) == {"nccl"}
         ):
             key = (id(function_of(script.tree, call.node)), text_of(call.arg_node(*lying[0])))
             found.setdefault(key, []).append(call)
@@ -171,7 +171,8 @@ def cpu_tensor_on_nccl(script: Script) -> Iterator[Found]:
         )
 
 
-def _own_backends(place: Place) -> set[str | None]:
-    """The backends of the groups that the rank which makes a call has made."""
+def _backends_at(script: Script, place: Place) -> set[str | None]:
+    """The backends of the groups that the rank which makes a call has then; none if it makes them later only."""
     own = (history for history in place.entry.histories if history.rank == place.last.rank)
-    return {backend_of(one) for history in own for one in history.calls if one.name == INIT}
+    made = [call for history in own for call in history.calls if call.name == INIT]
+    return {backend_of(one) for one in made if one.index < place.last.index} if made else backends(script)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.data_flow import given, passes, sampler_of
+from rankwise.lint.analyses.in_ranks import is_in_ranks
 from rankwise.lint.analyses.job_view import (
     differs,
     function_of,
@@ -118,7 +119,7 @@ def every_rank_logs(script: Script) -> Iterator[Found]:
         call, at = place.calls[0], node_in(script, place.calls[0])
         if (
             at is None
-            or not _is_made_by_ranks(place)
+            or not _is_made_by_ranks(script, place)
             or any(differs(value) for value in (*call.args, *call.kwargs.values()))
         ):
             continue
@@ -134,15 +135,14 @@ def every_rank_logs(script: Script) -> Iterator[Found]:
             yield Found(at, message, "`disable=dist.get_rank() != 0`", severity="hint")
 
 
-def _is_made_by_ranks(place: Place) -> bool:
-    calls = place.entry.histories[0].calls
-    is_spawning = any("spawned" in one.contexts for one in calls)
-    is_rank = not is_spawning or "spawned" in place.calls[0].contexts
+def _is_made_by_ranks(script: Script, place: Place) -> bool:
+    # Where the ranks are spawned, another way of the program may call the same function in the one process that it is.
+    is_rank = all(is_in_ranks(script, place.entry, one) for one in place.calls)
     return (
         is_rank
         and place.is_made_by_all
         and is_distributed(place.entry)
-        and any(starts_group(one) for one in calls)
+        and any(map(starts_group, place.entry.histories[0].calls))
         and not is_chosen(place.calls[0])
     )
 
