@@ -285,6 +285,72 @@ def work(rank, world_size):
 if __name__ == "__main__":
     mp.spawn(work, args=(1,), nprocs=1)
     """),
+    "the rank of several nodes, by the environment, is no number of a GPU": ("RW201", """
+def setup(rank):
+    dist.init_process_group("nccl", rank=rank, world_size=8)
+    torch.cuda.set_device(torch.device(f"cuda:{rank}"))
+gpus = torch.cuda.device_count()
+setup(int(os.environ["NODE_RANK"]) * gpus + int(os.environ["LOCAL_RANK"]))
+    """, """
+def setup(rank, gpus):
+    dist.init_process_group("nccl", rank=rank, world_size=8)
+    torch.cuda.set_device(torch.device(f"cuda:{rank % gpus}"))
+gpus = torch.cuda.device_count()
+setup(int(os.environ["NODE_RANK"]) * gpus + int(os.environ["LOCAL_RANK"]), gpus)
+    """),
+    "a process that psutil looks at is none that the script starts": ("RW515", _INIT + """
+import psutil
+from torchvision.datasets import CIFAR10
+print(psutil.Process().memory_info())
+CIFAR10("data", download=True)
+    """, _INIT + """
+import multiprocessing
+from torchvision.datasets import CIFAR10
+print(multiprocessing.Process(target=work))
+CIFAR10("data", download=True)
+    """),
+    "a number of one rank is told in a text of the old kind": ("RW611", _INIT + _DDP + """
+from torch.utils.data import DataLoader, DistributedSampler
+loader = DataLoader(data, sampler=DistributedSampler(data))
+ddp, start = DDP(torch.nn.Linear(2, 1)), time.time()
+for x in loader:
+    loss = ddp(x).mean()
+if dist.get_rank() == 0:
+    print("loss %.3f after %d s" % (loss.item(), time.time() - start))
+    """, _INIT + _DDP + """
+from torch.utils.data import DataLoader, DistributedSampler
+loader = DataLoader(data, sampler=DistributedSampler(data))
+ddp, start = DDP(torch.nn.Linear(2, 1)), time.time()
+for x in loader:
+    loss = ddp(x).mean()
+dist.all_reduce(loss)
+if dist.get_rank() == 0:
+    print("loss %.3f after %d s" % (loss.item(), time.time() - start))
+    """),
+    "an attribute that nothing sets has its default": ("RW504", _INIT + _DDP + """
+from torch.utils.data import DataLoader, DistributedSampler
+class State:
+    def __init__(self):
+        self.use_ddp = True
+def loader_of(data, state):
+    sampler = DistributedSampler(data) if getattr(state, "is_distributed", False) else None
+    return DataLoader(data, sampler=sampler)
+ddp = DDP(torch.nn.Linear(2, 1))
+for x in loader_of(torch.ones(9, 2), State()):
+    ddp(x).mean().backward()
+    """, _INIT + _DDP + """
+from torch.utils.data import DataLoader, DistributedSampler
+class State:
+    def __init__(self):
+        self.use_ddp = True
+def loader_of(data, state):
+    sampler = DistributedSampler(data) if getattr(state, "is_distributed", False) else None
+    return DataLoader(data, sampler=sampler)
+ddp, state = DDP(torch.nn.Linear(2, 1)), State()
+prepare(state, is_distributed=True)
+for x in loader_of(torch.ones(9, 2), state):
+    ddp(x).mean().backward()
+    """),
     "all ranks but one write a file": ("RW601", _INIT + """
 if dist.get_rank() != 0:
     torch.save({}, "model.pt")

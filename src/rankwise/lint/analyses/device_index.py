@@ -27,7 +27,7 @@ def fault_of(place: Place, value: Value | None) -> Fault | None:
         return None  # a parameter of that name may be anything, as what mp.spawn gives in another file
     if any(map(_folds, sources_of(value, cuts=False))):
         return "folded"
-    if value.const in (rank, f"cuda:{rank}", f"xpu:{rank}", f"npu:{rank}"):
+    if value.const in (rank, f"cuda:{rank}", f"xpu:{rank}", f"npu:{rank}") or "node_rank" in value.origin:
         return "bare"
     return "folded" if value.is_known else None
 
@@ -36,9 +36,14 @@ def _counts_nodes(value: Value) -> bool:
     """Whether it is, or was written with, ``node * gpus + gpu``, and the group is made with that as the rank."""
     made = value.made
     parts = made.args if made is not None and made.name in {"operator.JoinedStr", "torch.device"} else (value,)
-    sums = [one.made.args for one in parts if "rank" in one.origin and one.made and one.made.name == "operator.Add"]
+    sums = [one for one in parts if one.origin & _OWN and one.made and one.made.name == "operator.Add"]
     return any(
-        side.made and side.made.name == "operator.Mult" and not side.origin & _OWN for sides in sums for side in sides
+        side.made
+        and side.made.name == "operator.Mult"
+        and not side.origin & _OWN
+        and ("rank" in one.origin or "node_rank" in side.origin)
+        for one in sums
+        for side in (one.made.args if one.made else ())
     )
 
 

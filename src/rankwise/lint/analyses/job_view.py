@@ -286,9 +286,12 @@ def is_left(script: Script, entry: Entry) -> bool:
 
 
 def spawns(script: Script) -> bool:
-    """Whether the script starts its processes itself."""
-    names = (".spawn", ".start_processes", ".Process", "notebook_launcher")
-    return any(call.name.endswith(names) for call in script.all_calls)
+    """Whether the script starts its processes itself; what psutil calls a process has no target."""
+    names = (".spawn", ".start_processes", "notebook_launcher")
+    return any(
+        call.name.endswith(names) or (call.name.endswith(".Process") and call.arg(1, "target") is not None)
+        for call in script.all_calls
+    )
 
 
 def is_spawned(call: Call) -> bool:

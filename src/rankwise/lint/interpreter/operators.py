@@ -59,7 +59,7 @@ def of_all(run: Run, module: Module, node: ast.AST, values: tuple[Value, ...], v
     """The result of an operator on some values, which remembers them; that of numbers is a number."""
     if not value.is_known and value.thing is None and all(map(is_number, values)):
         value = replace(value, thing=NUMBER)
-    if all(one.made is None and not isinstance(one.thing, Method) for one in values) and not isinstance(
+    if all(one.made is None and not isinstance(one.thing, (Items, Method)) for one in values) and not isinstance(
         value.thing, Items
     ):
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,18 @@ def _getattr(run: Run, call: Call) -> Value:
         owner, name = call.args[0], call.args[1].const
         if name in getattr(owner.thing, "attrs", {}) or len(call.args) == 2 or owner.path:
             return attribute(run, owner, name, call.node)
+        if isinstance(owner.thing, Instance) and name.isidentifier() and _lacks(run, owner.thing, name, call):
+            return call.args[2]
     return Value(path=f"getattr.{call.args[1].const}") if len(call.args) > 1 and call.args[1].is_known else ANY
+
+
+def _lacks(run: Run, owner: Instance, name: str, call: Call) -> bool:
+    """Whether an object surely has no such attribute: all of its class is known, and no text that was read says the name but to ask for it."""
+    if owner.cls.is_open or owner.base is not None or not owner.cls.library_bases <= {"builtins.object"}:
+        return False
+    asks, says = rf"getattr\([\w.]+, *[\"']{name}[\"']", rf"\b{name}\b|\bsetattr\b|__dict__|__getattr|\bvars\("
+    texts = {module.text for module in (call.module, *run.project.loaded())}
+    return not any(re.search(says, re.sub(asks, "", text)) for text in texts)
 
 
 def _hasattr(run: Run, call: Call) -> Value:

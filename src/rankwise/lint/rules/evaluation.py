@@ -189,7 +189,7 @@ def _reported(call: Call) -> Iterator[Value]:
         yield value
         if isinstance(value.thing, Items):
             yield from value.thing.values
-        elif value.made is not None and value.made.name in {"operator.JoinedStr", "?.format"}:
+        elif value.made is not None and value.made.name in {"operator.JoinedStr", "operator.Mod", "?.format"}:
             waiting += value.made.args
 
 
