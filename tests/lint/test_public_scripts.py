@@ -1018,3 +1018,14 @@ def test_a_module_of_the_program_sets_the_type_of_floats(tmp_path: Path) -> None
     for text, number in (("import torch\n", 1), ("import torch\ntorch.set_default_dtype(torch.float64)\n", 0)):
         (tmp_path / "conf.py").write_text(text)
         assert len(check_piece(piece, Project(), (rule("RW317"),))) == number
+
+
+def test_a_loss_is_told_in_the_file_that_divides_it(tmp_path: Path) -> None:
+    """A program that imports the division has no such line: it is told where it stands only."""
+    step = "def step(ddp):\n    loss = ddp(torch.ones(1, 2)).mean() / dist.get_world_size()\n    loss.backward()\n"
+    (tmp_path / "steps.py").write_text(_HEAD + step)
+    rest = "step(DDP(torch.nn.Linear(2, 1)))\n"
+    for text, number in ((step, 1), ("from steps import step\n", 0)):
+        code = _HEAD + _DDP + _INIT + text + rest
+        piece = CodeUnit(path=str(tmp_path / "train.py"), language="python", code=code)
+        assert len(check_piece(piece, Project(), (rule("RW409"),))) == number

@@ -146,11 +146,11 @@ def _divided_again(script: Script) -> Iterator[Found]:
     """A loss that is divided by the number of ranks before a backward pass which averages over them."""
     if any(call.name.endswith("register_comm_hook") for call in script.all_calls):
         return  # which may sum
-    notes = (note for note in script.notes if isinstance(note, Quotient) and note.left.via)
+    notes = (note for note in script.notes if isinstance(note, Quotient) and note.module is script.module)
     divisions = {
         note.node
         for note in notes
-        if getattr(note.right.thing, "name", "") == "world_size" and not _sums_backward(note.left)
+        if note.left.via and getattr(note.right.thing, "name", "") == "world_size" and not _sums_backward(note.left)
     }
     losses = [loss for entry in script.entries for _, loss in backward_passes(entry.histories[0].calls)]
     made = {one.made.node for loss in losses for one in sources_of(loss) if one.made is not None}
