@@ -453,6 +453,7 @@ def start(rank):
 start(int(os.environ["RANK"]))
     """),
     "the process that starts the ranks has no group": ("RW205", _PARENT.format(before=""), _PARENT.format(before="dist.init_process_group('gloo', rank=2, world_size=3)")),
+    "the process that starts the ranks asks for a group": ("RW205", _PARENT.format(before=""), _PARENT.format(before="").replace("    dist.destroy", "    if dist.is_available() and dist.is_initialized():\n        dist.destroy")),
     "a file to meet at, and no rank": ("RW210", "dist.init_process_group('gloo', 'file:///tmp/meet', world_size=4)", "dist.init_process_group('gloo', 'file:///tmp/meet?rank=1', world_size=4)"),
     "a handler that ends the process takes care of nothing": ("RW515", _TRIES.format(handler="sys.exit(1)"), _TRIES.format(handler="rows = None")),
     "a handler that raises again takes care of nothing": ("RW515", _TRIES.format(handler="raise"), _TRIES.format(handler="time.sleep(5)")),

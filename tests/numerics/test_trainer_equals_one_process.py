@@ -32,7 +32,7 @@ WORLDS = (1, 2, 3, 4, 8)
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_curves_are_those_of_one_process(world_size: int) -> None:
-    """MLP, BatchNorm net and transformer with uneven tokens, SGD to 1e-12 and AdamW to 1e-9 in float64, on up to two ranks over 50 steps."""
+    """MLP, BatchNorm net and transformer with uneven tokens, SGD to 1e-12 and AdamW to 1e-9 in float64, on up to two ranks over 50 steps, on more over twelve."""
     steps = {"num_steps": NUM_STEPS if world_size <= 2 else FEW_STEPS}
     cases = [(kind, optimizer, steps) for kind in MODELS for optimizer in OPTIMIZERS]
     for rank, found in enumerate(run_ranks(fit_all, world_size, cases)):

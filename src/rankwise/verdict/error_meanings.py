@@ -156,7 +156,10 @@ MEANINGS: tuple[Meaning, ...] = (
              "enlarge /dev/shm (docker run --shm-size=8g), or use fewer loader workers"),
     _meaning("own", "R3", r"DataLoader worker \(pid.{0,40}?is killed by signal: (?!Bus)",
              "a loader worker died, and the line above is only where its rank noticed: if it was killed, usually for lack of memory, use fewer workers or smaller batches"),
-    _meaning("own", None, r"\[Errno (28|122)\] |PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos|basic_ios::clear: iostream error",
+    _meaning("own", None, r"\[Errno (28|122)\] ",
+             "for a file, its disk or a quota is full: look at that folder with `df -h` and `df -i`, delete old checkpoints, or write elsewhere; "
+             "for a lock or a queue of multiprocessing it is /dev/shm"),
+    _meaning("own", None, r"PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos|basic_ios::clear: iostream error",
              "the file was not written to its end, most often because its disk or a quota is full: look at that folder with `df -h` and `df -i`; delete old checkpoints, or write elsewhere"),
     _meaning("own", None, r"device-side assert triggered|cudaErrorAssert",
              "the cause is an earlier line than this one, usually an index, label or token out of range: CUDA_LAUNCH_BLOCKING=1 names it, and so does a run on the CPU"),

@@ -75,12 +75,20 @@ def _without_group(script: Script, entry: Entry) -> Iterator[Found]:
                 f"before the process group is created{_where(script, sure[0])}",
                 "create the process group first",
             )
-        elif is_end and has_parent and not mine:
+        elif is_end and has_parent and not mine and not _has_test(script, at):
             where, fix = "in the process that starts the ranks, which has no process group", "call it in each rank"
         else:
             continue
         yield Found(at, f"`{text_of(at)}` is called {where}: it raises", fix)
         return
+
+
+def _has_test(script: Script, node: ast.AST) -> bool:
+    """Whether it is asked before, as by `if dist.is_initialized()`, which is False in the parent."""
+    return any(
+        isinstance(one, (ast.If, ast.IfExp, ast.BoolOp)) and "is_initialized" in called_names(one)
+        for one in above(script.tree, node)
+    )
 
 
 def _same_process(init: Call, call: Call) -> bool:

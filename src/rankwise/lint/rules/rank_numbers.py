@@ -121,7 +121,7 @@ def _not_numbered(call: Call) -> Iterator[Found]:
         if call.arg(at, name) is None and f"{name}=" not in (url or "")
     ]
     if node is not None and url is not None and url.startswith(("tcp://", "file://")) and missing:
-        message = f"init_method={url!r} needs {' and '.join(missing)} as well, which are read from the environment with env:// only: it raises"
+        message = f"init_method={url!r} needs {' and '.join(missing)} as well: only env:// reads that from the environment; it raises"
         yield Found(node, message, f"pass {' and '.join(missing)}, or use env:// under a launcher")
 
 
