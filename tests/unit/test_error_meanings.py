@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from error_texts import REAL
-from rankwise.verdict.error_meanings import MEANINGS, Blame, find_meaning, find_missing
+from rankwise.verdict.error_meanings import MEANINGS, Blame, find_fix, find_meaning, find_missing
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: Errors of a rank's own that share words with a lost peer's: a server, a subprocess or a file is not a rank.
 OWN_ALIKE = [
@@ -54,6 +58,25 @@ def test_the_ranks_that_a_timeout_names(text: str, missing: tuple[int, ...]) -> 
 def test_every_known_fault_has_a_fix() -> None:
     """Whoever reads what went wrong reads what to do; only a lost peer has nothing to do, and our own errors say it (None)."""
     assert [meaning.pattern.pattern for meaning in MEANINGS if meaning.fix == "" and meaning.blame != "peer"] == []
+
+
+def test_a_near_name_is_offered_where_all_ranks_lack_it(tmp_path: Path) -> None:
+    """A misspelt file or module that all ranks lack is met with the file beside it; one that only some lack is not."""
+    script, module, data = tmp_path / "main.py", tmp_path / "trainer.py", tmp_path / "tokens.bin"
+    for path in (script, module, data):
+        path.touch()
+    for text, near in (
+        ("ModuleNotFoundError: No module named 'trainner'", module),
+        (f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path / 'token.bin'}'", data),
+    ):
+        meaning = find_meaning(text)
+        assert find_fix(text, meaning, f"{script}:3").startswith(f"{near} is there: ")
+        assert str(near) not in find_fix(text, meaning)
+    for text in (
+        "ModuleNotFoundError: No module named 'numpy'",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/x'",
+    ):
+        assert " is there: " not in find_fix(text, find_meaning(text), f"{script}:3")
 
 
 def test_no_meaning_in_plain_words() -> None:

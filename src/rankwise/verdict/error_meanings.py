@@ -6,8 +6,12 @@ One line a text, first match wins. The texts are torch's, Gloo's, NCCL's and Pyt
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from rankwise.base.similar_paths import find_near
 
 #: ``own``: the rank that says it is to blame. ``peer``: it only lost another rank. ``timeout``: it waited in
 #: vain for others. ``mismatch``: the ranks' collectives do not correspond.
@@ -35,6 +39,10 @@ def _own(blame: Blame, class_id: str | None, pattern: str) -> Meaning:
 
 
 _HINT = re.compile(r"\Arankwise\..*?\n  -> (?P<hint>[^\n]+)", re.DOTALL)
+
+_MISSING = re.compile(
+    r"\bFileNotFoundError: \[Errno 2\] [^:\n]{1,80}: '(?P<path>[^'\n]{1,4096})'|\bModuleNotFoundError: No module named '(?P<module>\w+)'"
+)
 
 MEANINGS: tuple[Meaning, ...] = (
     # Our own, which bring their remedy with them.
@@ -166,6 +174,11 @@ MEANINGS: tuple[Meaning, ...] = (
     _meaning("own", None, r"\bModuleNotFoundError: No module named",
              "install it in the Python of the ranks (`rankwise doctor --only interpreter` names it), or choose another Python by PYTHON_EXEC; "
              "a module of your own must be beside the script or on PYTHONPATH; a part of torch that is missing was moved or removed in this version"),
+    _meaning("own", None, r"\bFileNotFoundError: \[Errno 2\]",
+             "where only some ranks lack it, it was not there yet: let rank 0 write it first, with a barrier after that for all, before any rank reads it; "
+             "or it is not on every host; where all lack it, correct the path: a relative one starts in the folder of the launch"),
+    _meaning("own", None, r"\bFileExistsError: \[Errno 17\]",
+             "another rank, or an earlier run, has made it: pass exist_ok=True, or let only rank 0 make it, with a barrier after that for all"),
     _meaning("own", None, r"CUDA out of memory|OutOfMemoryError", "use a smaller batch, gradient accumulation, or activation checkpointing"),
     _meaning("own", None, r"(?<!\w)(_Array)?MemoryError(?=:|\s*\Z|\n)|DefaultCPUAllocator: (can't allocate|not enough) memory|\[Errno 12\] Cannot allocate",
              "the host's memory is what lacks: all ranks of it share that with their loader workers, so start fewer of either, or let each load less at once; where the size it asks for is absurd, look at how it is computed"),
@@ -188,9 +201,21 @@ def find_missing(text: str) -> tuple[int, ...]:
     return tuple(rank for first, last in runs for rank in range(int(first), int(last or first) + 1))
 
 
-def find_fix(text: str, meaning: Meaning | None) -> str:
-    """Return what to do about an error: what ours says after an arrow, else what is known of its text."""
+def find_fix(text: str, meaning: Meaning | None, all_at: str = "") -> str:
+    """Return what to do about an error: what ours says after an arrow, else what is known of its text.
+
+    Where all ranks failed at one place, `all_at`, the file that they lack may be there by another name.
+    """
     own = _HINT.match(text)
     if own:
         return own["hint"]
-    return (meaning.fix or "") if meaning else ""
+    fix = (meaning.fix or "") if meaning else ""
+    missing = _MISSING.search(text) if all_at and fix else None
+    if missing:
+        script = Path(all_at.rpartition(":")[0])
+        path = Path(missing["path"] or script.with_name(f"{missing['module']}.py"))
+        with suppress(OSError):
+            near = find_near(path)
+            if near not in {None, path, script}:
+                return f"{near} is there: if it is what was meant, correct the name; else {fix}"
+    return fix

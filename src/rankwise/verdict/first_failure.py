@@ -223,7 +223,7 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         class_id=meaning.class_id if meaning else _class_of_exit(first),
         where=message_at or left_at or (last.site if last else first.where),
         fix=(_EXPIRED if first.expired else "")
-        or find_fix(first.error, meaning)
+        or find_fix(first.error, meaning, (first.where or "") if len(alike) == len(case.ranks) else "")
         or (
             _EXIT_CALL.format(at=shorten(left_at), left="left" if first.left_at else "may have left") if left_at else ""
         )
