@@ -65,7 +65,7 @@ REAL: list[tuple[str, Blame | None, str | None]] = [
     ("RuntimeError: No CUDA GPUs are available", "own", None),
     ("ValueError: Must specify global_rank or group_rank", "own", None),
     ("RuntimeError: Error(s) in loading state_dict for Linear:\n\tsize mismatch for weight: copying a param with shape torch.Size([3])", None, None),
-    ("FileNotFoundError: [Errno 2] No such file or directory: '_pain_ck.pt'", "own", None),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '_pain_ck.pt'", None, None),
     # The machine.
     ("RuntimeError: DataLoader worker (pid 13) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.", "own", "X16"),
     ("RuntimeError: DataLoader worker (pid 4242) is killed by signal: Killed. ", "own", "R3"),
@@ -75,8 +75,6 @@ REAL: list[tuple[str, Blame | None, str | None]] = [
     ("torch.AcceleratorError: CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.", "own", None),
     ("RuntimeError: [enforce fail at pair.cc:801] state_ >= CONNECTED. 1 vs 4. Pair is not connected ([127.0.0.1]:60813$1 <--> [none])", "own", None),
     ("ModuleNotFoundError: No module named 'tqdm'", "own", None),
-    ("FileNotFoundError: [Errno 2] No such file or directory: 'data/tokens.bin'", "own", None),
-    ("FileExistsError: [Errno 17] File exists: 'checkpoints'", "own", None),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", "own", None),
     ("RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 281474976710656 bytes. Error code 12 (Cannot allocate memory)", "own", None),
     ("MemoryError", "own", None),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from error_texts import REAL
-from rankwise.verdict.error_meanings import MEANINGS, Blame, find_fix, find_meaning, find_missing
+from rankwise.verdict.error_meanings import MEANINGS, Blame, find_file_fix, find_meaning, find_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,23 +60,28 @@ def test_every_known_fault_has_a_fix() -> None:
     assert [meaning.pattern.pattern for meaning in MEANINGS if meaning.fix == "" and meaning.blame != "peer"] == []
 
 
-def test_a_near_name_is_offered_where_all_ranks_lack_it(tmp_path: Path) -> None:
-    """A misspelt file or module that all ranks lack is met with the file beside it; one that only some lack is not."""
+def test_a_file_that_is_not_there_has_its_advice(tmp_path: Path) -> None:
+    """A misspelt file or module that all ranks lack is met with the file beside it; what only some lack was not written yet; an answer to such an error is none."""
     script, module, data = tmp_path / "main.py", tmp_path / "trainer.py", tmp_path / "tokens.bin"
     for path in (script, module, data):
         path.touch()
-    for text, near in (
-        ("ModuleNotFoundError: No module named 'trainner'", module),
-        (f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path / 'token.bin'}'", data),
-    ):
-        meaning = find_meaning(text)
-        assert find_fix(text, meaning, f"{script}:3").startswith(f"{near} is there: ")
-        assert str(near) not in find_fix(text, meaning)
+    lacks_module = "ModuleNotFoundError: No module named 'trainner'"
+    lacks_file = f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path / 'token.bin'}'"
+    for text, near in ((lacks_module, module), (lacks_file, data)):
+        assert find_file_fix(text, f"{script}:3", is_on_all=True).startswith(f"{near} is there: ")
+    assert "barrier" in find_file_fix(lacks_file, f"{script}:3", is_on_all=False)
+    assert "exist_ok" in find_file_fix(
+        "FileExistsError: [Errno 17] File exists: 'runs'", f"{script}:3", is_on_all=False
+    )
+    elsewhere = "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/x'"
+    assert find_file_fix(elsewhere, f"{script}:3", is_on_all=True) == "correct the path"
     for text in (
-        "ModuleNotFoundError: No module named 'numpy'",
-        "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/x'",
+        f"{lacks_file}\n\nDuring handling of the above exception, another exception occurred:\n\nValueError: no words",
+        "No module named 'numpy'",
     ):
-        assert " is there: " not in find_fix(text, find_meaning(text), f"{script}:3")
+        assert find_file_fix(text.split("\n")[-1], f"{script}:3", is_on_all=True) == ""
+    for text in (lacks_module, "ModuleNotFoundError: No module named 'numpy'"):
+        assert find_file_fix(text, f"{script}:3", is_on_all=False) == ""
 
 
 def test_no_meaning_in_plain_words() -> None:

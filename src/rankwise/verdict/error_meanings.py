@@ -40,8 +40,9 @@ def _own(blame: Blame, class_id: str | None, pattern: str) -> Meaning:
 
 _HINT = re.compile(r"\Arankwise\..*?\n  -> (?P<hint>[^\n]+)", re.DOTALL)
 
-_MISSING = re.compile(
-    r"\bFileNotFoundError: \[Errno 2\] [^:\n]{1,80}: '(?P<path>[^'\n]{1,4096})'|\bModuleNotFoundError: No module named '(?P<module>\w+)'"
+#: The error itself, not one that it was raised in answer to.
+_FILE = re.compile(
+    r"FileNotFoundError: \[Errno 2\] [^:\n]+: '(?P<path>[^'\n]+)'|ModuleNotFoundError: No module named '(?P<module>\w+)'|FileExistsError: \[Errno 17\]"
 )
 
 MEANINGS: tuple[Meaning, ...] = (
@@ -174,11 +175,6 @@ MEANINGS: tuple[Meaning, ...] = (
     _meaning("own", None, r"\bModuleNotFoundError: No module named",
              "install it in the Python of the ranks (`rankwise doctor --only interpreter` names it), or choose another Python by PYTHON_EXEC; "
              "a module of your own must be beside the script or on PYTHONPATH; a part of torch that is missing was moved or removed in this version"),
-    _meaning("own", None, r"\bFileNotFoundError: \[Errno 2\]",
-             "where only some ranks lack it, it was not there yet: let rank 0 write it first, with a barrier after that for all, before any rank reads it; "
-             "or it is not on every host; where all lack it, correct the path: a relative one starts in the folder of the launch"),
-    _meaning("own", None, r"\bFileExistsError: \[Errno 17\]",
-             "another rank, or an earlier run, has made it: pass exist_ok=True, or let only rank 0 make it, with a barrier after that for all"),
     _meaning("own", None, r"CUDA out of memory|OutOfMemoryError", "use a smaller batch, gradient accumulation, or activation checkpointing"),
     _meaning("own", None, r"(?<!\w)(_Array)?MemoryError(?=:|\s*\Z|\n)|DefaultCPUAllocator: (can't allocate|not enough) memory|\[Errno 12\] Cannot allocate",
              "the host's memory is what lacks: all ranks of it share that with their loader workers, so start fewer of either, or let each load less at once; where the size it asks for is absurd, look at how it is computed"),
@@ -201,21 +197,41 @@ def find_missing(text: str) -> tuple[int, ...]:
     return tuple(rank for first, last in runs for rank in range(int(first), int(last or first) + 1))
 
 
-def find_fix(text: str, meaning: Meaning | None, all_at: str = "") -> str:
-    """Return what to do about an error: what ours says after an arrow, else what is known of its text.
-
-    Where all ranks failed at one place, `all_at`, the file that they lack may be there by another name.
-    """
+def find_fix(text: str, meaning: Meaning | None) -> str:
+    """Return what to do about an error: what ours says after an arrow, else what is known of its text."""
     own = _HINT.match(text)
     if own:
         return own["hint"]
-    fix = (meaning.fix or "") if meaning else ""
-    missing = _MISSING.search(text) if all_at and fix else None
-    if missing:
-        script = Path(all_at.rpartition(":")[0])
-        path = Path(missing["path"] or script.with_name(f"{missing['module']}.py"))
-        with suppress(OSError):
-            near = find_near(path)
-            if near not in {None, path, script}:
-                return f"{near} is there: if it is what was meant, correct the name; else {fix}"
-    return fix
+    return (meaning.fix or "") if meaning else ""
+
+
+def find_file_fix(line: str, where: str, *, is_on_all: bool) -> str:
+    """Return what to do about a file or a module that is not there, or there already; empty if that is not the error.
+
+    Args:
+        line: The error's own line.
+        where: The line of the script that raised it, as FILE:LINE.
+        is_on_all: Whether all ranks failed with it: then the file may be there by another name.
+    """
+    found = _FILE.match(line)
+    if found is None:
+        return ""
+    if found.lastgroup is None:
+        return "another rank, or an earlier run, has made it: pass exist_ok=True, or let only rank 0 make it, with a barrier after that for all"
+    if not is_on_all:
+        return (
+            ""
+            if found["module"]
+            else "it was not there yet, or is not on this host: let one rank write it where all can read it, and have all ranks meet in a barrier before any reads it"
+        )
+    script = Path(where.rpartition(":")[0])
+    path = Path(found["path"] or script.with_name(f"{found['module']}.py"))
+    with suppress(OSError):
+        near = find_near(path)
+        if near not in {None, path, script}:
+            return f"{near} is there: if it is what was meant, correct the name"
+    return (
+        ""
+        if found["module"]
+        else f"correct the path{'' if path.is_absolute() else ': a relative one starts in the folder of the launch'}"
+    )

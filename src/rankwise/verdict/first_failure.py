@@ -11,7 +11,7 @@ from rankwise.base.rank_names import name_ranks
 from rankwise.base.requeue import REQUEUE
 from rankwise.verdict.case import Casualty, Verdict
 from rankwise.verdict.early_exits import find_early_exits_here
-from rankwise.verdict.error_meanings import find_fix, find_meaning, find_missing
+from rankwise.verdict.error_meanings import find_file_fix, find_fix, find_meaning, find_missing
 from rankwise.verdict.error_origin import find_blame, find_meaning_of, first_line, say, unwrap
 from rankwise.verdict.exit_calls import find_exit_call, find_exit_words
 from rankwise.verdict.exit_codes import explain_exit, is_abort_at_exit, is_wordless_abort, name_signal
@@ -223,7 +223,8 @@ def _judge_own(case: Case, own: Sequence[RankEnd]) -> _Cause:
         class_id=meaning.class_id if meaning else _class_of_exit(first),
         where=message_at or left_at or (last.site if last else first.where),
         fix=(_EXPIRED if first.expired else "")
-        or find_fix(first.error, meaning, (first.where or "") if len(alike) == len(case.ranks) else "")
+        or find_file_fix(first_line(first), first.where or "", is_on_all=len(alike) == len(case.ranks))
+        or find_fix(first.error, meaning)
         or (
             _EXIT_CALL.format(at=shorten(left_at), left="left" if first.left_at else "may have left") if left_at else ""
         )
