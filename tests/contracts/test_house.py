@@ -220,11 +220,11 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
-    "base": 2_412,  # aim: base and engine 3,000
+    "base": 2_416,  # aim: base and engine 3,000
     "engine": 3_782,  # aim: base and engine 3,000
     "evidence": 8_287,  # aim: evidence and verdict 11,000
     "verdict": 8_464,  # aim: evidence and verdict 11,000
-    "lint": 22_265,  # aim: 18,000
+    "lint": 22_266,  # aim: 18,000
     "cluster": 4_295,  # aim: 3,000
     "doctor": 10_768,  # aim: 9,000
     "warm": 2_430,  # aim: launcher and warm 9,000

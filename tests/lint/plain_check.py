@@ -21,14 +21,14 @@ def rule_of(rule_id: str) -> Rule[Any]:
     return registry.rule(rule_id)
 
 
-def script_of(code: str, **piece: Any) -> Script:
+def script_of(code: str, **unit: Any) -> Script:
     """A text as rules see it."""
-    return study(CodeUnit(path="train.py", language="python", code=textwrap.dedent(code), **piece), Project())
+    return study(CodeUnit(path="train.py", language="python", code=textwrap.dedent(code), **unit), Project())
 
 
-def found(rule_id: str, code: str, **piece: Any) -> list[Finding]:
+def found(rule_id: str, code: str, **unit: Any) -> list[Finding]:
     """What one rule finds in a text."""
-    return list(rule_of(rule_id).check(script_of(code, **piece)))
+    return list(rule_of(rule_id).check(script_of(code, **unit)))
 
 
 def mended(rule_id: str, code: str) -> str:

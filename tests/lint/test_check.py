@@ -18,7 +18,7 @@ from rankwise.lint.finding import Edit, Finding, Found, Span
 from rankwise.lint.program import Project
 from rankwise.lint.rule import Rule
 from rankwise.lint.running import check as check_module
-from rankwise.lint.running.check import check_piece
+from rankwise.lint.running.check import check_unit
 from rankwise.lint.running.files import Outcome, Plan, check_files, check_text
 from rankwise.lint.running.settings import Settings
 from rankwise.lint.running.text_edits import mend_files
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 def _mark(script: Script) -> Iterator[Found]:
     """One finding on each line that calls `mark`, which is mended to `done`."""
-    for number, line in enumerate(script.piece.lines, start=1):
+    for number, line in enumerate(script.unit.lines, start=1):
         if (at := line.find("mark(")) >= 0:
             span = Span(number, at + 1, number, at + 5)
             yield Found(span, "marked", "drop it", edits=[Edit(span=span, text="done")])
 
 
 def _break(script: Script) -> Iterator[Found]:
-    if "fragile" in script.piece.code:
+    if "fragile" in script.unit.code:
         raise ValueError("too bad")
     return iter(())
 
@@ -63,26 +63,26 @@ def _places(findings: Any) -> list[tuple[int, int, int | None]]:
 
 def test_findings_stand_at_their_place_in_the_file() -> None:
     """Spans, other places and edits are those of the page, after the cut indent."""
-    piece = CodeUnit(path="a.md", language="python", code="\nimport torch\nmark()\n", indents={3: 4}, is_fragment=True)
-    (found,) = check_piece(piece, Project(), (MARK,))
+    unit = CodeUnit(path="a.md", language="python", code="\nimport torch\nmark()\n", indents={3: 4}, is_fragment=True)
+    (found,) = check_unit(unit, Project(), (MARK,))
     assert (found.span, found.edits[0].span) == (Span(3, 5, 3, 9), Span(3, 5, 3, 9))
 
 
 def test_a_comment_silences_before_the_place_is_changed() -> None:
     """Comments are read in the code that was analysed, whatever the file looks like."""
-    piece = CodeUnit(
+    unit = CodeUnit(
         path="a.ipynb",
         language="python",
         code="import torch\nmark()  # noqa: RW101\nmark()\n",
         cells=((1, 1), (2, 1), (2, 2)),
     )
-    assert _places(check_piece(piece, Project(), (MARK,))) == [(2, 1, 2)]
+    assert _places(check_unit(unit, Project(), (MARK,))) == [(2, 1, 2)]
 
 
 def test_text_without_ranks_has_findings_only_if_broken() -> None:
     """A text that has nothing to do with several processes is parsed, and that is all."""
-    assert check_piece(CodeUnit(path="a.py", language="python", code="mark()"), Project(), (MARK,)) == []
-    (found,) = check_piece(CodeUnit(path="a.py", language="python", code="x =\n"), Project(), ())
+    assert check_unit(CodeUnit(path="a.py", language="python", code="mark()"), Project(), (MARK,)) == []
+    (found,) = check_unit(CodeUnit(path="a.py", language="python", code="x =\n"), Project(), ())
     assert (found.rule, found.severity, found.span.line) == ("RW901", "error", 1)
 
 
@@ -90,20 +90,20 @@ def test_a_broken_text_has_one_finding() -> None:
     """Python 2 gives its one finding with the place, which a comment may silence."""
     code = "import torch\nprint 'rank'\nmark()\n"
     assert [
-        one.rule for one in check_piece(CodeUnit(path="a.py", language="python", code=code), Project(), (MARK,))
+        one.rule for one in check_unit(CodeUnit(path="a.py", language="python", code=code), Project(), (MARK,))
     ] == ["RW901"]
     silenced = code.replace("'rank'", "'rank'  # noqa: RW901")
-    assert check_piece(CodeUnit(path="a.py", language="python", code=silenced), Project(), (MARK,)) == []
+    assert check_unit(CodeUnit(path="a.py", language="python", code=silenced), Project(), (MARK,)) == []
 
 
 def test_a_rule_that_breaks_takes_no_other_with_it() -> None:
     """The other rules' findings stay, and the failure is a line with rule, file and cause; without a list it is raised."""
-    piece = CodeUnit(path="a.py", language="python", code="import torch\nmark('fragile')\n")
+    unit = CodeUnit(path="a.py", language="python", code="import torch\nmark('fragile')\n")
     failures: list[str] = []
-    assert len(check_piece(piece, Project(), (FRAGILE, MARK), failures)) == 1
+    assert len(check_unit(unit, Project(), (FRAGILE, MARK), failures)) == 1
     assert failures == ["RW999 internal: rule RW102 failed on a.py: ValueError: too bad; please report it"]
     with pytest.raises(ValueError, match="too bad"):
-        check_piece(piece, Project(), (FRAGILE, MARK))
+        check_unit(unit, Project(), (FRAGILE, MARK))
 
 
 def test_exit_codes() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rankwise.lint.inputs.reading import read_file
 from rankwise.lint.program import Project
 from rankwise.lint.registry import all_rules
-from rankwise.lint.running.check import check_piece
+from rankwise.lint.running.check import check_unit
 
 if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
@@ -39,8 +39,8 @@ def findings_of(path: Path) -> tuple[Finding, ...]:
     found: list[Finding] = []
     files = files_of(path)
     for file in files:
-        for piece in read_file(str(file), file.read_bytes()).pieces:
-            found += check_piece(piece, Project(roots=(file.parent, path)), all_rules())
+        for unit in read_file(str(file), file.read_bytes()).units:
+            found += check_unit(unit, Project(roots=(file.parent, path)), all_rules())
     return tuple(found)
 
 

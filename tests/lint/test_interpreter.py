@@ -1,4 +1,4 @@
-"""The run on paper: what the imagined ranks do, as far as the text tells."""
+"""The simulated run: what the virtual ranks do, as far as the text tells."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import rankwise
 from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project
 from rankwise.lint.registry import all_rules
-from rankwise.lint.running.check import check_piece
+from rankwise.lint.running.check import check_unit
 
 HEAD = """\
 import torch
@@ -35,8 +35,8 @@ COLLECTIVES = [
 
 
 def rules_of(code: str) -> list[str]:
-    piece = CodeUnit(path="train.py", language="python", code=code)
-    return [found.rule for found in check_piece(piece, Project(), all_rules()) if found.severity == "error"]
+    unit = CodeUnit(path="train.py", language="python", code=code)
+    return [found.rule for found in check_unit(unit, Project(), all_rules()) if found.severity == "error"]
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

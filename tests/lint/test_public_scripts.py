@@ -10,7 +10,7 @@ import pytest
 from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project
 from rankwise.lint.registry import rule
-from rankwise.lint.running.check import check_piece
+from rankwise.lint.running.check import check_unit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -963,8 +963,8 @@ net(torch.ones(2)).sum().backward()
 
 
 def _is_told(rule_id: str, code: str) -> bool:
-    piece = CodeUnit(path="train.py", language="python", code=_HEAD + textwrap.dedent(code))
-    return bool([*check_piece(piece, Project(), (rule(rule_id),))])
+    unit = CodeUnit(path="train.py", language="python", code=_HEAD + textwrap.dedent(code))
+    return bool([*check_unit(unit, Project(), (rule(rule_id),))])
 
 
 @pytest.mark.parametrize("name", _PAIRS)
@@ -987,45 +987,45 @@ args = parser.parse_args()
 dist.init_process_group("nccl", rank={rank}, world_size=2)
 torch.cuda.set_device(0)
 """
-    piece = CodeUnit(path="train.py", language="python", code=_HEAD + code)
-    assert [found.severity for found in check_piece(piece, Project(), (rule("RW202"),))] == [severity]
+    unit = CodeUnit(path="train.py", language="python", code=_HEAD + code)
+    assert [found.severity for found in check_unit(unit, Project(), (rule("RW202"),))] == [severity]
 
 
 def test_each_call_of_a_helper_is_a_mistake_of_its_own() -> None:
     """The first rank calls one helper under two tests: both places are told."""
     helper = "def sync(x):\n    dist.all_reduce(x)\n"
     call = "if dist.get_rank() == 0:\n    sync(torch.ones(1))\nprint()\n"
-    piece = CodeUnit(path="train.py", language="python", code=_HEAD + _INIT + helper + call + call)
-    assert [found.span.line for found in check_piece(piece, Project(), (rule("RW101"),))] == [6, 9]
+    unit = CodeUnit(path="train.py", language="python", code=_HEAD + _INIT + helper + call + call)
+    assert [found.span.line for found in check_unit(unit, Project(), (rule("RW101"),))] == [6, 9]
 
 
 def test_a_module_of_the_program_gives_a_library_a_name(tmp_path: Path) -> None:
     """What another module stores in a library is there; where none does, the library lacks it, which another version may not."""
-    piece = CodeUnit(
+    unit = CodeUnit(
         path=str(tmp_path / "train.py"), language="python", code=_HEAD + "import compat\ndist.brand_new()\n"
     )
     for text, severities in (("x = 1\n", ["warning"]), ("import torch.distributed as d\nd.brand_new = print\n", [])):
         (tmp_path / "compat.py").write_text(text)
-        assert [found.severity for found in check_piece(piece, Project(), (rule("RW820"),))] == severities
+        assert [found.severity for found in check_unit(unit, Project(), (rule("RW820"),))] == severities
 
 
 def test_a_module_of_the_program_sets_the_type_of_floats(tmp_path: Path) -> None:
     """Where another module may set the default type, the type of what is made without one is not known."""
     broadcast = "dist.broadcast(torch.zeros(3) if dist.get_rank() == 0 else torch.empty(3, dtype=torch.float64), 0)\n"
-    piece = CodeUnit(
+    unit = CodeUnit(
         path=str(tmp_path / "train.py"), language="python", code=_HEAD + "import conf\n" + _INIT + broadcast
     )
     for text, number in (("import torch\n", 1), ("import torch\ntorch.set_default_dtype(torch.float64)\n", 0)):
         (tmp_path / "conf.py").write_text(text)
-        assert len(check_piece(piece, Project(), (rule("RW317"),))) == number
+        assert len(check_unit(unit, Project(), (rule("RW317"),))) == number
 
 
 def test_a_loss_is_told_in_the_file_that_divides_it(tmp_path: Path) -> None:
-    """A program that imports the division has no such line: it is told where it stands only."""
+    """A program that imports the division has no such line: it is reported where it stands only."""
     step = "def step(ddp):\n    loss = ddp(torch.ones(1, 2)).mean() / dist.get_world_size()\n    loss.backward()\n"
     (tmp_path / "steps.py").write_text(_HEAD + step)
     rest = "step(DDP(torch.nn.Linear(2, 1)))\n"
     for text, number in ((step, 1), ("from steps import step\n", 0)):
         code = _HEAD + _DDP + _INIT + text + rest
-        piece = CodeUnit(path=str(tmp_path / "train.py"), language="python", code=code)
-        assert len(check_piece(piece, Project(), (rule("RW409"),))) == number
+        unit = CodeUnit(path=str(tmp_path / "train.py"), language="python", code=code)
+        assert len(check_unit(unit, Project(), (rule("RW409"),))) == number

@@ -52,7 +52,7 @@ def test_kind_comes_from_name_or_first_line(path: str, head: bytes, kind: str | 
 def test_python_is_decoded_as_python_does(data: bytes, text: str) -> None:
     """Byte order marks and coding comments count; line ends stay, so that the file can be written back."""
     reading = read_file("a.py", data)
-    assert [piece.code for piece in reading.pieces] == [text]
+    assert [unit.code for unit in reading.units] == [text]
     assert text.encode(reading.encoding) == data
 
 
@@ -74,8 +74,8 @@ def test_python_that_is_no_text_is_told_with_its_place(data: bytes, line: int, w
 
 def test_a_shell_script_in_another_alphabet_is_read() -> None:
     """Shells do not care about encodings, so neither do we."""
-    (piece,) = read_file("a.sh", b"echo caf\xe9\ntorchrun x.py\n").pieces
-    assert piece.lines[1] == "torchrun x.py"
+    (unit,) = read_file("a.sh", b"echo caf\xe9\ntorchrun x.py\n").units
+    assert unit.lines[1] == "torchrun x.py"
 
 
 @pytest.mark.parametrize(
@@ -85,35 +85,35 @@ def test_a_shell_script_in_another_alphabet_is_read() -> None:
 def test_what_is_no_source_gives_a_note(data: bytes, word: str) -> None:
     """Binary, UTF-16 and huge files are left alone, with the reason."""
     reading = read_file("a.py", data)
-    assert reading.pieces == ()
+    assert reading.units == ()
     assert word in reading.note
 
 
 def test_a_notebooks_cells_are_one_program() -> None:
     """A later cell sees the names of an earlier one, and each line knows its cell."""
-    pieces, unparsed = read_notebook("a.ipynb", _notebook("import torch\nx = 1", "y = x\n"))
+    units, unparsed = read_notebook("a.ipynb", _notebook("import torch\nx = 1", "y = x\n"))
     assert unparsed is None
-    (piece,) = pieces
-    assert piece.lines == ["import torch", "x = 1", "y = x", "", ""]
-    assert piece.place(Span(3, 1, 3, 6)) == (Span(1, 1, 1, 6), 2)
+    (unit,) = units
+    assert unit.lines == ["import torch", "x = 1", "y = x", "", ""]
+    assert unit.place(Span(3, 1, 3, 6)) == (Span(1, 1, 1, 6), 2)
 
 
 def test_magics_become_nothing_and_keep_lines() -> None:
     """IPython's lines turn into `pass` in place, also under an `if`, and assignments keep their names."""
     source = "%matplotlib inline\nif True:\n    !pip install \\\n      torch\nfiles = !ls\nprint?\nx = 5 \\\n% 3"
-    pieces, _ = read_notebook("a.ipynb", _notebook(source))
-    python = pieces[0]
+    units, _ = read_notebook("a.ipynb", _notebook(source))
+    python = units[0]
     assert python.lines[:7] == ["pass", "if True:", "    pass", "", "files = None", "pass", "x = 5 \\"]
     ast.parse(python.code)
 
 
 def test_shell_in_a_notebook_is_shell() -> None:
     """`!torchrun` and %%bash cells are pieces of shell text whose places are those in the cell."""
-    pieces, _ = read_notebook(
+    units, _ = read_notebook(
         "a.ipynb", _notebook("x = 1", "!torchrun --nproc-per-node 2 a.py", "%%bash\nsrun python a.py")
     )
-    shells = [piece for piece in pieces if piece.language == "shell"]
-    assert [piece.code.strip() for piece in shells] == [
+    shells = [unit for unit in units if unit.language == "shell"]
+    assert [unit.code.strip() for unit in shells] == [
         "torchrun --nproc-per-node 2 a.py",
         "srun python a.py",
     ]
@@ -123,8 +123,8 @@ def test_shell_in_a_notebook_is_shell() -> None:
 
 def test_a_file_that_a_cell_writes_is_checked_by_itself() -> None:
     """%%writefile train.py is a whole script, and no part of the notebook's program."""
-    pieces, _ = read_notebook("a.ipynb", _notebook("a = 1", "%%writefile train.py\nimport torch\n", "%%html\n<p>"))
-    assert [(piece.is_fragment, piece.code.strip()) for piece in pieces] == [
+    units, _ = read_notebook("a.ipynb", _notebook("a = 1", "%%writefile train.py\nimport torch\n", "%%html\n<p>"))
+    assert [(unit.is_fragment, unit.code.strip()) for unit in units] == [
         (True, "a = 1"),
         (False, "import torch"),
     ]
@@ -132,15 +132,15 @@ def test_a_file_that_a_cell_writes_is_checked_by_itself() -> None:
 
 def test_a_broken_cell_hides_no_other() -> None:
     """A cell that is no Python stands alone, so the others are checked."""
-    pieces, _ = read_notebook("a.ipynb", _notebook("x = 1", "print 'a'", "y = 2"))
-    assert [find_unparsed(piece.code) is None for piece in pieces] == [True, False]
+    units, _ = read_notebook("a.ipynb", _notebook("x = 1", "print 'a'", "y = 2"))
+    assert [find_unparsed(unit.code) is None for unit in units] == [True, False]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"cells": 3}', "[" * 100_000, "1" * 5000])
 def test_what_is_no_notebook_is_told(text: str) -> None:
     """JSON that is none, or no notebook, is one finding and no crash."""
-    pieces, unparsed = read_notebook("a.ipynb", text)
-    assert pieces == ()
+    units, unparsed = read_notebook("a.ipynb", text)
+    assert units == ()
     assert unparsed is not None
     assert "not a notebook" in unparsed.why
 
@@ -177,9 +177,9 @@ import nothing
 
 def test_a_tutorials_fences_are_one_script() -> None:
     """Fences in lists and quotes go together, at the lines and columns of the page."""
-    (piece,) = read_markdown("a.md", _TUTORIAL)
-    assert piece.is_fragment
-    assert [line for line in piece.lines if line] == [
+    (unit,) = read_markdown("a.md", _TUTORIAL)
+    assert unit.is_fragment
+    assert [line for line in unit.lines if line] == [
         "import torch.distributed as dist",
         "def setup(rank):",
         '    dist.init_process_group("gloo", rank=rank)',
@@ -187,8 +187,8 @@ def test_a_tutorials_fences_are_one_script() -> None:
         "    setup(0)",
     ]
     lines = _TUTORIAL.split("\n")
-    for number, line in enumerate(piece.lines, start=1):
-        span, cell = piece.place(Span(number, 1, number, len(line) + 1))
+    for number, line in enumerate(unit.lines, start=1):
+        span, cell = unit.place(Span(number, 1, number, len(line) + 1))
         assert cell is None
         if line:
             assert lines[span.line - 1][span.col - 1 : span.end_col - 1] == line
@@ -222,9 +222,9 @@ def test_console_fences_give_commands_without_prompts() -> None:
 
 def test_a_longer_fence_holds_a_shorter_one() -> None:
     """Only as many marks as opened a fence close it, and an open fence ends with the page."""
-    (piece,) = read_markdown("a.md", "````python\ns = '''\n```\n'''\n````\n```python\nx = 1")
-    assert piece.code.split("\n")[1:4] == ["s = '''", "```", "'''"]
-    assert "x = 1" in piece.code
+    (unit,) = read_markdown("a.md", "````python\ns = '''\n```\n'''\n````\n```python\nx = 1")
+    assert unit.code.split("\n")[1:4] == ["s = '''", "```", "'''"]
+    assert "x = 1" in unit.code
 
 
 def test_a_folder_gives_its_own_sources(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project
 from rankwise.lint.registry import all_rules
-from rankwise.lint.running.check import check_piece
+from rankwise.lint.running.check import check_unit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,8 +108,8 @@ _PAIRS = {
 
 
 def _severities(rule: str, code: str, path: str = "train.py", project: Project | None = None) -> set[str]:
-    piece = CodeUnit(path=path, language="python", code=code)
-    found = check_piece(piece, project or Project(), all_rules(), None)
+    unit = CodeUnit(path=path, language="python", code=code)
+    found = check_unit(unit, project or Project(), all_rules(), None)
     return {one.severity for one in found if one.rule == rule}
 
 
@@ -134,7 +134,7 @@ def test_what_a_helper_module_does_together_makes_its_program_distributed(tmp_pa
 
 
 def test_deepspeed_alone_is_enough_to_be_read() -> None:
-    """A script whose only words of ranks are DeepSpeed's and Open MPI's is run on paper as any other."""
+    """A script whose only words of ranks are DeepSpeed's and Open MPI's is simulated as any other."""
     code = "import os, deepspeed\nengine = deepspeed.initialize(model=None)[0]\nif os.environ['OMPI_COMM_WORLD_RANK'] == '0':\n    engine.save_16bit_model('out')\n"
     assert _severities("RW105", code) == {"error"}
 

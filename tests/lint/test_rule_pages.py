@@ -13,7 +13,7 @@ import pytest
 from rankwise.lint import registry
 from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project
-from rankwise.lint.running.check import check_piece
+from rankwise.lint.running.check import check_unit
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -51,7 +51,7 @@ GENERATOR = load_generator()
 def find(code: str, language: Any) -> list[Finding]:
     """Check an example as a file of its own."""
     name = "train.py" if language == "python" else "job.sh"
-    return check_piece(CodeUnit(path=name, language=language, code=code), Project(), RULES)
+    return check_unit(CodeUnit(path=name, language=language, code=code), Project(), RULES)
 
 
 def by_id(rule: Rule[Any]) -> str:

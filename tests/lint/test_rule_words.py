@@ -9,7 +9,7 @@ import pytest
 from lint.plain_check import rule_of
 from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project, parse
-from rankwise.lint.running.check import check_piece
+from rankwise.lint.running.check import check_unit
 
 HEAD = """\
 import os, sys, torch
@@ -68,8 +68,8 @@ SAID = {
 
 
 def findings(rule: str, code: str) -> list[str]:
-    piece = CodeUnit(path="train.py", language="python", code=code)
-    return [f"{one.message} -> {one.fix}" for one in check_piece(piece, Project(), [rule_of(rule)])]
+    unit = CodeUnit(path="train.py", language="python", code=code)
+    return [f"{one.message} -> {one.fix}" for one in check_unit(unit, Project(), [rule_of(rule)])]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_test_on_the_rank_in_a_comprehension_is_told_once() -> None:
 
 def test_one_tensor_on_the_cpu_is_told_once() -> None:
     """However often a CPU tensor is passed to NCCL, one finding names all the places."""
-    piece = CodeUnit(path="train.py", language="python", code=NCCL + "dist.all_reduce(x)\n" * 3)
-    found = check_piece(piece, Project(), [rule_of("RW307")])
+    unit = CodeUnit(path="train.py", language="python", code=NCCL + "dist.all_reduce(x)\n" * 3)
+    found = check_unit(unit, Project(), [rule_of("RW307")])
     assert [len(one.also) for one in found] == [2]
 
 
@@ -136,5 +136,5 @@ def test_a_rank_that_fails_on_purpose_is_missed_by_none(rule: str, ending: str, 
 def test_accelerate_waits_for_the_state_of_all_only_with_shards(plugin: str, severity: str) -> None:
     """Where the text names no way to shard, the command that starts the ranks decides, and most start plain copies."""
     code = f"from accelerate import Accelerator\nacc = Accelerator({plugin})\nif acc.is_main_process:\n    acc.save_state('x')\n"
-    [found] = check_piece(CodeUnit(path="train.py", language="python", code=code), Project(), [rule_of("RW105")])
+    [found] = check_unit(CodeUnit(path="train.py", language="python", code=code), Project(), [rule_of("RW105")])
     assert (found.severity, "with FSDP" in found.message) == (severity, severity == "hint")

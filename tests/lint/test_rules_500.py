@@ -10,7 +10,7 @@ import pytest
 from rankwise.lint import registry
 from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.program import Project
-from rankwise.lint.running.check import check_piece
+from rankwise.lint.running.check import check_unit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ IMAGES = "torchvision.datasets.ImageFolder('/data')"
 
 def found(code: str, head: str = HEAD) -> set[str]:
     text = head + textwrap.dedent(code).replace("STEP", STEP).replace("IMAGES", IMAGES)
-    findings = check_piece(CodeUnit(path="train.py", language="python", code=text), Project(), RULES)
+    findings = check_unit(CodeUnit(path="train.py", language="python", code=text), Project(), RULES)
     return {f"{one.rule}:{one.severity[0]}" for one in findings}
 
 
@@ -272,8 +272,8 @@ def test_data_of_another_module_is_followed(tmp_path: Path) -> None:
     code = (
         HEAD + "from feeding import build\ndl = build()\nfor e in range(5):\n    for x in dl:\n        " + STEP + "\n"
     )
-    piece = CodeUnit(path=str(tmp_path / "train.py"), language="python", code=code)
-    findings = check_piece(piece, Project(roots=(tmp_path,)), RULES)
+    unit = CodeUnit(path=str(tmp_path / "train.py"), language="python", code=code)
+    findings = check_unit(unit, Project(roots=(tmp_path,)), RULES)
     assert [(one.rule, one.span.line) for one in findings] == [("RW501", code.split("\n").index("dl = build()") + 1)]
 
 
@@ -287,7 +287,7 @@ def test_data_of_another_module_is_followed(tmp_path: Path) -> None:
 def test_edits_mend_the_line(line: str, mended: str) -> None:
     """What --fix does leaves a line that no rule minds."""
     code = HEAD + SAMPLED.replace("IMAGES", IMAGES) + line + "\n"
-    (finding,) = check_piece(CodeUnit(path="train.py", language="python", code=code), Project(), RULES)
+    (finding,) = check_unit(CodeUnit(path="train.py", language="python", code=code), Project(), RULES)
     (edit,) = finding.edits
     assert line[: edit.span.col - 1] + edit.text + line[edit.span.end_col - 1 :] == mended
     assert found("", code.replace(line, mended)) == set()

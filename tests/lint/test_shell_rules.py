@@ -8,7 +8,7 @@ import pytest
 
 from rankwise.lint import registry
 from rankwise.lint.code_unit import CodeUnit
-from rankwise.lint.shell.study import piece_of_command, study_shell
+from rankwise.lint.shell.study import study_shell, unit_of_command
 
 if TYPE_CHECKING:
     from rankwise.lint.finding import Finding
@@ -20,14 +20,14 @@ T = "torchrun --nproc_per_node=2"
 TWO = "torchrun --nnodes=2 --nproc_per_node=8"
 
 
-def check(piece: CodeUnit) -> list[Finding]:
-    shell = study_shell(piece)
+def check(unit: CodeUnit) -> list[Finding]:
+    shell = study_shell(unit)
     return [finding for rule in RULES for finding in rule.check(shell)]
 
 
 def found_in(code: str, *, path: str = "job.sh", is_fragment: bool = False) -> set[str]:
-    piece = CodeUnit(path=path, language="shell", code=code, is_fragment=is_fragment)
-    return {f"{one.rule}:{one.severity[0]}" for one in check(piece)}
+    unit = CodeUnit(path=path, language="shell", code=code, is_fragment=is_fragment)
+    return {f"{one.rule}:{one.severity[0]}" for one in check(unit)}
 
 
 BAD = {
@@ -403,7 +403,7 @@ def test_fences_of_a_page_are_read_as_lines_to_type(code: str, expected: set[str
 )
 def test_a_command_as_typed_is_checked(argv: list[str], rule: str | None) -> None:
     """Words of a command line, split by the user's shell, are checked like a script's."""
-    assert {finding.rule for finding in check(piece_of_command(argv))} == ({rule} if rule else set())
+    assert {finding.rule for finding in check(unit_of_command(argv))} == ({rule} if rule else set())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rankwise.lint import registry
 from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.shell import study
 from rankwise.lint.shell.flags import TABLES
-from rankwise.lint.shell.study import piece_of_command, study_shell
+from rankwise.lint.shell.study import study_shell, unit_of_command
 from support import find_torch
 
 if TYPE_CHECKING:
@@ -358,7 +358,7 @@ def test_without_the_parser_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "tree_sitter_bash", None)
     study._parser.cache_clear()
     with pytest.raises(UsageError, match="tree_sitter_bash") as caught:
-        study_shell(piece_of_command(["torchrun", "t.py"]))
+        study_shell(unit_of_command(["torchrun", "t.py"]))
     study._parser.cache_clear()
     assert caught.value.hint == "pip install tree-sitter tree-sitter-bash"
 

@@ -10,8 +10,8 @@ from rankwise.lint.running.suppress import find_suppressions
 
 
 def _hides(code: str, line: int, rule: str = "RW101", *, end: int | None = None, language: str = "python") -> bool:
-    piece = CodeUnit(path="a", language="shell" if language == "shell" else "python", code=code)
-    return find_suppressions(piece).hides(rule, Span(line, 1, end or line, 2))
+    unit = CodeUnit(path="a", language="shell" if language == "shell" else "python", code=code)
+    return find_suppressions(unit).hides(rule, Span(line, 1, end or line, 2))
 
 
 @pytest.mark.parametrize(

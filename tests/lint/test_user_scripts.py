@@ -64,6 +64,11 @@ if __name__ == "__main__":
     mp.spawn(work, nprocs=2)
     dist.destroy_process_group()
 """
+_CLEANS = (
+    _PARENT.format(before="")
+    .replace("    dist.destroy_process_group()", "    clean()")
+    .replace("def work", "def clean():\n    {asks}\n    dist.destroy_process_group()\ndef work")
+)
 _LOCAL_SGD = (
     _INIT
     + """
@@ -454,6 +459,7 @@ start(int(os.environ["RANK"]))
     """),
     "the process that starts the ranks has no group": ("RW205", _PARENT.format(before=""), _PARENT.format(before="dist.init_process_group('gloo', rank=2, world_size=3)")),
     "the process that starts the ranks asks for a group": ("RW205", _PARENT.format(before=""), _PARENT.format(before="").replace("    dist.destroy", "    if dist.is_available() and dist.is_initialized():\n        dist.destroy")),
+    "the process that starts the ranks asks for a group in a helper": ("RW205", _CLEANS.format(asks=""), _CLEANS.format(asks="if not dist.is_initialized(): return")),
     "a file to meet at, and no rank": ("RW210", "dist.init_process_group('gloo', 'file:///tmp/meet', world_size=4)", "dist.init_process_group('gloo', 'file:///tmp/meet?rank=1', world_size=4)"),
     "a handler that ends the process takes care of nothing": ("RW515", _TRIES.format(handler="sys.exit(1)"), _TRIES.format(handler="rows = None")),
     "a handler that raises again takes care of nothing": ("RW515", _TRIES.format(handler="raise"), _TRIES.format(handler="time.sleep(5)")),

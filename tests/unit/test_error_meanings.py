@@ -74,7 +74,7 @@ def test_a_file_that_is_not_there_has_its_advice(tmp_path: Path) -> None:
         "FileExistsError: [Errno 17] File exists: 'runs'", f"{script}:3", is_on_all=False
     )
     elsewhere = "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/x'"
-    assert find_file_fix(elsewhere, f"{script}:3", is_on_all=True) == "correct the path"
+    assert find_file_fix(elsewhere, f"{script}:3", is_on_all=True).startswith("correct the path")
     for text in (
         f"{lacks_file}\n\nDuring handling of the above exception, another exception occurred:\n\nValueError: no words",
         "No module named 'numpy'",

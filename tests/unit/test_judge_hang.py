@@ -190,7 +190,7 @@ def test_a_line_on_the_terminal_tells_for_how_long() -> None:
 
 
 def test_what_was_seen_before_ctrl_c_is_told() -> None:
-    """A proof that was said stays said, and what to do about it; what was only slow is told if it still is."""
+    """A proof that was said stays said, and what to do about it; what was only slow is said if it still is."""
     stuck = look(scene(_sizes().ranks[0], _sizes().ranks[1]))
     slow = look(scene(rank(0, op(**_OPEN), at=in_call()), rank(1, at=elsewhere(), is_asleep=False)))
     verdict = _judge(_end(0), _end(1), interrupted=2, findings=(*stuck, *slow))

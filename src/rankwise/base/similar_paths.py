@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+#: A folder of data may have millions of files.
+_MOST = 10_000
 
 
 def find_near(path: Path) -> Path | None:
@@ -15,6 +19,6 @@ def find_near(path: Path) -> Path | None:
         return None
     # Folder and ending are alike anyway, and say nothing of how near a name is.
     endings = {".py", path.suffix or ".py"}
-    names = {one.stem: one for one in path.parent.iterdir() if one.suffix in endings}
+    names = {one.stem: one for one in islice(path.parent.iterdir(), _MOST) if one.suffix in endings}
     near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7)
     return names[near[0]] if near else None

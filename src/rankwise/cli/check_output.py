@@ -73,9 +73,9 @@ def _put(args: argparse.Namespace, text: str) -> None:
 def _command_text(command: list[str]) -> dict[str, str]:
     if not command:
         return {}
-    from rankwise.lint.shell.study import piece_of_command  # noqa: PLC0415 - only where there is one
+    from rankwise.lint.shell.study import unit_of_command  # noqa: PLC0415 - only where there is one
 
-    return {"<command>": piece_of_command(command).code}
+    return {"<command>": unit_of_command(command).code}
 
 
 def _count(findings: Iterable[Finding]) -> str:

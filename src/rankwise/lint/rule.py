@@ -46,7 +46,7 @@ class Rule(Generic[Studied]):
         """Look at a text; class and severity are the rule's (first) where what it found has none of its own."""
         seen = set()
         for one in self.look(studied):
-            span = one.at if isinstance(one.at, Span) else span_of(one.at, studied.piece.lines)
+            span = one.at if isinstance(one.at, Span) else span_of(one.at, studied.unit.lines)
             if (span, one.fix) in seen:
                 continue  # a command that a loop runs several times
             seen.add((span, one.fix))
@@ -56,7 +56,7 @@ class Rule(Generic[Studied]):
                 severity=one.severity or self.severity,
                 message=one.message,
                 fix=one.fix,
-                path=studied.piece.path,
+                path=studied.unit.path,
                 span=span,
                 also=tuple(one.also),
                 edits=tuple(one.edits),

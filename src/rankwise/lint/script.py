@@ -21,7 +21,7 @@ class Entry:
 
     Attributes:
         name: ``the program``, or the function's or class's name.
-        histories: What each of the imagined ranks did; only rank 0's where nothing asked for the rank.
+        histories: What each of the virtual ranks did; only rank 0's where nothing asked for the rank.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Script:
     """One piece of Python and what was learned of it.
 
     Attributes:
-        piece: The text.
+        unit: The text.
         tree: Its syntax tree.
         module: The same as a module of the project.
         entries: What a run of it does, on each rank.
@@ -48,7 +48,7 @@ class Script:
         project: The modules beside it, and the files that what is found depends on.
     """
 
-    piece: CodeUnit
+    unit: CodeUnit
     tree: ast.Module
     module: Module | None = None
     entries: list[Entry] = field(default_factory=list)

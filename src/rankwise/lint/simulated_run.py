@@ -1,4 +1,4 @@
-"""Run a piece of Python on paper, as a program and function by function, as each of four ranks."""
+"""Simulate a piece of Python as each of four ranks would run it: as a program, and function by function."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _MOST_WAYS = 6
 _METHODS_FIRST = ("setup", "configure_model", "prepare", "build")
 
 
-def study(piece: CodeUnit, project: Project) -> Script:
+def study(unit: CodeUnit, project: Project) -> Script:
     """Learn what a piece does.
 
     Raises:
         SyntaxError: It is no Python.
     """
-    tree = parse(piece.code)
-    module = Module(path=Path(piece.path), tree=tree, text=piece.code, shown=piece.path, is_fragment=piece.is_fragment)
-    script = Script(piece=piece, tree=tree, module=module, project=project)
-    if matters(piece.code):
+    tree = parse(unit.code)
+    module = Module(path=Path(unit.path), tree=tree, text=unit.code, shown=unit.path, is_fragment=unit.is_fragment)
+    script = Script(unit=unit, tree=tree, module=module, project=project)
+    if matters(unit.code):
         _Runs(module, project, script).run_all()
     return script
 

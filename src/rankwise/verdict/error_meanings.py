@@ -218,20 +218,15 @@ def find_file_fix(line: str, where: str, *, is_on_all: bool) -> str:
         return ""
     if found.lastgroup is None:
         return "another rank, or an earlier run, has made it: pass exist_ok=True, or let only rank 0 make it, with a barrier after that for all"
-    if not is_on_all:
-        return (
-            ""
-            if found["module"]
-            else "it was not there yet, or is not on this host: let one rank write it where all can read it, and have all ranks meet in a barrier before any reads it"
-        )
-    script = Path(where.rpartition(":")[0])
-    path = Path(found["path"] or script.with_name(f"{found['module']}.py"))
-    with suppress(OSError):
-        near = find_near(path)
-        if near not in {None, path, script}:
-            return f"{near} is there: if it is what was meant, correct the name"
-    return (
-        ""
-        if found["module"]
-        else f"correct the path{'' if path.is_absolute() else ': a relative one starts in the folder of the launch'}"
-    )
+    script, module = Path(where.rpartition(":")[0]), found["module"]
+    if is_on_all:
+        path = script.with_name(f"{module}.py") if module else Path(found["path"])
+        with suppress(OSError):
+            near = find_near(path)
+            if near not in {None, path, script}:
+                return f"{near} is there: if it is what was meant, correct the name"
+    if module:
+        return ""  # what is known of the text says it
+    if is_on_all:
+        return "correct the path; a relative one starts in the folder of the launch"
+    return "it was not there yet, or is not on this host: let one rank write it where all can read it, and have all ranks meet in a barrier before any reads it"

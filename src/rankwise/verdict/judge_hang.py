@@ -79,8 +79,8 @@ def list_earlier(case: Case) -> tuple[str, ...]:
     earlier = [one for one in case.findings if one.is_proof and not one.is_drift and one.key not in keys]
     now_s = case.scene.now_s if case.scene is not None else 0.0
     shown = [one for one in last if one.is_proof or now_s - (one.since_s or 0.0) >= _PASSING_S]
-    told = (f"{one.message}; {one.fix}" if one.fix else one.message for one in (*shown, *earlier)[:_MOST_NOTES])
-    return tuple(f"before that: {text}" for text in told)
+    texts = (f"{one.message}; {one.fix}" if one.fix else one.message for one in (*shown, *earlier)[:_MOST_NOTES])
+    return tuple(f"before that: {text}" for text in texts)
 
 
 def list_beside(case: Case, blamed: Collection[int]) -> tuple[str, ...]:

@@ -45,10 +45,12 @@ def with_own(local_wait: LocalWait, facts: RankFacts, scene: Scene) -> LocalWait
     found = [*_list_threads(facts, scene.sources), *_list_processes(facts, scene.sources)]
     # Those that wait for the others come last.
     places = sorted(found, key=lambda place: place.op is not None)
-    return replace(local_wait, own=join_clauses(_fold(places)), advice=_advise(places, scene) or local_wait.advice)
+    return replace(
+        local_wait, own=join_clauses(_group_by_doing(places)), advice=_advise(places, scene) or local_wait.advice
+    )
 
 
-def _fold(places: Sequence[_Place]) -> list[str]:
+def _group_by_doing(places: Sequence[_Place]) -> list[str]:
     """Return what they do; processes that do the same, as a loader's workers, in one clause."""
     by_doing: dict[str, list[str]] = {}
     for place in places:

@@ -115,7 +115,7 @@ def is_in(tree: ast.Module, node: ast.AST) -> bool:
 
 def mention(script: Script, what: str, node: ast.AST) -> list[tuple[str, str, Span]]:
     """A place beside that of a finding, if it is in this text."""
-    return [(what, script.piece.path, span_of(node, script.piece.lines))] if is_in(script.tree, node) else []
+    return [(what, script.unit.path, span_of(node, script.unit.lines))] if is_in(script.tree, node) else []
 
 
 def is_behind(node: ast.AST, other: ast.AST) -> bool:

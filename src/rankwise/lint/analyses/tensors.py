@@ -1,4 +1,4 @@
-"""Tensors as the run on paper knows them: where they lie, and what they were computed from."""
+"""Tensors as the simulated run knows them: where they lie, and what they were computed from."""
 
 from __future__ import annotations
 

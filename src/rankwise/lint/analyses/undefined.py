@@ -37,8 +37,8 @@ def may_make_names(script: Script, scopes: Scopes) -> bool:
     """Whether the text may bind names where that does not show: star imports, ``exec``, ``globals()``, a module that is handed over."""
     return (
         scopes.has_star_import
-        or bool(_MAKES_NAMES.search(script.piece.code))
-        or any(_hands_module_over(statement, Path(script.piece.path)) for statement in script.tree.body)
+        or bool(_MAKES_NAMES.search(script.unit.code))
+        or any(_hands_module_over(statement, Path(script.unit.path)) for statement in script.tree.body)
     )
 
 
@@ -55,7 +55,7 @@ def _hands_module_over(statement: ast.stmt, path: Path) -> bool:
 
 def is_certain(script: Script, scopes: Scopes, name: ast.Name) -> bool:
     """Whether reading the name fails: no ``try`` takes care of it, no test keeps the line from running."""
-    if any(word in script.piece.lines[name.lineno - 1] for word in _KNOWN_TO_AUTHOR):
+    if any(word in script.unit.lines[name.lineno - 1] for word in _KNOWN_TO_AUTHOR):
         return False
     if any(name.id in scope.globals for scope in scopes.opened.values()):
         return False

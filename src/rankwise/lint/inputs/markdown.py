@@ -84,21 +84,21 @@ def read_markdown(path: str, text: str) -> tuple[CodeUnit, ...]:
     Returns:
         Pieces whose lines are numbered as in the page.
     """
-    pieces, now = list[CodeUnit](), _Facts()
+    units, now = list[CodeUnit](), _Facts()
     for fence in find_fences(text):
         language = _decide_language(fence)
         if language == "shell" and (lines := _read_shell(fence)):
-            pieces.append(_as_piece(path, "shell", lines))
+            units.append(_as_unit(path, "shell", lines))
         elif language == "python":
             read = _read_python(fence)
             if read is not None:
                 if now.fences and _begins_anew(read, now):
-                    pieces.append(_join(path, now))
+                    units.append(_join(path, now))
                     now = _Facts(imports=[] if read.has_tools else now.imports)
                 _take_in(now, read)
     if now.fences:
-        pieces.append(_join(path, now))
-    return tuple(sorted(pieces, key=_first_line))
+        units.append(_join(path, now))
+    return tuple(sorted(units, key=_first_line))
 
 
 def find_fences(text: str) -> Iterator[_Fence]:
@@ -250,10 +250,10 @@ def _join(path: str, facts: _Facts) -> CodeUnit:
     lines = {number: (number, cut, text) for number, cut, text in facts.imports}
     for fence in facts.fences:
         lines.update({line[0]: line for line in fence.lines})
-    return _as_piece(path, "python", [lines[number] for number in sorted(lines)])
+    return _as_unit(path, "python", [lines[number] for number in sorted(lines)])
 
 
-def _as_piece(path: str, language: str, lines: list[tuple[int, int, str]]) -> CodeUnit:
+def _as_unit(path: str, language: str, lines: list[tuple[int, int, str]]) -> CodeUnit:
     code = [""] * lines[-1][0]
     for number, _, text in lines:
         code[number - 1] = text
@@ -266,5 +266,5 @@ def _as_piece(path: str, language: str, lines: list[tuple[int, int, str]]) -> Co
     )
 
 
-def _first_line(piece: CodeUnit) -> int:
-    return len(piece.code) - len(piece.code.lstrip("\n"))
+def _first_line(unit: CodeUnit) -> int:
+    return len(unit.code) - len(unit.code.lstrip("\n"))

@@ -33,7 +33,7 @@ class _Lines:
         if indent:
             self.indents[len(self.lines)] = indent
 
-    def piece(self, path: str, language: str, *, is_fragment: bool) -> CodeUnit:
+    def unit(self, path: str, language: str, *, is_fragment: bool) -> CodeUnit:
         return CodeUnit(
             path=path,
             language="shell" if language == "shell" else "python",
@@ -68,7 +68,7 @@ def read_notebook(path: str, text: str) -> tuple[tuple[CodeUnit, ...], Unparsed 
     python, others = _Lines(), list[CodeUnit]()
     for number, cell in cells.items():
         _read_cell(path, number, source_of(cell), python, others)
-    main = (python.piece(path, "python", is_fragment=True),) if python.lines else ()
+    main = (python.unit(path, "python", is_fragment=True),) if python.lines else ()
     return (*main, *others), None
 
 
@@ -121,29 +121,29 @@ def _read_cell(path: str, number: int, source: str, python: _Lines, others: list
     body = [*[""] * (first + 1), *lines[first + 1 :]]
     if head.startswith("%%") and not _PYTHON_CELL.match(head):
         if _SHELL_CELL.match(head):
-            others.append(_as_piece(path, "shell", body, number, is_fragment=False))
+            others.append(_as_unit(path, "shell", body, number, is_fragment=False))
         elif (file := _FILE_CELL.match(head)) and file[1].strip("'\"").endswith((".py", ".sh", ".sbatch", ".slurm")):
             language = "python" if file[1].strip("'\"").endswith(".py") else "shell"
-            others.append(_as_piece(path, language, body, number, is_fragment=" -a" in head or "--append" in head))
+            others.append(_as_unit(path, language, body, number, is_fragment=" -a" in head or "--append" in head))
         return
     lines = body if head.startswith("%%") else lines
     if find_unparsed("\n".join(lines)) is not None:
         lines, shell = neutralise(lines, number)
         if shell.lines:
-            others.append(shell.piece(path, "shell", is_fragment=True))
+            others.append(shell.unit(path, "shell", is_fragment=True))
         if find_unparsed("\n".join(lines)) is not None:
             # Alone, so that it does not hide all other cells; the check says what is wrong with it.
-            others.append(_as_piece(path, "python", lines, number, is_fragment=True))
+            others.append(_as_unit(path, "python", lines, number, is_fragment=True))
             return
     for at, line in enumerate(lines, start=1):
         python.add(line, number, at)
 
 
-def _as_piece(path: str, language: str, lines: list[str], number: int, *, is_fragment: bool) -> CodeUnit:
+def _as_unit(path: str, language: str, lines: list[str], number: int, *, is_fragment: bool) -> CodeUnit:
     gathered = _Lines()
     for at, line in enumerate(lines, start=1):
         gathered.add(line, number, at)
-    return gathered.piece(path, language, is_fragment=is_fragment)
+    return gathered.unit(path, language, is_fragment=is_fragment)
 
 
 def neutralise(lines: list[str], number: int) -> tuple[list[str], _Lines]:

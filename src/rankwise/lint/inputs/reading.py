@@ -41,7 +41,7 @@ class Reading:
     """What a file holds.
 
     Attributes:
-        pieces: Its code, in the order of the file.
+        units: Its code, in the order of the file.
         unparsed: Why the file as a whole can't be read as what it calls itself.
         note: Why it was not looked at; empty if it was. Where there is `unparsed` too, that is for a file which was
             named itself.
@@ -49,7 +49,7 @@ class Reading:
         encoding: What to write it back with; empty where it could not be read.
     """
 
-    pieces: tuple[CodeUnit, ...] = ()
+    units: tuple[CodeUnit, ...] = ()
     unparsed: Unparsed | None = None
     note: str = ""
     num_lines: int = 0
@@ -91,16 +91,16 @@ def _read(path: str, data: bytes, kind: Kind) -> Reading:
             return _read_python(path, data, num_lines)
         case "shell":
             decoded = decode_any(data)
-            piece = CodeUnit(path=path, language="shell", code=decoded.text)
-            return Reading(pieces=(piece,), num_lines=num_lines, encoding=decoded.encoding)
+            unit = CodeUnit(path=path, language="shell", code=decoded.text)
+            return Reading(units=(unit,), num_lines=num_lines, encoding=decoded.encoding)
         case "notebook":
             decoded = decode_any(data)
-            pieces, unparsed = read_notebook(path, decoded.text)
-            return Reading(pieces=pieces, unparsed=unparsed, num_lines=num_lines, encoding=decoded.encoding)
+            units, unparsed = read_notebook(path, decoded.text)
+            return Reading(units=units, unparsed=unparsed, num_lines=num_lines, encoding=decoded.encoding)
         case "markdown":
             decoded = decode_any(data)
-            pieces = read_markdown(path, decoded.text)
-            return Reading(pieces=pieces, num_lines=num_lines, encoding=decoded.encoding)
+            units = read_markdown(path, decoded.text)
+            return Reading(units=units, num_lines=num_lines, encoding=decoded.encoding)
 
 
 def _tell_no_text(data: bytes) -> Unparsed:
@@ -124,5 +124,5 @@ def _read_python(path: str, data: bytes, num_lines: int) -> Reading:
     if decoded.problem:
         wrong = Unparsed(line=decoded.line, col=1, why=decoded.problem, fix="save the file as UTF-8")
         return Reading(unparsed=wrong, num_lines=num_lines)
-    piece = CodeUnit(path=path, language="python", code=decoded.text)
-    return Reading(pieces=(piece,), num_lines=num_lines, encoding=decoded.encoding)
+    unit = CodeUnit(path=path, language="python", code=decoded.text)
+    return Reading(units=(unit,), num_lines=num_lines, encoding=decoded.encoding)

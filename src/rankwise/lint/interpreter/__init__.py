@@ -1,1 +1,1 @@
-"""A run of the user's program on paper: what each of four imagined ranks would do, as far as the text tells."""
+"""A simulated run of the user's program: what each of four virtual ranks would do, as far as the text tells."""

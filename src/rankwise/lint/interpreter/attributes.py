@@ -1,4 +1,4 @@
-"""Attributes in the run on paper: of objects that are known, of libraries, and by what their names tell."""
+"""Attributes in the simulated run: of objects that are known, of libraries, and by what their names tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Branches of the run on paper: decided by who the rank is, or taken both ways."""
+"""Branches of the simulated run: decided by who the rank is, or taken both ways."""
 
 from __future__ import annotations
 

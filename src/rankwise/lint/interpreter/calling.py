@@ -1,4 +1,4 @@
-"""Calls in the run on paper: of the user's functions, which run in place, and of libraries, which tables know."""
+"""Calls in the simulated run: of the user's functions, which run in place, and of libraries, which tables know."""
 
 from __future__ import annotations
 

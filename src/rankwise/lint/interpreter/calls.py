@@ -1,4 +1,4 @@
-"""Calls of library functions that the run on paper met, with the values they got: what is asked of them."""
+"""Calls of library functions that the simulated run met, with the values they got: what is asked of them."""
 
 from __future__ import annotations
 

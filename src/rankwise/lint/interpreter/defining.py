@@ -1,4 +1,4 @@
-"""Definitions and imports of the run on paper."""
+"""Definitions and imports of the simulated run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions of the run on paper: constants are computed, names and attributes looked up, the rest is mixed."""
+"""Expressions of the simulated run: constants are computed, names and attributes looked up, the rest is mixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's own functions in the run on paper: their arguments are bound, their bodies run where they are called."""
+"""The user's own functions in the simulated run: their arguments are bound, their bodies run where they are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one imagined rank did, in order: collectives, undecided branches, loops, calls of the user's functions."""
+"""What one virtual rank did, in order: collectives, undecided branches, loops, calls of the user's functions."""
 
 from __future__ import annotations
 

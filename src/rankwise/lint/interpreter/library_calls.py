@@ -1,4 +1,4 @@
-"""Calls of libraries in the run on paper: what tables say they do together, make, or give back."""
+"""Calls of libraries in the simulated run: what tables say they do together, make, or give back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops of the run on paper: one dry turn to see what changes, then one turn that counts."""
+"""Loops of the simulated run: one dry turn to see what changes, then one turn that counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small things that the run on paper notices by the way, for rules: comparisons of text with a number, attributes of wrappers, what a rank never got, uses of None."""
+"""Small things that the simulated run notices by the way, for rules: comparisons of text with a number, attributes of wrappers, what a rank never got, uses of None."""
 
 from __future__ import annotations
 

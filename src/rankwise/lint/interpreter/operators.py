@@ -1,4 +1,4 @@
-"""Operators of the run on paper: what is known is computed, the rest is mixed."""
+"""Operators of the simulated run: what is known is computed, the rest is mixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of plain Python whose results the run on paper computes: numbers, lengths, ranges, copies, attributes by name."""
+"""Functions of plain Python whose results the simulated run computes: numbers, lengths, ranges, copies, attributes by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of the run on paper of one imagined rank: who it is, where it stands, what it has done so far."""
+"""The state of the simulated run of one virtual rank: who it is, where it stands, what it has done so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions whose results the run on paper computes: who the rank is, the environment, ranks that are started, handlers of signals; and all others of that kind."""
+"""Functions whose results the simulated run computes: who the rank is, the environment, ranks that are started, handlers of signals; and all others of that kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements of the run on paper: assignments, branches, loops, `with`, `try`, definitions."""
+"""Statements of the simulated run: assignments, branches, loops, `with`, `try`, definitions."""
 
 from __future__ import annotations
 

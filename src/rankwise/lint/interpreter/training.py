@@ -1,4 +1,4 @@
-"""Models, losses and loops of libraries in the run on paper: what is wrapped, what a backward pass goes through."""
+"""Models, losses and loops of libraries in the simulated run: what is wrapped, what a backward pass goes through."""
 
 from __future__ import annotations
 

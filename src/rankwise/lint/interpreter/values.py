@@ -1,4 +1,4 @@
-"""Values of the run on paper: what is known of a value, where it came from, and whether all ranks have the same; and the calls that gave them."""
+"""Values of the simulated run: what is known of a value, where it came from, and whether all ranks have the same; and the calls that gave them."""
 
 from __future__ import annotations
 
@@ -414,7 +414,7 @@ class Call:
         stack: Call sites of the user's functions that led here, outermost first.
         contexts: Context managers that are open, by canonical name.
         function: The user's function it stands in; None at the top of a module.
-        rank: Which of the imagined ranks made it.
+        rank: Which of the virtual ranks made it.
         index: Order in this rank's run.
     """
 

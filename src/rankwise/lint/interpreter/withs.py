@@ -1,4 +1,4 @@
-"""`with` in the run on paper: contexts that change what is legal inside, and the user's own context managers."""
+"""`with` in the simulated run: contexts that change what is legal inside, and the user's own context managers."""
 
 from __future__ import annotations
 

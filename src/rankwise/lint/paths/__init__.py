@@ -1,1 +1,1 @@
-"""Whether all ranks come to the same collectives: histories of the imagined ranks are compared, and arms of branches."""
+"""Whether all ranks come to the same collectives: histories of the virtual ranks are compared, and arms of branches."""

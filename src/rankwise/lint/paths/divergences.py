@@ -1,4 +1,4 @@
-"""Where the imagined ranks part: something that some do together, and others never come to."""
+"""Where the virtual ranks part: something that some do together, and others never come to."""
 
 from __future__ import annotations
 

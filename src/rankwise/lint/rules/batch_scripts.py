@@ -38,7 +38,7 @@ def _by_srun(shell: Shell, launch: Launch) -> Iterator[Found]:
     if launch.num_nodes == tasks.tasks and launch.launcher != "deepspeed":
         return  # one launcher for each node that the job is said to have
     each = tasks.per_node
-    also = [(tasks.where[0], shell.piece.path, tasks.where[1])] if tasks.where else []
+    also = [(tasks.where[0], shell.unit.path, tasks.where[1])] if tasks.where else []
     if each is not None and each > 1:
         message = f"srun starts {launch.label} {each} times on a node, and each one starts all ranks of the node"
         yield Found(launch.word.span, message, "srun --ntasks-per-node=1, or #SBATCH --ntasks-per-node=1", also=also)
@@ -62,7 +62,7 @@ def _first_only(shell: Shell, launch: Launch) -> Iterator[Found]:
     if nodes is None or nodes < 2 or launch.runs_elsewhere() or launch.command.under or _starts_itself(shell):
         return
     asked = launch.num_nodes
-    also = [(f"#SBATCH --nodes={nodes}", shell.piece.path, shell.batch.spans["nodes"])]
+    also = [(f"#SBATCH --nodes={nodes}", shell.unit.path, shell.batch.spans["nodes"])]
     fix = f"srun --ntasks-per-node=1 {launch.label} …"
     if asked == 1:
         message = f"{launch.label} runs on the first of {nodes} nodes only; the others are idle"
@@ -94,7 +94,7 @@ def _other_number(shell: Shell, launch: Launch) -> Iterator[Found]:
     if launch.command.is_background or launch.command.under or any(one.num_nodes == asked for one in beside):
         return  # several steps may make up the job
     message = f"{asked} nodes are expected, but srun starts {launch.label} {tasks.tasks} time{'s' * (tasks.tasks > 1)}"
-    also = [(tasks.where[0], shell.piece.path, tasks.where[1])]
+    also = [(tasks.where[0], shell.unit.path, tasks.where[1])]
     yield Found(flag.word.span, message, f"--nnodes={tasks.tasks}, or give srun {asked} tasks", also=also)
 
 

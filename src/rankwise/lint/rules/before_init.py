@@ -75,7 +75,7 @@ def _without_group(script: Script, entry: Entry) -> Iterator[Found]:
                 f"before the process group is created{_where(script, sure[0])}",
                 "create the process group first",
             )
-        elif is_end and has_parent and not mine and not _has_test(script, at):
+        elif is_end and has_parent and not mine and is_made_anyway(call) and not _has_test(call):
             where, fix = "in the process that starts the ranks, which has no process group", "call it in each rank"
         else:
             continue
@@ -83,11 +83,12 @@ def _without_group(script: Script, entry: Entry) -> Iterator[Found]:
         return
 
 
-def _has_test(script: Script, node: ast.AST) -> bool:
-    """Whether it is asked before, as by `if dist.is_initialized()`, which is False in the parent."""
+def _has_test(call: Call) -> bool:
+    """Whether the script asks for a group around it, as by `if dist.is_initialized()`, which is False in the parent."""
     return any(
         isinstance(one, (ast.If, ast.IfExp, ast.BoolOp)) and "is_initialized" in called_names(one)
-        for one in above(script.tree, node)
+        for module, node in frames_of(call)
+        for one in above(module.tree, node)
     )
 
 

@@ -75,7 +75,7 @@ def _tell(script: Script, made: Call, used: ast.AST) -> Found:
         f"every rank uses `{key}` here, but `{word}` gives the result to rank {root} only; the others hold something else",
         f"use `all_{word}`, broadcast `{key}` afterwards, or use it under `if dist.get_rank() == {root}`",
         severity="warning" if is_shown else "error",
-        also=[(f"{word} to rank {root}", script.piece.path, span_of(made.node, script.piece.lines))],
+        also=[(f"{word} to rank {root}", script.unit.path, span_of(made.node, script.unit.lines))],
     )
 
 

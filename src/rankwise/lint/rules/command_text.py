@@ -50,7 +50,7 @@ def _lines(shell: Shell, launch: Launch) -> Iterator[Found]:
     if launch.command.under:
         return
     first, last = launch.command.span.line, launch.command.span.end_line
-    lines = shell.piece.lines
+    lines = shell.unit.lines
     for number in range(first, min(last + 1, len(lines))):
         line, then = lines[number - 1], lines[number]
         if (found := _BLANK_BEHIND.search(line)) and then.strip() and not line.lstrip().startswith("#"):
@@ -71,17 +71,17 @@ def _left_over(shell: Shell) -> Iterator[Found]:
     ends = {launch.command.span.end_line: launch for launch in shell.launches if not launch.command.under}
     for command in shell.reading.commands:
         text, line = command.words[0].head, command.span.line
-        launch = ends.get(_line_above(shell.piece.lines, line))
+        launch = ends.get(_line_above(shell.unit.lines, line))
         if launch is None or launch.command.span.line == line or command.under:
             continue
-        above = shell.piece.lines[launch.command.span.end_line - 1]
+        above = shell.unit.lines[launch.command.span.end_line - 1]
         if _BLANK_BEHIND.search(above):
             continue  # reported above
         is_flag = text.startswith("--")
         is_script = text.endswith(".py") and "/" not in text[:2] and launch.script is None and launch.is_elastic
         if is_flag or is_script:
             message = f"the command above has ended, so {command.words[0].raw} is a separate command"
-            yield Found(command.words[0].span, message, _mended(shell.piece.lines, line))
+            yield Found(command.words[0].span, message, _mended(shell.unit.lines, line))
 
 
 def _line_above(lines: list[str], line: int) -> int:
@@ -145,7 +145,7 @@ def _is_meant(shell: Shell, name: str, text: str) -> bool:
     if shell.is_named(text):
         return True
     is_number = name in _NUMBERS or name in {"MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"}
-    if shell.piece.is_fragment and shell.piece.path != "<command>":
+    if shell.unit.is_fragment and shell.unit.path != "<command>":
         return is_number and text in _TORCH
     return is_number or text in {"MASTER_ADDR", *_TORCH}
 
@@ -166,10 +166,10 @@ def random_in_wrong_case(shell: Shell) -> Iterator[Found]:
     for reference in shell.reading.references:
         name = reference.name
         meant = _DICE.get(name.lower())
-        if meant is None or name == meant or name in shell.reading.assigned or shell.piece.path.endswith(".fish"):
+        if meant is None or name == meant or name in shell.reading.assigned or shell.unit.path.endswith(".fish"):
             continue
         span = reference.span
-        text = shell.piece.lines[span.line - 1][span.col - 1 : span.end_col - 1] if span.line == span.end_line else ""
+        text = shell.unit.lines[span.line - 1][span.col - 1 : span.end_col - 1] if span.line == span.end_line else ""
         at = span.col + text.find(name)
         edits = [Edit(span=Span(span.line, at, span.line, at + len(name)), text=meant)] if name in text else []
         message = f"${name} is empty: bash's random number is ${meant}"

@@ -134,8 +134,8 @@ def device_not_set(script: Script) -> Iterator[Found]:
 
 def _may_see_its_own(script: Script, init: Call) -> bool:
     """Whether each process may see one GPU only; those that are spawned see what the process before them has set."""
-    if "CUDA_VISIBLE_DEVICES" not in script.piece.code or not is_spawned(init):
-        return "CUDA_VISIBLE_DEVICES" in script.piece.code
+    if "CUDA_VISIBLE_DEVICES" not in script.unit.code or not is_spawned(init):
+        return "CUDA_VISIBLE_DEVICES" in script.unit.code
     return any(one.key == "CUDA_VISIBLE_DEVICES" and is_spawned(one.place.last) for one in settings(script))
 
 

@@ -71,7 +71,7 @@ _ASK = frozenset({"operator.Compare", "torch.isfinite", "torch.isnan", "torch.wh
 
 @rule("RW317", "error", "C5", "ranks pass tensors of different sizes or types to one collective")
 def shape_differs_between_ranks(script: Script) -> Iterator[Found]:
-    texts = [script.piece.code, *(module.text for module in script.project.loaded())]
+    texts = [script.unit.code, *(module.text for module in script.project.loaded())]
     default = "" if any("set_default_" in text for text in texts) else "float32"
     for steps in in_step(script, *(D + word for word in _GIVEN if ACTS[D + word].family == "collective")):
         for calls in steps:

@@ -41,7 +41,7 @@ def visible_devices(shell: Shell) -> Iterator[Found]:
                 why if flag else f"without --nproc-per-node one rank is started, and {len(devices)} devices are listed",
                 f"{flag.spelled if flag else '--nproc-per-node'}={len(devices)}",
                 severity="warning",
-                also=[("the devices", shell.piece.path, listed.span)],
+                also=[("the devices", shell.unit.path, listed.span)],
             )
 
 
@@ -107,7 +107,7 @@ def _twice(shell: Shell, group: list[Launch]) -> Iterator[Found]:
         is_beside = earlier.command.is_background or launch.runs_elsewhere() or len(seen) > 1
         if earlier is not launch and is_beside:
             message = f"two processes of this job have RANK={rank}"
-            also = [("the other one", shell.piece.path, earlier.command.span)]
+            also = [("the other one", shell.unit.path, earlier.command.span)]
             yield Found(
                 launch.command.env["RANK"].span,
                 message,

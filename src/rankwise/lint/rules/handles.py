@@ -246,7 +246,7 @@ def _stuck(queues: _Queues) -> _Waiting:
 
 
 def _queues(entry: Entry) -> _Queues:
-    """What each of the imagined ranks sends and receives, in order, and with whom; None is a rank that is not known."""
+    """What each of the virtual ranks sends and receives, in order, and with whom; None is a rank that is not known."""
     found: _Queues = {history.rank: [] for history in entry.histories}
     for history in entry.histories:
         for call in (one for one in history.calls if one.name in _POINTS):

@@ -64,7 +64,7 @@ def call_without_parentheses(script: Script) -> Iterator[Found]:
         node = statement.value
         # The last line of a notebook's cell shows what it names.
         if (
-            not (isinstance(node, ast.Name) and script.piece.cells)
+            not (isinstance(node, ast.Name) and script.unit.cells)
             and _is_meant_call(scopes, node)
             and not is_caught(script.tree, statement)
         ):
@@ -73,7 +73,7 @@ def call_without_parentheses(script: Script) -> Iterator[Found]:
         for item in block.items:
             node = item.context_expr
             is_method = (
-                isinstance(node, ast.Attribute) and node.attr == "no_sync" and "def no_sync" not in script.piece.code
+                isinstance(node, ast.Attribute) and node.attr == "no_sync" and "def no_sync" not in script.unit.code
             )
             if scopes.dotted(node) in _ENTERED or (is_method and _is_plain(node)):
                 text = ast.unparse(node)
@@ -91,7 +91,7 @@ def call_without_parentheses(script: Script) -> Iterator[Found]:
 
 
 def _reported(script: Script, node: ast.expr, what: str, *, can_fix: bool) -> Found:
-    text, span = ast.unparse(node), span_of(node, script.piece.lines)
+    text, span = ast.unparse(node), span_of(node, script.unit.lines)
     needs = text.rpartition(".")[2] in _NEEDS_ARGUMENTS
     edit = Edit(span=Span(span.end_line, span.end_col, span.end_line, span.end_col), text="()")
     return Found(

@@ -187,7 +187,7 @@ def _models(value: Value) -> Iterator[object]:
 
 @rule("RW416", "hint", "D21", "BatchNorm keeps statistics of each rank's own batch")
 def batchnorm_not_synchronised(script: Script) -> Iterator[Found]:
-    if "SyncBatchNorm" in script.piece.code or "sync_batchnorm" in script.piece.code:
+    if "SyncBatchNorm" in script.unit.code or "sync_batchnorm" in script.unit.code:
         return
     for wrap in wraps(script):
         has_norm = any(

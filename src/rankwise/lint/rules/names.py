@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 def name_of_another_function(script: Script) -> Iterator[Found]:
     scopes = scopes_of(script.tree)
     names = undefined(scopes)
-    if script.piece.cells:
+    if script.unit.cells:
         # A notebook's magics may create names that occur nowhere else.
         names = tuple((n, at) for n, at in names if any(n.id in scope.bound for scope in scopes.opened.values()))
-    if not names or script.piece.is_fragment or may_make_names(script, scopes):
+    if not names or script.unit.is_fragment or may_make_names(script, scopes):
         return
     marked: set[tuple[str, ast.AST]] = set()
     for name, scope in names:
@@ -144,7 +144,7 @@ def attribute_never_set(script: Script) -> Iterator[Found]:
         )
     notes = [one for one in script.notes if isinstance(one, Unbound) and one.owner is not None]
     modules = {call.module for call in script.all_calls} if notes else set()
-    is_open = script.piece.is_fragment or any(_SETS_UNSEEN.search(module.text) for module in modules)
+    is_open = script.unit.is_fragment or any(_SETS_UNSEEN.search(module.text) for module in modules)
     handed = {
         id(value.thing)
         for call in script.all_calls

@@ -76,7 +76,7 @@ def _doubled(shell: Shell, group: list[Launch]) -> Iterator[Found]:
         if shell.is_script and not _is_beside(earlier) and not launch.runs_elsewhere():
             continue
         message = f"two nodes of this job have {flag.spelled} {rank}"
-        also = [("the other one", shell.piece.path, earlier.word.span)]
+        also = [("the other one", shell.unit.path, earlier.word.span)]
         yield Found(flag.word.span, message, "give each node a number of its own, from 0", also=also)
 
 

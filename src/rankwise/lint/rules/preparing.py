@@ -182,14 +182,14 @@ def _edits(script: Script, call: Call) -> list[Edit]:
         return []
     parts = [*node.args, *(one.value for one in node.keywords)]
     if not parts:
-        span = span_of(node, script.piece.lines)
+        span = span_of(node, script.unit.lines)
         return [
             Edit(
                 span=Span(span.end_line, span.end_col - 1, span.end_line, span.end_col - 1),
                 text="exist_ok=True",
             )
         ]
-    last = max((span_of(part, script.piece.lines) for part in parts), key=lambda span: (span.end_line, span.end_col))
-    if script.piece.lines[last.end_line - 1][last.end_col - 1 : last.end_col] not in {")", ","}:
+    last = max((span_of(part, script.unit.lines) for part in parts), key=lambda span: (span.end_line, span.end_col))
+    if script.unit.lines[last.end_line - 1][last.end_col - 1 : last.end_col] not in {")", ","}:
         return []
     return [Edit(span=Span(last.end_line, last.end_col, last.end_line, last.end_col), text=", exist_ok=True")]

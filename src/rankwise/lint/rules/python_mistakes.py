@@ -50,8 +50,8 @@ def trailing_comma(script: Script) -> Iterator[Found]:
             value.elts[0], (ast.Starred, ast.Tuple)
         ):
             continue
-        span = span_of(value, script.piece.lines)
-        if script.piece.lines[span.end_line - 1][: span.end_col - 1].endswith(","):
+        span = span_of(value, script.unit.lines)
+        if script.unit.lines[span.end_line - 1][: span.end_col - 1].endswith(","):
             yield from _judged(
                 scopes,
                 statement,
@@ -159,7 +159,7 @@ _SLIP = re.compile(r"_{0,2}(init|int|inti|ini|intit|Init)_{0,2}")
 )
 def init_misspelt(script: Script) -> Iterator[Found]:
     scopes = scopes_of(script.tree)
-    for cls in scopes.all(ast.ClassDef) if "def " in script.piece.code else ():
+    for cls in scopes.all(ast.ClassDef) if "def " in script.unit.code else ():
         own = methods(cls)
         for name, method in own.items() if not {"__init__", "__new__"} & own.keys() else ():
             is_slip = _SLIP.fullmatch(name) and (
@@ -170,7 +170,7 @@ def init_misspelt(script: Script) -> Iterator[Found]:
             proof = _proof(scopes, cls, method)
             hint = "" if proof else _hint(scopes, cls, method)
             if proof or hint:
-                line = script.piece.lines[method.lineno - 1]
+                line = script.unit.lines[method.lineno - 1]
                 col = line.index(name, line.index("def ")) + 1
                 span = Span(method.lineno, col, method.lineno, col + len(name))
                 reported = f"it is never called, {proof}" if proof else hint

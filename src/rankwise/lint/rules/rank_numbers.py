@@ -103,7 +103,7 @@ def _no_backend(script: Script, call: Call) -> Iterator[Found]:
         node is not None
         and odd is not None
         and not has_unread(script.tree, {call.module for call in script.all_calls})
-        and not any(word in script.piece.code for word in _BRINGS)
+        and not any(word in script.unit.code for word in _BRINGS)
         and not is_caught(script.tree, node)
         and not any("version" in ast.unparse(test) for test, _, _ in call.tests)
     ):
@@ -210,7 +210,7 @@ _FIX = 'read int(os.environ["LOCAL_RANK"])'
 @rule("RW217", "error", "L1", "the local rank is taken from the command line only")
 def local_rank_from_command_line(script: Script) -> Iterator[Found]:
     if not any(
-        word in script.piece.code
+        word in script.unit.code
         for word in ("init_process_group", "init_distributed", "DistributedDataParallel", "Accelerator")
     ):
         return
@@ -252,7 +252,7 @@ def _tell(script: Script, option: Option, *, has_environment: bool) -> tuple[str
 
 def _scans(script: Script) -> Iterator[Found]:
     """``for arg in sys.argv: if arg.startswith("--local_rank=")``."""
-    if "argv" not in script.piece.code:
+    if "argv" not in script.unit.code:
         return
     for node in ast.walk(script.tree):
         text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
@@ -286,8 +286,8 @@ def ranks_start_ranks(script: Script) -> Iterator[Found]:
             is_sure = call.name in _SPAWNS and call.module is script.module and not (call.tests or call.guards)
             if not is_sure or (number is not None and number.const == 1):
                 continue
-            if script.piece.num_ranks > 1:
-                how = f"the command starts {script.piece.num_ranks} processes of it"
+            if script.unit.num_ranks > 1:
+                how = f"the command starts {script.unit.num_ranks} processes of it"
             elif any(_needs_launcher(one) for one in calls[: call.index]) and not any(map(_changes, calls)):
                 how = "only a launcher sets the LOCAL_RANK that it reads"
             else:

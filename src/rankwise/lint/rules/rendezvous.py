@@ -92,7 +92,7 @@ def _is_distributed(script: Script) -> bool:
 
 def _is_launched(script: Script, written: set[str]) -> str | None:
     """How it is known that a launcher starts the script; None if it is not."""
-    if spawns(script) or "SLURM_" in script.piece.code:
+    if spawns(script) or "SLURM_" in script.unit.code:
         return None
     read = [key for key in launcher_reads(script) if key not in written]
     if read:
@@ -311,7 +311,7 @@ def odd_timeout(script: Script) -> Iterator[Found]:
         if node is None or made is None or length is None:
             continue
         shown = text_of(made.node)
-        is_test = _is_in_test(place.last) or not _TESTS.isdisjoint(re.split(r"\W|_", script.piece.path))
+        is_test = _is_in_test(place.last) or not _TESTS.isdisjoint(re.split(r"\W|_", script.unit.path))
         if timedelta() < length < _SHORT and not is_test and "store" not in place.last.kwargs:
             message = f"`{shown}` is {length.total_seconds():g} s: a rank that loads, saves or compiles for longer ends the job, at any step"
             yield Found(node, message, "allow as many minutes as the slowest step may take")

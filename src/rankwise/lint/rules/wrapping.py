@@ -34,7 +34,7 @@ _MODELS = ("torch.nn.", "torchvision.models.", "timm.", "transformers.")
 
 @rule("RW401", "error", "D7", "a program with several processes trains a model that is never wrapped")
 def model_never_wrapped(script: Script) -> Iterator[Found]:
-    if script.piece.is_fragment:
+    if script.unit.is_fragment:
         return
     yield from _unprepared(script)
     for entry in filter(lambda one: one.is_program, script.entries):
@@ -59,7 +59,7 @@ def model_never_wrapped(script: Script) -> Iterator[Found]:
             "each rank trains its own model: a process group is created, but the model is never wrapped and its gradients are never reduced",
             "wrap the model before the optimizer is created: `model = DistributedDataParallel(model)`, or divide and all_reduce each `p.grad` before the step",
             severity="error" if _is_meant_as_one(script, entry, run, back) else "warning",
-            also=[("the process group", script.piece.path, span_of(init.node, script.piece.lines))],
+            also=[("the process group", script.unit.path, span_of(init.node, script.unit.lines))],
         )
 
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from rankwise.lint.rule import Rule
 
 
-def check_piece(
-    piece: CodeUnit, project: Project, rules: Sequence[Rule[Any]], failures: list[str] | None = None
+def check_unit(
+    unit: CodeUnit, project: Project, rules: Sequence[Rule[Any]], failures: list[str] | None = None
 ) -> list[Finding]:
     """Find the mistakes in a piece of code.
 
     Args:
-        piece: The code.
+        unit: The code.
         project: What it may import.
         rules: What to look for.
         failures: Takes what went wrong inside of a rule, which then has no findings; None lets the rule's error
@@ -38,19 +38,19 @@ def check_piece(
     Raises:
         UsageError: The piece is shell text, and the parser for it is not installed.
     """
-    if piece.language == "python" and not matters(piece.code):
-        found = _tell_unparsed(piece)
+    if unit.language == "python" and not matters(unit.code):
+        found = _tell_unparsed(unit)
     else:
-        found = _apply(piece, project, rules, failures)
+        found = _apply(unit, project, rules, failures)
     if not found:
         return []
-    silenced = find_suppressions(piece)
+    silenced = find_suppressions(unit)
     shown = {one for one in found if not silenced.hides(one.rule, one.span)}
-    return sort_findings(piece.place_finding(one) for one in shown)
+    return sort_findings(unit.place_finding(one) for one in shown)
 
 
 def _concerns(rule: Rule[Any], studied: Any) -> bool:
-    """Whether a rule can find anything: most need a text in which something was there to run on paper."""
+    """Whether a rule can find anything: most need a text in which something can be run."""
     return not rule.needs_ranks or bool(getattr(studied, "entries", True))
 
 
@@ -60,44 +60,44 @@ def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(key, key=key.__getitem__)
 
 
-def _apply(piece: CodeUnit, project: Project, rules: Sequence[Rule[Any]], failures: list[str] | None) -> list[Finding]:
+def _apply(unit: CodeUnit, project: Project, rules: Sequence[Rule[Any]], failures: list[str] | None) -> list[Finding]:
     found: list[Finding] = []
     try:
-        studied = _study(piece, project)
+        studied = _study(unit, project)
     except SyntaxError as error:
-        if found := _tell_unparsed(piece):
+        if found := _tell_unparsed(unit):
             return found
-        _note(failures, "the model", piece.path, error)
+        _note(failures, "the model", unit.path, error)
         return found
     except RankwiseError:
         raise  # the shell's parser is not installed
     except Exception as error:  # noqa: BLE001 - the one edge: a check that breaks on one file goes on with the next
-        _note(failures, "the model", piece.path, error)
+        _note(failures, "the model", unit.path, error)
         return found
     for rule in rules:
-        if rule.looks_at == piece.language and rule.id != unreadable.text_is_not_python.id and _concerns(rule, studied):
+        if rule.looks_at == unit.language and rule.id != unreadable.text_is_not_python.id and _concerns(rule, studied):
             try:
                 found += rule.check(studied)
             except Exception as error:  # noqa: BLE001 - the same edge, for one rule
-                _note(failures, f"rule {rule.id}", piece.path, error)
+                _note(failures, f"rule {rule.id}", unit.path, error)
     return found
 
 
-def _tell_unparsed(piece: CodeUnit) -> list[Finding]:
-    unparsed = find_unparsed(piece.code)
-    return [] if unparsed is None else [unreadable.tell(piece.path, unparsed)]
+def _tell_unparsed(unit: CodeUnit) -> list[Finding]:
+    unparsed = find_unparsed(unit.code)
+    return [] if unparsed is None else [unreadable.tell(unit.path, unparsed)]
 
 
-def _study(piece: CodeUnit, project: Project) -> object:
-    if piece.language == "shell":
+def _study(unit: CodeUnit, project: Project) -> object:
+    if unit.language == "shell":
         from rankwise.lint.shell.study import study_shell  # noqa: PLC0415 - its parser is an extra
 
-        return study_shell(piece)
+        return study_shell(unit)
     from rankwise.lint.simulated_run import study  # noqa: PLC0415 - a run that finds all in its cache needs no model
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd escapes in the user's strings are not ours to tell
-        return study(piece, project)
+        return study(unit, project)
 
 
 def _note(failures: list[str] | None, who: str, path: str, error: Exception) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.running.cache import Kept
 from rankwise.lint.running.files import Outcome, find_roots, summarize
 from rankwise.lint.running.one_file import Checker, Result
-from rankwise.lint.shell.study import Shell, piece_of_command, study_shell
+from rankwise.lint.shell.study import Shell, study_shell, unit_of_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,11 +26,11 @@ def check_command(argv: Sequence[str], settings: Settings) -> Outcome:
     Raises:
         UsageError: The parser for shell text is not installed.
     """
-    piece, checker = piece_of_command(argv), Checker(roots=find_roots(settings.folder))
+    unit, checker = unit_of_command(argv), Checker(roots=find_roots(settings.folder))
     failures = list[str]()
-    found = checker.check_piece(piece, failures)
-    results = [Result(path=piece.path, kept=Kept(findings=tuple(found)), failures=tuple(failures))]
-    missing, shell = list[str](), study_shell(piece)
+    found = checker.check_unit(unit, failures)
+    results = [Result(path=unit.path, kept=Kept(findings=tuple(found)), failures=tuple(failures))]
+    missing, shell = list[str](), study_shell(unit)
     if not (found or failures or shell.launches):
         return Outcome(notes=("no launcher in this command: nothing was checked",), num_files=1)
     num_ranks = {

@@ -14,7 +14,7 @@ from rankwise.lint.inputs.reading import read_file
 from rankwise.lint.program import Project
 from rankwise.lint.rules import unparsed as unreadable
 from rankwise.lint.running.cache import Kept, digest_file, digest_of
-from rankwise.lint.running.check import check_piece, sort_findings
+from rankwise.lint.running.check import check_unit, sort_findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,9 +72,9 @@ class Checker:
         if reading.unparsed is not None:
             findings.append(unreadable.tell(path, reading.unparsed))
         self._project.read = set()
-        for piece in reading.pieces:
+        for unit in reading.units:
             try:
-                findings += self.check_piece(replace(piece, num_ranks=num_ranks), failures)
+                findings += self.check_unit(replace(unit, num_ranks=num_ranks), failures)
             except RankwiseError as error:
                 missing = str(error)
         kept = Kept(findings=tuple(sort_findings(findings)), note=reading.note, num_lines=reading.num_lines)
@@ -83,9 +83,9 @@ class Checker:
             sources = {os.path.abspath(path): digest_of(data), **dict(self._digest_read())}  # noqa: PTH100 - keeps links
         return Result(path=path, kept=kept, sources=sources, failures=tuple(failures), missing=missing)
 
-    def check_piece(self, piece: CodeUnit, failures: list[str] | None) -> list[Finding]:
+    def check_unit(self, unit: CodeUnit, failures: list[str] | None) -> list[Finding]:
         """Find the mistakes in a piece."""
-        return check_piece(piece, self._project, registry.all_rules(), failures)
+        return check_unit(unit, self._project, registry.all_rules(), failures)
 
     def _digest_read(self) -> Iterator[tuple[str, str]]:
         for name in sorted(map(os.path.abspath, self._project.read)):

@@ -40,12 +40,12 @@ class Suppressions:
         return any(rule.startswith(start) for starts in at for start in starts)
 
 
-def find_suppressions(piece: CodeUnit) -> Suppressions:
+def find_suppressions(unit: CodeUnit) -> Suppressions:
     """Read the comments of a piece; a comment anywhere in a statement holds for all of its lines."""
     everywhere, lines = frozenset[str](), dict[int, frozenset[str]]()
-    if "noqa" not in piece.code.lower():
+    if "noqa" not in unit.code.lower():
         return Suppressions(everywhere=everywhere, lines=lines)
-    found = _shell_comments(piece.lines) if piece.language == "shell" else _python_comments(piece)
+    found = _shell_comments(unit.lines) if unit.language == "shell" else _python_comments(unit)
     for comment, first, last in found:
         if whole := _FILE.search(comment):
             everywhere |= _to_starts(whole[1])
@@ -60,11 +60,11 @@ def _to_starts(codes: str | None) -> frozenset[str]:
     return frozenset(re.split(r"[\s,]+", codes.upper())) if codes else _ALL
 
 
-def _python_comments(piece: CodeUnit) -> Iterable[tuple[str, int, int]]:
+def _python_comments(unit: CodeUnit) -> Iterable[tuple[str, int, int]]:
     """Give each comment with the first and the last line of its statement."""
     found, waiting, first = list[tuple[str, int, int]](), list[str](), 0
     try:
-        for token in tokenize.generate_tokens(io.StringIO("\n".join(piece.lines)).readline):
+        for token in tokenize.generate_tokens(io.StringIO("\n".join(unit.lines)).readline):
             if token.type == tokenize.COMMENT and first:
                 waiting.append(token.string)
             elif token.type == tokenize.COMMENT:
@@ -76,7 +76,7 @@ def _python_comments(piece: CodeUnit) -> Iterable[tuple[str, int, int]]:
                 first = first or token.start[0]
     except (tokenize.TokenError, SyntaxError):
         # No Python: the one finding on such a text can be silenced all the same.
-        return _plain_comments(piece.lines)
+        return _plain_comments(unit.lines)
     return found
 
 

@@ -37,13 +37,13 @@ class Shell:
     """One piece of shell text and what was learned of it.
 
     Attributes:
-        piece: The text.
+        unit: The text.
         reading: Its commands and its variables, in the order in which they run.
         batch: Its `#SBATCH` lines.
         has_errors: Whether the parser stumbled.
     """
 
-    piece: CodeUnit
+    unit: CodeUnit
     reading: Reading
     batch: Batch
     has_errors: bool
@@ -57,7 +57,7 @@ class Shell:
     @property
     def is_script(self) -> bool:
         """Whether it is a whole script, whose commands run one after the other on one host."""
-        return not self.piece.is_fragment and self.piece.path != "<command>"
+        return not self.unit.is_fragment and self.unit.path != "<command>"
 
     def is_named(self, name: str) -> bool:
         """Whether the text itself has a variable of this name."""
@@ -68,7 +68,7 @@ class Shell:
         text = launch.script.text if launch.script else None
         if text is None or launch.flag("module") or not text.endswith(".py"):
             return None
-        folder = Path(self.piece.path).parent
+        folder = Path(self.unit.path).parent
         for file in (folder / text, folder.parent / text, Path(text)):
             try:
                 return name in file.read_text(errors="replace").replace("-", "_")
@@ -94,17 +94,17 @@ def typed(word: Word, old: str, new: str) -> tuple[Edit, ...]:
     return (Edit(span=Span(span.line, span.col, span.line, span.col + len(old)), text=new),)
 
 
-def study_shell(piece: CodeUnit) -> Shell:
+def study_shell(unit: CodeUnit) -> Shell:
     """Read a piece of shell text.
 
     Raises:
         UsageError: The parser is not installed.
     """
     parser = _parser()
-    text = _GAP.sub(_filled, "\n".join(piece.lines))
+    text = _GAP.sub(_filled, "\n".join(unit.lines))
     source = whole_source(text)
     root = parser.parse(source.data).root_node
-    batch = read_batch(piece.lines)
+    batch = read_batch(unit.lines)
     reading = Reading()
     walk = Walk(source=source, parser=parser, reading=reading)
     for name, number in (
@@ -119,10 +119,10 @@ def study_shell(piece: CodeUnit) -> Shell:
         if number is not None:
             walk.variables[name] = (str(number),)
     walk.run(root)
-    return Shell(piece=piece, reading=reading, batch=batch, has_errors=root.has_error)
+    return Shell(unit=unit, reading=reading, batch=batch, has_errors=root.has_error)
 
 
-def piece_of_command(argv: Sequence[str]) -> CodeUnit:
+def unit_of_command(argv: Sequence[str]) -> CodeUnit:
     """A command as the user typed it, split by their shell, as a piece to check."""
     # One word with blanks is a whole line that was quoted.
     is_line = len(argv) == 1 and len(argv[0].split()) > 1
