@@ -228,5 +228,5 @@ def find_file_fix(line: str, where: str, *, is_on_all: bool) -> str:
     if module:
         return ""  # what is known of the text says it
     if is_on_all:
-        return "correct the path; a relative one starts in the folder of the launch"
-    return "it was not there yet, or is not on this host: let one rank write it where all can read it, and have all ranks meet in a barrier before any reads it"
+        return "correct the path; a relative one starts in the folder of the launch; a command has to be installed, on PATH"
+    return "it was not there yet, or not any more, or is not on this host: let one rank write or remove it where all can read it, with a barrier for all ranks between that and their reading"
