@@ -331,6 +331,7 @@ def test_what_a_failed_test_left_open_fails_no_other(tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text(textwrap.dedent(text))
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-c", os.devnull, "--rootdir", tmp_path,
                "-p", "conftest", "-p", "no:cacheprovider", "test_two.py"]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    # A folder of its own: at its end it stops the resident servers of this one.
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "TESTS_RESIDENT_FOLDER": str(tmp_path / "residence")}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
