@@ -40,7 +40,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def _begin(words: list[str]) -> tuple[EntryCheck, list[str]]:
     console = _Heard()
     as_console: Console = console  # type: ignore[assignment]
-    return EntryCheck(parse(words, {}), as_console), console.said
+    check = EntryCheck(parse(words, {}), as_console)
+    check.start()
+    return check, console.said
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
+
+from rankwise.launcher.supervisor_protocol import Request, make_supervisor_socket
 
 pytestmark = pytest.mark.linux
 
@@ -31,9 +37,47 @@ workers.close()
 print(json.dumps([sorted(ended), adopts, adopts_orphans()]))
 """
 
+_KEEPS = """
+import socket, sys
+from rankwise.launcher.supervisor import keep
+sock, link, pid = map(int, sys.argv[1:])
+keep(socket.socket(fileno=sock), (pid, socket.socket(fileno=link)), frozenset())
+"""
+
 
 def test_more_orders_than_the_socket_holds_are_all_carried_out() -> None:
     """With orders and answers that fill both directions of the socket, every process starts and its end is heard; afterwards orphans are left to init as before."""
     done = subprocess.run([sys.executable, "-c", _STARTS_MANY], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [sorted(f"{number}.0" for number in range(40)), True, False]
+
+
+def test_a_process_that_was_killed_before_its_pid_was_told_has_ended() -> None:
+    """A resident server forks processes before they are asked for: the supervisor may have reaped one when it hears what it was for."""
+    ours, theirs = make_supervisor_socket()
+    server, link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fds = [theirs.fileno(), link.fileno()]
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with (
+        ours,
+        server,
+        subprocess.Popen([sys.executable, "-c", _KEEPS, *map(str, (*fds, gone.pid))], pass_fds=fds) as supervisor,
+    ):
+        for sock in (theirs, link):
+            sock.close()
+        server.send(json.dumps({"ready": 1}).encode())
+        request = Request(op="start", tag="0.0", argv=["train.py"], forks="script")
+        socket.send_fds(ours, [json.dumps(asdict(request)).encode()], [0, 1, 2])
+        server.settimeout(20)
+        ours.settimeout(20)
+        _, fds, _, _ = socket.recv_fds(server, 1 << 16, 8)
+        for fd in fds:
+            os.close(fd)
+        server.send(json.dumps({"forked": "0.0", "pid": gone.pid}).encode())
+        said = [json.loads(ours.recv(1 << 16)) for _ in range(3)]
+        assert [one.get("ready") or one.get("started") or (one["ended"], one["status"]) for one in said] == [
+            1, "0.0", ("0.0", signal.SIGKILL)
+        ]  # fmt: skip
+        ours.close()
+        supervisor.wait(20)

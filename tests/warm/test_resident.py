@@ -16,6 +16,15 @@ from typing import TYPE_CHECKING, final
 
 import pytest
 
+from rankwise.base.clock import SYSTEM_CLOCK
+from rankwise.launcher.agent import ask_resident, open_workers
+from rankwise.launcher.command import parse
+from rankwise.launcher.console import Console
+from rankwise.launcher.interpreter import find_interpreter
+from rankwise.launcher.processes import list_descendants
+from rankwise.launcher.signals import Signals
+from rankwise.launcher.warm_start import Host, plan_warm_start
+from rankwise.launcher.workers import Change, Command, Ended, Started
 from support import (
     RANKWISE,
     Result,
@@ -413,6 +422,41 @@ def test_where_nobody_edits_and_runs_the_variable_does_not_count(residence: Resi
     assert (off.code, off.err, residence.folder.exists()) == (0, "", False)
     result = run_rankwise(["train.py"], tmp_path, env={**slurm, "RANKWISE_RESIDENT": "always"})
     assert (result.code, result.err, len(residence.pids())) == (0, "", 1)
+
+
+def test_processes_that_wait_for_their_order_are_the_ranks_and_the_rest_ends(
+    residence: Residence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are forked before the launcher is ready; one that is killed while it waits is passed over, and what nobody asks for ends with the run."""
+    write_script(tmp_path, "import torch")
+    monkeypatch.chdir(tmp_path)
+    for name, value in {**residence.env, "RANKWISE_RESIDENT": "always"}.items():
+        monkeypatch.setenv(name, str(value))
+    signals, console, spec = Signals(()), Console(), parse(["--nproc-per-node", "3", "train.py"], dict(os.environ))
+    host = Host(interpreter=find_interpreter(), num_ranks=3, prefixes=((),) * 3, num_threads=1)
+    asked = ask_resident(spec, host, plan_warm_start(spec, host), signals, console)
+    assert asked is not None
+    workers = open_workers(signals, SYSTEM_CLOCK, asked)
+    try:
+        wait_until(
+            lambda: len(list_descendants(asked[0])) == 5
+        )  # the run's server, and what three ranks and a store take
+        server, *waiting = sorted(list_descendants(asked[0]))
+        os.kill(waiting[0], signal.SIGKILL)
+        wait_until(lambda: len(list_descendants(asked[0])) == 4)
+        for tag in ("0.0", "1.0"):
+            workers.start(tag, Command(argv=(sys.executable, "-c", "pass"), forks="script"))
+        changes: list[Change] = []
+        while sum(isinstance(one, Ended) for one in changes) < 2:
+            changes += workers.wait_change(10)
+        started = {one.tag: one.pid for one in changes if isinstance(one, Started)}
+        assert started == {"0.0": waiting[1], "1.0": waiting[2]}
+        assert [one.code for one in changes if isinstance(one, Ended)] == [0, 0]
+        assert list_descendants(asked[0]) == [server, waiting[3]]
+    finally:
+        workers.close()
+        signals.close()
+    wait_until(lambda: not any(map(_is_alive, (server, *waiting))))
 
 
 def test_functions_are_launched_from_it_too(residence: Residence, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from rankwise.base.clock import Clock
     from rankwise.launcher.console import Console
-    from rankwise.launcher.host_check import HostCheck
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.workers import Workers
     from rankwise.warm.plan import Plan
@@ -125,10 +124,12 @@ def _prepare(
     # While the server imports torch: what follows costs 0.04 s before the first rank.
     from rankwise.launcher.attempt_loop import open_rendezvous  # noqa: PLC0415
     from rankwise.launcher.entry_check import EntryCheck  # noqa: PLC0415
+    from rankwise.launcher.host_check import HostCheck  # noqa: PLC0415
 
-    check = EntryCheck(spec, console)
+    check, host_check = EntryCheck(spec, console), HostCheck(spec, host.num_ranks, host.interpreter.path)
     closings.append(check.close)
-    host_check = _look_at_host(spec, host.num_ranks, host.interpreter.path, console)
+    if spec.strict:
+        check.start()
     rendezvous = open_rendezvous(spec, host, helper, console, host_check)
     folder = make_folder(spec.logs, rendezvous.run_id)
     if (memory := open_memory_folder(pid=workers.supervisor_pid)) is not None:
@@ -139,19 +140,11 @@ def _prepare(
     job = Job(
         spec=spec, python=host.interpreter.path, num_ranks=host.num_ranks, prefixes=host.prefixes, num_threads=host.num_threads, warm=warm,
         folder=folder, rendezvous=rendezvous, workers=workers, signals=signals, console=console, clock=SYSTEM_CLOCK,
-        events=EventLog(folder / "events.jsonl"), host_check=host_check, timers=timers,
+        events=EventLog(folder / "events.jsonl"), host_check=host_check, timers=timers, check=check,
     )  # fmt: skip
     if spec.strict:
         check.refuse_errors()
     return job
-
-
-def _look_at_host(spec: LaunchSpec, num_ranks: int, python: str, console: Console) -> HostCheck:
-    from rankwise.launcher.host_check import HostCheck  # noqa: PLC0415 - beside the import of torch
-
-    look = HostCheck(spec, num_ranks, python)
-    look.tell_before(console)
-    return look
 
 
 def _explain_device(device: str, text: str) -> UsageError:

@@ -30,12 +30,15 @@ class EntryCheck:
     """The check of one launch's script."""
 
     def __init__(self, spec: LaunchSpec, console: Console) -> None:
-        """Start it; where there is no script to read, or no process to be had, there is no check."""
-        self._script, self._console = spec.program.script, console
+        self._spec, self._script, self._console = spec, spec.program.script, console
         self._thread: threading.Thread | None = None
         self._child: subprocess.Popen[str] | None = None
         self._num_errors = 0
-        if not may_check(spec):
+
+    def start(self) -> None:
+        """Start it, once; where there is no script to read, or no process to be had, there is no check."""
+        spec, console = self._spec, self._console
+        if self._child is not None or not may_check(spec):
             return
         if spec.strict and not is_on("RANKWISE_CHECK", default=True):
             console.say(

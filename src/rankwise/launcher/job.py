@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rankwise.base.clock import Clock
     from rankwise.base.events import EventLog
     from rankwise.launcher.console import Console
+    from rankwise.launcher.entry_check import EntryCheck
     from rankwise.launcher.host_check import HostCheck
     from rankwise.launcher.rendezvous.assignment import Rendezvous
     from rankwise.launcher.signals import Signals
@@ -38,6 +39,7 @@ class Job:
         serial: Which job this is on workers that outlive it; None where they end with it.
         host_check: Asks the doctor about this host; None where nobody does.
         timers: Those that ranks set themselves; None where nobody has asked for them.
+        check: Reads the script beside the first attempt; None where nobody does.
     """
 
     spec: LaunchSpec
@@ -56,6 +58,7 @@ class Job:
     serial: int | None = None
     host_check: HostCheck | None = None
     timers: Timers | None = None
+    check: EntryCheck | None = None
 
     @property
     def passed_on(self) -> set[int]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from rankwise.base.environ import JOB_SECRET, RankEnv, environ
 from rankwise.base.os_calls import ASK_FD, EVIDENCE_FD, IS_LINUX, NOTES_FD, STACK_SIGNAL, STACKS_FD
 from rankwise.base.roles import Role
-from rankwise.evidence.reader.rank_channel import PASSED_AT
 from rankwise.launcher.workers import Command
 from rankwise.warm import HOOK_FOLDER
 
@@ -142,7 +141,7 @@ def build_rank_command(
             fds += tuple(zip((EVIDENCE_FD, ASK_FD), evidence.rank_fds, strict=True))
             found = {"file": EVIDENCE_FD, "asks": ASK_FD, "identities": _identify(evidence.rank_fds)}
             if streams.tell_passed is not None:
-                found["passed_at"] = PASSED_AT
+                found["passed_at"] = evidence.passed_at
         return Command(
             argv=argv,
             env={

@@ -28,7 +28,7 @@ from rankwise.base.os_calls import (
 )
 from rankwise.launcher.process_facts import read_process_facts, read_tracer
 from rankwise.launcher.rank_command import build_argv, build_shared_env, hook_path_env
-from rankwise.launcher.supervisor import make_supervisor_socket
+from rankwise.launcher.supervisor_protocol import make_supervisor_socket
 from rankwise.warm.command_line import NAME
 from rankwise.warm.plan import LATCHED
 
@@ -260,6 +260,7 @@ class _Request:
             "ignored": [name for name in _DEAF_TO if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN],
             "first_path": None if is_on("PYTHONSAFEPATH") else str(plan.first_path),
             "modules": plan.modules,
+            "num_processes": host.num_ranks + spec.is_one_node,  # with the store
         }
 
     def send(self, sock: socket.socket) -> tuple[tuple[int, socket.socket] | None, str]:

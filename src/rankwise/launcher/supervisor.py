@@ -34,7 +34,7 @@ from rankwise.base.os_calls import (
 )
 from rankwise.launcher.processes import end_descendants, list_descendants
 from rankwise.launcher.rank_command import hook_path_env
-from rankwise.launcher.supervisor_protocol import DATAGRAM_BYTES, Request
+from rankwise.launcher.supervisor_protocol import DATAGRAM_BYTES, Request, make_supervisor_socket
 from rankwise.launcher.warm_link import Forked, Refused, ServerMessage, Waiting, WarmLink
 from rankwise.verdict.exit_codes import name_signal
 
@@ -270,6 +270,17 @@ class Supervisor:
         self._say({"started": waiting.request.tag, "pid": pid})
         for fd in waiting.fds:
             os.close(fd)
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:  # killed while it waited for its order, and reaped when nobody knew what it was for
+            self._say(
+                {
+                    "ended": self._tags.pop(pid),
+                    "pid": pid,
+                    "status": int(signal.SIGKILL),
+                    "at": SYSTEM_CLOCK.monotonic(),
+                }
+            )
         for number in waiting.signals:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -398,14 +409,6 @@ def fork_supervisor() -> tuple[int, socket.socket]:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     os._exit(0)
-
-
-def make_supervisor_socket() -> tuple[socket.socket, socket.socket]:
-    """Return the parent's and the supervisor's end of a socket."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, DATAGRAM_BYTES)
-    return ours, theirs
 
 
 def keep(sock: socket.socket, server: tuple[int, socket.socket], ignored: frozenset[str]) -> None:

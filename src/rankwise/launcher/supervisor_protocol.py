@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 
 #: Larger than any request; the environment travels only as what differs from ours.
@@ -27,3 +28,11 @@ class Request:
     forks: str = ""
     # The request proper is in a memory file, as the last descriptor: too long for a datagram.
     payload: bool = False
+
+
+def make_supervisor_socket() -> tuple[socket.socket, socket.socket]:
+    """Return the parent's and the supervisor's end of a socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, DATAGRAM_BYTES)
+    return ours, theirs

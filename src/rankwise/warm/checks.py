@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci", "/dev/neuron")
 #: What in a sitecustomize would be another thing in the server than in a rank: Debian's and Ubuntu's has none of it.
@@ -34,8 +34,8 @@ def find_watcher() -> str:
     return ""
 
 
-def list_importable(folder: str) -> Iterator[tuple[str, str]]:
-    """Give name and path of each module or package that lies directly in a folder."""
+def list_importable(folder: str, names: Container[str]) -> Iterator[tuple[str, str]]:
+    """Give name and path of each module or package of one of these names that lies directly in a folder."""
     import importlib.machinery
 
     suffixes = tuple(importlib.machinery.all_suffixes())
@@ -47,8 +47,9 @@ def list_importable(folder: str) -> Iterator[tuple[str, str]]:
         path = os.path.join(folder, entry)
         if entry.endswith(suffixes):
             suffix = max((suffix for suffix in suffixes if entry.endswith(suffix)), key=len)
-            yield entry[: -len(suffix)], path
-        elif "." not in entry:
+            if (name := entry[: -len(suffix)]) in names:
+                yield name, path
+        elif entry in names:
             for suffix in suffixes:
                 if os.path.isfile(os.path.join(path, f"__init__{suffix}")):
                     yield entry, os.path.join(path, f"__init__{suffix}")

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     Stamp = tuple[int, int, int, int]
 
@@ -27,13 +27,13 @@ class Loaded:
     """The files that this process was made of, with their stamps.
 
     Args:
-        list_importable: Gives name and path of the modules in a folder.
+        list_importable: Gives name and path of the modules in a folder that have one of some names.
 
     Attributes:
         begin_s: When this process began, as time.time() has it.
     """
 
-    def __init__(self, list_importable: Callable[[str], Iterable[tuple[str, str]]]) -> None:
+    def __init__(self, list_importable: Callable[[str, Container[str]], Iterable[tuple[str, str]]]) -> None:
         self._list_importable = list_importable
         self.begin_s = time.time() - _measure_age_s()
         self._stamps: dict[str, Stamp] = {}
@@ -102,7 +102,7 @@ class Loaded:
 
     def _list(self, folder: str) -> frozenset[str]:
         if folder not in self._site_folders:
-            return frozenset(name for name, _ in self._list_importable(folder) if name in self._tops)
+            return frozenset(name for name, _ in self._list_importable(folder, self._tops))
         try:
             return frozenset(os.listdir(folder)) - {"__pycache__"}
         except OSError:

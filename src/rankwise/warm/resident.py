@@ -199,9 +199,6 @@ class Resident:
     def _run(
         self, request: dict[str, Any], fds: list[int], sock: socket.socket, others: tuple[socket.socket, ...]
     ) -> bool:
-        if changed := self._loaded.find_changed():
-            _say(sock, {"refused": f"{changed} has changed on disk since it was loaded"})
-            self._leave()
         missing = [name for name in request["modules"] if name.startswith(_IMPORTABLE) and name not in sys.modules]
         if missing:
             self._server.extend(missing)
@@ -231,6 +228,11 @@ class Resident:
             self._woken.close()
             self._waker.close()
             return self._begin_run(request, fds)
+        # Beside its first steps, as it takes as long; nobody has been told of it.
+        if changed := self._loaded.find_changed():
+            os.kill(pid, signal.SIGKILL)
+            _say(sock, {"refused": f"{changed} has changed on disk since it was loaded"})
+            self._leave()
         self._runs.add(pid)
         self._served += 1
         with contextlib.suppress(OSError):  # somebody has removed it
@@ -271,7 +273,7 @@ class Resident:
                 os.close(supervisors)
                 ours.close()
                 self._command_line.change(request["program"], request["args"])
-                self._server.serve_run(theirs, request["first_path"], request["ignored"])
+                self._server.serve_run(theirs, request)
                 return True
             theirs.close()
             self._server.become_rank.show(os.environb, [*request["shown"], request["program"], *request["args"]])

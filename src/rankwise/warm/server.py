@@ -57,6 +57,7 @@ _RANKS_OWN = frozenset(
 _REHEARSAL_S = 10.0
 #: Ranks forked by one process between; each order comes with seven descriptors.
 _MOST_AT_ONCE = 8
+_LONGEST_ORDER, _MOST_FDS, _LONGEST_PID = 1 << 20, 16, 16
 #: So long without an order, and the rest is imported, for restarts.
 _IDLE_S = 1.0
 
@@ -65,7 +66,14 @@ class Cold(Exception):  # noqa: N818 - a decision, not an error
     """Ranks must not be forked from here; the text says why."""
 
 
-def serve(orders: str, *, known: frozenset[str], hook_folder: str, load: Callable[[str], Any]) -> None:
+def serve(
+    orders: str,
+    *,
+    known: frozenset[str],
+    hook_folder: str,
+    load: Callable[[str], Any],
+    load_recording: Callable[[], list[Any]],
+) -> None:
     """Import, check, and fork ranks when told to; returns only in a rank.
 
     Args:
@@ -77,9 +85,10 @@ def serve(orders: str, *, known: frozenset[str], hook_folder: str, load: Callabl
         known: Modules that had been loaded before any of ours.
         hook_folder: Where the hook is, for a rank that starts again by itself.
         load: Gives another module of this folder, loaded as this one was.
+        load_recording: Loads what records in a rank, and returns all modules that were loaded so.
     """
     answer = json.loads(orders)
-    server = Server(answer, known, hook_folder, load)
+    server = Server(answer, known, hook_folder, load, load_recording)
     resident = None
     try:
         if "resident" in answer:
@@ -121,13 +130,19 @@ class Server:
     cold_error = Cold
 
     def __init__(
-        self, orders: dict[str, Any], known: frozenset[str], hook_folder: str, load: Callable[[str], Any]
+        self,
+        orders: dict[str, Any],
+        known: frozenset[str],
+        hook_folder: str,
+        load: Callable[[str], Any],
+        load_recording: Callable[[], list[Any]],
     ) -> None:
         self.become_rank, self._checks, self._freezing = load("become_rank"), load("checks"), load("freezing")
         self._argv: list[str] | None = None
         self._sock = socket.socket(fileno=orders["fd"])
         os.set_inheritable(orders["fd"], False)
         self._orders, self._known, self._hook_folder = orders, known, hook_folder
+        self._load_recording = load_recording
         self._later: list[str] = list(orders["later"])
         self._name = self.become_rank.get_name()
         self._thread_owners: list[str] = []
@@ -137,8 +152,11 @@ class Server:
         self._reads = self.become_rank.ReadVariables()
         self._read_by_torch: frozenset[str] = frozenset()
         self._shadowed = ""
+        self._tops: set[str] = set()
         self._begin_env = dict(os.environ)
         self._ready: dict[str, Any] = {}
+        self._num_expected = 0
+        self._spares: list[socket.socket] = []
         self._watch = self.become_rank.ImportWatch({name.partition(".")[0] for name in orders["asked"]})
         self.say({"hello": os.getpid()})
         signals = [getattr(signal, name) for name in _DEAF_TO]
@@ -171,10 +189,12 @@ class Server:
         self._read_by_torch = self._reads.list_by_name(there)
         self._libraries = self._freezing.list_libraries()
         self._import_asked()
+        self._load_recording()
         for module, name in self._rank_readers.items():
             if not self.become_rank.is_mended(module):
                 raise Cold(f"{module} asks for {name} when it is imported, but a preload has none")
-        if shadowed := self._find_shadowed(frozenset(sys.modules) - self._known):
+        self._note_tops()
+        if shadowed := self._find_shadowed():
             raise Cold(shadowed)
         self.become_rank.set_name(b"rankwise-warm")
         self._watch.install()
@@ -252,15 +272,18 @@ class Server:
         if name in _RANKS_OWN:
             self._rank_readers.setdefault(self.become_rank.find_reader().f_globals.get("__name__"), name)
 
-    def _find_shadowed(self, loaded: frozenset[str]) -> str:
+    def _note_tops(self) -> None:
+        """Note the packages that were loaded here: to go through all modules in each fork would copy many pages of memory."""
+        self._tops = {name.partition(".")[0] for name in sys.modules if name not in self._known}
+
+    def _find_shadowed(self) -> str:
         """Tell which module of ours the script's folder has under the same name: the script would get that one."""
         first = self._orders["first_path"]
         if first is None:
             return ""
         from_there = {os.path.realpath(file) for file in self._sources}
-        tops = {name.partition(".")[0] for name in loaded}
-        for name, path in sorted(self._checks.list_importable(first)):
-            if name in tops and os.path.realpath(path) not in from_there:
+        for _, path in sorted(self._checks.list_importable(first, self._tops)):
+            if os.path.realpath(path) not in from_there:
                 return f"{path} has the name of a module that is already loaded"
         return ""
 
@@ -305,7 +328,7 @@ class Server:
 
     def list_own_modules(self) -> list[Any]:
         """Return those of our modules that sys.modules does not have."""
-        return [self.become_rank, self._checks, self._freezing]
+        return self._load_recording()
 
     def find_other_variable(self, env: dict[str, str]) -> str:
         """Tell in which variable an environment differs that was read at an import; empty if in none."""
@@ -324,22 +347,22 @@ class Server:
         self._import_rest()
         signal.signal(signal.SIGCHLD, handler)
 
-    def serve_run(self, sock: socket.socket, first_path: str | None, ignored: list[str]) -> None:
+    def serve_run(self, sock: socket.socket, request: dict[str, Any]) -> None:
         """Be the warm server of one run from here on, which has just been forked; ``serve`` follows.
 
         Args:
             sock: To the run's supervisor.
-            first_path: The folder that the script will have in front of its sys.path.
-            ignored: Signals that the run's launcher was started with as ignored.
+            request: ``first_path``: the folder that the script will have in front of its sys.path; ``ignored``: signals that
+                the run's launcher was started with as ignored; ``num_processes``: at least so many will be asked for.
         """
         self._sock, self._argv, self._later = sock, sys.orig_argv, []
-        self._orders["first_path"] = first_path
+        self._orders["first_path"], self._num_expected = request["first_path"], request["num_processes"]
         for name in _DEAF_TO:
             plain = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
-            self._handlers[getattr(signal, name)] = signal.SIG_IGN if name in ignored else plain
+            self._handlers[getattr(signal, name)] = signal.SIG_IGN if name in request["ignored"] else plain
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         self.say({"hello": os.getpid()})
-        if shadowed := self._find_shadowed(frozenset(sys.modules) - self._known):
+        if shadowed := self._find_shadowed():
             self.say({"cold": shadowed})
             os._exit(0)
         self.say_ready()
@@ -350,10 +373,14 @@ class Server:
         """Take orders until the supervisor is gone; returns in a rank."""
         forked = False
         while True:
-            wait_s = _IDLE_S if forked and self._later else None
+            wait_s = 0 if self._num_expected else _IDLE_S if forked and self._later else None
             if not select.select([self._sock], [], [], wait_s)[0]:
-                self._import_rest()
+                if not self._num_expected:
+                    self._import_rest()
+                elif self._fork_spares():
+                    return
                 continue
+            self._num_expected = 0
             batch = self._receive()
             if not batch:
                 os._exit(0)  # the supervisor has no more use for us, or is gone
@@ -368,7 +395,7 @@ class Server:
         batch: list[tuple[dict[str, Any], list[int]]] = []
         while len(batch) < _MOST_AT_ONCE and (not batch or select.select([self._sock], [], [], 0)[0]):
             try:
-                data, fds, _, _ = socket.recv_fds(self._sock, 1 << 20, 16)
+                data, fds, _, _ = socket.recv_fds(self._sock, _LONGEST_ORDER, _MOST_FDS)
             except OSError:
                 break
             if not data:
@@ -385,7 +412,8 @@ class Server:
         for name in names:
             self._import(name)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        self._shadowed = self._find_shadowed(frozenset(sys.modules) - self._known)
+        self._note_tops()
+        self._shadowed = self._find_shadowed()
         self._watch.install()
         gc.unfreeze()  # else nobody can tell who holds __main__
         self._freezing.freeze(self._libraries)
@@ -399,6 +427,58 @@ class Server:
         except ChildProcessError:
             return
 
+    def _fork_spares(self) -> bool:
+        """Fork some of the processes that will be asked for, while the launcher is not so far yet.
+
+        Returns:
+            True in a rank, which has its order by then; False in the server.
+        """
+        number = min(self._num_expected, _MOST_AT_ONCE)
+        self._num_expected -= number
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(number)]
+        new, theirs = [ours for ours, _ in pairs], [end for _, end in pairs]
+        me, mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
+        try:
+            middle = self.fork()
+        except OSError:
+            middle = -1
+        if middle:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self._spares += new
+            for sock in theirs:
+                sock.close()
+            return False
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for sock in (*self._spares, *new):
+            sock.close()  # the end of the server's copy ends a spare
+        middle = os.getpid()
+        for sock in theirs:
+            if not (pid := os.fork()):
+                for other in (self._sock, *theirs):
+                    if other is not sock:
+                        other.close()
+                data, fds, _, _ = socket.recv_fds(sock, _LONGEST_ORDER, _MOST_FDS)
+                if not data or not sock.recv(1):
+                    os._exit(1)
+                sock.close()
+                self._become(json.loads(data), fds, mask=mask, strangers=(me, middle))
+                return True
+            sock.send(str(pid).encode())
+        os._exit(0)
+
+    def _use_spare(self, order: dict[str, Any], fds: list[int]) -> bool:
+        """Let a process that was forked before carry out an order; False if there is none."""
+        while self._spares:
+            with self._spares.pop(0) as spare, contextlib.suppress(OSError):
+                if pid := spare.recv(_LONGEST_PID):
+                    socket.send_fds(spare, [json.dumps(order).encode()], fds)
+                    # Told before it goes on: the supervisor knows its pid before it can die.
+                    self.say({"forked": order["tag"], "pid": int(pid)})
+                    with contextlib.suppress(OSError):
+                        spare.send(b"!")
+                    return True
+        return False
+
     def _fork_all(self, batch: list[tuple[dict[str, Any], list[int]]]) -> bool:
         """Fork ranks that are not our children, by a process between: the supervisor adopts them, and they outlive us.
 
@@ -406,6 +486,9 @@ class Server:
             True in a rank; False in the server.
         """
         me, reason = os.getpid(), self.find_obstacle()
+        rest = batch if reason else [one for one in batch if not self._use_spare(*one)]
+        if not rest:
+            return False
         # Nothing is lost between the fork and the handlers that a rank has.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
         middle = -1
@@ -413,7 +496,7 @@ class Server:
             middle = -1 if reason else self.fork()
         except OSError as error:
             reason = f"fork: {error.strerror}"
-        for order, _ in batch if reason else ():
+        for order, _ in rest if reason else ():
             self.say({"refused": order["tag"], "reason": reason})
         if middle:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -421,7 +504,7 @@ class Server:
         # A rank that dies while we are still here must be the supervisor's to reap.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         middle = os.getpid()
-        for order, fds in batch:
+        for order, fds in rest:
             try:
                 pid = os.fork()
             except OSError as error:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rankwise.evidence.reader.scene import Evidence
 
 _QUESTION = _PASSED = struct.Struct("<Q")
-#: Behind the records: how many marks in the rank's standard error have been passed.
-PASSED_AT = SIZE_BYTES
 _LOOK_EVERY_S = 0.004
 _FILES_OF_A_RANK, _OTHER_FILES = 8, 64
 
@@ -28,7 +26,10 @@ class RankChannel:
 
     Attributes:
         num_asked: The number of the last question.
+        passed_at: Where it says, behind the records, how many marks in the rank's standard error have been passed.
     """
+
+    passed_at = SIZE_BYTES
 
     def __init__(self, file_fd: int, rank_end: int, our_end: int) -> None:
         self._file, self._rank_end, self._our_end = file_fd, rank_end, our_end
@@ -49,7 +50,7 @@ class RankChannel:
         file = make_memory_file("evidence")
         rank_end, our_end = os.pipe()
         try:
-            os.ftruncate(file, PASSED_AT + _PASSED.size)  # takes memory only where it is written
+            os.ftruncate(file, cls.passed_at + _PASSED.size)  # takes memory only where it is written
         except OSError:
             for fd in (file, rank_end, our_end):
                 os.close(fd)
@@ -106,7 +107,7 @@ class RankChannel:
 
     def tell_passed(self, num_marks: int) -> None:
         """Tell the rank that all before so many marks in its standard error has been passed on."""
-        os.pwrite(self._file, _PASSED.pack(num_marks), PASSED_AT)
+        os.pwrite(self._file, _PASSED.pack(num_marks), self.passed_at)
 
     def close_rank_end(self) -> None:
         """Let go of the rank's end of the pipe, once the rank has been started with it."""

@@ -26,14 +26,29 @@ def _hide() -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
+_RECORDING = "evidence/in_rank"
+_loaded = {}
+
+
 def _load(room: str, name: str) -> object:
     import importlib.util
 
+    if (room, name) in _loaded:
+        return _loaded[room, name]
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", room, f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"rankwise.{room.replace('/', '.')}.{name}", os.path.normpath(path))
-    module = importlib.util.module_from_spec(spec)
+    module = _loaded[room, name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _load_recording() -> list:
+    """Load all that records in a rank, once, and not in every rank; return all that we have loaded."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", _RECORDING)
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".py") and name != "__init__.py":
+            _load(_RECORDING, name[: -len(".py")])
+    return list(_loaded.values())
 
 
 _warm = os.environ.pop("RANKWISE_WARM", None)
@@ -52,13 +67,13 @@ except ImportError as _error:
     sys.modules["sitecustomize"] = _mine
 if _warm is not None:
     try:
-        _recording = _load("evidence/in_rank", "rank_exit")  # once, and not in every rank
         # Returns only in a forked rank, with that rank's environment; in the server it never does.
         _server.serve(
             _warm,
             known=_known,
             hook_folder=os.path.dirname(os.path.abspath(__file__)),
             load=lambda _name: _load("warm", _name),
+            load_recording=_load_recording,
         )
     except BaseException:
         # site.py would print a line and go on: the script would run in the server.
@@ -69,22 +84,21 @@ if _orders is not None:
     try:
         import json as _json
 
-        if _warm is None:
-            _recording = _load("evidence/in_rank", "rank_exit")
+        _find = lambda _name: _load(_RECORDING, _name)  # noqa: E731
+        _recording = _find("rank_exit")
         _settings = _json.loads(_orders)
         _places, _keep = _settings.pop("evidence", None), _settings.pop("keep", None)
         if _places is not None:
             _places["pid"] = os.getpid()
-        _find = lambda _name: _load("evidence/in_rank", _name)  # noqa: E731
         if _keep is not None:  # nobody looks on from outside
             _find = _find("offline_recorder").install(_keep, _find, _settings["stacks"])
         _recorder = _recording.arm(**_settings)
         if _recorder is not None:
             if _places is not None and "passed_at" in _places:
                 _mark = _settings["end_mark"].format(0).encode()
-                _load("evidence/in_rank", "output_order").install(_places, _mark, tuple(_settings["identities"][4:6]))
-            _load("evidence/in_rank", "group_watch").install(
-                lambda _name: _load("evidence/in_rank", _name),
+                _load(_RECORDING, "output_order").install(_places, _mark, tuple(_settings["identities"][4:6]))
+            _load(_RECORDING, "group_watch").install(
+                lambda _name: _load(_RECORDING, _name),
                 _recorder,
                 _recording.let_threads_settle,
                 None
