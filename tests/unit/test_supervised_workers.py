@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from rankwise.launcher.supervisor_protocol import Request, make_supervisor_socket
+from support import wait_until
 
 pytestmark = pytest.mark.linux
 
@@ -52,32 +53,35 @@ def test_more_orders_than_the_socket_holds_are_all_carried_out() -> None:
     assert json.loads(done.stdout) == [sorted(f"{number}.0" for number in range(40)), True, False]
 
 
-def test_a_process_that_was_killed_before_its_pid_was_told_has_ended() -> None:
-    """A resident server forks processes before they are asked for: the supervisor may have reaped one when it hears what it was for."""
+def test_a_process_that_ends_before_its_pid_was_told_has_ended_as_it_did() -> None:
+    """A resident server forks processes before they are asked for: the supervisor may reap one before it hears which it was."""
     ours, theirs = make_supervisor_socket()
     server, link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fds = [theirs.fileno(), link.fileno()]
     gone = subprocess.Popen(["true"])
     gone.wait()
-    with (
-        ours,
-        server,
-        subprocess.Popen([sys.executable, "-c", _KEEPS, *map(str, (*fds, gone.pid))], pass_fds=fds) as supervisor,
-    ):
-        for sock in (theirs, link):
-            sock.close()
-        server.send(json.dumps({"ready": 1}).encode())
-        request = Request(op="start", tag="0.0", argv=["train.py"], forks="script")
-        socket.send_fds(ours, [json.dumps(asdict(request)).encode()], [0, 1, 2])
-        server.settimeout(20)
+    reading, writing = os.pipe()
+    with ours, server, subprocess.Popen([sys.executable, "-c", _KEEPS, *map(str, (*fds, gone.pid))], pass_fds=fds):
+        theirs.close()
+        link.close()
         ours.settimeout(20)
+        server.settimeout(20)
+        server.send(json.dumps({"ready": 1}).encode())
+        for tag, argv, forks in (
+            ("0.0", ["train.py"], "script"),
+            ("orphan", ["sh", "-c", "sh -c 'exit 3' & echo $!"], ""),
+        ):
+            request = Request(op="start", tag=tag, argv=argv, forks=forks)
+            socket.send_fds(ours, [json.dumps(asdict(request)).encode()], [0, writing, 2])
         _, fds, _, _ = socket.recv_fds(server, 1 << 16, 8)
-        for fd in fds:
+        for fd in (writing, *fds):
             os.close(fd)
-        server.send(json.dumps({"forked": "0.0", "pid": gone.pid}).encode())
-        said = [json.loads(ours.recv(1 << 16)) for _ in range(3)]
-        assert [one.get("ready") or one.get("started") or (one["ended"], one["status"]) for one in said] == [
-            1, "0.0", ("0.0", signal.SIGKILL)
-        ]  # fmt: skip
+        with os.fdopen(reading) as file:
+            pid = int(file.readline())
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        server.send(json.dumps({"forked": "0.0", "pid": pid}).encode())
+        said: list[dict[str, object]] = []
+        while len(said) < 5:  # the server is ready; both have started and ended
+            said.append(json.loads(ours.recv(1 << 16)))
+        assert [os.waitstatus_to_exitcode(int(str(one["status"]))) for one in said if one.get("ended") == "0.0"] == [3]
         ours.close()
-        supervisor.wait(20)

@@ -68,6 +68,8 @@ class Supervisor:
         self._ending = {int(getattr(signal, name)) for name in _ENDING}
         self._link: WarmLink | None = None
         self._server_status: int | None = None
+        # Forked before they were asked for: they may end before the server has told which is whose.
+        self._unclaimed: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         # Requests that wait for the warm server hold descriptors; the ranks keep the limit that the user gave them.
         self._file_limit = raise_file_limit()
@@ -270,17 +272,8 @@ class Supervisor:
         self._say({"started": waiting.request.tag, "pid": pid})
         for fd in waiting.fds:
             os.close(fd)
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:  # killed while it waited for its order, and reaped when nobody knew what it was for
-            self._say(
-                {
-                    "ended": self._tags.pop(pid),
-                    "pid": pid,
-                    "status": int(signal.SIGKILL),
-                    "at": SYSTEM_CLOCK.monotonic(),
-                }
-            )
+        if pid in self._unclaimed:
+            self._tell_end(pid, self._unclaimed.pop(pid))
         for number in waiting.signals:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -333,6 +326,9 @@ class Supervisor:
         return bool(wait_ready([self._sock.fileno()], 0))
 
     def _reap(self) -> None:
+        is_asked = self._link is not None and self._link.has_requests
+        if not is_asked:
+            self._unclaimed.clear()
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -342,9 +338,13 @@ class Supervisor:
                 return
             if self._link is not None and pid == self._link.pid:
                 self._server_status = status
-            tag = self._tags.pop(pid, None)
-            if tag is not None:
-                self._say({"ended": tag, "pid": pid, "status": status, "at": SYSTEM_CLOCK.monotonic()})
+            if pid in self._tags:
+                self._tell_end(pid, status)
+            elif is_asked:
+                self._unclaimed[pid] = status
+
+    def _tell_end(self, pid: int, status: int) -> None:
+        self._say({"ended": self._tags.pop(pid), "pid": pid, "status": status, "at": SYSTEM_CLOCK.monotonic()})
 
     def _say(self, message: dict[str, object]) -> None:
         with suppress(OSError):  # the parent is gone: the next look at the socket ends all

@@ -458,8 +458,8 @@ class Server:
                     if other is not sock:
                         other.close()
                 data, fds, _, _ = socket.recv_fds(sock, _LONGEST_ORDER, _MOST_FDS)
-                if not data or not sock.recv(1):
-                    os._exit(1)
+                if not data:
+                    os._exit(0)
                 sock.close()
                 self._become(json.loads(data), fds, mask=mask, strangers=(me, middle))
                 return True
@@ -471,11 +471,9 @@ class Server:
         while self._spares:
             with self._spares.pop(0) as spare, contextlib.suppress(OSError):
                 if pid := spare.recv(_LONGEST_PID):
+                    # Told at once, and after it: when all are told, this process may be ended.
                     socket.send_fds(spare, [json.dumps(order).encode()], fds)
-                    # Told before it goes on: the supervisor knows its pid before it can die.
                     self.say({"forked": order["tag"], "pid": int(pid)})
-                    with contextlib.suppress(OSError):
-                        spare.send(b"!")
                     return True
         return False
 
