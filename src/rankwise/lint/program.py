@@ -27,11 +27,18 @@ LIBRARIES = frozenset({*sys.stdlib_module_names, *"""
     huggingface_hub tokenizers sentencepiece nltk click typer absl tensorflow jax composer torchrec torchtitan mmcv mmengine detectron2 fairseq
     rankwise pytest
 """.split()})  # fmt: skip  # noqa: SIM905
+#: Calls that start ranks, or join them to a group.
+STARTERS = re.compile(r"\b(?:init_process_group|Accelerator|Fabric|init_distributed|spawn|rankwise\.init)\s*\(")
+#: A text that does something when it is run: its guard, or a call at its left margin.
+_ACTS = re.compile(r"^(?:if\b.*\b__name__\b|[A-Za-z_][\w.]*\()", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*|.+)|import[ \t]+([\w., \t]+))", re.MULTILINE
+)
 _MAX_BYTES = 2_000_000
 
 
 def matters(text: str) -> bool:
-    """Whether a text can have anything to do with several processes."""
+    """Whether a text can by itself have anything to do with several processes."""
     return _WORDS.search(text) is not None
 
 
@@ -55,6 +62,7 @@ class Module:
         tree: Its syntax tree.
         text: Its text.
         shown: The path as the user named it.
+        starts_ranks: Whether what it imports makes it a program of several ranks.
     """
 
     path: Path
@@ -62,6 +70,7 @@ class Module:
     text: str
     shown: str
     is_fragment: bool = False
+    starts_ranks: bool = False
 
     @cached_property
     def lines(self) -> list[str]:
@@ -86,7 +95,7 @@ class Module:
     @cached_property
     def is_program(self) -> bool:
         """Whether running it has to do with ranks, not only calling what it defines."""
-        return is_relevant_program(self.tree, self.relevant, self.text)
+        return self.starts_ranks or is_relevant_program(self.tree, self.relevant, self.text)
 
     @cached_property
     def package(self) -> tuple[Path, tuple[str, ...]]:
@@ -105,12 +114,45 @@ class Project:
     Attributes:
         roots: Folders from which absolute imports are tried, beside the importing file's own.
         read: Files that were looked at for imports, whether or not they exist: what a cached result depends on.
+        searched: Files whose text alone was, for what they start; a result depends on them, too.
     """
 
     roots: tuple[Path, ...] = ()
     read: set[Path] = field(default_factory=set)
+    searched: set[Path] = field(default_factory=set)
     _modules: dict[Path, Module | None] = field(default_factory=dict)
     _files: dict[tuple[Path, str], Path | None] = field(default_factory=dict)
+    _starts: dict[Path, tuple[bool, tuple[Path, ...]]] = field(default_factory=dict)
+
+    def starts_ranks(self, path: Path, text: str) -> bool:
+        """Whether a text is a program of several ranks by what it imports of the project, at first or second hand."""
+        if _ACTS.search(text) is None:
+            return False
+        left = list(self._imports_of(path, text))
+        seen = {path, *left}
+        for one in left:
+            self.searched.add(one)
+            if one not in self._starts:
+                text = _text_of(one) or ""
+                self._starts[one] = STARTERS.search(text) is not None, self._imports_of(one, text)
+            is_starter, further = self._starts[one]
+            if is_starter:
+                return True
+            left += [each for each in further if each not in seen]
+            seen.update(further)
+        return False
+
+    def _imports_of(self, path: Path, text: str) -> tuple[Path, ...]:
+        """The files of the project that a text imports, without reading its tree."""
+        importer = Module(path=path, tree=ast.Module(body=[], type_ignores=[]), text=text, shown=str(path))
+        found: dict[Path | None, None] = {}
+        for dots, source, names, modules in _IMPORT.findall(text):
+            given = [one.split()[0] for one in (names or modules).lstrip("(").split(",") if one.strip()]
+            if not modules:
+                inner = [f"{source}.{one}".lstrip(".") for one in given if one.isidentifier()]
+                given = [source, *inner] if source else inner
+            found.update(dict.fromkeys(self.imported(one, len(dots), importer) for one in given))
+        return tuple(one for one in found if one is not None)
 
     def load(self, path: Path) -> Module | None:
         """The module in a file; None if there is none, or it can't be read."""
@@ -130,10 +172,23 @@ class Project:
             for _ in range(level - 1):
                 folder = folder.parent
             return self._file_of(folder, name)
-        if name.partition(".")[0] in LIBRARIES:
-            return None
+        top = name.partition(".")[0]
+        if top in LIBRARIES:
+            # Python looks beside the script before it looks for what is installed.
+            is_ours = top not in sys.stdlib_module_names and self._stands_beside(importer, top)
+            return self._file_of(importer.path.parent, name) if is_ours else None
         bases = dict.fromkeys((importer.path.parent, importer.package[0], *self.roots))
         return next((found for base in bases if (found := self._file_of(base, name)) is not None), None)
+
+    def _stands_beside(self, importer: Module, top: str) -> bool:
+        """Whether a script has a module of that name beside it, and is not part of that library's own source."""
+        folder, key = importer.path.parent, (importer.path.parent, f"{top}?")
+        if key not in self._files:
+            here = folder / top
+            is_source = any((folder / one).is_file() for one in ("__init__.py", "setup.py", "pyproject.toml"))
+            is_there = here.with_suffix(".py").is_file() or (here.is_dir() and not is_source)
+            self._files[key] = here if is_there else None
+        return self._files[key] is not None
 
     def _file_of(self, folder: Path, name: str) -> Path | None:
         if (folder, name) not in self._files:
@@ -152,11 +207,16 @@ def file_of(folder: Path, parts: list[str]) -> Path | None:
     return package if package.is_file() else None
 
 
-def _load(path: Path) -> Module | None:
+def _text_of(path: Path) -> str | None:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            return None
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
-        return Module(path=path, tree=parse(text), text=text, shown=str(path))
-    except (OSError, SyntaxError):
+        return None if path.stat().st_size > _MAX_BYTES else path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError:
+        return None
+
+
+def _load(path: Path) -> Module | None:
+    text = _text_of(path)
+    try:
+        return Module(path=path, tree=parse(text), text=text, shown=str(path)) if text is not None else None
+    except SyntaxError:
         return None

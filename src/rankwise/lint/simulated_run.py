@@ -40,9 +40,13 @@ def study(unit: CodeUnit, project: Project) -> Script:
         SyntaxError: It is no Python.
     """
     tree = parse(unit.code)
-    module = Module(path=Path(unit.path), tree=tree, text=unit.code, shown=unit.path, is_fragment=unit.is_fragment)
+    path = Path(unit.path)
+    starts = not unit.is_fragment and project.starts_ranks(path, unit.code)
+    module = Module(
+        path=path, tree=tree, text=unit.code, shown=unit.path, is_fragment=unit.is_fragment, starts_ranks=starts
+    )
     script = Script(unit=unit, tree=tree, module=module, project=project)
-    if matters(unit.code):
+    if starts or matters(unit.code):
         _Runs(module, project, script).run_all()
     return script
 

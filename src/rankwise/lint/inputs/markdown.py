@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.inputs.notebook import neutralise
 from rankwise.lint.inputs.unparsed import find_unparsed
-from rankwise.lint.program import parse
+from rankwise.lint.program import STARTERS, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ _LOOKS_PYTHON = re.compile(r"^(?:from\s+[\w.]+\s+import\b|import\s+[\w.]+)", re.
 _LOOKS_SHELL = re.compile(
     r"^(?:#!.*sh\b|#SBATCH\b|\$\s|(?:\w+=\S*\s+)*(?:torchrun|srun|sbatch|mpirun|python3?\s+-m\s+torch)\b)", re.MULTILINE
 )
-_STARTS = re.compile(r"\b(?:init_process_group|Accelerator|Fabric|Trainer|init_distributed|spawn|rankwise\.init)\s*\(")
+_STARTS = re.compile(rf"{STARTERS.pattern}|\bTrainer\s*\(")
 _TOOLS = frozenset({"torch", "accelerate", "lightning", "pytorch_lightning", "transformers", "deepspeed", "rankwise"})
 
 

@@ -162,7 +162,8 @@ def imported(run: Run, importer: Module, name: str, level: int) -> Value:
 
 def member(run: Run, source: Value, name: str, importer: Module, node: ast.ImportFrom) -> Value:
     """One name of a module."""
-    if isinstance(source.thing, ModuleRef):
+    # A package that imports from itself means the modules in it.
+    if isinstance(source.thing, ModuleRef) and source.thing.module is not importer:
         found = module_scope(run, source.thing.module).find(name)
         if found is not None:
             return found

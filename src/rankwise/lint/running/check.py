@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.base.errors import RankwiseError
@@ -38,7 +39,7 @@ def check_unit(
     Raises:
         UsageError: The piece is shell text, and the parser for it is not installed.
     """
-    if unit.language == "python" and not matters(unit.code):
+    if unit.language == "python" and not (matters(unit.code) or project.starts_ranks(Path(unit.path), unit.code)):
         found = _tell_unparsed(unit)
     else:
         found = _apply(unit, project, rules, failures)

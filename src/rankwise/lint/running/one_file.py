@@ -71,7 +71,7 @@ class Checker:
         findings, failures, missing = list[Finding](), list[str](), ""
         if reading.unparsed is not None:
             findings.append(unreadable.tell(path, reading.unparsed))
-        self._project.read = set()
+        self._project.read, self._project.searched = set(), set()
         for unit in reading.units:
             try:
                 findings += self.check_unit(replace(unit, num_ranks=num_ranks), failures)
@@ -88,7 +88,7 @@ class Checker:
         return check_unit(unit, self._project, registry.all_rules(), failures)
 
     def _digest_read(self) -> Iterator[tuple[str, str]]:
-        for name in sorted(map(os.path.abspath, self._project.read)):
+        for name in sorted(map(os.path.abspath, self._project.read | self._project.searched)):
             if name not in self._digests:
                 self._digests[name] = digest_file(name)
             yield name, self._digests[name]

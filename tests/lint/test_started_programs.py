@@ -1,0 +1,107 @@
+"""What a file starts is found along its imports: its own words, and the names of libraries, decide nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankwise.lint.running.one_file import Checker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_ENGINE = """
+import torch.distributed as dist
+class Engine:
+    def __init__(self, folder):
+        self.folder = folder
+        self.__join()
+    def __join(self):
+        dist.init_process_group("gloo")
+    def run(self):
+        self.__each()
+    def __each(self):
+        import os
+        os.makedirs(self.folder)
+"""
+_MAIN = """
+from engine import Engine
+def main():
+    Engine("out").run()
+if __name__ == "__main__":
+    main()
+"""
+_FILES = {"engine.py": _ENGINE, "main.py": _MAIN}
+
+
+def _rules(folder: Path, files: dict[str, str], checked: str) -> list[str]:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    result = Checker(roots=(folder,)).check(str(folder / checked))
+    assert not result.failures
+    return [one.rule for one in result.kept.findings]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        _FILES,
+        {"engine.py": _ENGINE, "main.py": "from engine import Engine\nEngine('out').run()\n"},
+        {"engine.py": _ENGINE, "part/__init__.py": "from . import one\n", "part/one.py": "import engine\ndef go():\n    engine.Engine('out').run()\n",
+         "main.py": "from part import (\n    one as it,\n)\nit.go()\n"},
+    ],
+    ids=["behind the guard", "at the margin", "by way of a package"],
+)  # fmt: skip
+def test_a_file_without_a_word_of_ranks_starts_them(tmp_path: Path, files: dict[str, str]) -> None:
+    """A program whose own text says nothing of ranks is run as one if what it imports joins a group."""
+    assert _rules(tmp_path, files, "main.py") == ["RW516"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {**_FILES, "engine.py": _ENGINE.replace('dist.init_process_group("gloo")', "pass")},
+        {**_FILES, "main.py": _MAIN.partition("if __name__")[0]},
+        {**_FILES, "main.py": _MAIN.replace("from engine", "from other.engine")},
+    ],
+    ids=["nothing joins", "nothing is started", "another module"],
+)
+def test_a_file_that_starts_no_ranks(tmp_path: Path, files: dict[str, str]) -> None:
+    """What joins no group, or is only defined, is no program of several ranks."""
+    assert _rules(tmp_path, files, "main.py") == []
+
+
+def test_what_the_imports_say_is_part_of_what_is_kept(tmp_path: Path) -> None:
+    """A kept result depends on the modules that were searched for what they start."""
+    _rules(tmp_path, {**_FILES, "main.py": "import engine\nprint(1)\n"}, "main.py")
+    result = Checker(roots=(tmp_path,)).check(str(tmp_path / "main.py"))
+    assert str(tmp_path / "engine.py") in result.sources
+
+
+_LOADERS = """
+import torch.distributed as dist
+from torchvision.datasets import MNIST
+def load():
+    return MNIST("data", download=True)
+"""
+_USES = """
+import torch.distributed as dist
+from datasets import load
+dist.init_process_group("gloo")
+load()
+"""
+
+
+def test_a_module_beside_the_script_comes_before_a_library(tmp_path: Path) -> None:
+    """A script's own `datasets.py` or `datasets/` is what it imports, whatever library has that name."""
+    assert _rules(tmp_path / "a", {"datasets.py": _LOADERS, "main.py": _USES}, "main.py") == ["RW515"]
+    assert _rules(tmp_path / "b", {"datasets/__init__.py": _LOADERS, "main.py": _USES}, "main.py") == ["RW515"]
+
+
+def test_a_library_in_its_own_source_stays_a_library(tmp_path: Path) -> None:
+    """Beside a project's setup, a package of a library's name is that library, which tables know."""
+    files = {"datasets/__init__.py": _LOADERS, "setup.py": "", "main.py": _USES}
+    assert _rules(tmp_path, files, "main.py") == []
