@@ -6,6 +6,19 @@ import pytest
 
 from lint.test_public_scripts import _DDP, _INIT, _is_told
 
+_SHUFFLED = (
+    _INIT
+    + _DDP
+    + """
+from torch.utils.data import DataLoader, DistributedSampler
+rows = list(torch.rand(64, 2))
+loader = DataLoader(rows, sampler=DistributedSampler(rows, shuffle=SHUFFLE))
+model = DDP(torch.nn.Linear(2, 1))
+for epoch in range(3):
+    for x in loader:
+        model(x).sum().backward()
+"""
+)
 #: A loop over this rank's share, up to the loss.
 _SHARE = (
     _DDP
@@ -534,6 +547,24 @@ def run(loader):
         dist.all_reduce(x)
 run(torch.utils.data.DataLoader([torch.rand(2) for _ in range(9)]))
     """),
+    "a bar that rank 0 chooses, around what nothing is known of": ("RW109", _INIT + """
+rank, world = dist.get_rank(), dist.get_world_size()
+def run(n, rows):
+    for x in range(n) if rank == 0 else range(rank, n):
+        dist.all_reduce(x)
+run(size(), names())
+    """, _INIT + """
+from tqdm import tqdm
+rank, world = dist.get_rank(), dist.get_world_size()
+def run(n, rows):
+    for x in tqdm(range(n)) if rank == 0 else range(n):
+        dist.all_reduce(x)
+    if rank == 0:
+        rows = tqdm(rows)
+    for x in rows:
+        dist.all_reduce(x)
+run(size(), names())
+    """),
     "a share that is as long as the others": ("RW109", _INIT + """
 rank, world = dist.get_rank(), dist.get_world_size()
 rows = [torch.rand(2) for _ in range(9)]
@@ -552,6 +583,22 @@ def work():
 if rank != 0:
     work()
     """),
+    "a shuffle that is a number": ("RW501", _SHUFFLED.replace("SHUFFLE", "64"), _SHUFFLED.replace("SHUFFLE", "0")),
+    "a download unless the data is there": ("RW515", _INIT + """
+import os
+from torchvision.datasets import MNIST
+missing = not os.path.exists("data/MNIST")
+MNIST("data", download=missing)
+    """, _INIT + """
+import os
+from torchvision.datasets import MNIST
+missing = not os.path.exists("data/MNIST")
+if dist.get_rank() == 0:
+    MNIST("data", download=missing)
+dist.barrier()
+MNIST("data", download=False)
+    """),
+    "a table of names that is only read": ("RW804", "import argparse\nprint(argparse.Namespace().__dict__, missing)\n", "import argparse\nargparse.__dict__.update(missing=1)\nprint(missing)\n"),
     "an address that no host has": ("RW209", """
 import argparse, torch.distributed as dist
 parser = argparse.ArgumentParser()

@@ -46,7 +46,7 @@ def reshuffled(script: Script) -> list[Shuffled]:
 def shuffles(call: Call) -> bool:
     """Whether a sampler shuffles, as it does if it is not told otherwise."""
     shuffle = call.arg(SAMPLER_AT["shuffle"], "shuffle")
-    return not call.has_star and (shuffle is None or shuffle.const is True)
+    return not call.has_star and (shuffle is None or shuffle.truth() is True)
 
 
 def loops_of(one: Pass, shuffled: Shuffled) -> list[ast.AST]:

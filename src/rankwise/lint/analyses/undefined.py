@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # With one of these in the text, names may come from where the text does not show.
 _MAKES_NAMES = re.compile(
-    r"\bexec\(|\bglobals\(\)|\bvars\(\)|\blocals\(\)\[|\bbuiltins\b|__builtins__|__dict__|run_line_magic|get_ipython"
+    r"\bexec\(|\bglobals\(\)|\bvars\(\)|\blocals\(\)\[|\bbuiltins\b|__builtins__|__dict__(?:\.update|\[)|run_line_magic|get_ipython"
     r"|\b_convert_?\(|\bglobal_enum\b|\b_simple_enum\b|sys\.modules\[__name__\]|get_config\(\)|run_cell_magic"
 )
 # Other tools' words for a line whose author knows that the name comes from elsewhere.

@@ -46,6 +46,7 @@ from rankwise.lint.interpreter.values import (
     known,
     mixed,
 )
+from rankwise.lint.library.constructor_table import PASS_ON, RECOUNTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -211,7 +212,8 @@ def _conditional(run: Run, scope: Scope, node: ast.IfExp) -> Value:
         if not asks_who(test):
             return evaluate(run, scope, taken)
         with run.within("guards", Guard(node.test, scope.module, test.origin, truth, len(run.stack))):
-            return run.colour(evaluate(run, scope, taken))
+            value = evaluate(run, scope, taken)
+            return value if _is_passed_on(run, scope, node) else run.colour(value)
     arms, values = [], []
     for label, part in (("if", node.body), ("else", node.orelse)):
         with run.gathering() as items, run.within("tests", (node.test, test, label == "if")):
@@ -220,6 +222,18 @@ def _conditional(run: Run, scope: Scope, node: ast.IfExp) -> Value:
     if not run.dry and any(arm.items for arm in arms):
         run.items.append(Fork(node, scope.module, test, tuple(arms), "if", run.guards))
     return joined(values[0], values[1], test)
+
+
+def _is_passed_on(run: Run, scope: Scope, node: ast.IfExp) -> bool:
+    """Whether both arms give the same, as `tqdm(batches)` and `batches` do."""
+    return ast.dump(_passed_on(run, scope, node.body)) == ast.dump(_passed_on(run, scope, node.orelse))
+
+
+def _passed_on(run: Run, scope: Scope, node: ast.expr) -> ast.expr:
+    if isinstance(node, ast.Call) and node.args and isinstance(getattr(node.func, "value", node.func), ast.Name):
+        name = getattr(evaluate(run, scope, node.func).thing, "name", "")
+        return _passed_on(run, scope, node.args[0]) if name in PASS_ON - RECOUNTS else node
+    return node
 
 
 def _display(run: Run, scope: Scope, node: ast.List | ast.Tuple | ast.Set) -> Value:

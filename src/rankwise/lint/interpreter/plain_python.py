@@ -216,7 +216,7 @@ PLAIN: dict[str, Callable[[Run, Call], Value | None]] = {
     "builtins.bool": _number(bool),
     "builtins.len": _len,
     "builtins.slice": _slice,
-    **dict.fromkeys(("builtins.range", "tqdm.trange", "tqdm.auto.trange", "tqdm.notebook.trange", "tqdm.std.trange"), _range),
+    **dict.fromkeys(("builtins.range", "tqdm.trange"), _range),
     "builtins.min": _fold(min),
     "builtins.max": _fold(max),
     "os.path.join": _join_paths,

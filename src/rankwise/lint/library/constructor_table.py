@@ -19,8 +19,7 @@ RECOUNTS = frozenset(
 #: Callables whose first argument goes on as it is, perhaps elsewhere or in another form.
 PASS_ON = RECOUNTS | {
     *("torch.compile", "torch.jit.script", "peft.get_peft_model"),
-    *("builtins.iter", "typing.cast", "tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm"),
-    *("tqdm.std.tqdm", "rich.progress.track", "builtins.list", "builtins.tuple"),
+    *("builtins.iter", "typing.cast", "tqdm.tqdm", "rich.progress.track", "builtins.list", "builtins.tuple"),
     *("torch.nn.parameter.Parameter", "contextlib.nullcontext", "functools.lru_cache", "functools.cache"),
 }
 TENSOR = "torch.Tensor"

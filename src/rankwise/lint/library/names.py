@@ -25,39 +25,33 @@ OPEN = frozenset(
     uuid sklearn matplotlib PIL cv2 pandas wandb yaml re copy shutil glob datasets transformers accelerate user dataclasses typing subprocess tarfile tempfile operator either parameter parameters
     zipfile urllib contextlib socket signal string csv pickle warnings omegaconf peft""".split()  # noqa: SIM905
 )
+#: The modules of a package in which its names are found as well.
+_INNER = {
+    "torch.distributed": "distributed_c10d",
+    "torch.distributed.algorithms": "join",
+    "torch.distributed.fsdp": "fully_sharded_data_parallel",
+    "torch.multiprocessing": "spawn",
+    "torch.nn": "modules",
+    "torch.nn.parallel": "distributed",
+    "torch.optim": "adamw sgd",
+    "torch.utils.data": "distributed dataloader dataset sampler",
+    "torch.utils.tensorboard": "writer",
+    "accelerate": "accelerator state launchers",
+    "accelerate.utils": "operations dataclasses",
+    "deepspeed": "runtime.engine",
+    "rankwise.tf": "experimental distribute.cluster_resolver distribute cluster_resolver train",  # `tf.distribute` is `tf`
+    "tqdm": "auto std notebook",
+    "transformers": "trainer trainer_callback training_args",
+}
 #: Longest prefix wins.
 PREFIXES = {
-    "torch.distributed.distributed_c10d.": "torch.distributed.",
+    **{f"{package}.{one}.": f"{package}." for package, inner in _INNER.items() for one in inner.split()},
     "torch.distributed.nn.functional.": "torch.distributed.nn.",
-    "torch.utils.data.distributed.": "torch.utils.data.",
-    "torch.utils.data.dataloader.": "torch.utils.data.",
-    "torch.utils.data.dataset.": "torch.utils.data.",
-    "torch.utils.data.sampler.": "torch.utils.data.",
-    "torch.nn.parallel.distributed.": "torch.nn.parallel.",
-    "torch.nn.modules.": "torch.nn.",
-    "torch.multiprocessing.spawn.": "torch.multiprocessing.",
-    "torch.optim.adamw.": "torch.optim.",
-    "torch.optim.sgd.": "torch.optim.",
-    "torch.distributed.fsdp.fully_sharded_data_parallel.": "torch.distributed.fsdp.",
     "torch.distributed._composable.fsdp.": "torch.distributed.fsdp.",
-    "torch.distributed.algorithms.join.": "torch.distributed.algorithms.",
     "pytorch_lightning.": "lightning.pytorch.",
     "lightning_fabric.": "lightning.fabric.",
-    "accelerate.accelerator.": "accelerate.",
-    "accelerate.state.": "accelerate.",
-    "accelerate.launchers.": "accelerate.",
-    "accelerate.utils.operations.": "accelerate.utils.",
-    "accelerate.utils.dataclasses.": "accelerate.utils.",
-    "transformers.trainer.": "transformers.",
-    "transformers.trainer_callback.": "transformers.",
-    "transformers.training_args.": "transformers.",
-    "rankwise.tf.experimental.": "rankwise.tf.",  # of `tf.distribute`, which is `tf`
-    "rankwise.tf.distribute.cluster_resolver.": "rankwise.tf.",
-    "rankwise.tf.distribute.": "rankwise.tf.",
-    "rankwise.tf.cluster_resolver.": "rankwise.tf.",
-    "rankwise.tf.train.": "rankwise.tf.",
+    "tensorboardX.": "torch.utils.tensorboard.",
     "deepspeed.comm.": "torch.distributed.",
-    "deepspeed.runtime.engine.": "deepspeed.",
 }
 _WHOLE = {
     "torch.distributed.fsdp.FSDP": FSDP,

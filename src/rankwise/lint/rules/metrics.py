@@ -103,12 +103,9 @@ def sum_told_as_mean(script: Script) -> Iterator[Found]:
 
 
 _RUNS = {"wandb.init": "opens its own run in W&B", "mlflow.start_run": "starts its own run in MLflow",
-         "torch.utils.tensorboard.SummaryWriter": "writes events into one folder", "tensorboardX.SummaryWriter": "writes events into one folder",
-         "torch.utils.tensorboard.writer.SummaryWriter": "writes events into one folder", "neptune.init_run": "opens its own run in Neptune",
+         "torch.utils.tensorboard.SummaryWriter": "writes events into one folder", "neptune.init_run": "opens its own run in Neptune",
          "comet_ml.Experiment": "opens its own experiment in Comet", "aim.Run": "opens its own run in Aim"}  # fmt: skip
-_BARS = frozenset(
-    {"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange", "tqdm.std.tqdm", "rich.progress.track"}
-)
+_BARS = frozenset({"tqdm.tqdm", "tqdm.trange", "rich.progress.track"})
 
 
 @rule("RW614", "warning", "M5", "every rank opens its own run, writer or progress bar")

@@ -11,7 +11,7 @@ from rankwise.lint.analyses.in_ranks import differs_deeply, is_in_ranks
 from rankwise.lint.analyses.job_view import all_once, is_distributed, node_in, starts_group, text_of
 from rankwise.lint.analyses.turns import is_barrier, is_caught, takes_turns, was_done_before
 from rankwise.lint.finding import Edit, Found, Span, span_of
-from rankwise.lint.interpreter.values import Items
+from rankwise.lint.interpreter.values import ANY, Items
 from rankwise.lint.library.names import FABRIC
 from rankwise.lint.rule import rule
 
@@ -67,8 +67,11 @@ def _kind(place: Place) -> Severity | None:
     """How bad it is if all ranks make this call; None if it downloads nothing."""
     call = place.last
     if call.name.startswith(_DATASETS) and ".utils." not in call.name:
-        flags = [one.kwargs.get("download") for one in place.calls]
-        return "error" if all(flag is not None and flag.const is True for flag in flags) else None
+        flags = [one.kwargs.get("download", ANY) for one in place.calls]
+        if all(flag.const is True for flag in flags):
+            return "error"
+        # Behind a test whether it is there, only ranks that ask at the same moment all find that it is not.
+        return "warning" if all("exists" in flag.origin and flag.const is not False for flag in flags) else None
     if call.name in _FETCHES or call.name.endswith(".extractall"):
         return "warning"
     if call.name in _SHELLS:
