@@ -46,6 +46,19 @@ if dist.get_rank() == 0:
     print("accuracy", right / seen)
 """
 )
+_PREPARED = """
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+accelerator, right = Accelerator(), 0
+net, loader = accelerator.prepare(torch.nn.Linear(2, 1), DataLoader(list(torch.rand(64, 2))))
+size = len(loader.dataset)
+for x in loader:
+    right += (net(x) > 0).sum().item()
+right = COUNTED
+right /= size
+print(right)
+"""
 _CONFIGURED = """
 import json
 from transformers import AutoModel, Trainer, TrainingArguments
@@ -477,6 +490,7 @@ start(int(os.environ["RANK"]))
     "a handler that ends the process takes care of nothing": ("RW515", _TRIES.format(handler="sys.exit(1)"), _TRIES.format(handler="rows = None")),
     "a handler that raises again takes care of nothing": ("RW515", _TRIES.format(handler="raise"), _TRIES.format(handler="time.sleep(5)")),
     "the Trainer's arguments that name a DeepSpeed configuration make a group": ("RW601", _CONFIGURED.format(config="path"), _CONFIGURED.format(config="None")),
+    "a count of a share that a framework made, over all samples": ("RW611", _PREPARED.replace("COUNTED", "right"), _PREPARED.replace("COUNTED", "accelerator.reduce(right)")),
     "an accuracy of one share, and of all samples on each rank": ("RW611", _ACCURACY.format(sampler="DistributedSampler(rows)"), _ACCURACY.format(sampler="None")),
     "ranks that start the group in different ways": ("RW210", """
 import os, torch.distributed as dist

@@ -23,30 +23,8 @@ _SHARING = frozenset({"shard", "split_by_node", "split_dataset_by_node"})
 _WORKERS = frozenset({"get_worker_info", "worker_info", "worker_id", "num_workers"})
 #: What draws from a generator, or takes in what comes from outside: an environment, a queue, a connection.
 _DRAWING = frozenset(
-    {
-        "random",
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "shuffle",
-        "choice",
-        "sample",
-        "uniform",
-        "normal",
-        "normal_",
-        "uniform_",
-        "generator",
-        "Generator",
-        "default_rng",
-        "rng",
-        "gym",
-        "env",
-        "queue",
-        "get",
-        "recv",
-        "socket",
-    }
+    """random rand randn randint randperm shuffle choice sample uniform normal normal_ uniform_ generator Generator
+    default_rng rng gym env queue get recv socket""".split()  # noqa: SIM905
 )
 #: Torch's samplers that draw from the whole data set on each rank.
 _SAMPLERS = frozenset(

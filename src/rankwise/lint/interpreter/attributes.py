@@ -44,19 +44,7 @@ if TYPE_CHECKING:
 
 #: What describes a tensor or a batch, and is the same on all ranks unless something is wrong already.
 _SHAPES = frozenset(
-    {
-        "shape",
-        "dtype",
-        "device",
-        "ndim",
-        "dim",
-        "__class__",
-        "is_cuda",
-        "requires_grad",
-        "sharding",
-        "itemsize",
-        "format",
-    }
+    """shape dtype device ndim dim __class__ is_cuda requires_grad sharding itemsize format""".split()  # noqa: SIM905
 )
 _IS_MAIN = {"is_main_process": "rank", "is_global_zero": "rank", "is_local_main_process": "local_rank", "is_last_process": "last",
             "is_world_process_zero": "rank", "is_local_process_zero": "local_rank",

@@ -17,19 +17,8 @@ if TYPE_CHECKING:
 
 #: What all ranks meet alike: a missing module, a wrong call, Ctrl-C.
 _SAME_EVERYWHERE = frozenset(
-    {
-        "ImportError",
-        "ModuleNotFoundError",
-        "KeyboardInterrupt",
-        "AttributeError",
-        "NameError",
-        "SystemExit",
-        "NotImplementedError",
-        "TypeError",
-        "KeyError",
-        "StopIteration",
-        "ImproperlyConfigured",
-    }
+    """ImportError ModuleNotFoundError KeyboardInterrupt AttributeError NameError SystemExit NotImplementedError
+    TypeError KeyError StopIteration ImproperlyConfigured""".split()  # noqa: SIM905
 )
 #: What follows from the values that are at hand.
 _OF_VALUES = _SAME_EVERYWHERE | {

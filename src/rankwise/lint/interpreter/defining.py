@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from rankwise.lint.interpreter.run import Run
     from rankwise.lint.program import Module
 
+#: What rules ask of a function, by the decorators that say so.
+_MARKS = {
+    **{one: one for one in ("staticmethod", "classmethod", "contextmanager", "no_grad", "setter", "getter", "deleter")},
+    **dict.fromkeys(("property", "cached_property"), "property"),
+    "asynccontextmanager": "contextmanager",
+    "inference_mode": "no_grad",
+}
 _TRANSPARENT = frozenset({"functools.wraps", "functools.lru_cache", "functools.cache", "typing.overload", "typing.final",
                           "torch.jit.script", "torch.compile", "abc.abstractmethod", "typing.no_type_check",
                           "torch.distributed.elastic.multiprocessing.errors.record", "hydra.main", "contextlib.wraps"})  # fmt: skip
@@ -83,24 +90,8 @@ def _mark(value: Value, decorator: ast.expr) -> str:
     last = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
     if isinstance(value.thing, Function):
         return ""
-    if last in {
-        "staticmethod",
-        "classmethod",
-        "property",
-        "cached_property",
-        "contextmanager",
-        "asynccontextmanager",
-        "no_grad",
-        "inference_mode",
-        "setter",
-        "getter",
-        "deleter",
-    }:
-        return {
-            "cached_property": "property",
-            "asynccontextmanager": "contextmanager",
-            "inference_mode": "no_grad",
-        }.get(last, last)
+    if last in _MARKS:
+        return _MARKS[last]
     if isinstance(value.thing, Library) and value.thing.name in _TRANSPARENT:
         return ""
     role = only_of(last)

@@ -158,9 +158,7 @@ def bind(run: Run, scope: Scope, target: ast.AST, value: Value) -> None:
         case ast.Name(id=name):
             names = scope.holder(name).names
             # `loader = tqdm(loader)` on one rank: it goes over the same.
-            former = names.get(name, ANY)
-            is_same = value.thing is not None and value.thing is former.thing and value.made is former.made
-            is_same = is_same or (value is former and value is not ANY)
+            is_same = value is names.get(name) and value is not ANY
             names[name] = value if is_same else run.colour(value)
         case ast.Starred(value=inner):
             bind(run, scope, inner, replace(mixed((value,)), thing=None))

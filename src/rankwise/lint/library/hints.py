@@ -26,18 +26,8 @@ ENVIRON = {"RANK": "rank", "SLURM_PROCID": "rank", "OMPI_COMM_WORLD_RANK": "rank
            "GROUP_RANK": "node_rank", "NODE_RANK": "node_rank", "SLURM_NODEID": "node_rank"}  # fmt: skip
 #: Set by torchrun; the others may be absent.
 TORCHRUN = frozenset(
-    {
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "TORCHELASTIC_RUN_ID",
-    }
+    """RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT ROLE_RANK ROLE_WORLD_SIZE
+    TORCHELASTIC_RUN_ID""".split()  # noqa: SIM905
 )
 #: Words for the first of several, those of them that need no word for a process, and what else such a name has.
 _MAIN = frozenset({"main", "master", "chief"})

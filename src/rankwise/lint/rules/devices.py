@@ -248,19 +248,8 @@ def _device_of(call: Call) -> tuple[ast.AST | None, object]:
 _FIX = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first (in mp.spawn: its first argument)'
 #: These do not start CUDA, or do so only to look.
 _HARMLESS = frozenset(
-    {
-        "is_available",
-        "manual_seed",
-        "manual_seed_all",
-        "is_initialized",
-        "device_count",
-        "is_bf16_supported",
-        "Stream",
-        "amp",
-        "autocast",
-        "GradScaler",
-        "empty_cache",
-    }
+    """is_available manual_seed manual_seed_all is_initialized device_count is_bf16_supported Stream amp autocast
+    GradScaler empty_cache""".split()  # noqa: SIM905
 )
 
 

@@ -110,18 +110,7 @@ def _never_shuffles_pass(one: Pass) -> bool:
 _GATHER = "gather keeps the samples that pad the last batch, so they count twice"
 _FIX = "give each rank range(rank, len(dataset), world_size) by Subset, and reduce sums and counts; or drop the repeated samples by their index"
 _TELLS = frozenset(
-    {
-        "print",
-        "log",
-        "add_scalar",
-        "info",
-        "log_metric",
-        "log_metrics",
-        "log_dict",
-        "write",
-        "set_postfix",
-        "add_scalars",
-    }
+    """print log add_scalar info log_metric log_metrics log_dict write set_postfix add_scalars""".split()  # noqa: SIM905
 )
 #: What a line says that tells whose number it is.
 _LOCAL = re.compile(r"local|rank|this process|own|shard", re.IGNORECASE)
@@ -157,7 +146,8 @@ def _divided_by_all(script: Script) -> Iterator[Found]:
     shared: set[int] = set()
     for one in passes(script):
         sampler = sampler_of(one.loader)
-        data = sampler.call.arg(0, "dataset") if sampler is not None and sampler.call is not None else None
+        splits = one.loader.call if is_prepared(one.loader) else sampler.call if sampler is not None else None
+        data = splits.arg(0, "dataset") if splits is not None else None
         if data is not None and data.thing is not None and not _is_put_together(one):
             shared.add(id(data.thing))
     for note in script.notes:
