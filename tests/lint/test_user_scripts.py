@@ -612,6 +612,19 @@ if dist.get_rank() == 0:
 dist.barrier()
 MNIST("data", download=False)
     """),
+    "a folder of events with this rank's own time in its name": ("RW517", _INIT + """
+import time
+from torch.utils.tensorboard.writer import SummaryWriter
+writer = SummaryWriter(log_dir="runs/" + time.ctime())
+    """, _INIT + """
+import time
+from torch.utils.tensorboard.writer import SummaryWriter
+name = [time.ctime()]
+dist.broadcast_object_list(name, src=0)
+writer = SummaryWriter(log_dir="runs/" + name[0])
+if dist.get_rank() == 0:
+    writer = SummaryWriter(log_dir="runs/" + time.ctime())
+    """),
     "a table of names that is only read": ("RW804", "import argparse\nprint(argparse.Namespace().__dict__, missing)\n", "import argparse\nargparse.__dict__.update(missing=1)\nprint(missing)\n"),
     "an address that no host has": ("RW209", """
 import argparse, torch.distributed as dist

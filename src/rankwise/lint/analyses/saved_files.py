@@ -88,6 +88,7 @@ _OTHERS = {
     "os.mkdir": (0, "path"),
     "os.listdir": (0, "path"),
     "torch.distributed.checkpoint.save": (None, "checkpoint_id"),
+    "torch.utils.tensorboard.SummaryWriter": (0, "log_dir"),
 }
 
 
