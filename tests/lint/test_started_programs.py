@@ -52,8 +52,9 @@ def _rules(folder: Path, files: dict[str, str], checked: str) -> list[str]:
         {"engine.py": _ENGINE, "main.py": "from engine import Engine\nEngine('out').run()\n"},
         {"engine.py": _ENGINE, "part/__init__.py": "from . import one\n", "part/one.py": "import engine\ndef go():\n    engine.Engine('out').run()\n",
          "main.py": "from part import (\n    one as it,\n)\nit.go()\n"},
+        {"engine.py": _ENGINE + "class Other(Engine):\n    def __each(self):\n        pass\n", "main.py": _MAIN.replace("Engine", "Other")},
     ],
-    ids=["behind the guard", "at the margin", "by way of a package"],
+    ids=["behind the guard", "at the margin", "by way of a package", "private methods are each class's own"],
 )  # fmt: skip
 def test_a_file_without_a_word_of_ranks_starts_them(tmp_path: Path, files: dict[str, str]) -> None:
     """A program whose own text says nothing of ranks is run as one if what it imports joins a group."""

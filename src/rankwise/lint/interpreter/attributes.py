@@ -184,7 +184,10 @@ def _of_instance(run: Run, owner: Value, thing: Instance, name: str, node: Any) 
         return thing.attrs[name]
     if name == "__class__":
         return Value(thing=thing.cls)
-    found = thing.cls.find(name)
+    # A private method is that of the class whose text calls it, whatever a subclass has.
+    is_private = name.startswith("__") and not name.endswith("__")
+    within = run.functions[-1].owner if is_private and run.functions else None
+    found = (within or thing.cls).find(name)
     if found is not None:
         return _bound(run, owner, found, node)
     if thing.base is not None and thing.base.call is not None:
