@@ -62,7 +62,6 @@ class Module:
         tree: Its syntax tree.
         text: Its text.
         shown: The path as the user named it.
-        starts_ranks: Whether what it imports makes it a program of several ranks.
     """
 
     path: Path
@@ -70,7 +69,6 @@ class Module:
     text: str
     shown: str
     is_fragment: bool = False
-    starts_ranks: bool = False
 
     @cached_property
     def lines(self) -> list[str]:
@@ -94,8 +92,8 @@ class Module:
 
     @cached_property
     def is_program(self) -> bool:
-        """Whether running it has to do with ranks, not only calling what it defines."""
-        return self.starts_ranks or is_relevant_program(self.tree, self.relevant, self.text)
+        """Whether running it has to do with ranks by its own words, not only calling what it defines."""
+        return is_relevant_program(self.tree, self.relevant, self.text)
 
     @cached_property
     def package(self) -> tuple[Path, tuple[str, ...]]:

@@ -40,13 +40,11 @@ def study(unit: CodeUnit, project: Project) -> Script:
         SyntaxError: It is no Python.
     """
     tree = parse(unit.code)
-    path = Path(unit.path)
-    starts = not unit.is_fragment and project.starts_ranks(path, unit.code)
-    module = Module(
-        path=path, tree=tree, text=unit.code, shown=unit.path, is_fragment=unit.is_fragment, starts_ranks=starts
-    )
+    module = Module(path=Path(unit.path), tree=tree, text=unit.code, shown=unit.path, is_fragment=unit.is_fragment)
+    if not (module.is_program or unit.is_fragment):
+        module.is_program = project.starts_ranks(module.path, unit.code)
     script = Script(unit=unit, tree=tree, module=module, project=project)
-    if starts or matters(unit.code):
+    if module.is_program or matters(unit.code):
         _Runs(module, project, script).run_all()
     return script
 
