@@ -46,6 +46,14 @@ if dist.get_rank() == 0:
     print("accuracy", right / seen)
 """
 )
+_OPTION = """
+import argparse, deepspeed, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1)
+args = parser.parse_args()
+START
+print(args.local_rank)
+"""
 _PREPARED = """
 import torch
 from accelerate import Accelerator
@@ -360,6 +368,7 @@ def run(args):
         MNIST("data", download=True)
     dist.barrier()
     """),
+    "a launcher that passes the local rank": ("RW217", _OPTION.replace("START", 'dist.init_process_group("gloo")'), _OPTION.replace("START", "deepspeed.init_distributed()")),
     "processes that are started by hand get their rank": ("RW217", """
 import argparse
 parser = argparse.ArgumentParser()

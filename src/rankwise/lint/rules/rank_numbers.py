@@ -214,7 +214,8 @@ def local_rank_from_command_line(script: Script) -> Iterator[Found]:
         for word in ("init_process_group", "init_distributed", "DistributedDataParallel", "Accelerator")
     ):
         return
-    if any(_by_hand(call) for call in script.calls_of(INIT)):
+    # DeepSpeed's own launcher passes it.
+    if any(call.name.startswith("deepspeed.") or (call.name == INIT and _by_hand(call)) for call in script.all_calls):
         return
     has_environment = any("LOCAL_RANK" in one.module.text for one in script.all_calls)
     for option in options(script):
