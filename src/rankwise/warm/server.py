@@ -57,7 +57,7 @@ _RANKS_OWN = frozenset(
 _REHEARSAL_S = 10.0
 #: Ranks forked by one process between; each order comes with seven descriptors.
 _MOST_AT_ONCE = 8
-_LONGEST_ORDER, _MOST_FDS, _LONGEST_PID = 1 << 20, 16, 16
+_LONGEST_ORDER, _MOST_FDS = 1 << 20, 16
 #: So long without an order, and the rest is imported, for restarts.
 _IDLE_S = 1.0
 
@@ -156,7 +156,7 @@ class Server:
         self._begin_env = dict(os.environ)
         self._ready: dict[str, Any] = {}
         self._num_expected = 0
-        self._spares: list[socket.socket] = []
+        self._spares = load("spares").Spares(self.fork)
         self._watch = self.become_rank.ImportWatch({name.partition(".")[0] for name in orders["asked"]})
         self.say({"hello": os.getpid()})
         signals = [getattr(signal, name) for name in _DEAF_TO]
@@ -428,54 +428,25 @@ class Server:
             return
 
     def _fork_spares(self) -> bool:
-        """Fork some of the processes that will be asked for, while the launcher is not so far yet.
-
-        Returns:
-            True in a rank, which has its order by then; False in the server.
-        """
+        """Fork some of the processes that will be asked for; True in a rank, which has its order by then."""
         number = min(self._num_expected, _MOST_AT_ONCE)
         self._num_expected -= number
-        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(number)]
-        new, theirs = [ours for ours, _ in pairs], [end for _, end in pairs]
-        me, mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
-        try:
-            middle = self.fork()
-        except OSError:
-            middle = -1
-        if middle:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
+        asked = self._spares.fork(number, self._sock)
+        if asked is None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            self._spares += new
-            for sock in theirs:
-                sock.close()
             return False
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for sock in (*self._spares, *new):
-            sock.close()  # the end of the server's copy ends a spare
-        middle = os.getpid()
-        for sock in theirs:
-            if not (pid := os.fork()):
-                for other in (self._sock, *theirs):
-                    if other is not sock:
-                        other.close()
-                data, fds, _, _ = socket.recv_fds(sock, _LONGEST_ORDER, _MOST_FDS)
-                if not data:
-                    os._exit(0)
-                sock.close()
-                self._become(json.loads(data), fds, mask=mask, strangers=(me, middle))
-                return True
-            sock.send(str(pid).encode())
-        os._exit(0)
+        order, fds, strangers = asked
+        self._become(order, fds, mask=mask, strangers=strangers)
+        return True
 
     def _use_spare(self, order: dict[str, Any], fds: list[int]) -> bool:
         """Let a process that was forked before carry out an order; False if there is none."""
-        while self._spares:
-            with self._spares.pop(0) as spare, contextlib.suppress(OSError):
-                if pid := spare.recv(_LONGEST_PID):
-                    # Told at once, and after it: when all are told, this process may be ended.
-                    socket.send_fds(spare, [json.dumps(order).encode()], fds)
-                    self.say({"forked": order["tag"], "pid": int(pid)})
-                    return True
-        return False
+        pid = self._spares.use(order, fds)
+        if pid:
+            # At once, and after it has its order: when all are told, this process may be ended.
+            self.say({"forked": order["tag"], "pid": pid})
+        return bool(pid)
 
     def _fork_all(self, batch: list[tuple[dict[str, Any], list[int]]]) -> bool:
         """Fork ranks that are not our children, by a process between: the supervisor adopts them, and they outlive us.
