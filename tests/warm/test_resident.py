@@ -424,6 +424,22 @@ def test_where_nobody_edits_and_runs_the_variable_does_not_count(residence: Resi
     assert (result.code, result.err, len(residence.pids())) == (0, "", 1)
 
 
+def test_what_the_check_says_of_a_run_that_fails_at_once_is_not_lost(residence: Residence, tmp_path: Path) -> None:
+    """A run of a server fails sooner than its script is read: what explains it is waited for."""
+    script = """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            dist.barrier()
+        open("missing")
+        """
+    write_script(tmp_path, script)
+    for _ in range(2):
+        failed = residence.run(tmp_path, "--nproc-per-node", "2", "train.py", env={"RANKWISE_CHECK": None})
+        assert failed.code == 1
+        assert "RW102" in failed.err.partition("errors in train.py")[2]
+
+
 def test_processes_that_wait_for_their_order_are_the_ranks_and_the_rest_ends(
     residence: Residence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from rankwise.launcher.workers import Workers
     from rankwise.warm.plan import Plan
 
+#: What a job ends with that is through, or that somebody has stopped.
+_WITHOUT_FAULT = {0, REQUEUE, 128 + signal.SIGINT, 128 + signal.SIGTERM}
+
 
 def launch(spec: LaunchSpec, console: Console) -> int:
     """Run a job to its end on this node.
@@ -59,6 +63,8 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         from rankwise.launcher.attempt_loop import run_attempts  # noqa: PLC0415 - it is there by now
 
         code = run_attempts(job)
+        if job.check is not None and code not in _WITHOUT_FAULT:
+            job.check.wait()
     except InterruptedByUser:
         return _interrupted(spec, signals, console)
     except RankwiseError as error:

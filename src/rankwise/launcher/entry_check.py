@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: What comes later than this would stand in the midst of the training's own output.
 _LATE_S = 10.0
+#: Who waits for the end of a run that has failed is not kept for longer.
+_AFTER_FAILURE_S = 2.0
 #: Isolated: a module of the user's, beside the script or in the current folder, is not to be imported.
 _CODE = (
     "import sys; sys.path.append(sys.argv[1]); from rankwise.lint.running.entry import main; "
@@ -74,6 +76,11 @@ class EntryCheck:
                 f"the check found errors in {self._script}, so --strict does not start it",
                 hint="fix them, silence them with `# noqa`, or use --no-check",
             )
+
+    def wait(self) -> None:
+        """Let it come to its end beside a run that has failed, perhaps sooner than it could say why."""
+        if self._thread is not None:
+            self._thread.join(_AFTER_FAILURE_S)
 
     def close(self) -> None:
         """End it, if it is still at work."""
