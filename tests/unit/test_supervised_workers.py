@@ -61,7 +61,7 @@ def test_a_process_that_ends_before_its_pid_was_told_has_ended_as_it_did() -> No
     gone = subprocess.Popen(["true"])
     gone.wait()
     reading, writing = os.pipe()
-    with ours, server, subprocess.Popen([sys.executable, "-c", _KEEPS, *map(str, (*fds, gone.pid))], pass_fds=fds):
+    with subprocess.Popen([sys.executable, "-c", _KEEPS, *map(str, (*fds, gone.pid))], pass_fds=fds), ours, server:
         theirs.close()
         link.close()
         ours.settimeout(20)
@@ -69,7 +69,7 @@ def test_a_process_that_ends_before_its_pid_was_told_has_ended_as_it_did() -> No
         server.send(json.dumps({"ready": 1}).encode())
         for tag, argv, forks in (
             ("0.0", ["train.py"], "script"),
-            ("orphan", ["sh", "-c", "sh -c 'exit 3' & echo $!"], ""),
+            ("orphan", ["sh", "-c", "sh -c 'sleep 0.3; exit 3' & echo $!"], ""),
         ):
             request = Request(op="start", tag=tag, argv=argv, forks=forks)
             socket.send_fds(ours, [json.dumps(asdict(request)).encode()], [0, writing, 2])
@@ -84,4 +84,3 @@ def test_a_process_that_ends_before_its_pid_was_told_has_ended_as_it_did() -> No
         while len(said) < 5:  # the server is ready; both have started and ended
             said.append(json.loads(ours.recv(1 << 16)))
         assert [os.waitstatus_to_exitcode(int(str(one["status"]))) for one in said if one.get("ended") == "0.0"] == [3]
-        ours.close()
