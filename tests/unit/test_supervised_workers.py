@@ -66,7 +66,7 @@ def test_a_process_that_ends_before_its_pid_was_told_has_ended_as_it_did() -> No
         link.close()
         ours.settimeout(20)
         server.settimeout(20)
-        server.send(json.dumps({"ready": 1}).encode())
+        server.send(json.dumps({"ready": 1, "num_modules": 1, "seconds": 1.0}).encode())
         for tag, argv, forks in (
             ("0.0", ["train.py"], "script"),
             ("orphan", ["sh", "-c", "sh -c 'sleep 0.3; exit 3' & echo $!"], ""),
@@ -80,7 +80,8 @@ def test_a_process_that_ends_before_its_pid_was_told_has_ended_as_it_did() -> No
             pid = int(file.readline())
         wait_until(lambda: not Path(f"/proc/{pid}").exists())
         server.send(json.dumps({"forked": "0.0", "pid": pid}).encode())
-        said: list[dict[str, object]] = []
+        said: list[dict[str, dict[str, object]]] = []
         while len(said) < 5:  # the server is ready; both have started and ended
             said.append(json.loads(ours.recv(1 << 16)))
-        assert [os.waitstatus_to_exitcode(int(str(one["status"]))) for one in said if one.get("ended") == "0.0"] == [3]
+        ends = [one["Ended"] for one in said if "Ended" in one]
+        assert [end["code"] for end in ends if end["tag"] == "0.0"] == [3]

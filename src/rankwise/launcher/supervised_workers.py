@@ -10,7 +10,7 @@ import socket
 from array import array
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal, TypedDict, final
+from typing import TYPE_CHECKING, final
 
 from rankwise.base.errors import LaunchError
 from rankwise.base.os_calls import SERVER_FD, adopt_orphans, adopts_orphans, make_memory_file, wait_ready
@@ -36,25 +36,8 @@ _LONGEST_DATAGRAM = 60_000
 #: A supervisor takes a request in well under a millisecond; a process is started in a few.
 _REQUEST_S = 60.0
 _FULL_LOOK_S = 0.01
-
-
-class _Message(TypedDict, total=False):
-    """What the supervisor says."""
-
-    ended: str
-    status: int
-    at: float
-    started: str
-    pid: int
-    failed: str
-    error: str
-    ready: int
-    num_modules: int
-    seconds: float
-    cold: str
-    warning: str
-    lost: str
-    gone: str
+#: What the supervisor tells of its own accord; all else answers a question.
+_CHANGES: dict[str, type[Change]] = {one.__name__: one for one in (Started, NotStarted, Ended, Warmed, Cooled)}
 
 
 @final
@@ -142,11 +125,11 @@ class SupervisedWorkers:
                     self._waiting.append(SupervisorLost())
                 self._lost = True
                 return
-            message = json.loads(data)
-            if change := _to_change(message):
-                self._waiting.append(change)
+            ((name, body),) = json.loads(data).items()
+            if name in _CHANGES:
+                self._waiting.append(_CHANGES[name](**body))
             else:
-                self._answers.update(message)
+                self._answers[name] = body
 
     def _wait_answer(self, name: str, timeout_s: float) -> int:
         end, hurried = self._clock.monotonic() + timeout_s, False
@@ -225,28 +208,6 @@ class SupervisedWorkers:
             os.kill(self._pid, 0)  # its parent takes its end in at once
             return False
         return True
-
-
-def _to_change(message: _Message) -> Change | None:
-    """Read what the supervisor tells of its own accord; None for an answer."""
-    change: Change | None = None
-    if "ended" in message:
-        code = os.waitstatus_to_exitcode(message["status"])
-        change = Ended(tag=message["ended"], code=code, at_s=message["at"])
-    elif "started" in message:
-        change = Started(tag=message["started"], pid=message["pid"])
-    elif "failed" in message:
-        change = NotStarted(tag=message["failed"], error=message["error"])
-    elif "ready" in message:
-        change = Warmed(num_modules=message["num_modules"], seconds=message["seconds"])
-    elif "cold" in message:
-        change = Cooled(reason=message["cold"])
-    elif "warning" in message:
-        change = Cooled(reason=message["warning"], kind="warning")
-    elif "lost" in message or "gone" in message:
-        kind: Literal["lost", "gone"] = "lost" if "lost" in message else "gone"
-        change = Cooled(reason=message[kind], kind=kind)
-    return change
 
 
 def _to_request(op: str, tag: str, command: Command) -> Request:

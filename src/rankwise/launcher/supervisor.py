@@ -15,7 +15,8 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.files import read_all
@@ -35,7 +36,8 @@ from rankwise.base.os_calls import (
 from rankwise.launcher.processes import end_descendants, list_descendants
 from rankwise.launcher.rank_command import hook_path_env
 from rankwise.launcher.supervisor_protocol import DATAGRAM_BYTES, Request, make_supervisor_socket
-from rankwise.launcher.warm_link import Forked, Refused, ServerMessage, Waiting, WarmLink
+from rankwise.launcher.warm_link import Message, Waiting, WarmLink
+from rankwise.launcher.workers import Change, Cooled, Ended, NotStarted, Started, Warmed
 from rankwise.verdict.exit_codes import name_signal
 
 if TYPE_CHECKING:
@@ -165,10 +167,10 @@ class Supervisor:
         try:
             pid = self._spawn(request, fds)
         except OSError as error:
-            self._say({"failed": request.tag, "error": f"{error.strerror}: {error.filename or request.argv[0]}"})
+            self._tell(NotStarted(tag=request.tag, error=f"{error.strerror}: {error.filename or request.argv[0]}"))
             return None
         self._tags[pid] = request.tag
-        self._say({"started": request.tag, "pid": pid})
+        self._tell(Started(tag=request.tag, pid=pid))
         return pid
 
     def _spawn(self, request: Request, fds: list[int]) -> int:
@@ -207,14 +209,14 @@ class Supervisor:
     def _warm_up(self, request: Request, fds: list[int]) -> None:
         """Start the warm server; a request that it can't carry out is started cold."""
         if not self._can_adopt:
-            self._say({"cold": "this system does not let us adopt forked ranks"})
+            self._tell(Cooled(reason="this system does not let us adopt forked ranks"))
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pid = self._spawn(request, [*fds, theirs.fileno()])
         except OSError as error:
             ours.close()
-            self._say({"cold": f"{request.argv[0]} can't be started: {error.strerror}"})
+            self._tell(Cooled(reason=f"{request.argv[0]} can't be started: {error.strerror}"))
             return
         finally:
             theirs.close()
@@ -231,17 +233,16 @@ class Supervisor:
             return
         messages, is_there = self._link.read()
         refusal = ""
-        for one in messages:
-            match one:
-                case Forked(waiting=waiting, pid=pid):
-                    self._welcome(waiting, pid)
-                case Refused(waiting=waiting, reason=reason):
-                    if not refusal:
-                        self._say({"cold": reason})
-                    refusal = reason
-                    self._start_waiting(waiting)
-                case ServerMessage(message=message):
-                    self._say(message)
+        for message, waiting in messages:
+            if waiting is None:
+                self._hear(message)
+            elif "forked" in message:
+                self._welcome(waiting, message["pid"])
+            else:
+                if not refusal:
+                    self._tell(Cooled(reason=message["reason"]))
+                refusal = message["reason"]
+                self._start_waiting(waiting)
         if refusal:
             self._end_link()  # what stands in the way does not go away
         elif delay := self._link.find_delay(SYSTEM_CLOCK.monotonic()):
@@ -249,11 +250,19 @@ class Supervisor:
         elif not is_there:
             self._lose_server(self._link)
 
+    def _hear(self, message: Message) -> None:
+        if "ready" in message:
+            self._tell(Warmed(num_modules=message["num_modules"], seconds=message["seconds"]))
+        elif "cold" in message:
+            self._tell(Cooled(reason=message["cold"]))
+        elif "warning" in message:
+            self._tell(Cooled(reason=message["warning"], kind="warning"))
+
     def _lose_server(self, link: WarmLink) -> None:
         if not link.gave_up:
             end, was_killed = self._describe_end()
-            kind = ("lost" if link.has_requests else "gone") if was_killed else "cold"
-            self._say({kind: f"the warm server {end}"})
+            kind: Literal["lost", "gone"] = "lost" if link.has_requests else "gone"
+            self._tell(Cooled(reason=f"the warm server {end}", kind=kind if was_killed else "cold"))
         self._end_link()
 
     def _describe_end(self) -> tuple[str, bool]:
@@ -269,11 +278,11 @@ class Supervisor:
 
     def _welcome(self, waiting: Waiting, pid: int) -> None:
         self._tags[pid] = waiting.request.tag
-        self._say({"started": waiting.request.tag, "pid": pid})
+        self._tell(Started(tag=waiting.request.tag, pid=pid))
         for fd in waiting.fds:
             os.close(fd)
         if pid in self._unclaimed:
-            self._tell_end(pid, self._unclaimed.pop(pid))
+            self._tell_end(self._tags.pop(pid), os.waitstatus_to_exitcode(self._unclaimed.pop(pid)))
         for number in waiting.signals:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -295,10 +304,10 @@ class Supervisor:
         with suppress(ProcessLookupError):
             os.kill(link.pid, signal.SIGKILL)
         if reason:
-            self._say({"cold": reason})
+            self._tell(Cooled(reason=reason))
         for waiting in left:
             if int(signal.SIGKILL) in waiting.signals:
-                self._say({"ended": waiting.request.tag, "status": 9, "at": SYSTEM_CLOCK.monotonic()})
+                self._tell_end(waiting.request.tag, -int(signal.SIGKILL))
                 for fd in waiting.fds:
                     os.close(fd)
             else:
@@ -307,7 +316,7 @@ class Supervisor:
     def _signal(self, request: Request) -> None:
         if self._link is not None and request.number in self._ending and self._link.drop(request.tag):
             # It waited for the server, and now it need not begin: told as if it had died of the signal.
-            self._say({"ended": request.tag, "status": request.number, "at": SYSTEM_CLOCK.monotonic()})
+            self._tell_end(request.tag, -request.number)
             return
         if self._link is not None and self._link.signal(request.tag, request.number):
             return  # it gets the signal as soon as it is there; a server that never answers is ended by find_delay
@@ -339,12 +348,15 @@ class Supervisor:
             if self._link is not None and pid == self._link.pid:
                 self._server_status = status
             if pid in self._tags:
-                self._tell_end(pid, status)
+                self._tell_end(self._tags.pop(pid), os.waitstatus_to_exitcode(status))
             elif is_asked:
                 self._unclaimed[pid] = status
 
-    def _tell_end(self, pid: int, status: int) -> None:
-        self._say({"ended": self._tags.pop(pid), "pid": pid, "status": status, "at": SYSTEM_CLOCK.monotonic()})
+    def _tell_end(self, tag: str, code: int) -> None:
+        self._tell(Ended(tag=tag, code=code, at_s=SYSTEM_CLOCK.monotonic()))
+
+    def _tell(self, change: Change) -> None:
+        self._say({type(change).__name__: asdict(change)})
 
     def _say(self, message: dict[str, object]) -> None:
         with suppress(OSError):  # the parent is gone: the next look at the socket ends all

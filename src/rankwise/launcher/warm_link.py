@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypedDict, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 
@@ -43,27 +43,25 @@ class Waiting:
         return int(signal.SIGKILL) in self.signals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forked:
-    """The server forked a process, which is a child of the supervisor by now or in a moment."""
+class Message(TypedDict, total=False):
+    """What the server says: that it is there, and what of it; what became of a request; or why it can't serve.
 
-    waiting: Waiting
+    Attributes:
+        ready: Its pid, once it can fork; with the modules that it has imported, and the seconds that this took.
+        forked: The tag of a request; ``pid`` is the new process's, which is the supervisor's child by now or in a moment.
+        refused: The tag of a request that must be started cold, with the reason.
+    """
+
+    hello: int
+    ready: int
+    num_modules: int
+    seconds: float
+    warning: str
+    cold: str
+    forked: str
     pid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A request must be started cold."""
-
-    waiting: Waiting
+    refused: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerMessage:
-    """What the server says beside that: when it is ready, what it could not import, why it gives up."""
-
-    message: dict[str, object]
 
 
 @final
@@ -117,9 +115,9 @@ class WarmLink:
         _close(waiting.fds)
         return True
 
-    def read(self) -> tuple[list[Forked | Refused | ServerMessage], bool]:
-        """Return what the server has said, in order, and whether it is still there."""
-        found: list[Forked | Refused | ServerMessage] = []
+    def read(self) -> tuple[list[tuple[Message, Waiting | None]], bool]:
+        """Return what the server has said, in order, each with the request that it is about, and whether it is still there."""
+        found: list[tuple[Message, Waiting | None]] = []
         while True:
             try:
                 data = self._sock.recv(1 << 16)
@@ -129,19 +127,12 @@ class WarmLink:
                 data = b""
             if not data:
                 return found, False
-            message = json.loads(data)
-            if "forked" in message:
-                waiting = self._waiting.pop(message["forked"])
-                found.append(Forked(waiting=waiting, pid=message["pid"]))
-            elif "refused" in message:
-                waiting = self._waiting.pop(message["refused"])
-                found.append(Refused(waiting=waiting, reason=message["reason"]))
-            elif "hello" in message:
-                self._has_hook = True
-            else:
-                self._is_ready |= "ready" in message
-                self.gave_up |= "cold" in message
-                found.append(ServerMessage(message=message))
+            message: Message = json.loads(data)
+            self._has_hook |= "hello" in message
+            self._is_ready |= "ready" in message
+            self.gave_up |= "cold" in message
+            tag = message.get("forked") or message.get("refused")
+            found.append((message, None if tag is None else self._waiting.pop(tag)))
             if self._is_ready:
                 self._send_waiting()
 
