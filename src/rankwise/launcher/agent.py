@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from rankwise.base.clock import Clock
     from rankwise.launcher.console import Console
+    from rankwise.launcher.interpreter import Interpreter
     from rankwise.launcher.spec import LaunchSpec
     from rankwise.launcher.workers import Workers
     from rankwise.warm.plan import Plan
@@ -53,7 +54,10 @@ def launch(spec: LaunchSpec, console: Console) -> int:
     closings: list[Callable[[], None]] = []
     code = 0
     try:
-        host, helper = _find_host(spec, console, signals, closings)
+        interpreter = find_interpreter(needs_torch=spec.program.how != "program")
+        if not interpreter.is_ours:
+            console.say(f"rankwise: the ranks run in {interpreter.path} (torch {interpreter.torch_version})")
+        host, helper = find_host(spec, interpreter, signals, closings)
         plan = plan_warm_start(spec, host)
         supervisor = ask_resident(spec, host, plan, signals, console)
         workers = open_workers(signals, SYSTEM_CLOCK, supervisor)
@@ -79,18 +83,26 @@ def launch(spec: LaunchSpec, console: Console) -> int:
     return code
 
 
-def _find_host(
-    spec: LaunchSpec, console: Console, signals: Signals, closings: list[Callable[[], None]]
+def find_host(
+    spec: LaunchSpec, interpreter: Interpreter, signals: Signals, closings: list[Callable[[], None]]
 ) -> tuple[Host, Helper | None]:
-    """Find the ranks' Python, and how many ranks this host gets."""
-    interpreter, helper = find_interpreter(needs_torch=spec.program.how != "program"), None
-    if not interpreter.is_ours:
-        console.say(f"rankwise: the ranks run in {interpreter.path} (torch {interpreter.torch_version})")
+    """Find how many ranks this host gets, and what stands before their commands.
+
+    Args:
+        spec: What is launched.
+        interpreter: The ranks' Python.
+        signals: End the wait for an answer.
+        closings: Gets what is to be called in the end.
+
+    Returns:
+        The host, and the process that was asked, if one was.
+    """
+    helper = None
     # What is to be done before the ranks, or beside them, and needs torch.
     if spec.num_ranks is None or not spec.is_one_node or spec.numa_binding is not None or are_asked_for():
         helper = Helper(interpreter.path, signals, SYSTEM_CLOCK)
         closings.append(helper.close)
-    num_ranks, prefixes = ask_host(spec, helper)
+    num_ranks, prefixes = _ask_host(spec, helper)
     num_threads = share_cores(num_ranks)
     return Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads), helper
 
@@ -168,7 +180,7 @@ def _explain_device(device: str, text: str) -> UsageError:
     return UsageError(f"--nproc-per-node {device}: {text}", hint="a number, or auto for what this host has")
 
 
-def ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:
+def _ask_host(spec: LaunchSpec, helper: Helper | None) -> tuple[int, tuple[tuple[str, ...], ...]]:
     """Return the number of ranks and the words before each one's command."""
     num_ranks = spec.num_ranks or 1
     if spec.num_ranks is None and helper is not None:

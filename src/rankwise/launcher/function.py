@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from rankwise.base.environ import environ, get, is_on
 from rankwise.base.errors import LaunchError, UsageError
-from rankwise.launcher.function_outcome import is_lost, read_values
+from rankwise.launcher.function_outcome import read_values
 from rankwise.launcher.function_payload import make_payload, name_function
-from rankwise.launcher.function_pool import Kind, Pool, close_all, find_flags, find_outputs
+from rankwise.launcher.function_pool import Pool, close_all, find_flags, find_outputs
 from rankwise.launcher.job import find_temporary
+from rankwise.launcher.pool_protocol import Call, Kind
 from rankwise.launcher.spec import may_watch
 from rankwise.warm.plan import LATCHED
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rankwise.launcher.function_payload import Payload
-    from rankwise.launcher.pool import Answer
+    from rankwise.launcher.pool_protocol import Answer
 
 Result = TypeVar("Result")
 
@@ -125,11 +126,10 @@ def launch(
             stream.flush()  # what was printed before the ranks stands before what they print
     folder = _make_folder(payload)
     try:
-        answer, is_late = _run(
-            kind, payload, _make_env(env or {}), folder, timeout_s, max_restarts=operator.index(max_restarts)
-        )
-        values = read_values(answer, folder, name_function(fn), timeout_s=timeout_s if is_late else None)
-        return cast("list[Result]", values)
+        restarts = operator.index(max_restarts)
+        answer = _run(kind, payload, _make_env(env or {}), folder, timeout_s, max_restarts=restarts)
+        limit_s = timeout_s if answer.is_late else None
+        return cast("list[Result]", read_values(answer, folder, name_function(fn), timeout_s=limit_s))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -155,22 +155,23 @@ def _run(
     timeout_s: float | None,
     *,
     max_restarts: int,
-) -> tuple[Answer, bool]:
+) -> Answer:
     """Run a job on a pool that is there, or on a new one; one that was killed while it was idle is no failure."""
     while True:
         pool, is_new = _take(kind, payload.imports, env)
         stays = False
         try:
             differing = {name: env.get(name) for name in _find_differing(env, pool.env)}
-            answer, is_late = pool.run(folder, differing, max_restarts=max_restarts, timeout_s=timeout_s)
-            stays = not answer.get("lost") and not is_lost(answer)
+            call = Call(folder=folder, variables=differing, max_restarts=max_restarts)
+            answer = pool.run(call, timeout_s=timeout_s)
+            stays = not answer.is_lost
         except KeyboardInterrupt:
             stays = True  # it has stopped the job, or has been closed
             raise
         finally:
             _give_back(pool, stays=stays)
-        if is_new or is_late or not answer.get("lost"):
-            return answer, is_late
+        if is_new or answer.is_late or answer.verdict is not None:
+            return answer
 
 
 def _take(kind: Kind, imports: tuple[str, ...], env: dict[str, str]) -> tuple[Pool, bool]:

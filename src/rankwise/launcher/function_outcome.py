@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING
 
 from rankwise.base.errors import LaunchError, RankFailedError, RankwiseError
 from rankwise.base.rank_names import name_ranks
@@ -11,32 +11,8 @@ from rankwise.launcher.function_payload import read_error, read_value
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankwise.launcher.pool import Answer
-
-
-class _Where(TypedDict):
-    rank: int
-    where: str | None
-    op: str | None
-
-
-class _Verdict(TypedDict):
-    """The parts of a verdict as JSON that matter here."""
-
-    kind: str
-    culprits: list[int]
-    message: str
-    fix: str
-    traceback: str
-    waiting: list[_Where]
-    exits: dict[str, int | None]
-    stopped_by: str | None
-
-
-def is_lost(answer: Answer) -> bool:
-    """Whether a job failed for what happened to the launcher's own processes."""
-    verdict = _read(answer)
-    return verdict["kind"] != "ok" and not verdict["culprits"] and verdict["stopped_by"] is None
+    from rankwise.launcher.pool_protocol import Answer
+    from rankwise.verdict.case import Verdict
 
 
 def read_values(answer: Answer, folder: Path, name: str, *, timeout_s: float | None) -> list[object]:
@@ -46,21 +22,21 @@ def read_values(answer: Answer, folder: Path, name: str, *, timeout_s: float | N
         answer: How the job ended.
         folder: Where the ranks have left what came of it.
         name: The function's, for errors.
-        timeout_s: The limit, if the job was stopped for it; then ``lost`` means that it had not begun.
+        timeout_s: The limit, if the job was stopped for it; without a verdict it had not begun.
 
     Raises:
         RankFailedError: A rank failed, or did not end in time.
         LaunchError: No rank is to blame.
     """
-    if answer.get("lost") and timeout_s is not None:
+    verdict = answer.verdict
+    if verdict is None and timeout_s is not None:
         raise _make_not_started(name, timeout_s)
-    if answer.get("lost"):
+    if verdict is None:
         raise LaunchError("the launcher's own processes were killed", hint="launch again")
-    verdict, restarts = _read(answer), answer["restarts"]
-    paths = [folder / f"value.{rank}.{restarts}" for rank in range(answer["num_ranks"])]
+    paths = [folder / f"value.{rank}.{answer.restarts}" for rank in range(answer.num_ranks)]
     # Collectives that were paired wrongly have been told; what the function returned is there all the same.
-    has_returned = verdict["kind"] == "mismatch" and all(code == 0 for code in verdict["exits"].values())
-    if verdict["kind"] == "ok" or has_returned:
+    has_returned = verdict.kind == "mismatch" and all(code == 0 for code in verdict.exits.values())
+    if verdict.kind == "ok" or has_returned:
         if silent := [rank for rank, path in enumerate(paths) if not path.exists()]:
             raise RankFailedError(
                 f"{name_ranks(silent)} exited with code 0 before {name} returned",
@@ -68,14 +44,10 @@ def read_values(answer: Answer, folder: Path, name: str, *, timeout_s: float | N
                 hint="look for os._exit(0), or an os.exec… of another program: neither lets a function return",
             )
         return [read_value(path, rank=rank, name=name) for rank, path in enumerate(paths)]
-    if timeout_s is not None and not verdict["culprits"]:
+    if timeout_s is not None and not verdict.culprits:
         has_begun = any(folder.glob("begun.*"))
         raise _to_timeout(verdict, paths, name, timeout_s, has_begun=has_begun)
     raise _to_failure(answer, verdict, folder, name)
-
-
-def _read(answer: Answer) -> _Verdict:
-    return cast("_Verdict", answer.get("verdict") or {"kind": "ok"})
 
 
 def _make_not_started(name: str, timeout_s: float) -> RankFailedError:
@@ -86,34 +58,32 @@ def _make_not_started(name: str, timeout_s: float) -> RankFailedError:
 
 
 def _to_timeout(
-    verdict: _Verdict, paths: list[Path], name: str, timeout_s: float, *, has_begun: bool
+    verdict: Verdict, paths: list[Path], name: str, timeout_s: float, *, has_begun: bool
 ) -> RankFailedError:
     if not has_begun:
         return _make_not_started(name, timeout_s)
     running = [rank for rank, path in enumerate(paths) if not path.exists()]
     message = f"{name_ranks(running)} of {len(paths)} had not returned from {name} after {timeout_s:g} s"
     rows = []
-    for one in verdict["waiting"]:
-        doing = f"in {one['op']} " if one["op"] else ""
-        rows.append(f"  rank {one['rank']} was {doing}at {one['where']}")
+    for one in verdict.waiting:
+        doing = f"in {one.op} " if one.op else ""
+        rows.append(f"  rank {one.rank} was {doing}at {one.where}")
     return RankFailedError(
         "\n".join([message, *rows]), rank=running[0] if running else None,
         hint="give it a longer timeout_s, or look at the lines above: the job was stopped there",
     )  # fmt: skip
 
 
-def _to_failure(answer: Answer, verdict: _Verdict, folder: Path, name: str) -> RankwiseError:
-    culprits, found = verdict["culprits"], answer["reported"]
+def _to_failure(answer: Answer, verdict: Verdict, folder: Path, name: str) -> RankwiseError:
+    culprits, found = verdict.culprits, answer.reported
     if not culprits:
-        return LaunchError(
-            "\n".join(filter(None, [f"{name}: {verdict['message']}", found])), hint=verdict["fix"] or None
-        )
-    errors = {rank: read_error(folder / f"error.{rank}.{answer['restarts']}") for rank in culprits}
-    first = culprits[0] if answer["first"] is None else answer["first"]
+        return LaunchError("\n".join(filter(None, [f"{name}: {verdict.message}", found])), hint=verdict.fix or None)
+    errors = {rank: read_error(folder / f"error.{rank}.{answer.restarts}") for rank in culprits}
+    first = culprits[0] if verdict.first is None else verdict.first
     cause, text = errors.get(first, (None, ""))
-    message = verdict["message"].removeprefix(f"rank {first}: ")
-    text = (text or verdict["traceback"]).rstrip()
-    trace = f"\n\nTraceback on rank {first} of {answer['num_ranks']}, in {name}:\n{text}\n" if text else ""
-    error = RankFailedError(message + trace + (f"\n{found}" if found else ""), rank=first, hint=verdict["fix"] or None)
+    message = verdict.message.removeprefix(f"rank {first}: ")
+    text = (text or verdict.traceback).rstrip()
+    trace = f"\n\nTraceback on rank {first} of {answer.num_ranks}, in {name}:\n{text}\n" if text else ""
+    error = RankFailedError(message + trace + (f"\n{found}" if found else ""), rank=first, hint=verdict.fix or None)
     error.__cause__ = cause
     return error

@@ -4,69 +4,46 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import json
+import math
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
-import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TextIO, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.base.errors import LaunchError, UsageError
-from rankwise.base.os_calls import IS_WINDOWS
-from rankwise.launcher.output import read_or_end
+from rankwise.base.errors import LaunchError, RankwiseError
+from rankwise.base.os_calls import IS_WINDOWS, wait_ready
+from rankwise.launcher.pool_protocol import Answer, Call, Kind, Opening, lend
 from rankwise.verdict.exit_codes import name_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from rankwise.launcher.pool import Answer, Opening
+    from rankwise.launcher.pool_protocol import CallersEnd, Order
 
 #: Stopping takes the ranks' time to leave, and what the launcher itself needs; more than this means that it hangs.
 _STOP_S = 40.0
 #: Without an order for so long, the processes and the memory go.
 _IDLE_S = 300.0
 _CLOSE_S = 10.0
-_LOOK_EVERY_S = 0.5
+#: Windows can't wait for a pipe and an answer at once.
+_LOOK_EVERY_S = 0.02
 #: A process whose answers have ended, ends; else it is killed.
 _END_S = 5.0
-#: So much output waits for a caller that is slow to show it; then the ranks wait.
-_MOST_CHUNKS = 256
+#: More than a pipe holds.
+_CHUNK_BYTES = 1 << 20
 _START = """
 import sys
 rest = [entry for entry in sys.path if entry]
 sys.path[:] = rest if sys.argv[1] in rest else [sys.argv[1], *rest]
 from rankwise.base.files import fill_standard_streams
-fill_standard_streams()  # first, or the orders would get the number of a stream that is closed
+fill_standard_streams()  # first, or a file of ours would get the number of a stream that is closed
 from rankwise.launcher.pool import main
-main(int(sys.argv[2]))
+main(*map(int, sys.argv[2:]))
 """
-_ANSWERS, _OUT, _ERR = "answers", "out", "err"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """What two calls must have in common for the same pool.
-
-    Attributes:
-        num_ranks: A number as text, or what to count.
-        first_path: The folder in front of sys.path.
-        flags: What the ranks' Python is started with, beside its name.
-        outputs: Which files or terminals the ranks' output goes to; empty where it passes through this process.
-    """
-
-    num_ranks: str
-    cold: bool
-    preload: tuple[str, ...]
-    first_path: str
-    python: str
-    flags: tuple[str, ...]
-    outputs: tuple[tuple[int, int], ...]
 
 
 def find_flags() -> tuple[str, ...]:
@@ -104,24 +81,27 @@ def find_outputs() -> tuple[tuple[int, int], ...]:
 class _Shown:
     """Where output goes in this process; bytes may come with a letter cut in two.
 
-    A letter that the stream can't show is shown as its number: the rest is not lost with it.
+    A letter that the stream can't show is shown as its number: the rest is not lost with it. A stream that is closed gets
+    nothing more.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    @property
-    def is_closed(self) -> bool:
-        return bool(getattr(self._stream, "closed", False))
-
     def write(self, data: bytes) -> None:
-        text = self._decoder.decode(data)
+        text, stream = self._decoder.decode(data), self._stream
+        if stream is None:
+            return
         try:
-            self._stream.write(text)
-        except UnicodeEncodeError as error:
-            self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
-        self._stream.flush()
+            try:
+                stream.write(text)
+            except UnicodeEncodeError as error:
+                stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+            stream.flush()
+        except (OSError, ValueError) as error:
+            if isinstance(error, BrokenPipeError) or getattr(stream, "closed", False):
+                self._stream = None
 
 
 @final
@@ -139,85 +119,59 @@ class Pool:
 
     def __init__(self, kind: Kind, imports: tuple[str, ...], env: Mapping[str, str]) -> None:
         self.kind, self.imports, self.env, self.owner = kind, imports, dict(env), os.getpid()
-        self._num_jobs, self._is_opened, self._is_closed = 0, False, False
-        self._readers: list[threading.Thread] = []
-        self._chunks: queue.Queue[tuple[str, bytes | None]] = queue.Queue(_MOST_CHUNKS)
-        self._mark = "" if kind.outputs else f"\0rankwise-{uuid.uuid4().hex}\n"
-        self._answers_fd, self._process = _open(env, is_piped=bool(self._mark))
+        self._is_closed, self._lock = False, threading.RLock()
+        self._process, self._orders, self._answers = _start(env, is_piped=not kind.outputs)
         _pools.append(self)  # from here on Ctrl-C ends it
-        read_end = self._answers_fd
-        self._fds = [read_end, *(stream.fileno() for stream in self._streams())]
-        sources = {_ANSWERS: read_end}
-        if self._process.stdout is not None and self._process.stderr is not None:
-            sources |= {_OUT: self._process.stdout.fileno(), _ERR: self._process.stderr.fileno()}
-        self._readers += [
-            threading.Thread(target=self._read, args=source, name="rankwise-output", daemon=True)
-            for source in sources.items()
-        ]
-        for reader in self._readers:
-            reader.start()
-        opening: Opening = {
-            "num_ranks": kind.num_ranks, "cold": kind.cold, "imports": list(imports), "preload": list(kind.preload),
-            "first_path": kind.first_path, "flags": list(kind.flags), "mark": self._mark, "idle_s": _IDLE_S,
-        }  # fmt: skip
-        self._send(opening)
-        self._is_opened = True
+        streams = {1: self._process.stdout, 2: self._process.stderr}
+        self._outputs = {number: stream for number, stream in streams.items() if stream is not None}
+        for stream in self._outputs.values():
+            if not IS_WINDOWS:
+                os.set_blocking(stream.fileno(), False)
+        self._send(Opening(kind=kind, imports=imports, idle_s=_IDLE_S))
 
     @property
     def is_alive(self) -> bool:
         """Whether it can take a job."""
         return not self._is_closed and self._process.poll() is None
 
-    def run(
-        self,
-        folder: Path,
-        variables: Mapping[str, str | None],
-        *,
-        max_restarts: int,
-        timeout_s: float | None,
-    ) -> tuple[Answer, bool]:
+    def run(self, call: Call, *, timeout_s: float | None) -> Answer:
         """Run a job to its end, and show its output meanwhile.
 
         Args:
-            folder: Where the payload is, and where the ranks leave what comes of it.
-            variables: How their environment differs from ours.
-            max_restarts: How often all ranks may be started again.
+            call: The job.
             timeout_s: Seconds until the job is stopped; None for never.
 
         Returns:
-            What the pool answered, and whether the job was stopped for its time.
+            What the pool answered.
 
         Raises:
             LaunchError: The pool ended, was closed by another thread, or does not answer.
             UsageError: It says that the job can't be as it was asked for.
             KeyboardInterrupt: Ctrl-C here; the job has been stopped.
         """
-        job, self._num_jobs = self._num_jobs, self._num_jobs + 1
-        call = {"job": job, "folder": str(folder), "variables": dict(variables), "max_restarts": max_restarts}
-        writers = {
-            source: _Shown(stream) for source, stream in ((_OUT, sys.stdout), (_ERR, sys.stderr)) if stream is not None
-        }
-        limit_s = None if timeout_s is None else SYSTEM_CLOCK.monotonic() + timeout_s
+        writers = {1: _Shown(sys.stdout), 2: _Shown(sys.stderr)}
         is_sent = False
-        try:
-            self._send({**call, "signal": 0})
-            is_sent = True
-            answer = self._wait(job, writers, limit_s)
-            if answer is not None:
-                if self._is_closed and (answer.get("verdict") or {}).get("stopped_by"):
-                    raise _make_closed_error()  # its last answer came before its end
-                return answer, False
-            self._send({"job": job, "signal": int(signal.SIGTERM)})
-            answer = self._wait(job, writers, SYSTEM_CLOCK.monotonic() + _STOP_S)
-        except KeyboardInterrupt:
-            if is_sent:
-                self._interrupt(job, writers)
-            else:
-                self.close()  # half an order may be on its way
-            raise
+        with self._lock:
+            try:
+                self._send(call)
+                is_sent = True
+                answer = self._wait(writers, math.inf if timeout_s is None else timeout_s)
+                if answer is not None:
+                    if self._is_closed and answer.verdict is not None and answer.verdict.stopped_by:
+                        raise _make_closed_error()  # its last answer came before its end
+                    return answer
+                self._send(int(signal.SIGTERM))
+                answer = self._wait(writers, _STOP_S)
+            except KeyboardInterrupt:
+                if is_sent:
+                    self._interrupt(writers)
+                else:
+                    self.close()  # half an order may be on its way
+                raise
         if answer is None:
             raise LaunchError(f"the launcher's own process did not stop the job within {_STOP_S:.0f} s")
-        return answer, True
+        answer.is_late = True
+        return answer
 
     def close(self) -> None:
         """End it and all that it runs."""
@@ -226,112 +180,76 @@ class Pool:
         self._is_closed = True
         with contextlib.suppress(ValueError):  # another thread may close all at this moment
             _pools.remove(self)
-        if self._process.poll() is None and self._is_opened:
-            self._send({"job": -1, "signal": 0})
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        self._send(None)
+        self._orders.close()
         end_s = SYSTEM_CLOCK.monotonic() + _CLOSE_S
         while self._process.poll() is None and SYSTEM_CLOCK.monotonic() < end_s:
-            # The readers must not wait for room, or the ranks would wait for them.
-            with contextlib.suppress(queue.Empty):
-                self._chunks.get(timeout=0.01)
+            self._show_output({})  # what waits for room in a pipe does not end
+            SYSTEM_CLOCK.sleep(0.005)
         if self._process.poll() is None:
             self._process.kill()  # upon which its supervisor ends all below it
             self._process.wait()
-        for reader in self._readers:
-            while reader.is_alive() and SYSTEM_CLOCK.monotonic() < end_s:
-                with contextlib.suppress(queue.Empty):
-                    self._chunks.get_nowait()
-                reader.join(0.01)
-        if not any(reader.is_alive() for reader in self._readers):
-            os.close(self._answers_fd)
-            for stream in self._streams():
-                stream.close()
+        if self._lock.acquire(timeout=_CLOSE_S):  # a thread that is at work with it sees its end
+            self._close_all()
+            self._lock.release()
 
     def forget(self) -> None:
         """In a fork of our process: let go of what would keep the pool alive when its owner is gone."""
         self._is_closed = True
-        for fd in self._fds:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        self._close_all()
         self._process.returncode = 0  # not a child of this process: nobody may wait for it
-        # Their numbers may be somebody's by the time they are collected.
-        _forgotten.extend(self._streams())
 
-    def _streams(self) -> list[IO[bytes]]:
-        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
-        return [stream for stream in streams if stream is not None]
+    def _close_all(self) -> None:
+        for one in (self._orders, self._answers, self._process.stdout, self._process.stderr):
+            if one is not None:
+                one.close()
 
-    def _send(self, order: Mapping[str, object]) -> None:
-        stream = self._process.stdin
+    def _send(self, order: Order) -> None:
         # A pool that has ended says why, or is found to have: by the answers.
-        with contextlib.suppress(OSError, ValueError):
-            if stream is not None:
-                stream.write(json.dumps(order).encode() + b"\n")
-                stream.flush()
+        with contextlib.suppress(OSError):
+            self._orders.send(order)
 
-    def _interrupt(self, job: int, writers: dict[str, _Shown]) -> None:
+    def _interrupt(self, writers: dict[int, _Shown]) -> None:
         """Stop a job for Ctrl-C; a second one ends it at once."""
         try:
-            self._send({"job": job, "signal": int(signal.SIGINT)})
-            answer = self._wait(job, writers, SYSTEM_CLOCK.monotonic() + _STOP_S)
-        except (KeyboardInterrupt, LaunchError, UsageError):
+            self._send(int(signal.SIGINT))
+            answer = self._wait(writers, _STOP_S)
+        except (KeyboardInterrupt, RankwiseError):
             answer = None
         if answer is None:
             self.close()
 
-    def _wait(self, job: int, writers: dict[str, _Shown], limit_s: float | None) -> Answer | None:
-        """Show output until the answer and all that was written before it are there; None when time is up."""
-        answer: Answer | None = None
-        num_marks = 2 if self._mark else 0
-        while answer is None or num_marks:
-            left_s = _LOOK_EVERY_S if limit_s is None else min(_LOOK_EVERY_S, limit_s - SYSTEM_CLOCK.monotonic())
-            if left_s <= 0:
-                return None
-            try:
-                source, data = self._chunks.get(timeout=left_s)
-            except queue.Empty:
-                if self._is_closed:
-                    # The end of the answers may have been taken by whoever closed it.
-                    raise _make_closed_error() from None
-                continue
-            if source != _ANSWERS and data is not None:
-                _show(writers, source, data)
-            elif source != _ANSWERS:
-                num_marks -= 1
-            elif data is None:
-                return self._note_end(job)
+    def _wait(self, writers: dict[int, _Shown], timeout_s: float) -> Answer | None:
+        """Show output until the answer is there, which comes behind all output; None when time is up."""
+        end_s = SYSTEM_CLOCK.monotonic() + timeout_s
+        while (left_s := end_s - SYSTEM_CLOCK.monotonic()) > 0:
+            if IS_WINDOWS:
+                self._answers.poll(min(left_s, _LOOK_EVERY_S))
             else:
-                reply: Answer = json.loads(data)
-                if "error" in reply:
-                    raise _to_error(reply)
-                if reply["job"] == job:
-                    answer = reply
-                    num_marks = 0 if reply.get("lost") else num_marks
-        return answer
+                pipes = [self._answers.fileno(), *(stream.fileno() for stream in self._outputs.values())]
+                wait_ready(pipes, None if left_s == math.inf else left_s)
+            is_answered = self._answers.poll()
+            self._show_output(writers)
+            if is_answered:
+                try:
+                    answer = self._answers.recv()
+                except (EOFError, OSError):
+                    return self._note_end()
+                if isinstance(answer, RankwiseError):
+                    raise answer
+                return answer
+        return None
 
-    def _read(self, source: str, fd: int) -> None:
-        """In a thread: pass on what comes; None for an end mark, and for the end of the answers."""
-        held, mark = b"", self._mark.encode() if source != _ANSWERS else b"\n"
-        while data := read_or_end(fd):
-            held += data
-            while (at := held.find(mark)) >= 0:
-                if at or source == _ANSWERS:
-                    self._chunks.put((source, held[:at]))
-                if source != _ANSWERS:
-                    self._chunks.put((source, None))
-                held = held[at + len(mark) :]
-            if source != _ANSWERS and held:
-                begin = held.rfind(mark[:1])
-                cut = begin if begin >= 0 and mark.startswith(held[begin:]) else len(held)
-                if cut:
-                    self._chunks.put((source, held[:cut]))
-                held = held[cut:]
-        if source == _ANSWERS:
-            self._chunks.put((source, None))
+    def _show_output(self, writers: dict[int, _Shown]) -> None:
+        for number, stream in list(self._outputs.items()):
+            data = _read_pipe(stream)
+            if data:
+                if number in writers:
+                    writers[number].write(data)
+            elif data is not None:
+                self._outputs.pop(number, None)
 
-    def _note_end(self, job: int) -> Answer:
+    def _note_end(self) -> Answer:
         try:
             code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -340,7 +258,7 @@ class Pool:
         if self._is_closed:
             raise _make_closed_error()
         if code == 0:
-            return {"job": job, "lost": True}  # it had been idle for too long just as the order came
+            return Answer()  # it had been idle for too long just as the order came
         how = f"ended with exit code {code}" if code >= 0 else f"was killed by {name_signal(-code)}"
         raise LaunchError(
             f"the launcher's own process {how}, and the ranks with it",
@@ -349,7 +267,6 @@ class Pool:
 
 
 _pools: list[Pool] = []
-_forgotten: list[IO[bytes]] = []
 
 
 def close_all() -> None:
@@ -362,38 +279,19 @@ def _make_closed_error() -> LaunchError:
     return LaunchError("the job was stopped: shutdown() was called while it ran")
 
 
-def _to_error(body: Answer) -> LaunchError | UsageError:
-    kind = UsageError if body.get("is_usage") else LaunchError
-    return kind(body["error"], hint=body.get("hint") or None)
+def _read_pipe(stream: IO[bytes]) -> bytes | None:
+    """Return what a pipe holds; None while that is nothing, and nothing at its end."""
+    if IS_WINDOWS:
+        import _winapi  # noqa: PLC0415 - Windows only
+        import msvcrt  # noqa: PLC0415 - Windows only
 
-
-def _show(writers: dict[str, _Shown], source: str, data: bytes) -> None:
-    """Write a piece of output where the caller's own goes; a stream that is closed gets nothing more."""
-    if source not in writers:
-        return
-    try:
-        writers[source].write(data)
-    except BrokenPipeError:
-        del writers[source]
-    except (OSError, ValueError):
-        if writers[source].is_closed:
-            del writers[source]
-
-
-def _open(env: Mapping[str, str], *, is_piped: bool) -> tuple[int, subprocess.Popen[bytes]]:
-    """Start the process; return where its answers can be read, too."""
-    with _filled_standard_streams():
-        read_end, write_end = os.pipe()
         try:
-            return read_end, _start(write_end, env, is_piped=is_piped)
-        except (OSError, ValueError, TypeError) as error:
-            os.close(read_end)
-            raise LaunchError(f"{sys.executable} can't be started: {error}", hint="check sys.executable") from error
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
+            handle = msvcrt.get_osfhandle(stream.fileno())  # type: ignore[attr-defined]
+            if not _winapi.PeekNamedPipe(handle, 0)[0]:  # type: ignore[attr-defined]
+                return None
+        except OSError:
+            return b""
+    return stream.read(_CHUNK_BYTES)
 
 
 @contextlib.contextmanager
@@ -415,22 +313,29 @@ def _filled_standard_streams() -> Iterator[None]:
             os.close(fd)
 
 
-def _start(answers_fd: int, env: Mapping[str, str], *, is_piped: bool) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).parents[2])
-    number, inherited = answers_fd, [answers_fd]
-    if IS_WINDOWS:
-        import msvcrt  # noqa: PLC0415 - Windows only
+def _start(env: Mapping[str, str], *, is_piped: bool) -> tuple[subprocess.Popen[bytes], CallersEnd, CallersEnd]:
+    """Start the process; return it with the pipes for orders to it, and for its answers."""
+    from multiprocessing.connection import Pipe  # noqa: PLC0415 - only where it is needed
 
-        number = int(msvcrt.get_osfhandle(answers_fd))  # type: ignore[attr-defined]
-        os.set_handle_inheritable(number, True)  # type: ignore[attr-defined] # noqa: FBT003 - its only form
-        inherited = []
-    output = subprocess.PIPE if is_piped else None
-    # In a session of its own: Ctrl-C is the caller's to hear, and to pass on once.
-    return subprocess.Popen(
-        [sys.executable, "-c", _START, root, str(number)], env=dict(env), stdin=subprocess.PIPE, stdout=output,
-        stderr=output, start_new_session=True, close_fds=not IS_WINDOWS, pass_fds=inherited,
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-    )  # fmt: skip
+    root, output = str(Path(__file__).parents[2]), subprocess.PIPE if is_piped else None
+    with _filled_standard_streams(), contextlib.ExitStack() as on_failure:
+        pipes = Pipe(duplex=False), Pipe(duplex=False)
+        (their_orders, orders), (answers, their_answers) = pipes
+        on_failure.callback(orders.close)
+        on_failure.callback(answers.close)
+        with their_orders, their_answers:
+            numbers = [lend(their_orders), lend(their_answers)]
+            try:
+                # In a session of its own: Ctrl-C is the caller's to hear, and to pass on once.
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _START, root, *map(str, numbers)], env=dict(env), stdin=subprocess.DEVNULL,
+                    stdout=output, stderr=output, bufsize=0, start_new_session=True, close_fds=not IS_WINDOWS,
+                    pass_fds=() if IS_WINDOWS else numbers, creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+                )  # fmt: skip
+            except (OSError, ValueError, TypeError) as error:
+                raise LaunchError(f"{sys.executable} can't be started: {error}", hint="check sys.executable") from error
+        on_failure.pop_all()
+    return process, orders, answers
 
 
 def _forget_all() -> None:

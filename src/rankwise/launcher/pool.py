@@ -1,46 +1,49 @@
 """A launcher that stays: one job after the other on the same supervisor and warm server, for ``rankwise.launch``.
 
 It is a child of the program that calls a function on many ranks, and no fork of it: that may be a notebook with threads
-and a GPU. Orders come as JSON lines on standard input, answers go out on a pipe of its own. It ends when the caller's end
-of standard input closes, however the caller died, or when nothing was ordered for some minutes.
+and a GPU. It ends when the caller's end of the pipe for orders closes, however the caller died, or when nothing was ordered
+for some minutes.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import shutil
 import signal
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, final
+from typing import TYPE_CHECKING, final
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import environ, is_on
-from rankwise.base.errors import RankwiseError, UsageError
+from rankwise.base.errors import RankwiseError
 from rankwise.base.events import EventLog
-from rankwise.base.host import share_cores
-from rankwise.base.os_calls import IS_WINDOWS, raise_file_limit
+from rankwise.base.os_calls import raise_file_limit
 from rankwise.engine import STORE_PROCESS
-from rankwise.launcher.agent import ask_host, ask_resident, open_workers
+from rankwise.launcher.agent import ask_resident, find_host, open_workers
 from rankwise.launcher.attempt_loop import open_rendezvous, run_attempts
 from rankwise.launcher.console import Console
-from rankwise.launcher.helper import Helper, InterruptedByUser
+from rankwise.launcher.helper import InterruptedByUser
 from rankwise.launcher.interpreter import find_own
 from rankwise.launcher.job import Job, make_folder
+from rankwise.launcher.pool_protocol import Answer, Call, Opening, take_over
 from rankwise.launcher.publish import is_silent, publish
 from rankwise.launcher.signals import Signals
 from rankwise.launcher.spec import LaunchSpec, Logs, Program
-from rankwise.launcher.warm_start import Host, WarmStart, plan_warm_start
+from rankwise.launcher.warm_start import WarmStart, plan_warm_start
 from rankwise.launcher.workers import Cooled, SupervisorLost, Warmed
 from rankwise.verdict.report import render
 
 if TYPE_CHECKING:
-    from typing import TextIO
+    from collections.abc import Callable
 
+    from rankwise.launcher.pool_protocol import PoolsEnd
+    from rankwise.launcher.warm_start import Host
     from rankwise.launcher.workers import Workers
     from rankwise.verdict.case import Verdict
 
@@ -49,115 +52,44 @@ _LOOK_EVERY_S = 0.5
 _SHUTDOWN_S = 5.0
 
 
-class Opening(TypedDict):
-    """The first order: what all calls of a pool have in common.
-
-    Attributes:
-        num_ranks: A number as text, or what to count.
-        imports: What the warm server imports; ``preload``: what the user named beside that.
-        first_path: The folder in front of the caller's sys.path.
-        flags: What the ranks' Python is started with.
-        mark: What ends a job's output, where the caller reads that from pipes; else empty.
-        idle_s: Seconds without an order after which the pool ends.
-    """
-
-    num_ranks: str
-    cold: bool
-    imports: list[str]
-    preload: list[str]
-    first_path: str
-    flags: list[str]
-    mark: str
-    idle_s: float
-
-
-class Call(TypedDict):
-    """A job, numbered by the caller from 0; or with ``signal`` the order to end it.
-
-    The number -1 means that the caller goes, and removes its folder by itself.
-    """
-
-    job: int
-    folder: str
-    variables: dict[str, str | None]
-    max_restarts: int
-    signal: int
-
-
-class Answer(TypedDict, total=False):
-    """What the caller is told: how a job ended, that there can be no other here, or why there was none.
-
-    Attributes:
-        verdict: The verdict as JSON; ``told``: the facts beside the traceback as text; ``restarts``: how often all
-            ranks were started again; ``first``: the rank whose error the verdict is about.
-    """
-
-    job: int
-    num_ranks: int
-    first: int | None
-    verdict: dict[str, object]
-    reported: str
-    restarts: int
-    lost: bool
-    error: str
-    hint: str
-    is_usage: bool
-
-
 @final
 class _Orders:
-    """Reads the orders in a thread, so that one to stop is heard while a job runs."""
+    """Reads the orders in a thread, so that one to stop is heard while a job runs.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._lock = stream, threading.Lock()
-        self._current: int | None = None
-        self._stopped: set[int] = set()
-        self._is_orphan = False
-        self._folder: str | None = None
+    Attributes:
+        calls: The jobs that were ordered; None behind the last one.
+        is_orphan: Whether the caller has ended without a word: then it has removed nothing.
+    """
+
+    def __init__(self, pipe: PoolsEnd, signals: Signals) -> None:
+        self._pipe, self._signals, self._lock = pipe, signals, threading.Lock()
+        self._is_busy = self.is_orphan = False
         self.calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
 
     def start(self) -> None:
         """Begin to listen; only after the fork of the supervisor."""
         threading.Thread(target=self._listen, name="rankwise-orders", daemon=True).start()
 
-    def begin(self, job: int, folder: str, signals: Signals) -> bool:
-        """Take note that a job begins; False if it has been stopped already."""
-        with self._lock:
-            self._folder = folder
-            signals.take()  # meant for the last one
-            self._current = job
-            return job not in self._stopped
-
     def end(self) -> None:
-        """Take note that it has ended: signals are no longer meant for it."""
+        """Take note that the job has ended: signals are no longer meant for it."""
         with self._lock:
-            self._current = None
-
-    def clear_up(self) -> None:
-        """Remove the last job's folder if the caller was killed, and can't do so itself."""
-        with self._lock:
-            if self._is_orphan and self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            self._is_busy = False
+            self._signals.take()
 
     def _listen(self) -> None:
-        said_goodbye = False
-        for line in self._stream:
-            order: Call = json.loads(line)
-            if order["job"] < 0:
-                said_goodbye = True
-                continue
-            if not order["signal"]:
-                self.calls.put(order)
-                continue
-            with self._lock:
-                self._stopped.add(order["job"])
-                if self._current == order["job"]:
-                    _send_self(order["signal"])
-        with self._lock:
-            self._is_orphan = not said_goodbye
+        try:
+            while (order := self._pipe.recv()) is not None:
+                with self._lock:
+                    if isinstance(order, Call):
+                        self._is_busy = True  # what comes next is meant for it, whether it has begun or not
+                        self.calls.put(order)
+                    elif isinstance(order, int) and self._is_busy:
+                        _send_self(order)
+        except (EOFError, OSError):
+            self.is_orphan = True
         self.calls.put(None)
         with self._lock:
-            if self._current is not None:
+            if self._is_busy:
                 # Nobody waits for the outcome any more: the second signal means at once.
                 _send_self(signal.SIGTERM)
                 _send_self(signal.SIGINT)
@@ -176,30 +108,28 @@ def _send_self(number: int) -> None:
 class _Pool:
     """What the jobs share."""
 
-    opening: Opening
     spec: LaunchSpec
     host: Host
     workers: Workers
     warm: WarmStart
     signals: Signals
 
-    def run(self, call: Call) -> Answer:
-        """Run one job to its end."""
-        answer = Answer(job=call["job"], num_ranks=self.host.num_ranks)
+    def run(self, call: Call, number: int) -> Answer:
+        """Run one job, of a number of its own, to its end."""
+        answer = Answer(num_ranks=self.host.num_ranks)
         # What happened while nobody looked; a look shows what is there already, and only the next one what is new.
         while changes := self.workers.wait_change(0):
             if any(isinstance(change, SupervisorLost) for change in changes):
-                return Answer(job=call["job"], lost=True)
+                return answer
             for change in changes:
                 if isinstance(change, (Warmed, Cooled)):
                     self.warm.note(change)
-        folder = Path(call["folder"])
         spec = replace(
             self.spec,
-            max_restarts=call["max_restarts"],
-            logs=Logs(folder=folder),
-            variables=(("RANKWISE_CALL", call["folder"]), *call["variables"].items()),
-            watch=is_on("RANKWISE_WATCH", default=True, env=_join(environ(), call["variables"])),
+            max_restarts=call.max_restarts,
+            logs=Logs(folder=call.folder),
+            variables=(("RANKWISE_CALL", str(call.folder)), *call.variables.items()),
+            watch=is_on("RANKWISE_WATCH", default=True, env=_join(environ(), call.variables)),
         )
         console = Console()
         logs = make_folder(spec.logs, "logs")
@@ -207,22 +137,19 @@ class _Pool:
             spec=spec, python=self.host.interpreter.path, num_ranks=self.host.num_ranks, prefixes=self.host.prefixes,
             num_threads=self.host.num_threads, warm=self.warm, folder=logs,
             rendezvous=open_rendezvous(spec, self.host, None, console), workers=self.workers, signals=self.signals,
-            console=console, clock=SYSTEM_CLOCK, events=EventLog(logs / "events.jsonl"), serial=call["job"],
+            console=console, clock=SYSTEM_CLOCK, events=EventLog(logs / "events.jsonl"), serial=number,
         )  # fmt: skip
 
         def keep(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_final: bool = True) -> None:
             if not is_final:
                 publish(job, verdict, attempt=attempt, reason=reason, is_final=False)
                 return
-            answer["verdict"], answer["restarts"], answer["first"] = verdict.to_json(), attempt, verdict.first
-            answer["reported"] = _tell(verdict, reason)
+            answer.verdict, answer.restarts = verdict, attempt
+            answer.reported = _tell(verdict, reason)
             if is_silent(verdict):
                 console.say(render(verdict))  # the values go back all the same
 
         run_attempts(job, keep)
-        if self.opening["mark"]:
-            for fd in (1, 2):
-                console.write(fd, self.opening["mark"].encode())
         return answer
 
 
@@ -236,83 +163,65 @@ def _tell(verdict: Verdict, reason: str) -> str:
     return "\n".join([*render(rest).splitlines()[1:], *([f"  {reason}"] if reason else [])])
 
 
-def main(answers_fd: int) -> None:
-    """Serve until the caller is gone; orders come on standard input.
+def main(orders: int, answers: int) -> None:
+    """Serve until the caller is gone.
 
     Args:
-        answers_fd: Where the answers go; on Windows a handle.
+        orders: The number of the pipe on which orders come.
+        answers: Of that on which answers go.
     """
-    if IS_WINDOWS:
-        import msvcrt  # noqa: PLC0415 - Windows only
-
-        answers_fd = msvcrt.open_osfhandle(answers_fd, os.O_WRONLY)  # type: ignore[attr-defined]
-    orders_fd = os.dup(0)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
-    os.set_inheritable(answers_fd, False)  # noqa: FBT003 - its only form
-    with os.fdopen(orders_fd, encoding="utf-8") as stream:
-        line = stream.readline()
-        if not line:
-            return
-        opening: Opening = json.loads(line)
-        try:
-            _serve(opening, _Orders(stream), answers_fd)
-        except InterruptedByUser:
-            os._exit(1)
-        except RankwiseError as error:
-            is_usage = isinstance(error, UsageError)
-            message = error.message.replace("--nproc-per-node ", "nprocs=")
-            _say(answers_fd, Answer(error=message, hint=error.hint or "", is_usage=is_usage))
-        # The thread that reads holds the stream's lock, and would keep this process from ending.
-        os._exit(0)
+    pipe, caller = take_over(orders, writable=False), take_over(answers, writable=True)
+    try:
+        opening = pipe.recv()
+    except (EOFError, OSError):
+        return  # the caller has changed its mind
+    try:
+        if isinstance(opening, Opening):
+            _serve(opening, pipe, caller)
+    except InterruptedByUser:
+        os._exit(1)
+    except RankwiseError as error:
+        _say(caller, type(error)(error.message.replace("--nproc-per-node ", "nprocs="), hint=error.hint))
+    os._exit(0)  # at once: a thread still reads
 
 
-def _serve(opening: Opening, orders: _Orders, answers_fd: int) -> None:
+def _serve(opening: Opening, pipe: PoolsEnd, caller: PoolsEnd) -> None:
     signals, clock, workers = Signals(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")), SYSTEM_CLOCK, None
-    helper: Helper | None = None
+    orders, kind = _Orders(pipe, signals), opening.kind
+    closings: list[Callable[[], None]] = []
+    call: Call | None = None
     try:
         program = Program(
-            script=str(CALL_PROCESS),
-            imports=tuple(opening["imports"]),
-            first_path=_find_first(opening),
-            flags=tuple(opening["flags"]),
+            script=str(CALL_PROCESS), imports=opening.imports, first_path=_find_first(kind.first_path), flags=kind.flags
         )
         spec = LaunchSpec(
-            program=program, nproc_per_node=opening["num_ranks"], shutdown_timeout_s=_SHUTDOWN_S,
-            cold=opening["cold"], preload=tuple(opening["preload"]),
+            program=program, nproc_per_node=kind.num_ranks, shutdown_timeout_s=_SHUTDOWN_S,
+            cold=kind.cold, preload=kind.preload,
         )  # fmt: skip
-        interpreter = find_own()
-        if spec.num_ranks is None:
-            helper = Helper(interpreter.path, signals, clock)
-        num_ranks, prefixes = ask_host(spec, helper)
-        num_threads = share_cores(num_ranks)
-        host = Host(interpreter=interpreter, num_ranks=num_ranks, prefixes=prefixes, num_threads=num_threads)
+        host, _ = find_host(spec, find_own(), signals, closings)
         plan = plan_warm_start(spec, host)
         supervisor = ask_resident(spec, host, plan, signals, Console())
         workers = open_workers(signals, clock, supervisor)
         orders.start()
         raise_file_limit()
         warm = WarmStart(spec, host, workers, Console(), plan=plan, is_forked=supervisor is not None, stays=True)
-        pool = _Pool(opening=opening, spec=spec, host=host, workers=workers, warm=warm, signals=signals)
-        while (call := _wait_call(orders, signals, opening["idle_s"])) is not None:
-            if orders.begin(call["job"], call["folder"], signals):
-                answer = pool.run(call)
-            else:
-                answer = Answer(job=call["job"], lost=True)
+        pool = _Pool(spec=spec, host=host, workers=workers, warm=warm, signals=signals)
+        for number, call in enumerate(iter(partial(_wait_call, orders, signals, opening.idle_s), None)):
+            # One that is stopped already does not begin.
+            answer = Answer() if signals.has_pending else pool.run(call, number)
             orders.end()
-            _say(answers_fd, answer)
+            _say(caller, answer)
     finally:
         if workers is not None:
             workers.close()
-        if helper is not None:
-            helper.close()
-        orders.clear_up()
+        for close in closings:
+            close()
+        if orders.is_orphan and call is not None:
+            shutil.rmtree(call.folder, ignore_errors=True)
 
 
-def _find_first(opening: Opening) -> Path:
+def _find_first(first: str) -> Path:
     """Return the folder whose files come before installed modules in the ranks."""
-    first = opening["first_path"]
     # What stands in front of ours too has been in front of everything that the server imports.
     return CALL_PROCESS.parent if first in sys.path else Path(first)
 
@@ -329,10 +238,6 @@ def _wait_call(orders: _Orders, signals: Signals, idle_s: float) -> Call | None:
     return None
 
 
-def _say(fd: int, answer: Answer) -> None:
-    data = json.dumps(answer).encode() + b"\n"
-    try:
-        while data:
-            data = data[os.write(fd, data) :]
-    except OSError:
-        return  # the caller is gone: the end of its orders ends us
+def _say(caller: PoolsEnd, answer: Answer | RankwiseError) -> None:
+    with suppress(OSError):  # it is gone: the end of its orders ends us
+        caller.send(answer)
