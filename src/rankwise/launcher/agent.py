@@ -156,9 +156,8 @@ def _prepare(
         closings.append(timers.close)
         spec = replace(spec, variables=(*spec.variables, *timers.variables))
     job = Job(
-        spec=spec, python=host.interpreter.path, num_ranks=host.num_ranks, prefixes=host.prefixes, num_threads=host.num_threads, warm=warm,
-        folder=folder, rendezvous=rendezvous, workers=workers, signals=signals, console=console, clock=SYSTEM_CLOCK,
-        events=EventLog(folder / "events.jsonl"), host_check=host_check, timers=timers, check=check,
+        spec=spec, host=host, warm=warm, folder=folder, rendezvous=rendezvous, workers=workers, signals=signals, console=console,
+        clock=SYSTEM_CLOCK, events=EventLog(folder / "events.jsonl"), host_check=host_check, timers=timers, check=check,
     )  # fmt: skip
     if spec.strict:
         check.refuse_errors()

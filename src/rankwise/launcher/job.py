@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankwise.launcher.signals import Signals
     from rankwise.launcher.spec import LaunchSpec, Logs
     from rankwise.launcher.timers import Timers
-    from rankwise.launcher.warm_start import WarmStart
+    from rankwise.launcher.warm_start import Host, WarmStart
     from rankwise.launcher.workers import Workers
 
 
@@ -31,10 +31,7 @@ class Job:
     """One launch.
 
     Attributes:
-        python: The interpreter that runs the ranks.
-        num_ranks: Ranks on this node.
-        prefixes: Words that stand before each local rank's command (NUMA binding).
-        num_threads: OMP_NUM_THREADS of a rank, where the user has set none; None: it stays unset.
+        host: What this node has for it.
         folder: Where logs and error files of this run go.
         serial: Which job this is on workers that outlive it; None where they end with it.
         host_check: Asks the doctor about this host; None where nobody does.
@@ -43,10 +40,7 @@ class Job:
     """
 
     spec: LaunchSpec
-    python: str
-    num_ranks: int
-    prefixes: tuple[tuple[str, ...], ...]
-    num_threads: int | None
+    host: Host
     warm: WarmStart
     folder: Path
     rendezvous: Rendezvous
@@ -59,6 +53,11 @@ class Job:
     host_check: HostCheck | None = None
     timers: Timers | None = None
     check: EntryCheck | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks on this node."""
+        return self.host.num_ranks
 
     @property
     def passed_on(self) -> set[int]:

@@ -134,10 +134,9 @@ class _Pool:
         console = Console()
         logs = make_folder(spec.logs, "logs")
         job = Job(
-            spec=spec, python=self.host.interpreter.path, num_ranks=self.host.num_ranks, prefixes=self.host.prefixes,
-            num_threads=self.host.num_threads, warm=self.warm, folder=logs,
-            rendezvous=open_rendezvous(spec, self.host, None, console), workers=self.workers, signals=self.signals,
-            console=console, clock=SYSTEM_CLOCK, events=EventLog(logs / "events.jsonl"), serial=number,
+            spec=spec, host=self.host, warm=self.warm, folder=logs, rendezvous=open_rendezvous(spec, self.host, None, console),
+            workers=self.workers, signals=self.signals, console=console, clock=SYSTEM_CLOCK,
+            events=EventLog(logs / "events.jsonl"), serial=number,
         )  # fmt: skip
 
         def keep(job: Job, verdict: Verdict, *, attempt: int, reason: str = "", is_final: bool = True) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, final
 
-from rankwise.base.os_calls import IS_LINUX, NOTES_FD, make_memory_file
-from rankwise.base.roles import RETURNS
+from rankwise.base.environ import JOB_SECRET, RankEnv, environ
+from rankwise.base.os_calls import ASK_FD, EVIDENCE_FD, IS_LINUX, NOTES_FD, STACKS_FD, make_memory_file
+from rankwise.base.roles import RETURNS, Role
 from rankwise.engine import STORE_PROCESS
 from rankwise.evidence.reader.rank_channel import RankChannel
 from rankwise.launcher.output import open_streams
-from rankwise.launcher.rank_command import build_argv, build_rank_command, build_rank_env
+from rankwise.launcher.rank_command import build_argv, build_shared_env, hook_env
 from rankwise.launcher.rank_end import Rank
 from rankwise.launcher.spec import Std
 from rankwise.launcher.tee import make_prefix
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from rankwise.launcher.output import Pump
     from rankwise.launcher.rendezvous.assignment import Assignment
     from rankwise.launcher.tee import Tee
+
+#: Of all jobs of this launcher on one node; nodes of one job get theirs when they meet.
+_SECRET = os.urandom(16).hex()
 
 
 @final
@@ -103,29 +107,13 @@ class RankStarter:
             restarts: How often all ranks were started again after a failure.
         """
         job = self._job
-        error_file = None if job.spec.logs.is_off else rank.streams.error_file
-        env = build_rank_env(
-            job.spec,
-            self._part,
-            local_rank=rank.local_rank,
-            num_ranks=job.num_ranks,
-            restart=restarts,
-            error_file=error_file,
-            num_threads=job.num_threads,
-        )
+        env = _build_env(job, self._part, rank, restarts=restarts)
         env[RETURNS] = str(rank.former_code) if self._returns else None
         argv = (
-            *job.prefixes[rank.local_rank],
-            *build_argv(job.spec.program, job.python, rank.local_rank),
+            *job.host.prefixes[rank.local_rank],
+            *build_argv(job.spec.program, job.host.interpreter.path, rank.local_rank),
         )
-        command = build_rank_command(
-            argv,
-            env,
-            rank.streams,
-            notes_fd=rank.notes_fd,
-            stacks_fd=rank.stacks_fd,
-            evidence=rank.evidence,
-        )
+        command = _build_command(argv, env, rank)
         rank.started_s = job.clock.monotonic()
         self._workers.start(rank.tag, command)
         if rank.evidence is not None:
@@ -140,7 +128,7 @@ class RankStarter:
         log = os.open(self._folder / "store.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         number = NOTES_FD if IS_LINUX else listener.fileno()
         command = Command(
-            argv=(self._job.python, "-u", str(STORE_PROCESS), str(number), str(part.master_port)),
+            argv=(self._job.host.interpreter.path, "-u", str(STORE_PROCESS), str(number), str(part.master_port)),
             env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
             stdio=(nowhere, nowhere, log),
             extra_fds=((number, listener.fileno()),),
@@ -151,3 +139,62 @@ class RankStarter:
         for fd in (nowhere, log):
             os.close(fd)
         listener.close()
+
+
+def _build_env(job: Job, part: Assignment, rank: Rank, *, restarts: int) -> dict[str, str | None]:
+    """Return what a rank's environment has beyond ours; ``restarts`` counts those of all ranks after a failure."""
+    spec, number = job.spec, rank.rank
+    role = spec.find_role(number) or Role(spec.role, part.base_role_rank + rank.local_rank, part.role_world_size)
+    described = RankEnv(
+        rank=number,
+        local_rank=rank.local_rank,
+        world_size=part.world_size,
+        local_world_size=job.num_ranks,
+        group_rank=part.node_rank,
+        group_world_size=part.num_nodes,
+        role_name=role.name,
+        role_rank=role.index,
+        role_world_size=role.size,
+        master_addr=part.master_addr,
+        master_port=part.master_port,
+        restart_count=restarts,
+        max_restarts=spec.max_restarts,
+        run_id=part.run_id,
+        use_agent_store=not part.rank0_serves,
+        error_file="" if spec.logs.is_off else str(rank.streams.error_file),
+        signals_to_handle=",".join(spec.signals),
+        local_rank_shown=0 if spec.virtual_local_rank else None,
+    )
+    env = {**build_shared_env(job.host.num_threads), **dict(spec.variables), **described.to_env()}
+    # To a job without roles nothing is added that a script could see.
+    if spec.role_counts and not environ().get(JOB_SECRET):
+        env.setdefault(JOB_SECRET, part.secret or _SECRET)
+    if spec.virtual_local_rank:
+        visible = environ().get("CUDA_VISIBLE_DEVICES")
+        env["CUDA_VISIBLE_DEVICES"] = str(rank.local_rank) if visible is None else visible.split(",")[rank.local_rank]
+    return env
+
+
+def _build_command(argv: tuple[str, ...], env: dict[str, str | None], rank: Rank) -> Command:
+    """Put a rank's command together."""
+    streams = rank.streams
+    if not IS_LINUX:
+        # Without a supervisor nobody moves descriptors: the recorder opens files by their names.
+        notes, stacks = str(streams.folder / "notes.jsonl"), str(streams.folder / "stacks.txt")
+        return Command(argv=argv, env={**env, **hook_env(notes, stacks)}, stdio=streams.stdio)
+    fds: tuple[tuple[int, int], ...] = ((NOTES_FD, rank.notes_fd), (STACKS_FD, rank.stacks_fd))
+    evidence: dict[str, object] | None = None
+    if rank.evidence is not None:
+        fds += tuple(zip((EVIDENCE_FD, ASK_FD), rank.evidence.rank_fds, strict=True))
+        evidence = {"file": EVIDENCE_FD, "asks": ASK_FD, "identities": _identify(rank.evidence.rank_fds)}
+        if streams.tell_passed is not None:
+            evidence["passed_at"] = rank.evidence.passed_at
+    identities = _identify((rank.notes_fd, rank.stacks_fd, streams.stdio[2]))
+    hook = hook_env(NOTES_FD, STACKS_FD, identities, evidence, streams.end_mark)
+    return Command(argv=argv, env={**env, **hook}, stdio=streams.stdio, extra_fds=fds, forks="script")
+
+
+def _identify(fds: tuple[int, ...]) -> tuple[int, ...]:
+    """Return device and inode of each, by which a rank knows that a number is still our file."""
+    files = [os.fstat(fd) for fd in fds]
+    return tuple(number for file in files for number in (file.st_dev, file.st_ino))
