@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 _HEAD = "import os, math, time, torch, torch.distributed as dist\n"
 _INIT = "dist.init_process_group('gloo')\n"
 _DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+_ALONE = """
+print(int(os.getenv("RANK")))
+os.environ["MASTER_PORT"] = "5678"
+dist.init_process_group("gloo", world_size=SIZE, rank=0)
+dist.get_rank()
+"""
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
     "what goes to a device is no file": ("RW601", _INIT + """
@@ -959,6 +965,19 @@ net = DDP(torch.nn.Linear(2, 2))
 net.to("cpu")
 net(torch.ones(2)).sum().backward()
     """),
+    "a table of which the entries differ": ("RW111", _INIT + """
+if time.time() > 5:
+    dist.all_reduce(torch.ones(1))
+    """, _INIT + """
+scores = {"loss": 0.0, "bits": 0.0}
+for _ in range(10):
+    got = torch.rand(1)
+    for name in scores.keys():
+        dist.all_reduce(torch.ones(1))
+        scores[name] += got.item()
+    """),
+    "an attribute that every object has": ("RW820", _INIT + "class Own:\n    x = 1\nprint(Own().dict)\n", _INIT + "class Own:\n    x = 1\nprint(Own().__dict__)\n"),
+    "a group of one": ("RW207", _ALONE.replace("SIZE", "2"), _ALONE.replace("SIZE", "1")),
 }  # fmt: skip
 
 
@@ -1029,3 +1048,16 @@ def test_a_loss_is_told_in_the_file_that_divides_it(tmp_path: Path) -> None:
         code = _HEAD + _DDP + _INIT + text + rest
         unit = CodeUnit(path=str(tmp_path / "train.py"), language="python", code=code)
         assert len(check_unit(unit, Project(), (rule("RW409"),))) == number
+
+
+def test_an_option_of_another_module_is_told_where_this_text_reaches_it(tmp_path: Path) -> None:
+    """An option declared elsewhere has no line here; a test for None there, too, shows that it may be absent."""
+    (tmp_path / "options.py").write_text(
+        "import argparse\ndef parse():\n    parser = argparse.ArgumentParser()\n"
+        "    parser.add_argument('--local_rank', type=int, default=None)\n    args = parser.parse_args()\n"
+        "    if args.local_rank is None:\n        print('one process')\n    return args\n"
+    )
+    code = _HEAD + "from options import parse\nrank = parse().local_rank\n" + _INIT
+    unit = CodeUnit(path=str(tmp_path / "train.py"), language="python", code=code)
+    found = [*check_unit(unit, Project(), (rule("RW217"),))]
+    assert [(one.severity, one.span.line) for one in found] == [("warning", code.count("\n") - 1)]

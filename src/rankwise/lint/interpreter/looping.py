@@ -67,7 +67,6 @@ def run_for(run: Run, scope: Scope, node: ast.For) -> Exit | None:
         for item in items:
             run.items.extend(item.items if isinstance(item, Loop) and item.node is node else [item])
     else:
-        # How many values a whole list or table has does not depend on what they are.
         is_whole = isinstance(value.thing, Items) and value.thing.is_whole
         _loop(run, scope, node, Value(thing=value.thing) if is_whole else value, turn, turns_of(value))
     return run.execute(run, scope, node.orelse)
@@ -175,7 +174,8 @@ def _unroll(run: Run, scope: Scope, node: ast.For, value: Value, each: list[Valu
         for part in each:
             run.bind(run, scope, node.target, part)
             run.execute(run, scope, node.body)
-    run.keep_loop(Loop(node, scope.module, value, items, None, run.guards))
+    # How many values a whole list or table has does not depend on what they are.
+    run.keep_loop(Loop(node, scope.module, Value(thing=value.thing), items, None, run.guards))
     return run.execute(run, scope, node.orelse)
 
 

@@ -46,8 +46,9 @@ def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None
     if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
         run.notes.append(WrapperRead(node, scope.module, thing, run.tests))
     elif isinstance(thing, Instance) and node.attr not in thing.attrs and thing.cls.find(node.attr) is None:
-        # A base class whose text is not at hand may have set it.
-        if not thing.cls.is_open and thing.cls.library_bases <= {"torch.nn.Module"}:
+        # A base class whose text is not at hand may have set it; `__dict__` and its like Python gives.
+        is_given = thing.cls.is_open or (node.attr.startswith("__") and node.attr.endswith("__"))
+        if not is_given and thing.cls.library_bases <= {"torch.nn.Module"}:
             note_unbound(run, scope, node, thing)
     elif isinstance(thing, Object) and is_unknown_option(thing, node.attr):
         note_unbound(run, scope, node, thing)

@@ -17,6 +17,7 @@ from rankwise.lint.analyses.job_view import (
     is_for_several,
     is_spawned,
     launcher_reads,
+    node_in,
     once,
     places,
     settings,
@@ -221,8 +222,8 @@ def local_rank_from_command_line(script: Script) -> Iterator[Found]:
     for option in options(script):
         if {flag.lstrip("-").replace("-", "_") for flag in option.flags} & {"local_rank"}:
             reported = _tell(script, option, has_environment=has_environment)
-            if reported is not None:
-                yield Found(option.call.node, reported[0], _FIX, severity="error" if reported[1] else "warning")
+            if reported is not None and (node := node_in(script, option.call)) is not None:
+                yield Found(node, reported[0], _FIX, severity="error" if reported[1] else "warning")
     if not has_environment:
         yield from _scans(script)
         yield from _decorated(script)
@@ -244,7 +245,9 @@ def _tell(script: Script, option: Option, *, has_environment: bool) -> tuple[str
         return None
     shown = repr(default.const) if default is not None else "None"
     # With None as the default the script can see that it was not given.
-    tests = [one.test for one in ast.walk(script.tree) if isinstance(one, (ast.If, ast.IfExp, ast.Assert))]
+    texts = {script.tree, *(call.module.tree for call in script.all_calls)}
+    nodes = (one for text in texts for one in ast.walk(text))
+    tests = [one.test for one in nodes if isinstance(one, (ast.If, ast.IfExp, ast.Assert))]
     is_sure = shown != "None" or not any(option.dest in ast.unparse(test) for test in tests)
     # torch.distributed.launch, which such a script may be for, passes it in this spelling.
     is_sure = is_sure and flag != "--local-rank"

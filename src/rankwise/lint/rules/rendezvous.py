@@ -43,8 +43,10 @@ _LOCAL_ADDRESS = re.compile(r"tcp://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):
 @rule("RW207", "error", "L12 I9", "constants overwrite the launcher's variables")
 def launcher_variable_overwritten(script: Script) -> Iterator[Found]:
     found = [one for one in settings(script) if one.key in _KEYS]
-    written = {one.key for one in found}
-    if {"RANK", "WORLD_SIZE"} <= written and is_of_one_process(script) and set(launcher_reads(script)) <= written:
+    written, made = {one.key for one in found}, script.calls_of(INIT)
+    is_set = {"RANK", "WORLD_SIZE"} <= written and set(launcher_reads(script)) <= written
+    # Who gives itself the place of the only one meets nobody.
+    if is_of_one_process(script) and (is_set or any({"rank", "world_size"} <= set(one.kwargs) for one in made)):
         return
     launched, needed = _is_launched(script, written), _is_needed(script, found)
     for one in found:
