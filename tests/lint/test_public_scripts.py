@@ -24,6 +24,19 @@ os.environ["MASTER_PORT"] = "5678"
 dist.init_process_group("gloo", world_size=SIZE, rank=0)
 dist.get_rank()
 """
+_PLATEAU = (
+    _INIT
+    + """
+loader = torch.utils.data.DataLoader(list(range(8)), sampler=torch.utils.data.DistributedSampler(list(range(8))))
+net = torch.nn.Linear(1, 1)
+rates = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD(net.parameters()))
+for epoch in range(9):
+    total = 0
+    for batch in loader:
+        total += net(**batch).mean().item()
+    rates.step(GIVEN)
+"""
+)
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
     "what goes to a device is no file": ("RW601", _INIT + """
@@ -977,6 +990,7 @@ for _ in range(10):
         scores[name] += got.item()
     """),
     "an attribute that every object has": ("RW820", _INIT + "class Own:\n    x = 1\nprint(Own().dict)\n", _INIT + "class Own:\n    x = 1\nprint(Own().__dict__)\n"),
+    "a rate by the loss of a batch's parts": ("RW616", _PLATEAU.replace("GIVEN", "total"), _PLATEAU.replace("GIVEN", "epoch")),
     "a group of one": ("RW207", _ALONE.replace("SIZE", "2"), _ALONE.replace("SIZE", "1")),
 }  # fmt: skip
 
@@ -1061,3 +1075,14 @@ def test_an_option_of_another_module_is_told_where_this_text_reaches_it(tmp_path
     unit = CodeUnit(path=str(tmp_path / "train.py"), language="python", code=code)
     found = [*check_unit(unit, Project(), (rule("RW217"),))]
     assert [(one.severity, one.span.line) for one in found] == [("warning", code.count("\n") - 1)]
+
+
+def test_a_rate_is_told_at_the_call_that_leads_to_it(tmp_path: Path) -> None:
+    """The scheduler steps in a module that makes no process group: the program that does calls it."""
+    step = "def step(rates):\n    rates.step(time.time())\n"
+    (tmp_path / "steps.py").write_text(_HEAD + step)
+    rest = "rates = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([torch.ones(1)]))\nstep(rates)\n"
+    unit = CodeUnit(
+        path=str(tmp_path / "train.py"), language="python", code=_HEAD + _INIT + "from steps import step\n" + rest
+    )
+    assert [one.span.line for one in check_unit(unit, Project(), (rule("RW616"),))] == [5]

@@ -106,6 +106,8 @@ def _call(run: Run, scope: Scope, node: ast.Call) -> Value:
             kwargs[keyword.arg] = value
         else:
             has_star = not _add_table(kwargs, value) or has_star
+            if (rest := mixed((value,))).spread:
+                kwargs["**"] = rest  # what is made of a batch's parts differs as the batch does
     return run.call(run, func, tuple(args), kwargs, node, scope=scope, has_star=has_star)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.job_view import all_once, text_of
+from rankwise.lint.analyses.job_view import all_once, node_in, text_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Spread
 from rankwise.lint.paths.phrases import written
@@ -59,12 +59,12 @@ _STEP = "torch.optim.lr_scheduler.ReduceLROnPlateau.step"
 def schedule_of_one_rank(script: Script) -> Iterator[Found]:
     if not script.has_init:
         return
-    for call in script.calls_of(_STEP):
-        metric = call.arg(0, "metrics")
-        if metric is not None and metric.spread is Spread.LOCAL and not call.guards:
+    for call in (place.last for place in all_once(script, anywhere=True) if place.last.name == _STEP):
+        metric, node = call.arg(0, "metrics"), node_in(script, call)
+        if node is not None and metric is not None and metric.spread is Spread.LOCAL and not call.guards:
             text = written(call.arg_node(0, "metrics"))
             yield Found(
-                call.node,
+                node,
                 f"`{text}` comes from this rank's own data: ranks lower their learning rates at different steps, and the replicas diverge",
                 f"average `{text}` over all ranks (all_reduce) before the scheduler gets it",
             )
