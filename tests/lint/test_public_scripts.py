@@ -37,6 +37,42 @@ for epoch in range(9):
     rates.step(GIVEN)
 """
 )
+_LAZY = (
+    _DDP
+    + _INIT
+    + """
+data, loader = list(range(8)), None
+net = DDP(torch.nn.Linear(1, 1))
+for epoch in range(9):
+    if TEST:
+        loader = torch.utils.data.DataLoader(data, sampler=torch.utils.data.DistributedSampler(data))
+    for batch in loader:
+        net(batch).sum().backward()
+"""
+)
+#: One process runs the same where there is one GPU: what it does alone, it does with nobody.
+_CONVERTED = (
+    _DDP
+    + """
+from torch import nn
+from torchaudio.models import Tacotron2
+def train(rank, size):
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    net = Tacotron2()
+    model = DDP(MODEL)
+    for epoch in range(3):
+        model(torch.ones(2)).sum().backward()
+        if rank == 0:
+            with torch.no_grad():
+                model(torch.ones(2))
+if __name__ == "__main__":
+    count = torch.cuda.device_count()
+    if count == 1:
+        train(0, 1)
+    else:
+        torch.multiprocessing.spawn(train, args=(count,), nprocs=count)
+"""
+)
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
     "what goes to a device is no file": ("RW601", _INIT + """
@@ -991,6 +1027,9 @@ for _ in range(10):
     """),
     "an attribute that every object has": ("RW820", _INIT + "class Own:\n    x = 1\nprint(Own().dict)\n", _INIT + "class Own:\n    x = 1\nprint(Own().__dict__)\n"),
     "a rate by the loss of a batch's parts": ("RW616", _PLATEAU.replace("GIVEN", "total"), _PLATEAU.replace("GIVEN", "epoch")),
+    "a loader made where it lacks": ("RW501", _LAZY.replace("TEST", "loader is None"), _LAZY.replace("TEST", "epoch > 5")),
+    "a figure that every rank writes": ("RW601", _INIT + "from matplotlib import pyplot\npyplot.savefig('loss.png')\n", _INIT + "from matplotlib import pyplot\npyplot.savefig(f'loss{dist.get_rank()}.png')\n"),
+    "a pass of rank 0 alone through what was converted": ("RW104", _CONVERTED.replace("MODEL", "nn.SyncBatchNorm.convert_sync_batchnorm(net)"), _CONVERTED.replace("MODEL", "nn.Linear(2, 2)")),
     "a group of one": ("RW207", _ALONE.replace("SIZE", "2"), _ALONE.replace("SIZE", "1")),
 }  # fmt: skip
 
@@ -1086,3 +1125,14 @@ def test_a_rate_is_told_at_the_call_that_leads_to_it(tmp_path: Path) -> None:
         path=str(tmp_path / "train.py"), language="python", code=_HEAD + _INIT + "from steps import step\n" + rest
     )
     assert [one.span.line for one in check_unit(unit, Project(), (rule("RW616"),))] == [5]
+
+
+def test_an_attribute_that_a_helper_reads_is_told_at_the_call_of_it(tmp_path: Path) -> None:
+    """A helper in another module saves the wrapped model as if it were the one inside."""
+    (tmp_path / "helper.py").write_text("def save(model):\n    model.store('x')\n")
+    head = _HEAD + _DDP + _INIT + "from helper import save\n"
+    text = "class Net(torch.nn.Module):\n    def store(self, path):\n        pass\nddp = DDP(Net())\n"
+    for call, number in (("save(ddp)\n", 1), ("save(ddp.module)\n", 0)):
+        unit = CodeUnit(path=str(tmp_path / "train.py"), language="python", code=head + text + call)
+        found = [*check_unit(unit, Project(), (rule("RW418"),))]
+        assert [one.span.line for one in found] == [9] * number

@@ -228,10 +228,19 @@ def is_given_away(one: Pass) -> bool:
 
 
 def epoch_loops(one: Pass, made: Call | None) -> list[ast.AST]:
-    """Loops around a pass that go over the same samples again: more than one turn, and not around what ``made`` them."""
+    """Loops around a pass that go over the same samples again: more than one turn, and not around what ``made`` them, unless where they lack."""
     before = made.loops if made is not None else ()
-    kept = [loop for loop in one.around if loop not in before]
+    kept = [loop for loop in one.around if loop not in before or _is_made_where_lacking(loop, one, made)]
     return [loop for loop in kept if not _is_once(loop) and not _goes_over_loaders(loop, one.over)]
+
+
+def _is_made_where_lacking(loop: ast.AST, one: Pass, made: Call | None) -> bool:
+    """``if loader is None: loader = make()`` in a loop: later turns go over what the first has made."""
+    nodes = {made.node, *(site.node for site in made.stack)} if made is not None else set()
+    tests = [node for node in ast.walk(loop) if isinstance(node, ast.If) and not nodes.isdisjoint(ast.walk(node))]
+    return any(
+        isinstance(part, ast.expr) and text_of(part) == shown(one) for node in tests for part in ast.walk(node.test)
+    )
 
 
 def _is_once(loop: ast.AST) -> bool:

@@ -31,6 +31,13 @@ _READERS: dict[str, tuple[int, str]] = {
 }
 #: Folders that each node has of its own.
 _NODE_LOCAL = re.compile(r"^/(tmp|scratch|local|dev/shm|var/tmp|mnt/(local|nvme|ssd)|raid|ssd|nvme)\b")
+#: Where writers of results take theirs.
+_RESULTS = {
+    "matplotlib.pyplot.savefig": (0, "fname"),
+    "numpy.savetxt": (0, "fname"),
+    "torchvision.utils.save_image": (1, "fp"),
+    "cv2.imwrite": (0, "filename"),
+}
 #: Devices of the system's; below /dev/shm are files like others.
 _DEVICE = re.compile(r"^/dev/(?!shm/)")
 
@@ -82,7 +89,7 @@ class FileUse:
 
 #: Methods that take a folder or a file first, and calls that do neither write nor read it as a whole.
 _METHODS = frozenset({"save_pretrained", "from_pretrained", "save_state", "load_state", "save_checkpoint"})
-_OTHERS = {
+_OTHERS = _RESULTS | {
     "builtins.open": (0, "file"),
     "os.makedirs": (0, "name"),
     "os.mkdir": (0, "path"),
@@ -131,7 +138,8 @@ def writes(script: Script, *, anywhere: bool = False) -> Iterator[FileUse]:
     """Calls that write a file of weights, arrays or results anew; in other modules too if ``anywhere``."""
     for place in all_once(script, anywhere=anywhere):
         call = place.last
-        if call.name in _WRITERS or call.name.endswith(".save_pretrained"):
+        is_result = call.name in _RESULTS and place.entry.is_program  # of a function that draws, its callers decide
+        if is_result or call.name in _WRITERS or call.name.endswith(".save_pretrained"):
             yield from _use(place)
         elif call.name == "builtins.open":
             mode = call.arg(1, "mode")

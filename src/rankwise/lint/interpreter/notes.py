@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rankwise.lint.interpreter.history import History
     from rankwise.lint.interpreter.run import Run, Scope
-    from rankwise.lint.interpreter.values import Call, Function, Tests, Value
+    from rankwise.lint.interpreter.values import Call, Function, Site, Tests, Value
     from rankwise.lint.program import Module
 
 
@@ -36,6 +36,7 @@ class WrapperRead:
     module: Module
     wrapper: Object
     tests: Tests
+    stack: tuple[Site, ...]
 
 
 def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None:
@@ -44,7 +45,7 @@ def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None
     if owner.const is None and not run.tests and isinstance(node.value, ast.Name) and owner == LITERAL_NONE:
         note_unbound(run, scope, node, LITERAL_NONE)
     if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
-        run.notes.append(WrapperRead(node, scope.module, thing, run.tests))
+        run.notes.append(WrapperRead(node, scope.module, thing, run.tests, run.stack))
     elif isinstance(thing, Instance) and node.attr not in thing.attrs and thing.cls.find(node.attr) is None:
         # A base class whose text is not at hand may have set it; `__dict__` and its like Python gives.
         is_given = thing.cls.is_open or (node.attr.startswith("__") and node.attr.endswith("__"))

@@ -123,6 +123,8 @@ def has_buffers(model: Value, _depth: int = 0) -> bool | None:
     thing = model.thing
     if _depth > 6:
         return None
+    if "__synced__" in getattr(thing, "attrs", ()):  # whoever converts BatchNorm layers has some
+        return True
     if isinstance(thing, Instance):
         if any(_text_has_buffers(cls.node) for cls in thing.cls.ancestry):
             return True
@@ -164,8 +166,6 @@ def _object_has_buffers(thing: Object, depth: int) -> bool | None:
             "mnasnet",
         )
     ):
-        return True
-    if thing.call is not None and thing.kind.endswith("convert_sync_batchnorm"):
         return True
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankwise.lint.interpreter.history import Exit, Fork, Inline, Loop, Op, walk
+from rankwise.lint.interpreter.history import Arm, Exit, Fork, Inline, Loop, Op, walk
 from rankwise.lint.interpreter.values import AGREED, Spread
 
 if TYPE_CHECKING:
@@ -108,8 +108,17 @@ def _steps(item: Item) -> list[_Way]:
         return [(tuple(_of_function(item)), False)]
     if isinstance(item, Loop):
         return [(tuple(_loop(item)), False)]
-    arms = item.arms if item.kind in {"if", "match"} else item.arms[:1]
+    arms = _arms(item) if item.kind in {"if", "match"} else item.arms[:1]
     return [way for arm in arms for way in _ways(arm.items)]
+
+
+def _arms(fork: Fork) -> list[Arm]:
+    """All arms but what a process does alone, with nobody: ``if one_gpu: train(0, 1) else: mp.spawn(train)``."""
+    made = [[op.call for op in ops_of(arm.items)] for arm in fork.arms]
+    started = {id(call.node) for calls in made for call in calls if "spawned" in call.contexts}
+    alone = [not any("spawned" in one.contexts for one in calls) for calls in made]
+    same = [not started.isdisjoint(id(one.node) for one in calls) for calls in made]
+    return [arm for arm, *is_left in zip(fork.arms, alone, same, strict=True) if not all(is_left)]
 
 
 def _loop(loop: Loop) -> list[Token]:
@@ -132,13 +141,14 @@ def _common(one: list[Token], other: list[Token]) -> int:
 
 def _fork(fork: Fork, *, in_busy_loop: bool, is_busy_after: bool) -> list[Token]:
     tokens: list[Token] = []
-    arms = [flatten(arm.items, in_busy_loop=in_busy_loop, is_busy_after=is_busy_after) for arm in fork.arms]
+    kept = _arms(fork)
+    arms = [flatten(arm.items, in_busy_loop=in_busy_loop, is_busy_after=is_busy_after) for arm in kept]
     if fork.kind == "if" and len(arms) == 2 and [token.key for token in arms[0]] == [token.key for token in arms[1]]:
         # Whichever it is, the same comes of it.
         arms[1] = []
     elif fork.kind == "if" and len(arms) == 2:
         arms[1] = arms[1][_common(*arms) :]
-    for arm, inner in zip(fork.arms, arms, strict=True):
+    for arm, inner in zip(kept, arms, strict=True):
         tokens.extend(inner)
         left = arm.exit
         if left is None or fork.kind != "if":

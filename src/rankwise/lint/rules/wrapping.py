@@ -18,6 +18,7 @@ from rankwise.lint.interpreter.values import AGREED, Instance, Method, Object, S
 from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.constructor_table import WRAPPERS
 from rankwise.lint.library.names import ACCELERATOR, DDP, HF_TRAINER
+from rankwise.lint.paths.phrases import reported_place
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -389,18 +390,22 @@ _OF_MODULE = frozenset({"add_module", "apply", "bfloat16", "buffers", "children"
 
 @rule("RW418", "error", "", "an attribute of the inner model is read from the DistributedDataParallel around it")
 def attribute_of_the_model_inside(script: Script) -> Iterator[Found]:
+    told: set[int] = set()
     for read in script.notes:
-        is_here = isinstance(read, WrapperRead) and read.module is script.module
-        if is_here and _is_certain(script, read) and _only_inside(read.wrapper, read.node.attr):
-            name = ast.unparse(read.node.value)
+        if isinstance(read, WrapperRead) and _is_certain(read) and _only_inside(read.wrapper, read.node.attr):
+            name, at = ast.unparse(read.node.value), node_in(script, read)
+            if at is None or id(at) in told:
+                continue
+            told.add(id(at))
             yield Found(
-                read.node,
+                at,
                 f"`{name}` is a DistributedDataParallel, which has no `{read.node.attr}`, only the model inside has: AttributeError",
                 f"write `{name}.module.{read.node.attr}`",
+                also=[reported_place("it is read here", read.node, read.module)] if at is not read.node else [],
             )
 
 
-def _is_certain(script: Script, read: WrapperRead) -> bool:
+def _is_certain(read: WrapperRead) -> bool:
     """Whether the read comes wherever the model was wrapped, and nothing asks whether there is such an attribute."""
     made = read.wrapper.call
     return (
@@ -410,7 +415,7 @@ def _is_certain(script: Script, read: WrapperRead) -> bool:
         and arms_of(made.tests) <= arms_of(read.tests)
         and not any(
             isinstance(one, ast.Try) or (isinstance(one, (ast.If, ast.IfExp, ast.BoolOp)) and _asks_kind(one))
-            for one in above(script.tree, read.node)
+            for one in above(read.module.tree, read.node)
         )
     )
 
