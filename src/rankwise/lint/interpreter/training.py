@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -118,6 +119,12 @@ def _sends_buffers(thing: Object) -> bool | None:
     return has_buffers(model) if model is not None else None
 
 
+#: Models of torchvision's that have BatchNorm layers.
+_NORMALISED = re.compile(
+    r"torchvision\.models\..*(resnet|mobilenet|densenet|efficientnet|regnet|inception|googlenet|_bn|shufflenet|mnasnet)"
+)
+
+
 def has_buffers(model: Value, _depth: int = 0) -> bool | None:
     """Whether a model has buffers; None if its text is not at hand."""
     thing = model.thing
@@ -151,23 +158,7 @@ def _object_has_buffers(thing: Object, depth: int) -> bool | None:
         return True if True in parts else False if None not in parts else None
     if thing.kind.startswith("torch.nn."):
         return False
-    if thing.kind.startswith("torchvision.models.") and any(
-        word in thing.kind.lower()
-        for word in (
-            "resnet",
-            "mobilenet",
-            "densenet",
-            "efficientnet",
-            "regnet",
-            "inception",
-            "googlenet",
-            "_bn",
-            "shufflenet",
-            "mnasnet",
-        )
-    ):
-        return True
-    return None
+    return True if _NORMALISED.match(thing.kind.lower()) else None
 
 
 @lru_cache(maxsize=1024)
