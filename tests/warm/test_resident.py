@@ -441,9 +441,9 @@ def test_what_the_check_says_of_a_run_that_fails_at_once_is_not_lost(residence: 
 
 
 def test_processes_that_wait_for_their_order_are_the_ranks_and_the_rest_ends(
-    residence: Residence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    residence: Residence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """They are forked before the launcher is ready; one that is killed while it waits is passed over, and what nobody asks for ends with the run."""
+    """They are forked before the launcher is ready; one that is killed while it waits is passed over, and what nobody asks for ends with the run, and says nothing."""
     write_script(tmp_path, "import torch")
     monkeypatch.chdir(tmp_path)
     for name, value in {**residence.env, "RANKWISE_RESIDENT": "always"}.items():
@@ -469,10 +469,13 @@ def test_processes_that_wait_for_their_order_are_the_ranks_and_the_rest_ends(
         assert started == {"0.0": waiting[1], "1.0": waiting[2]}
         assert [one.code for one in changes if isinstance(one, Ended)] == [0, 0]
         assert list_descendants(asked[0]) == [server, waiting[3]]
+        workers.retire()
+        wait_until(lambda: list_descendants(asked[0]) == [])
     finally:
         workers.close()
         signals.close()
     wait_until(lambda: not any(map(_is_alive, (server, *waiting))))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_functions_are_launched_from_it_too(residence: Residence, tmp_path: Path) -> None:

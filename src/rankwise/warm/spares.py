@@ -77,7 +77,10 @@ class Spares:
 
 
 def _wait_order(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    data, fds, _, _ = socket.recv_fds(sock, _LONGEST_ORDER, _MOST_FDS)
+    try:
+        data, fds, _, _ = socket.recv_fds(sock, _LONGEST_ORDER, _MOST_FDS)
+    except ConnectionError:  # what the process between has told of us was not read
+        os._exit(0)
     if not data:
         os._exit(0)
     sock.close()
