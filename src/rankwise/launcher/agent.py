@@ -148,6 +148,7 @@ def _prepare(
     closings.append(check.close)
     if spec.strict:
         check.start()
+    host_check.tell_before(console)
     rendezvous = open_rendezvous(spec, host, helper, console, host_check)
     folder = make_folder(spec.logs, rendezvous.run_id)
     if (memory := open_memory_folder(pid=workers.supervisor_pid)) is not None:

@@ -144,15 +144,8 @@ class Attempt:
         from rankwise.launcher.job_monitor import JobMonitor  # noqa: PLC0415
 
         self._monitor: JobMonitor = JobMonitor(job, part, self._ranks, self._folder)
-        if self._index == 0:
-            self._say_before()
-
-    def _say_before(self) -> None:
-        """Look for what will surely break the job, and have it said above what the ranks print."""
-        if self._job.check is not None:
-            self._job.check.start()
-        if self._job.host_check is not None:
-            self._job.host_check.tell_before(self._job.console)
+        if job.check is not None and self._index == 0:
+            job.check.start()
 
     # ------------------------------------------------------------------ watch
 
