@@ -454,10 +454,10 @@ def test_processes_that_wait_for_their_order_are_the_ranks_and_the_rest_ends(
     assert asked is not None
     workers = open_workers(signals, SYSTEM_CLOCK, asked)
     try:
-        wait_until(
-            lambda: len(list_descendants(asked[0])) == 5
-        )  # the run's server, and what three ranks and a store take
-        server, *waiting = sorted(list_descendants(asked[0]))
+        # The run's server, and what three ranks and a store take, once the supervisor has adopted that.
+        children = Path(f"/proc/{asked[0]}/task/{asked[0]}/children")
+        wait_until(lambda: len(children.read_text().split()) == 5)
+        server, *waiting = sorted(map(int, children.read_text().split()))
         os.kill(waiting[0], signal.SIGKILL)
         wait_until(lambda: len(list_descendants(asked[0])) == 4)
         for tag in ("0.0", "1.0"):
