@@ -167,19 +167,21 @@ def test_what_has_changed_on_disk_is_never_served(residence: Residence, tmp_path
     assert residence.pids() == [server]
 
 
-def test_a_module_beside_the_script_that_hides_one_of_torchs_makes_a_cold_start(
+def test_a_module_beside_the_script_that_hides_a_loaded_one_makes_a_cold_start(
     residence: Residence, tmp_path: Path
 ) -> None:
-    """The server is fit for other scripts, and this one gets its own module, as without a server."""
+    """One of torch's, or of the server itself: that is fit for other scripts, and this one gets its own module, as without a server."""
     write_script(tmp_path, "import torch")
     residence.run(tmp_path)
     (server,) = residence.pids()
-    write_script(tmp_path / "hides", "MINE = 1", "pickletools.py")
-    write_script(tmp_path / "hides", "import pickletools, torch; print(pickletools.MINE)")
-    result = residence.run(tmp_path / "hides")
-    assert (result.code, result.out) == (0, "1\n"), result.err
-    path = tmp_path / "hides" / "pickletools.py"
-    assert result.err == f"rankwise: cold start: {path} has the name of a module that is already loaded\n"
+    for name in ("pickletools", "resource"):
+        folder = tmp_path / name
+        write_script(folder, "MINE = 1", f"{name}.py")
+        write_script(folder, f"import {name}, torch; print({name}.MINE)")
+        result = residence.run(tmp_path, f"{name}/train.py")
+        assert (result.code, result.out) == (0, "1\n"), result.err
+        told = f"rankwise: cold start: {folder / name}.py has the name of a module that is already loaded\n"
+        assert result.err == told
     assert residence.pids() == [server]
 
 

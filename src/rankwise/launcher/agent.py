@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from rankwise.launcher.workers import Workers
     from rankwise.warm.plan import Plan
 
-#: What a job ends with that is through, or that somebody has stopped.
-_WITHOUT_FAULT = {0, REQUEUE, 128 + signal.SIGINT, 128 + signal.SIGTERM}
+#: From here on an exit code stands for a signal, to a rank or to us.
+_SIGNALS_FROM = 128
 
 
 def launch(spec: LaunchSpec, console: Console) -> int:
@@ -67,8 +66,8 @@ def launch(spec: LaunchSpec, console: Console) -> int:
         from rankwise.launcher.attempt_loop import run_attempts  # noqa: PLC0415 - it is there by now
 
         code = run_attempts(job)
-        if job.check is not None and code not in _WITHOUT_FAULT:
-            job.check.wait()
+        if job.check is not None and code != REQUEUE and 0 < code < _SIGNALS_FROM:
+            job.check.wait(lambda: signals.has_pending)
     except InterruptedByUser:
         return _interrupted(spec, signals, console)
     except RankwiseError as error:

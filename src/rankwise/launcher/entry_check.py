@@ -1,4 +1,4 @@
-"""The script's check while torch is being imported: a process of its own, whose words are shown if they come in time."""
+"""The script's check beside the start of its ranks: a process of its own, whose words are shown if they come in time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from rankwise.base import terminal
+from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.environ import is_on
 from rankwise.base.errors import LaunchError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rankwise.launcher.console import Console
     from rankwise.launcher.spec import LaunchSpec
 
 #: What comes later than this would stand in the midst of the training's own output.
 _LATE_S = 10.0
 #: Who waits for the end of a run that has failed is not kept for longer.
-_AFTER_FAILURE_S = 2.0
+_AFTER_FAILURE_S, _LOOK_EVERY_S = 2.0, 0.05
 #: Isolated: a module of the user's, beside the script or in the current folder, is not to be imported.
 _CODE = (
     "import sys; sys.path.append(sys.argv[1]); from rankwise.lint.running.entry import main; "
@@ -77,10 +80,16 @@ class EntryCheck:
                 hint="fix them, silence them with `# noqa`, or use --no-check",
             )
 
-    def wait(self) -> None:
-        """Let it come to its end beside a run that has failed, perhaps sooner than it could say why."""
-        if self._thread is not None:
-            self._thread.join(_AFTER_FAILURE_S)
+    def wait(self, is_called: Callable[[], bool]) -> None:
+        """Let it come to its end beside a run that has failed, perhaps sooner than it could say why; ``is_called``: somebody wants us to end."""
+        end_s = SYSTEM_CLOCK.monotonic() + _AFTER_FAILURE_S
+        while (
+            self._thread is not None
+            and self._thread.is_alive()
+            and SYSTEM_CLOCK.monotonic() < end_s
+            and not is_called()
+        ):
+            self._thread.join(_LOOK_EVERY_S)
 
     def close(self) -> None:
         """End it, if it is still at work."""

@@ -223,12 +223,15 @@ class Pool:
         """Show output until the answer is there, which comes behind all output; None when time is up."""
         end_s = SYSTEM_CLOCK.monotonic() + timeout_s
         while (left_s := end_s - SYSTEM_CLOCK.monotonic()) > 0:
-            if IS_WINDOWS:
-                self._answers.poll(min(left_s, _LOOK_EVERY_S))
-            else:
-                pipes = [self._answers.fileno(), *(stream.fileno() for stream in self._outputs.values())]
-                wait_ready(pipes, None if left_s == math.inf else left_s)
-            is_answered = self._answers.poll()
+            try:
+                if IS_WINDOWS:
+                    self._answers.poll(min(left_s, _LOOK_EVERY_S))
+                else:
+                    pipes = [self._answers.fileno(), *(stream.fileno() for stream in self._outputs.values())]
+                    wait_ready(pipes, None if left_s == math.inf else left_s)
+                is_answered = self._answers.poll()
+            except BrokenPipeError:  # Windows tells the end so, and `recv` does below
+                is_answered = True
             self._show_output(writers)
             if is_answered:
                 try:

@@ -15,6 +15,7 @@ import importlib
 import json
 import math
 import os
+import resource  # here, before the loaded modules are noted: a script may have one of that name
 import select
 import signal
 import socket
@@ -340,8 +341,6 @@ class Resident:
 def _take_on(request: dict[str, Any], set_by_imports: dict[str, str]) -> None:
     """Be as the launcher is: what a fork can be given."""
     env = {**set_by_imports, **request["env"]}
-    import resource
-
     os.umask(request["umask"])
     for name, limits in request["limits"].items():
         resource.setrlimit(getattr(resource, name), limits)
@@ -355,8 +354,6 @@ def _take_on(request: dict[str, Any], set_by_imports: dict[str, str]) -> None:
 
 def _find_limit(request: dict[str, Any]) -> str:
     """Tell which limit can't be given to a fork of ours; empty if all can."""
-    import resource
-
     if request["nice"] < os.getpriority(os.PRIO_PROCESS, 0):
         return "the resident server has a higher nice value than this run"
     for name, (_, hard) in request["limits"].items():
@@ -367,8 +364,6 @@ def _find_limit(request: dict[str, Any]) -> str:
 
 def _can_give_what_we_can(pid: int) -> bool:
     """Tell whether another server lives that may give its forks the limits and the niceness that we may."""
-    import resource
-
     numbers = [number for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
     try:
         return os.getpriority(os.PRIO_PROCESS, pid) <= os.getpriority(os.PRIO_PROCESS, 0) and not any(
@@ -379,8 +374,6 @@ def _can_give_what_we_can(pid: int) -> bool:
 
 
 def _is_lower(limit: int, other: int) -> bool:
-    import resource
-
     return limit != resource.RLIM_INFINITY and (other == resource.RLIM_INFINITY or limit < other)
 
 

@@ -63,7 +63,8 @@ class Spares:
                 for other in (sock, *(end for _, end in pairs if end is not theirs)):
                     other.close()
                 return (*_wait_order(theirs), (me, middle))
-            theirs.send(str(pid).encode())
+            with contextlib.suppress(OSError):  # the server has ended
+                theirs.send(str(pid).encode())
         os._exit(0)
 
     def use(self, order: dict[str, Any], fds: list[int]) -> int:
