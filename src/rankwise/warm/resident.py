@@ -15,7 +15,6 @@ import importlib
 import json
 import math
 import os
-import resource  # here, before the loaded modules are noted: a script may have one of that name
 import select
 import signal
 import socket
@@ -67,6 +66,8 @@ class Resident:
 
     def prepare(self) -> None:
         """Find out whether ranks of any command can be forked from here, and load the supervisor."""
+        import resource  # noqa: F401 - before the loaded modules are noted: a script may have one of that name
+
         if not self._server.become_rank.adopt_orphans():
             raise self._cold("this system does not let us adopt forked ranks")
         self._command_line = self._load("command_line").CommandLine()
@@ -341,6 +342,8 @@ class Resident:
 def _take_on(request: dict[str, Any], set_by_imports: dict[str, str]) -> None:
     """Be as the launcher is: what a fork can be given."""
     env = {**set_by_imports, **request["env"]}
+    import resource
+
     os.umask(request["umask"])
     for name, limits in request["limits"].items():
         resource.setrlimit(getattr(resource, name), limits)
@@ -354,6 +357,8 @@ def _take_on(request: dict[str, Any], set_by_imports: dict[str, str]) -> None:
 
 def _find_limit(request: dict[str, Any]) -> str:
     """Tell which limit can't be given to a fork of ours; empty if all can."""
+    import resource
+
     if request["nice"] < os.getpriority(os.PRIO_PROCESS, 0):
         return "the resident server has a higher nice value than this run"
     for name, (_, hard) in request["limits"].items():
@@ -364,6 +369,8 @@ def _find_limit(request: dict[str, Any]) -> str:
 
 def _can_give_what_we_can(pid: int) -> bool:
     """Tell whether another server lives that may give its forks the limits and the niceness that we may."""
+    import resource
+
     numbers = [number for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
     try:
         return os.getpriority(os.PRIO_PROCESS, pid) <= os.getpriority(os.PRIO_PROCESS, 0) and not any(
@@ -374,6 +381,8 @@ def _can_give_what_we_can(pid: int) -> bool:
 
 
 def _is_lower(limit: int, other: int) -> bool:
+    import resource
+
     return limit != resource.RLIM_INFINITY and (other == resource.RLIM_INFINITY or limit < other)
 
 
