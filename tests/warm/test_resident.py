@@ -180,8 +180,8 @@ def test_a_module_beside_the_script_that_hides_a_loaded_one_makes_a_cold_start(
         write_script(folder, f"import {name}, torch; print({name}.MINE)")
         result = residence.run(tmp_path, f"{name}/train.py")
         assert (result.code, result.out) == (0, "1\n"), result.err
-        told = f"rankwise: cold start: {folder / name}.py has the name of a module that is already loaded\n"
-        assert result.err == told
+        expected = f"rankwise: cold start: {folder / name}.py has the name of a module that is already loaded\n"
+        assert result.err == expected
     assert residence.pids() == [server]
 
 

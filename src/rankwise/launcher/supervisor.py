@@ -70,7 +70,7 @@ class Supervisor:
         self._ending = {int(getattr(signal, name)) for name in _ENDING}
         self._link: WarmLink | None = None
         self._server_status: int | None = None
-        # Forked before they were asked for: they may end before the server has told which is whose.
+        # What has ended before the server's message said which process it was.
         self._unclaimed: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         # Requests that wait for the warm server hold descriptors; the ranks keep the limit that the user gave them.

@@ -206,10 +206,10 @@ class Resident:
             self._server.extend(missing)
             self._note_loaded()
             self._is_gathered = False
-        if reason := self._server.find_obstacle():
+        if reason := self._server.imports.find_obstacle():
             _say(sock, {"refused": reason})
             self._leave()
-        if reason := self._server.find_other_variable(request["env"]) or _find_limit(request):
+        if reason := self._server.imports.find_other_variable(request["env"]) or _find_limit(request):
             _say(sock, {"refused": reason})
             return False
         # A supervisor is deaf to it, from its first moment on.
@@ -230,7 +230,7 @@ class Resident:
             self._woken.close()
             self._waker.close()
             return self._begin_run(request, fds)
-        # Beside its first steps, as it takes as long; nobody has been told of it.
+        # Beside its first steps, as it takes as long; nobody has heard of it.
         if changed := self._loaded.find_changed():
             os.kill(pid, signal.SIGKILL)
             _say(sock, {"refused": f"{changed} has changed on disk since it was loaded"})
@@ -267,7 +267,7 @@ class Resident:
             for number, fd in enumerate(streams):
                 os.dup2(fd, number)
                 os.close(fd)
-            _take_on(request, self._server.list_set())
+            _take_on(request, self._server.imports.list_set())
             self._server.become_rank.adopt_orphans()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             pid = self._server.fork()

@@ -11,7 +11,6 @@ what to fork, with descriptors, and ``{"hello" | "ready" | "cold" | "warning" | 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -23,37 +22,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 # Ignored by the server: its command line is the ranks' own, so a `pkill -f train.py` means them.
 _DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-#: What packages that a user may preload read when they are imported.
-_FRAMEWORKS = (
-    "HF_",
-    "TRANSFORMERS_",
-    "HUGGINGFACE_",
-    "DATASETS_",
-    "WANDB_",
-    "TOKENIZERS_",
-    "ACCELERATE_",
-    "TRL_",
-    "DS_",
-)
-#: What each rank has its own of; there is none in the server.
-_RANKS_OWN = frozenset(
-    {
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_RUN_ID",
-    }
-)
 _REHEARSAL_S = 10.0
 #: Ranks forked by one process between; each order comes with seven descriptors.
 _MOST_AT_ONCE = 8
@@ -125,7 +97,7 @@ def check_site(orders: str, *, checks: Any) -> None:
 
 
 class Server:
-    """What is loaded, and what can be forked from it."""
+    """What is forked from what is loaded."""
 
     cold_error = Cold
 
@@ -141,19 +113,11 @@ class Server:
         self._argv: list[str] | None = None
         self._sock = socket.socket(fileno=orders["fd"])
         os.set_inheritable(orders["fd"], False)
-        self._orders, self._known, self._hook_folder = orders, known, hook_folder
+        self._orders, self._hook_folder = orders, hook_folder
+        self.imports = load("imports").Imports(orders, known, self.say, Cold, load)
         self._load_recording = load_recording
         self._later: list[str] = list(orders["later"])
         self._name = self.become_rank.get_name()
-        self._thread_owners: list[str] = []
-        self._sources: dict[str, int] = {}
-        self._rank_readers: dict[str, str] = {}
-        self._asked_for: set[str] = set()
-        self._reads = self.become_rank.ReadVariables()
-        self._read_by_torch: frozenset[str] = frozenset()
-        self._shadowed = ""
-        self._tops: set[str] = set()
-        self._begin_env = dict(os.environ)
         self._ready: dict[str, Any] = {}
         self._num_expected = 0
         self._spares = load("spares").Spares(self.fork)
@@ -182,27 +146,18 @@ class Server:
         if watcher := self._checks.find_watcher():
             raise Cold(watcher)
         before = frozenset(sys.modules)
-        there = frozenset(os.environ)
-        with self._noting(self._reads.note):
-            for name in self._orders["torch"]:
-                self._import(name, must=name == "torch")
-        self._read_by_torch = self._reads.list_by_name(there)
+        self.imports.import_torch()
         self._libraries = self._freezing.list_libraries()
-        self._import_asked()
+        self.imports.import_asked()
         self._load_recording()
-        for module, name in self._rank_readers.items():
-            if not self.become_rank.is_mended(module):
-                raise Cold(f"{module} asks for {name} when it is imported, but a preload has none")
-        self._note_tops()
-        if shadowed := self._find_shadowed():
-            raise Cold(shadowed)
+        self.imports.check()
         self.become_rank.set_name(b"rankwise-warm")
         self._watch.install()
         self._freezing.freeze(self._libraries)
         if was_enabled:
             gc.enable()
         self._rehearse()
-        if reason := self.find_obstacle():
+        if reason := self.imports.find_obstacle():
             raise Cold(reason)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what dies here is reaped by the kernel
         num_modules = len(frozenset(sys.modules) - before)
@@ -211,81 +166,6 @@ class Server:
     def say_ready(self) -> None:
         """Tell that ranks can be forked."""
         self.say({**self._ready, "ready": os.getpid()})
-
-    def _import(self, name: str, *, part: str = "", must: bool = False, asked: bool = False) -> None:
-        threads = self._checks.count_threads()
-        try:
-            # As the statement does it: a part may be a module, or be loaded when it is asked for.
-            module = __import__(name, fromlist=[part] if part else [])
-            if part and part != "*":
-                getattr(module, part, None)
-        except BaseException as error:  # a module may even call sys.exit
-            reason = f"import {name}: {_first_line(error)}"
-            if must:
-                raise Cold(reason) from None
-            if asked:
-                self.say({"warning": f"--preload {name}: {_first_line(error)}"})
-        if self._checks.count_threads() > threads:
-            self._thread_owners.append(name)
-
-    def _import_asked(self) -> None:
-        """Import what the user named, as the script itself would find it."""
-        first = self._orders["first_path"]
-        before = frozenset(sys.modules)
-        if first is not None:
-            sys.path.insert(0, first)
-        try:
-            with self._noting(self._note_asked):
-                for name in self._orders["asked"]:
-                    self._import(name, asked=True)
-                for module, name in self._orders["wanted"]:
-                    self._import(module, part=name)
-        finally:
-            if first is not None and first in sys.path:
-                sys.path.remove(first)
-        if first is None or not self._orders["asked"]:
-            return
-        # The user's own code may be edited between two attempts; what is installed is not.
-        for name in frozenset(sys.modules) - before:
-            file = getattr(sys.modules[name], "__file__", None) or ""
-            if file.startswith(os.path.join(first, "")) and "site-packages" not in file:
-                self._sources[file] = os.stat(file).st_mtime_ns
-
-    @contextlib.contextmanager
-    def _noting(self, note: Callable[[str], None]) -> Iterator[None]:
-        """Tell ``note`` of each variable that is looked up in Python; what C reads, nobody can tell."""
-        environ: Any = os.environ
-        encodekey = environ.encodekey
-
-        def tell(name: str) -> Any:
-            note(name)
-            return encodekey(name)
-
-        environ.encodekey = tell
-        try:
-            yield
-        finally:
-            environ.encodekey = encodekey
-
-    def _note_asked(self, name: str) -> None:
-        self._asked_for.add(name)
-        if name in _RANKS_OWN:
-            self._rank_readers.setdefault(self.become_rank.find_reader().f_globals.get("__name__"), name)
-
-    def _note_tops(self) -> None:
-        """Note the packages that were loaded here: to go through all modules in each fork would copy many pages of memory."""
-        self._tops = {name.partition(".")[0] for name in sys.modules if name not in self._known}
-
-    def _find_shadowed(self) -> str:
-        """Tell which module of ours the script's folder has under the same name: the script would get that one."""
-        first = self._orders["first_path"]
-        if first is None:
-            return ""
-        from_there = {os.path.realpath(file) for file in self._sources}
-        for _, path in sorted(self._checks.list_importable(first, self._tops)):
-            if os.path.realpath(path) not in from_there:
-                return f"{path} has the name of a module that is already loaded"
-        return ""
 
     def _rehearse(self) -> None:
         """Fork once for nothing: OpenBLAS ends its threads for it, and the child tells whether it can be a rank."""
@@ -306,20 +186,6 @@ class Server:
         if text != "ok":
             raise Cold(text or f"a forked child of the warm server made no progress within {_REHEARSAL_S:.0f} s")
 
-    def find_obstacle(self) -> str:
-        """Tell why no rank can be forked off this process now; empty if one can."""
-        owners = ", ".join(self._thread_owners) or "an import"
-        return self._checks.find_thread_or_device(owners) or self._shadowed or self._find_edited()
-
-    def _find_edited(self) -> str:
-        for file, time_ns in self._sources.items():
-            try:
-                if os.stat(file).st_mtime_ns != time_ns:
-                    return f"{file} was edited after it was preloaded"
-            except OSError:
-                return f"{file} was removed after it was preloaded"
-        return ""
-
     # ------------------------------------------------- for a resident server
 
     def take_socket(self) -> socket.socket:
@@ -329,16 +195,6 @@ class Server:
     def list_own_modules(self) -> list[Any]:
         """Return those of our modules that sys.modules does not have."""
         return self._load_recording()
-
-    def find_other_variable(self, env: dict[str, str]) -> str:
-        """Tell in which variable an environment differs that was read at an import; empty if in none."""
-        names = (self._read_by_torch | self._asked_for) - _RANKS_OWN
-        other = next((name for name in sorted(names) if self._begin_env.get(name) != env.get(name)), None)
-        return f"{other} was different when torch was imported" if other else ""
-
-    def list_set(self) -> dict[str, str]:
-        """Return the variables that imports have set, which they would in a process that imports for itself."""
-        return {name: value for name, value in os.environ.items() if self._begin_env.get(name) != value}
 
     def extend(self, names: list[str]) -> None:
         """Import more of torch's modules."""
@@ -356,13 +212,13 @@ class Server:
                 the run's launcher was started with as ignored; ``num_processes``: at least so many will be asked for.
         """
         self._sock, self._argv, self._later = sock, sys.orig_argv, []
-        self._orders["first_path"], self._num_expected = request["first_path"], request["num_processes"]
+        self.imports.first_path, self._num_expected = request["first_path"], request["num_processes"]
         for name in _DEAF_TO:
             plain = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
             self._handlers[getattr(signal, name)] = signal.SIG_IGN if name in request["ignored"] else plain
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         self.say({"hello": os.getpid()})
-        if shadowed := self._find_shadowed():
+        if shadowed := self.imports.find_shadowed():
             self.say({"cold": shadowed})
             os._exit(0)
         self.say_ready()
@@ -409,11 +265,8 @@ class Server:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         was_enabled = gc.isenabled()
         gc.disable()
-        for name in names:
-            self._import(name)
+        self.imports.import_more(names)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        self._note_tops()
-        self._shadowed = self._find_shadowed()
         self._watch.install()
         gc.unfreeze()  # else nobody can tell who holds __main__
         self._freezing.freeze(self._libraries)
@@ -432,21 +285,15 @@ class Server:
         number = min(self._num_expected, _MOST_AT_ONCE)
         self._num_expected -= number
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
-        asked = self._spares.fork(number, self._sock)
+        asked = self._spares.fork(number)
         if asked is None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return False
         order, fds, strangers = asked
+        # By itself: the server may be ended as soon as all are there.
+        self.say({"forked": order["tag"], "pid": os.getpid()})
         self._become(order, fds, mask=mask, strangers=strangers)
         return True
-
-    def _use_spare(self, order: dict[str, Any], fds: list[int]) -> bool:
-        """Let a process that was forked before carry out an order; False if there is none."""
-        pid = self._spares.use(order, fds)
-        if pid:
-            # At once, and after it has its order: when all are told, this process may be ended.
-            self.say({"forked": order["tag"], "pid": pid})
-        return bool(pid)
 
     def _fork_all(self, batch: list[tuple[dict[str, Any], list[int]]]) -> bool:
         """Fork ranks that are not our children, by a process between: the supervisor adopts them, and they outlive us.
@@ -454,8 +301,8 @@ class Server:
         Returns:
             True in a rank; False in the server.
         """
-        me, reason = os.getpid(), self.find_obstacle()
-        rest = batch if reason else [one for one in batch if not self._use_spare(*one)]
+        me, reason = os.getpid(), self.imports.find_obstacle()
+        rest = batch if reason else [one for one in batch if not self._spares.use(*one)]
         if not rest:
             return False
         # Nothing is lost between the fork and the handlers that a rank has.
@@ -523,8 +370,7 @@ class Server:
             mask = {*mask, signal.SIGINT}  # a function's rank lets it in when it can end without a traceback
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.become_rank.renew_identity()
-        for module, name in self._rank_readers.items():
-            self.become_rank.mend(module, name)
+        self.imports.mend()
         if order["runs"] != "script":
             self.become_rank.run_main(order["runs"], order["args"])
         start["PYTHONPATH"] = os.pathsep.join(
@@ -535,9 +381,7 @@ class Server:
         self.become_rank.show(os.environb, self._argv)
         inherited = [number for number in order["fds"] if number > 2]
         ignored = {int(number) for number, handler in self._handlers.items() if handler is signal.SIG_IGN}
-        latched, read = tuple(self._orders["latched"]), self._read_by_torch - _RANKS_OWN
-        # Names are taken as they are; prefixes are for packages that go through the whole environment.
-        asked = (*(self._asked_for - _RANKS_OWN), *_FRAMEWORKS) if self._orders["asked"] else ()
+        latched, (read, asked) = tuple(self._orders["latched"]), self.imports.list_read()
         late = self.become_rank.LateEnvironment(latched, read, asked, start, inherited, ignored=ignored, mask=mask)
         self._watch.begin(late)
 
@@ -545,8 +389,3 @@ class Server:
 def _close(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LONGEST_ORDER, _LONGEST_PID, _MOST_FDS = 1 << 20, 16, 16
+_LONGEST_ORDER, _MOST_FDS = 1 << 20, 16
 
 
 class Spares:
@@ -29,12 +29,8 @@ class Spares:
         self._fork = fork
         self._waiting: list[socket.socket] = []
 
-    def fork(self, number: int, sock: socket.socket) -> tuple[dict[str, Any], list[int], tuple[int, int]] | None:
+    def fork(self, number: int) -> tuple[dict[str, Any], list[int], tuple[int, int]] | None:
         """Fork some, by a process between, so that the supervisor adopts them; fewer where the system allows no more.
-
-        Args:
-            number: How many.
-            sock: The server's own, which they must not hold.
 
         Returns:
             In one of them, once it is asked for: the order, its descriptors, and the pids of the server and of the process
@@ -60,29 +56,30 @@ class Spares:
             except OSError:
                 break
             if not pid:
-                for other in (sock, *(end for _, end in pairs if end is not theirs)):
-                    other.close()
+                for _, other in pairs:
+                    if other is not theirs:
+                        other.close()
                 return (*_wait_order(theirs), (me, middle))
-            with contextlib.suppress(OSError):  # the server has ended
-                theirs.send(str(pid).encode())
         os._exit(0)
 
-    def use(self, order: dict[str, Any], fds: list[int]) -> int:
-        """Give an order to one of them, and return its pid; 0 if there is none."""
+    def use(self, order: dict[str, Any], fds: list[int]) -> bool:
+        """Give an order to one of them, which then tells the supervisor; False if there is none."""
         while self._waiting:
             with self._waiting.pop(0) as spare, contextlib.suppress(OSError):  # it was killed
-                if pid := spare.recv(_LONGEST_PID):
+                if spare.recv(1):
                     socket.send_fds(spare, [json.dumps(order).encode()], fds)
-                    return int(pid)
-        return 0
+                    return True
+        return False
 
 
 def _wait_order(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    try:
-        data, fds, _, _ = socket.recv_fds(sock, _LONGEST_ORDER, _MOST_FDS)
-    except ConnectionError:  # what the process between has told of us was not read
-        os._exit(0)
+    """Say that there is somebody to be asked, and wait until the server asks; it may end instead."""
+    with sock:
+        try:
+            sock.send(b"!")
+            data, fds, _, _ = socket.recv_fds(sock, _LONGEST_ORDER, _MOST_FDS)
+        except ConnectionError:
+            os._exit(0)
     if not data:
         os._exit(0)
-    sock.close()
     return json.loads(data), fds

@@ -398,13 +398,13 @@ _OF_MODULE = frozenset({"add_module", "apply", "bfloat16", "buffers", "children"
 
 @rule("RW418", "error", "", "an attribute of the inner model is read from the DistributedDataParallel around it")
 def attribute_of_the_model_inside(script: Script) -> Iterator[Found]:
-    told: set[int] = set()
+    reported: set[int] = set()
     for read in script.notes:
         if isinstance(read, WrapperRead) and _is_certain(read) and _only_inside(read.wrapper, read.node.attr):
             name, at = ast.unparse(read.node.value), node_in(script, read)
-            if at is None or id(at) in told:
+            if at is None or id(at) in reported:
                 continue
-            told.add(id(at))
+            reported.add(id(at))
             yield Found(
                 at,
                 f"`{name}` is a DistributedDataParallel, which has no `{read.node.attr}`, only the model inside has: AttributeError",
