@@ -73,18 +73,6 @@ if __name__ == "__main__":
         torch.multiprocessing.spawn(train, args=(count,), nprocs=count)
 """
 )
-_TAKEN_OFF = (
-    _DDP
-    + _INIT
-    + """
-net = torch.nn.Linear(2, 2)
-if torch.cuda.device_count() > 1:
-    net = DDP(net)
-    NAME = net.module
-for _ in range(3):
-    net(torch.ones(2)).sum().backward()
-"""
-)
 #: A rule, the text that is wrong, and the one that is not, or of which it is not known.
 _PAIRS = {
     "what goes to a device is no file": ("RW601", _INIT + """
@@ -1042,7 +1030,6 @@ for _ in range(10):
     "a loader made where it lacks": ("RW501", _LAZY.replace("TEST", "loader is None"), _LAZY.replace("TEST", "epoch > 5")),
     "a figure that every rank writes": ("RW601", _INIT + "from matplotlib import pyplot\npyplot.savefig('loss.png')\n", _INIT + "from matplotlib import pyplot\npyplot.savefig(f'loss{dist.get_rank()}.png')\n"),
     "a pass of rank 0 alone through what was converted": ("RW104", _CONVERTED.replace("MODEL", "nn.SyncBatchNorm.convert_sync_batchnorm(net)"), _CONVERTED.replace("MODEL", "nn.Linear(2, 2)")),
-    "a wrapper that is taken off at once": ("RW402", _TAKEN_OFF.replace("NAME", "net"), _TAKEN_OFF.replace("NAME", "inner")),
     "a group of one": ("RW207", _ALONE.replace("SIZE", "2"), _ALONE.replace("SIZE", "1")),
 }  # fmt: skip
 

@@ -75,12 +75,10 @@ def launch(
     Each rank finds the variables of torchrun, so that ``rankwise.init()`` and
     ``torch.distributed.init_process_group()`` join it. Lambdas, closures, a script's own functions and what was typed
     in are sent as they are, with the globals that they use; a script needs no ``if __name__ == "__main__"``. Functions
-    of importable modules are imported again in each
-    rank: a global that was set there while this process ran is not sent. The ranks are not forks of this process, so
-        CUDA
-    may be in use here. The processes that start them stay for some minutes: the next call finds torch loaded. For
-        keyword
-    arguments, ``functools.partial``. From another thread, ``rankwise.launcher.function.shutdown()`` stops a call.
+    of importable modules are imported again in each rank: a global that was set there while this process ran is not
+    sent. The ranks are not forks of this process, so CUDA may be in use here. The processes that start them stay for
+    some minutes: the next call finds torch loaded. For keyword arguments, ``functools.partial``. From another thread,
+    ``rankwise.launcher.function.shutdown()`` stops a call.
 
     Args:
         fn: What each rank calls.

@@ -120,6 +120,7 @@ class Pool:
     def __init__(self, kind: Kind, imports: tuple[str, ...], env: Mapping[str, str]) -> None:
         self.kind, self.imports, self.env, self.owner = kind, imports, dict(env), os.getpid()
         self._is_closed, self._lock = False, threading.RLock()
+        self._answer: Answer | None = None
         self._process, self._orders, self._answers = _start(env, is_piped=not kind.outputs)
         _pools.append(self)  # from here on Ctrl-C ends it
         streams = {1: self._process.stdout, 2: self._process.stderr}
@@ -152,6 +153,7 @@ class Pool:
         writers = {1: _Shown(sys.stdout), 2: _Shown(sys.stderr)}
         is_sent = False
         with self._lock:
+            self._answer = None
             try:
                 self._send(call)
                 is_sent = True
@@ -163,9 +165,9 @@ class Pool:
                 self._send(int(signal.SIGTERM))
                 answer = self._wait(writers, _STOP_S)
             except KeyboardInterrupt:
-                if is_sent:
+                if is_sent and self._answer is None:
                     self._interrupt(writers)
-                else:
+                elif not is_sent:
                     self.close()  # half an order may be on its way
                 raise
         if answer is None:
@@ -240,6 +242,7 @@ class Pool:
                     return self._note_end()
                 if isinstance(answer, RankwiseError):
                     raise answer
+                self._answer = answer
                 return answer
         return None
 

@@ -36,7 +36,7 @@ class Job:
         serial: Which job this is on workers that outlive it; None where they end with it.
         host_check: Asks the doctor about this host; None where nobody does.
         timers: Those that ranks set themselves; None where nobody has asked for them.
-        check: Reads the script beside the first attempt; None where nobody does.
+        check: Reads the script beside the first attempt; None for functions.
     """
 
     spec: LaunchSpec

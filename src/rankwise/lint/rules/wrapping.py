@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.data_flow import passes, sampler_of
-from rankwise.lint.analyses.job_view import INIT, above, is_hidden, node_in, places_of, statement_of
+from rankwise.lint.analyses.job_view import INIT, above, is_hidden, node_in, places_of
 from rankwise.lint.analyses.seeds import draws_in, find_seeding
 from rankwise.lint.analyses.shares import is_each_ranks_own
 from rankwise.lint.analyses.tensor_text import is_in, key_of, mention, nodes_in
@@ -247,7 +247,7 @@ def forward_past_the_wrapper(script: Script) -> Iterator[Found]:
         losses = [list(sources_of(loss)) for _, loss in backward_passes(after) if not loss.via]
         calls = [one.made for loss in losses if not any(_may_run(one.made, wrap) for one in loss) for one in loss]
         inner = next((past[id(made)] for made in calls if id(made) in past), None)
-        if inner is None or not (_settings(wrap.call) <= _settings(inner) or _is_taken_off(wrap)):
+        if inner is None or not _settings(wrap.call) <= _settings(inner):
             continue
         # Where the model itself is called, if that is in this file; else what called it from here.
         called = {id(call.node) for call in past.values()}
@@ -322,14 +322,6 @@ def _is_own_optimizer(thing: object) -> bool:
 def _settings(call: Call) -> set[tuple[ast.AST, bool]]:
     """The tests under which a call is made: a model may be wrapped in some settings only, and trained bare elsewhere."""
     return {(test, arm) for test, _, arm in call.tests}
-
-
-def _is_taken_off(wrap: Wrap) -> bool:
-    """Whether its name stands for the model inside again before anything uses it: ``net = DDP(net)``, ``net = net.module``."""
-    tree = wrap.call.module.tree
-    block = next(above(tree, statement_of(tree, wrap.call.node) or wrap.call.node), tree)
-    texts = {ast.unparse(one) for one in getattr(block, "body", ())}
-    return any(f"{name} = {name}.module" in texts for name in wrap.names)
 
 
 def _has_other_ends(wrap: Wrap) -> bool:
