@@ -98,6 +98,21 @@ def test_errors_are_told_and_refused_on_demand(tmp_path: Path, monkeypatch: pyte
     check.close()
 
 
+def test_a_failed_run_waits_for_it_until_somebody_wants_it_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words are there when the wait is over; and Ctrl-C ends the wait."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(entry_check, "_AFTER_FAILURE_S", 60.0)
+    Path("train.py").write_text("import torch\nprint 'a'\n")
+    check, said = _begin(["train.py"])
+    check.wait(lambda: True)
+    assert said == []
+    check.wait(lambda: False)
+    assert len(said) == 1
+    check.close()
+
+
 def test_strict_stands_over_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable does not switch off what is typed, and that is said; without it, nothing is."""
     monkeypatch.chdir(tmp_path)
