@@ -311,7 +311,7 @@ time.sleep(1000)
 @pytest.mark.parametrize(
     ("own", "names"),
     [
-        ({}, {"SLURM_PROCID": "{}", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}),
+        ({"SLURM_JOB_ID": "{}"}, {"SLURM_PROCID": "{}", "SLURM_NTASKS": "2"}),
         ({}, {"OMPI_COMM_WORLD_RANK": "{}", "OMPI_COMM_WORLD_SIZE": "2"}),
         # What runs a pod gives it a number, which is no rank of torchrun's.
         ({"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "{}", "WORLD_SIZE": "2", "LOCAL_RANK": "{}"}),
@@ -319,16 +319,20 @@ time.sleep(1000)
     ids=["slurm", "mpi", "pod"],
 )
 def test_ranks_are_known_by_what_their_launcher_tells_them(own: dict[str, str], names: dict[str, str]) -> None:
-    """Slurm's and MPI's numbers count as well, a pod's own does not, and workers are no ranks; by any rank's PID the same are found."""
-    with subprocess.Popen([sys.executable, "-c", LAUNCHER, repr(names)], env=make_env({"SLURM_PROCID": None, **own}), stdout=subprocess.PIPE) as launcher:  # fmt: skip
-        assert launcher.stdout is not None
-        pids = [int(word) for word in launcher.stdout.readline().split()]
-        try:
+    """Slurm's and MPI's numbers count as well, a pod's own does not, and workers are no ranks; any rank's PID leads to the ranks of its job, and not to another's beside it."""
+    words = [sys.executable, "-c", LAUNCHER, repr(names)]
+    launchers = [subprocess.Popen(words, env=make_env({"SLURM_PROCID": None, **{name: value.format(number) for name, value in own.items()}}), stdout=subprocess.PIPE, text=True) for number in range(2)]  # fmt: skip
+    try:
+        for launcher in launchers:
+            assert launcher.stdout is not None
+            pids = [int(word) for word in launcher.stdout.readline().split()]
             found = [(one.rank, one.pid, one.world_size, one.is_ours) for one in find_ranks(launcher.pid)]
             assert found == [(0, pids[0], 2, False), (1, pids[1], 2, False)]
-            assert find_ranks(pids[1]) == find_ranks(launcher.pid)
-        finally:
-            kill_leftovers()
+            assert find_ranks(pids[0]) == find_ranks(pids[1]) == find_ranks(launcher.pid)
+    finally:
+        kill_leftovers()
+        for launcher in launchers:
+            launcher.communicate()
 
 
 def test_what_is_no_rank_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

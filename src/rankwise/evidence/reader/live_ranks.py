@@ -37,8 +37,8 @@ _NAMES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
-#: What the ranks of one job have in common.
-_JOB = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+#: What the ranks of one job have in common, and two jobs have not.
+_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _OURS = "RANKWISE_RANK"
 _AT_ONCE = 8
 _STACKS_ONLY = "a stack shows where a rank is, not which of its collectives it is in"
@@ -87,10 +87,8 @@ def find_ranks(pid: int) -> tuple[LiveRank, ...]:
     parents = _list_parents()
     below = [pid, *list_below(pid, parents)]
     found = _pick(below, parents)
-    if [rank.pid for rank in found] == [pid] or (found and not any(rank.pid != pid for rank in found)):
-        job = _job_of(_read_environ(pid) or {})
-        alike = [one for one in parents if (env := _read_environ(one)) is not None and _job_of(env) == job]
-        found = _pick(alike, parents)
+    if found and all(rank.pid == pid for rank in found):
+        found = _pick(_list_alike(pid, parents), parents)
     if found:
         return found
     if _read_environ(pid) is None:
@@ -192,6 +190,18 @@ def _pick(pids: Iterable[int], parents: Mapping[int, int]) -> tuple[LiveRank, ..
     ]
     ranks = {one.rank: replace(one, pid=_find_python(one.pid, parents)) for one in tops}
     return tuple(ranks[rank] for rank in sorted(ranks))
+
+
+def _list_alike(pid: int, parents: Mapping[int, int]) -> list[int]:
+    """Return the processes of a rank's job: those of its variables, or, where none of these names a job (MPI), those of its launcher."""
+    env = _read_environ(pid) or {}
+    job = _job_of(env)
+    if any(job):
+        return [one for one in parents if (other := _read_environ(one)) is not None and _job_of(other) == job]
+    own = _to_rank(pid, env)
+    above = ((one, _to_rank(one, _read_environ(one) or {})) for one in _list_above(pid, parents))
+    launcher = next((one for one, rank in above if rank is None or own != replace(rank, pid=pid)), pid)
+    return list_below(launcher, parents)
 
 
 def _to_rank(pid: int, env: Mapping[str, str]) -> LiveRank | None:
