@@ -144,7 +144,7 @@ def test_what_starts_a_node_is_a_good_command(tmp_path: Path) -> None:
     assert words[:4] == ["/opt/python", "-m", "rankwise", "run"]
     spec = parse(words[4:], {})
     assert (spec.min_nodes, spec.max_nodes, spec.nproc_per_node) == (2, 4, "8")
-    assert (spec.meeting.backend, spec.meeting.endpoint, spec.meeting.run_id) == ("c10d", "$head:29500", "x-1")  # fmt: skip
+    assert (spec.rendezvous.backend, spec.rendezvous.endpoint, spec.rendezvous.run_id) == ("c10d", "$head:29500", "x-1")  # fmt: skip
     assert (spec.program.script, spec.program.args, spec.shutdown_timeout_s) == ("train.py", ("--lr", "0 1"), 96)  # fmt: skip
     assert ' "$head:29500" ' in join_words(words)
     assert join_words(words).endswith("train.py --lr '0 1'")

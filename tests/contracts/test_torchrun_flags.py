@@ -506,7 +506,7 @@ def _spec_as_torch_tells(argv: list[str]) -> dict[str, Any] | None:
         spec = parse(argv, {})
     except UsageError:
         return None
-    program, meeting = spec.program, spec.meeting
+    program, rendezvous = spec.program, spec.rendezvous
     front = {"script": ["-u"], "module": ["-u", "-m"], "program": [], "run_path": []}[program.how]
     script = [] if program.how == "program" else [program.script]
     return {
@@ -515,7 +515,7 @@ def _spec_as_torch_tells(argv: list[str]) -> dict[str, Any] | None:
         "role": spec.role,
         "max_restarts": spec.max_restarts,
         "monitor_interval": spec.monitor_interval_s,
-        "local_addr": meeting.local_addr,
+        "local_addr": rendezvous.local_addr,
         "signals": ",".join(spec.signals),
         "out_filters": list(spec.logs.out_filters),
         "err_filters": list(spec.logs.err_filters),
@@ -552,16 +552,16 @@ def test_what_torchrun_refuses_to_launch_is_refused(argv: list[str], torch_says:
 def test_where_torchrun_would_meet_is_where_we_meet(argv: list[str], torch_says: Torch) -> None:
     """Backend, endpoint, run id and settings equal torchrun's; its c10d on a free port of this host is our single node."""
     theirs, spec = torch_says.launches[LAUNCHES.index(argv)], parse(argv, {})
-    meeting = spec.meeting
+    rendezvous = spec.rendezvous
     assert theirs is not None
     if theirs["endpoint"] == "localhost:0":
         assert spec.is_one_node
-        assert (spec.master_addr, spec.master_port, meeting.endpoint, meeting.run_id) == (None, None, "", "")
+        assert (spec.master_addr, spec.master_port, rendezvous.endpoint, rendezvous.run_id) == (None, None, "", "")
         return
-    assert (meeting.backend, meeting.endpoint) == (theirs["backend"], theirs["endpoint"])
-    assert meeting.run_id == theirs["run_id"]
-    conf = dict(meeting.conf)
-    if meeting.backend == "static":
+    assert (rendezvous.backend, rendezvous.endpoint) == (theirs["backend"], theirs["endpoint"])
+    assert rendezvous.run_id == theirs["run_id"]
+    conf = dict(rendezvous.conf)
+    if rendezvous.backend == "static":
         conf["rank"] = str(spec.node_rank)
         assert f"{spec.master_addr}:{spec.master_port}" == theirs["endpoint"]
     assert conf == theirs["conf"]

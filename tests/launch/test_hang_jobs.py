@@ -227,7 +227,7 @@ dist.barrier()
     result, report = run_reported(["--nproc-per-node", "3", "train.py"], tmp_path, timeout_s=50)
     assert (result.code != 0, report["culprits"], report["class"]) == (True, [0], "C1"), result.err
     seen = {
-        "other_line": line_of(script, "# of a metric"),
+        "mispaired_calls": line_of(script, "# of a metric"),
         "member_ended": line_of(script, "dist.all_gather"),
     }
     assert report["where"] == seen[report["rule"]]

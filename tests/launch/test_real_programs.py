@@ -168,7 +168,7 @@ def test_a_short_soak_has_no_alarm() -> None:
 
 
 ALARMS = {
-    "a proof": ([{"certainty": "proof", "rule": "circle"}], {"kind": "ok"}, 0, ""),
+    "a proof": ([{"certainty": "proof", "rule": "wait_cycle"}], {"kind": "ok"}, 0, ""),
     "a line": ([], {"kind": "ok"}, 0, "rankwise: rank 1 sends\n"),
     "a watch that fails": ([], {"kind": "ok"}, 0, "x\nrankwise: the watch for hangs has failed and is off\n"),
     "a hang": ([], {"kind": "hang", "message": "m"}, 0, ""),

@@ -16,7 +16,7 @@ from rankwise.cli.main import main
 from rankwise.launcher import command
 from rankwise.launcher.checks import check_command
 from rankwise.launcher.command import parse
-from rankwise.launcher.spec import LaunchSpec, Meeting, Std
+from rankwise.launcher.spec import LaunchSpec, RendezvousConfig, Std
 
 
 def _parse(line: str, env: dict[str, str] | None = None) -> LaunchSpec:
@@ -43,13 +43,13 @@ def test_a_bare_command_is_one_rank_on_one_node_on_a_free_port() -> None:
 def test_one_node_without_a_port_gets_a_free_one(line: str) -> None:
     """Torchrun takes a free port and a random id for one static node without --master-port, and for --standalone."""
     spec = _parse(line)
-    assert (spec.master_addr, spec.master_port, spec.meeting) == (None, None, Meeting(run_id=""))
+    assert (spec.master_addr, spec.master_port, spec.rendezvous) == (None, None, RendezvousConfig(run_id=""))
 
 
 def test_standalone_ignores_what_is_given_beside_it() -> None:
     """--standalone wins over port, endpoint and backend, as under torchrun."""
     spec = _parse("--standalone --master-port 1 --rdzv-endpoint h:2 --rdzv-backend c10d t.py")
-    assert (spec.master_port, spec.meeting.endpoint, spec.meeting.backend) == (None, "", "static")
+    assert (spec.master_port, spec.rendezvous.endpoint, spec.rendezvous.backend) == (None, "", "static")
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_static_meetings_have_an_address_and_a_port(line: str, addr: str, port: 
 
 
 def test_other_backends_choose_address_and_port_themselves() -> None:
-    """With c10d the ranks' address comes from the meeting, whatever --master-* say."""
+    """With c10d the ranks' address comes from the rendezvous, whatever --master-* say."""
     spec = _parse(
         "--nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint h:1 --rdzv-id j --rdzv-conf a=b --master-port 3 t.py"
     )
     assert (spec.master_addr, spec.master_port, spec.is_one_node) == (None, None, False)
-    assert spec.meeting == Meeting(backend="c10d", endpoint="h:1", run_id="j", conf=(("a", "b"),))
+    assert spec.rendezvous == RendezvousConfig(backend="c10d", endpoint="h:1", run_id="j", conf=(("a", "b"),))
     assert (spec.min_nodes, spec.max_nodes) == (2, 4)
 
 

@@ -175,7 +175,7 @@ def test_an_except_that_throws_a_step_away_is_told_before_the_clean_up_after_it(
     waits = rank(0, gradient(3), gradient(3, is_over=False), at=at)
     met = rank(1, gradient(3), op("barrier", at=10, is_over=False), at=in_call("barrier", 10))
     finding = look(scene(waits, met, sources={"/job/train.py": _SWALLOWS}))[0]
-    assert (finding.rule, finding.class_id) == ("gradients_met", "D15")
+    assert (finding.rule, finding.class_id) == ("mispaired_gradients", "D15")
     assert "the except at train.py:4 throws away a step" in finding.fix
 
 
@@ -184,7 +184,7 @@ def test_an_except_around_the_whole_script_throws_no_step_away() -> None:
     waits = rank(0, gradient(3), gradient(3, is_over=False), at=in_backward(3))
     met = rank(1, gradient(3), op("barrier", at=4, is_over=False), at=in_call("barrier", 4))
     finding = look(scene(waits, met, sources={"/job/train.py": _LOGS}))[0]
-    assert (finding.rule, finding.class_id) == ("gradients_met", "D14")
+    assert (finding.rule, finding.class_id) == ("mispaired_gradients", "D14")
 
 
 _REDUCES = (

@@ -267,11 +267,11 @@ def test_who_has_gathered_counts_those_that_were_silent() -> None:
 
 def test_a_store_that_is_no_longer_the_better_one_is_not_gone_to() -> None:
     """It was found before this node went to another one: to go there would take it away from where the others gather."""
-    meeting = SimpleNamespace(handler="here", orders={"endpoint": "here"})
-    entry = Entry(meeting, lambda _: SimpleNamespace())
+    job = SimpleNamespace(handler="here", orders={"endpoint": "here"})
+    entry = Entry(job, lambda _: SimpleNamespace())
     search = SimpleNamespace(gathering=("there", ("reserve", 1), {"endpoint": "there"}))
     assert not entry._gather(SimpleNamespace(is_better_store=lambda *_: False), search)
-    assert (search.gathering, meeting.handler, meeting.orders) == (None, "here", {"endpoint": "here"})
+    assert (search.gathering, job.handler, job.orders) == (None, "here", {"endpoint": "here"})
 
 
 def test_a_store_may_be_found_as_long_as_one_that_serves_may_live() -> None:

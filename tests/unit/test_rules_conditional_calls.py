@@ -39,7 +39,7 @@ def test_a_barrier_under_a_condition_of_its_own_is_no_uneven_data(test: str, cla
         rank(1, gradient(3), op("barrier", at=5, **_OPEN), at=in_call("barrier", 5)),
         text=_loop(test),
     )[0]
-    assert (finding.rule, finding.class_id) == ("gradients_met", class_id)
+    assert (finding.rule, finding.class_id) == ("mispaired_gradients", class_id)
     if class_id != "D14":
         assert (finding.culprits, finding.where) == ((1,), "/job/train.py:5")
         assert "train.py:4" in finding.fix or "line 4 of train.py" in finding.fix
@@ -134,5 +134,5 @@ def test_a_line_met_by_chance_does_not_end_the_way_back() -> None:
         rank(1, *_lines(*other), op("barrier", at=3, **_OPEN), at=in_call("barrier", 3)),
         text="a()\nb()\nc()\n",
     )[0]
-    assert finding.rule == "other_line"
+    assert finding.rule == "mispaired_calls"
     assert "at collective #3 " in finding.message

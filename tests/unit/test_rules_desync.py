@@ -42,7 +42,7 @@ def test_an_evaluation_of_one_rank_is_told_and_not_the_step_behind_it(world: int
     ranks = [_trains(number, world) for number in range(world)]
     ranks[1] = _evaluates(1, world)
     finding = _first(*ranks)
-    assert (finding.rule, finding.certainty, finding.class_id) == ("other_line", "proof", "D17")
+    assert (finding.rule, finding.certainty, finding.class_id) == ("mispaired_calls", "proof", "D17")
     assert (finding.culprits, finding.where) == ((1,), "/job/train.py:9")
     assert "at collective #7 of their group rank 1 was in broadcast" in finding.message
     assert "at #8" in finding.message
@@ -69,7 +69,7 @@ def test_a_metric_on_rank_0_is_told_and_not_those_who_have_ended() -> None:
     finding = _met_barrier()
     assert finding is not None
     assert (finding.rule, finding.culprits, finding.class_id, finding.where) == (
-        "other_line",
+        "mispaired_calls",
         (0,),
         "C1",
         "/job/train.py:3",
@@ -121,7 +121,7 @@ def test_who_left_the_loop_is_told_where_it_left() -> None:
         world=3,
     )
     finding = _first(*others, odd)
-    assert (finding.rule, finding.culprits, finding.where) == ("other_line", (2,), "/job/train.py:14")
+    assert (finding.rule, finding.culprits, finding.where) == ("mispaired_calls", (2,), "/job/train.py:14")
 
 
 def _ended_job(*odd: Op, name: str = "all_reduce", **facts: Any) -> tuple[JobFinding, ...]:
@@ -179,7 +179,7 @@ def test_a_class_is_named_for_a_state_that_one_rank_gathers() -> None:
         rank(2, op("all_gather", at=20), *odd, at=in_call("all_gather", 13), world=3),
         sources={"/job/train.py": text},
     )
-    assert (begun.rule, begun.class_id, begun.where) == ("other_line", "D28", "/job/train.py:13")
+    assert (begun.rule, begun.class_id, begun.where) == ("mispaired_calls", "D28", "/job/train.py:13")
     assert "collective #2" in begun.message
 
 

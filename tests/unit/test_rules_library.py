@@ -27,8 +27,8 @@ _OPEN = {"is_over": False}
 #: The library's own group.
 _SIDE = (Group(name="1", ranks=(0, 1), backend="gloo"),)
 #: Where its functions are called from; those that make groups are tested by what they say themselves.
-_CALLS = {"control.py": ("collectives.py", "all_reduce"), "turns.py": ("context.py", "main_first")}
-_WAITS = [(Path(file).name, name) for (file, name), wait in LIBRARY_WAITS.items() if wait != "meeting"]
+_CALLS = {"control.py": ("collectives.py", "all_reduce"), "main_first.py": ("context.py", "main_first")}
+_WAITS = [(Path(file).name, name) for (file, name), wait in LIBRARY_WAITS.items() if wait != "rendezvous"]
 #: What else blocks in the library, by file, and why it is not in the table.
 _OTHER_WAITS = {
     ("checkpoint/agreeing.py", "_take_patiently"): "rank 0's, for a lock; the others exchange meanwhile",
@@ -69,7 +69,7 @@ _OTHER_WAITS = {
     ("runtime/stop_vote.py", "wait_settled"): "for this rank's own thread, with a bound",
     ("runtime/stopping.py", "_name_silent _settle"): "in a thread of its own",
     ("runtime/stores.py", "_wait_listening open_store"): "inside joining._meet",
-    ("runtime/turns.py", "take_turns wait"): "a single word to the store; inside turns._wait",
+    ("runtime/main_first.py", "take_turns wait"): "a single word to the store; inside main_first._wait",
     ("train/loss_accumulator.py", "read"): "a Work: recorded",
     ("train/saving.py", "wait"): "as checkpoint/saving.py",
     ("train/trainer.py", "_finish"): "as checkpoint/saving.py",
@@ -105,7 +105,7 @@ def test_others_in_ddp_are_a_proof(file: str, name: str) -> None:
     """Each waits for the other: told as the two places in the script, and not as a compiler or a loader that is slow."""
     findings = look(scene(_alone(file, name), _backward(1)))
     call = f"rankwise.{_CALLS[file][1]}"
-    assert [(one.rule, one.certainty, one.is_stuck) for one in findings] == [("gradients_met", "proof", True)]
+    assert [(one.rule, one.certainty, one.is_stuck) for one in findings] == [("mispaired_gradients", "proof", True)]
     assert f"rank 0 is in {call} at train.py:31" in findings[0].message
     assert "rank 1 is in all_reduce ([20] float32, DDP gradients) at train.py:27" in findings[0].message
 
@@ -151,7 +151,7 @@ def test_others_at_work_may_still_come(file: str, name: str) -> None:
 
 def test_a_first_rank_on_each_node_is_no_circle() -> None:
     """Two ranks are outside of main_first: for which of them the others wait is not known, and nothing is proved."""
-    at = _alone("turns.py", "_wait").stack
+    at = _alone("main_first.py", "_wait").stack
     waiting = [rank(number, gradient(27), at=at, world=4) for number in (0, 1)]
     there = [rank(number, gradient(27), gradient(27, **_OPEN), at=in_backward(27), world=4) for number in (2, 3)]
     assert not [one for one in look(scene(*waiting, *there)) if one.is_proof]

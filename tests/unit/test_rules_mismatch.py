@@ -112,7 +112,7 @@ def test_uneven_steps_met_by_a_metric_are_named() -> None:
         ended(0, gradient(shape=(3,)), op(at=8, shape=(3,))),
         rank(1, gradient(shape=(3,)), gradient(shape=(3,)), op(at=8, shape=(3,), **_OPEN), at=in_call(at=8)),
     )
-    assert (finding.rule, finding.class_id, finding.is_stuck) == ("gradients_met", "D14", False)
+    assert (finding.rule, finding.class_id, finding.is_stuck) == ("mispaired_gradients", "D14", False)
 
 
 @pytest.mark.parametrize("world", [2, 5])
@@ -136,7 +136,7 @@ def test_a_barrier_met_by_gradients_is_stuck(world: int) -> None:
 def test_gradients_of_a_line_that_the_others_never_saw_get_no_class() -> None:
     """Without a common past it is not known that somebody made more steps."""
     finding = _first(rank(0, gradient(8, **_OPEN)), rank(1, op("barrier", at=9, **_OPEN)))
-    assert (finding.rule, finding.class_id) == ("gradients_met", None)
+    assert (finding.rule, finding.class_id) == ("mispaired_gradients", None)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_uneven_training_is_not_told_as_an_evaluation() -> None:
 def test_steps_tell_of_training_where_c_plus_plus_left_no_records() -> None:
     """D14: the rank that aborted had no time to tell of its gradients, but of its steps."""
     finding = _first(rank(0, gradient(8), op(seq=1, group="x")), rank(1, op(at=9, shape=(1,), **_OPEN), steps=9))
-    assert (finding.rule, finding.class_id) == ("gradients_met", "D14")
+    assert (finding.rule, finding.class_id) == ("mispaired_gradients", "D14")
 
 
 def test_a_group_of_the_same_members_is_told_by_its_name() -> None:

@@ -200,7 +200,7 @@ def test_messages_in_a_circle_are_a_proof(first: str, second: str) -> None:
         rank(1, op(second, peer=0, **_OPEN), at=in_call(second)),
     )
     assert (finding.rule, finding.class_id, finding.certainty, finding.culprits) == (
-        "circle",
+        "wait_cycle",
         "C9",
         "proof",
         (0, 1),
@@ -231,7 +231,7 @@ def test_a_message_that_went_with_its_handle_is_told() -> None:
     """C12: the isend is issued and its handle discarded; its rank waits for an answer to it, and Gloo's thread is busy with the rest."""
     (finding,) = look(_exchange("dist.isend(a, 1)"))
     assert (finding.rule, finding.class_id, finding.certainty, finding.culprits, finding.where) == (
-        "circle",
+        "wait_cycle",
         "C12",
         "suspicion",
         (0,),
@@ -275,7 +275,7 @@ def test_two_groups_in_different_order_are_a_circle() -> None:
         rank(1, op(at=6, group="1", **_OPEN), at=in_call(at=6), groups=pair, world=3),
         rank(2, op(at=5, **_OPEN), at=in_call(at=5), world=3),
     )
-    assert (finding.rule, finding.certainty, finding.culprits) == ("circle", "proof", (0, 1))
+    assert (finding.rule, finding.certainty, finding.culprits) == ("wait_cycle", "proof", (0, 1))
     assert [one.rank for one in finding.waiting] == [0, 1, 2]
 
 
@@ -328,7 +328,7 @@ def test_a_rank_that_never_came_to_init_is_named(has_ended: bool) -> None:
     meeting = in_call("init_process_group", 3)
     away = ended(2, has_joined=False) if has_ended else rank(2, at=elsewhere(2), has_joined=False)
     finding = _first(*(rank(number, at=meeting, has_joined=False, world=3) for number in range(2)), away)
-    assert (finding.rule, finding.class_id, finding.culprits) == ("absent_from_meeting", "I1", (2,))
+    assert (finding.rule, finding.class_id, finding.culprits) == ("absent_from_rendezvous", "I1", (2,))
     assert finding.certainty == ("proof" if has_ended else "suspicion")
 
 
@@ -357,7 +357,7 @@ def test_a_rank_that_still_imports_is_slow() -> None:
 def test_a_group_that_members_alone_make_is_named() -> None:
     """C10: ranks wait in new_group, and the others wait for them in a collective."""
     finding = _first(rank(0, at=in_call("new_group", 5)), rank(1, op(at=9, **_OPEN), at=in_call(at=9)))
-    assert (finding.rule, finding.class_id, finding.certainty) == ("absent_from_meeting", "C10", "proof")
+    assert (finding.rule, finding.class_id, finding.certainty) == ("absent_from_rendezvous", "C10", "proof")
 
 
 def test_a_monitored_barrier_is_waited_in_too() -> None:
@@ -445,7 +445,7 @@ def test_messages_of_long_ago_prove_nothing(earlier: list[Op], is_proof: bool) -
     mine = [op("recv", peer=1) for _ in earlier]
     first = rank(0, *past, *mine, op("send", peer=1, seq=2, **_OPEN), at=in_call("send"))
     second = rank(1, *past, *earlier, op("send", peer=0, seq=2, **_OPEN), at=in_call("send"))
-    assert bool([finding for finding in look(scene(first, second)) if finding.rule == "circle"]) == is_proof
+    assert bool([finding for finding in look(scene(first, second)) if finding.rule == "wait_cycle"]) == is_proof
 
 
 def test_the_one_with_a_batch_more_is_named_not_the_many_that_are_done() -> None:
@@ -499,7 +499,7 @@ def test_waiting_for_a_work_is_a_wait() -> None:
         rank(0, op("isend", peer=1, at=7, **_OPEN), at=stack((_RECORDER, 140, "wait"))),
         rank(1, op("barrier", at=9, **_OPEN), at=in_call("barrier", 9)),
     )
-    assert (finding.rule, finding.certainty, finding.culprits) == ("circle", "proof", (0, 1))
+    assert (finding.rule, finding.certainty, finding.culprits) == ("wait_cycle", "proof", (0, 1))
     assert "rank 0 sends to rank 1 at train.py:7, and rank 1 waits in barrier #1 at train.py:9" in finding.message
     assert finding.fix.startswith("let rank 1 make the recv that answers train.py:7")
 
@@ -522,7 +522,7 @@ def _astray(*before: Op) -> tuple[RankFacts, ...]:
 def test_a_message_to_another_rank_than_expects_one_is_told_as_such() -> None:
     """Rank 0 sends to 2, which receives from 1: these two are told, and rank 1 only waits for them."""
     finding = _first(*_astray())
-    assert (finding.rule, finding.class_id, finding.culprits) == ("circle", "C9", (0, 2))
+    assert (finding.rule, finding.class_id, finding.culprits) == ("wait_cycle", "C9", (0, 2))
     assert (
         "rank 0 sends to rank 2 at train.py:5, and rank 2 expects a message from rank 1 at train.py:6"
         in finding.message
@@ -557,7 +557,7 @@ def test_a_wait_for_own_processes_is_a_hang_only_if_these_do_nothing(still_s: fl
     """A child that uses the CPU may be what its rank waits for, and what a program waits for that is no Python nobody knows."""
     child = Child(pid=77, name=name, state="S", still_s=still_s)
     findings = look(scene(_joins(child)))
-    assert [one.rule for one in findings] == ["own_wait"] * is_told
+    assert [one.rule for one in findings] == ["local_wait"] * is_told
     assert all("process 77 is idle" in one.message and "py-spy" in one.fix for one in findings)
 
 
@@ -575,7 +575,7 @@ def test_a_rank_of_which_nothing_else_is_left_can_be_woken_by_nobody(others: tup
     alone = rank(0, at=at, has_joined=False)
     evidence = replace(alone.evidence or Evidence(), stacks=threads)
     (finding,) = look(scene(replace(alone, evidence=evidence)))
-    assert (finding.rule, "has no other thread and no process" in finding.message) == ("own_wait", not others)
+    assert (finding.rule, "has no other thread and no process" in finding.message) == ("local_wait", not others)
     assert ("look for its error" in finding.fix) == (not others)
 
 

@@ -18,7 +18,7 @@ def find_page(name: str) -> str | None:
     """Return the page of a verdict's rule, a failure class or a probe, as Markdown without links.
 
     Args:
-        name: ``gradients_met``, ``D14``, ``gloo-variables``; in any case, and with dashes or underscores.
+        name: ``mispaired_gradients``, ``D14``, ``gloo-variables``; in any case, and with dashes or underscores.
 
     Returns:
         The page; None if there is none of that name.

@@ -46,7 +46,7 @@ def main_one(argv: Sequence[str]) -> int:
         "rule",
         nargs="*",
         metavar="NAME or TEXT",
-        help="A rule of the check (RW101; RW1 lists a chapter), a rule of the hang verdict (gradients_met), a failure class (D14), a probe (gloo-variables); "
+        help="A rule of the check (RW101; RW1 lists a chapter), a rule of the hang verdict (mispaired_gradients), a failure class (D14), a probe (gloo-variables); "
         "or the line that torch, NCCL, Gloo or Python printed, in quotes. Without it, a log is read from standard input.",
     )
     parser.add_argument("--format", choices=["text", "json"], default="text", help="A page, or a JSON object.")

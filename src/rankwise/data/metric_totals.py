@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rankwise.base.errors import DataError, UsageError
 from rankwise.data.metrics import Metric, Result, to_double
+from rankwise.runtime.data_movement import all_gather
 from rankwise.runtime.groups import group_of
-from rankwise.runtime.movements import all_gather
 from rankwise.runtime.nested import flatten, unflatten
 from rankwise.runtime.reductions import all_reduce
 

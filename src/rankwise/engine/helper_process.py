@@ -52,10 +52,10 @@ def _load_beside(name: str) -> Any:
 
 
 class Desk:
-    """Where requests are dealt with, each by the method of its name; those that are none of these are the meeting's, or the exchange's."""
+    """Where requests are dealt with, each by the method of its name; those that are none of these are the rendezvous's, or the exchange's."""
 
     def __init__(self) -> None:
-        self._meeting: Any = None
+        self._job: Any = None
 
     def count(self, what: str) -> dict[str, Any]:
         """Count as torchrun does for ``--nproc-per-node gpu | cpu | auto | xpu | <a backend's name>``."""
@@ -99,9 +99,9 @@ class Desk:
 
     def open(self, **orders: Any) -> dict[str, Any]:
         _load_beside("store_process").import_stores("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
-        self._meeting = _load_beside("node_meeting").Meeting(orders, _say, _load_beside)
-        self._meeting.watch()
-        return {"note": self._meeting.note}
+        self._job = _load_beside("job_rendezvous").JobRendezvous(orders, _say, _load_beside)
+        self._job.watch()
+        return {"note": self._job.note}
 
     def settle(self, bound_s: float) -> dict[str, Any]:
         if (members := self._met().members) is not None:
@@ -109,19 +109,19 @@ class Desk:
         return {}
 
     def find(self, op: str) -> Any:
-        """Return what deals with a request: a method here, of the meeting, or of what is exchanged with other nodes."""
+        """Return what deals with a request: a method here, of the job's rendezvous, or of what is exchanged with other nodes."""
         if op in vars(Desk):
             return getattr(self, op)
         if op in vars(type(self._met())):
-            return getattr(self._meeting, op)
-        if self._meeting.exchange is None:
+            return getattr(self._job, op)
+        if self._job.exchange is None:
             raise RuntimeError("nothing is exchanged with other nodes")
-        return getattr(self._meeting.exchange, op)
+        return getattr(self._job.exchange, op)
 
     def _met(self) -> Any:
-        if self._meeting is None:
+        if self._job is None:
             raise RuntimeError("no rendezvous is open")
-        return self._meeting
+        return self._job
 
 
 def _describe(error: BaseException) -> str:

@@ -97,13 +97,13 @@ class Entry:
     """One node's way into one round.
 
     Args:
-        meeting: The job's rendezvous as this node sees it.
+        job: The job's rendezvous as this node sees it.
         load: Loads another file of this folder.
     """
 
-    def __init__(self, meeting: Any, load: Callable[[str], Any]) -> None:
-        self._meeting, self._standby, self._rendezvous = (
-            meeting,
+    def __init__(self, job: Any, load: Callable[[str], Any]) -> None:
+        self._job, self._standby, self._rendezvous = (
+            job,
             load("node_standby"),
             load("node_rendezvous"),
         )
@@ -121,7 +121,7 @@ class Entry:
         Args:
             before: Who took part in the last round; None for a node that did not.
         """
-        search = _Search(self._meeting.orders, self._rendezvous.reach, before)
+        search = _Search(self._job.orders, self._rendezvous.reach, before)
         try:
             return self._meet_first(search) if before is None else self._meet_without_lost(before, search)
         finally:
@@ -129,13 +129,13 @@ class Entry:
             search.end()
 
     def _meet_first(self, search: _Search) -> Any:
-        call = Call(self._meeting.handler.next_rendezvous)
+        call = Call(self._job.handler.next_rendezvous)
         restore = self._wait(call, lambda: search.found is not None)
         is_lost = restore is None and type(call.error).__name__ in LOST_STORE
-        orders = self._meeting.orders
+        orders = self._job.orders
         if not call.is_over.is_set():
             return self._leave(search)
-        if is_lost and self._standby.can_stand_by(self._meeting.handler, orders):
+        if is_lost and self._standby.can_stand_by(self._job.handler, orders):
             # It looks for the others as who stands by does; before they have ever met, where the user has said.
             if not orders.get("places"):
                 self.why = f"the store at {orders['endpoint']} was lost before the nodes had met"
@@ -144,7 +144,7 @@ class Entry:
 
     def _meet_without_lost(self, before: Any, search: _Search) -> Any:
         """The launchers hear each other meanwhile: a call of torch's store would not return if the node that serves it were lost now."""
-        conf = self._meeting.orders["conf"]
+        conf = self._job.orders["conf"]
         until_s = time.monotonic() + float(conf.get("join_timeout", 600))  # torch's
         while True:
             moves, known, has_left = before.has_to_move, before.knowledge, threading.Event()
@@ -198,27 +198,27 @@ class Entry:
             return False  # it may have been one before this node went to another
         handler, place, orders = found
         self._current = None
-        Call(partial(self._rendezvous.leave_round, self._meeting.handler)).is_over.wait(_SEARCH_S)
-        self._meeting.orders.update(endpoint=orders["endpoint"], serving_node=False)
-        self._meeting.go_to(handler)
+        Call(partial(self._rendezvous.leave_round, self._job.handler)).is_over.wait(_SEARCH_S)
+        self._job.orders.update(endpoint=orders["endpoint"], serving_node=False)
+        self._job.go_to(handler)
         before.gather_at(place)
         self._gathered_s = time.monotonic()
         return True
 
     def _meet_again(self, before: Any, has_left: threading.Event) -> Any:
-        handler = before.leave(self._meeting.handler)
+        handler = before.leave(self._job.handler)
         if has_left is not self._current:
             return None  # it hung at a frozen store, and this node has moved meanwhile
-        if handler is not self._meeting.handler:
-            self._meeting.handler = handler
-            self._meeting.watch()
+        if handler is not self._job.handler:
+            self._job.handler = handler
+            self._job.watch()
         has_left.set()
-        before.expect(handler, may_come_more=self._meeting.num_more > 0)
+        before.expect(handler, may_come_more=self._job.num_more > 0)
         return handler.next_rendezvous()
 
     def _is_vain(self, before: Any, search: _Search, is_left: Callable[[], bool], *, known: int) -> bool:
-        before.probe_missing(self._meeting.handler)
-        handler = self._meeting.handler
+        before.probe_missing(self._job.handler)
+        handler = self._job.handler
         heard_s = max(self._gathered_s, getattr(getattr(handler, "_state_holder", None), "_last_sync_time", 0.0))
         if time.monotonic() - heard_s > _GATHER_S and before.give_up_gathering():
             self._rendezvous.abandon(handler)  # its store is frozen
@@ -227,17 +227,17 @@ class Entry:
 
     def _exclude(self, before: Any) -> None:
         """More nodes were lost while the others meet: have nobody wait for them."""
-        call = Call(partial(before.exclude_lost, self._meeting.handler))
+        call = Call(partial(before.exclude_lost, self._job.handler))
         call.is_over.wait(_SEARCH_S)  # a store that is lost by now never answers
-        before.expect(self._meeting.handler, may_come_more=self._meeting.num_more > 0)
+        before.expect(self._job.handler, may_come_more=self._job.num_more > 0)
 
     def _has_moved(self) -> bool:
         """Tell whether the job goes on elsewhere, as far as that is known: the question is asked in another thread, since a frozen store never answers."""
-        handler = self._meeting.handler
+        handler = self._job.handler
         asked, at_s, call = self._asked
         if asked is not handler or (call.is_over.is_set() and time.monotonic() - at_s > _SEARCH_S):
             is_known = asked is handler and bool(call.value)
-            call = Call(partial(self._standby.has_moved, handler, self._meeting.orders))
+            call = Call(partial(self._standby.has_moved, handler, self._job.orders))
             self._asked = (handler, time.monotonic(), call)
             return is_known
         return bool(call.value)
@@ -246,7 +246,7 @@ class Entry:
         """Wait for the round; if torch holds this node as one too many, have its call fail, and return what mends that."""
         restore, taking_out = None, None
         while not call.is_over.wait(_TICK_S) and not is_vain() and not self._has_moved():
-            handler = self._meeting.handler
+            handler = self._job.handler
             restore = restore or self._rendezvous.withdraw(handler)
             if self._rendezvous.is_shut_out(handler) and (taking_out is None or taking_out.is_over.is_set()):
                 # With that torch puts it among those that are too many.
@@ -255,11 +255,11 @@ class Entry:
 
     def _leave(self, search: _Search) -> None:
         """Meet the others elsewhere; torch's call, which nothing ends from outside, is made to fail."""
-        self._rendezvous.abandon(self._meeting.handler)
+        self._rendezvous.abandon(self._job.handler)
         if search.found is not None:
             handler, orders = search.found
-            self._meeting.orders.update(endpoint=orders["endpoint"], serving_node=False)
-            self._meeting.go_to(handler)
+            self._job.orders.update(endpoint=orders["endpoint"], serving_node=False)
+            self._job.go_to(handler)
 
 
 def _read_heartbeats(handler: Any) -> dict[Any, Any]:

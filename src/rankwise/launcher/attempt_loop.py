@@ -172,7 +172,7 @@ def _find_regroup(job: Job, part: Assignment, outcome: Outcome, verdict: Verdict
     end = None if part.link is None else part.link.end
     if outcome.regroup and end is None:
         return "another node joins: all ranks are restarted"
-    if job.spec.meeting.backend == "static" or case.interrupted is not None or verdict.culprits:
+    if job.spec.rendezvous.backend == "static" or case.interrupted is not None or verdict.culprits:
         return ""
     if case.given_up:
         return f"{verdict.message}; its ranks are terminated, and it asks to join again"

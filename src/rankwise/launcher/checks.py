@@ -206,10 +206,10 @@ def _names_in(file: Path, wanted: str) -> set[str]:
 
 
 def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
-    meeting = spec.meeting
+    rendezvous = spec.rendezvous
     if spec.is_one_node:
         return
-    if meeting.backend == "static":
+    if rendezvous.backend == "static":
         if spec.min_nodes != spec.max_nodes:
             yield Finding(
                 id="L10",
@@ -232,7 +232,7 @@ def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
                 fix="--master-addr ADDRESS-OF-NODE-0"
                 + ("" if given else "; if all nodes are on this host: --master-addr 127.0.0.1"),
             )
-    elif not meeting.endpoint and meeting.backend == "c10d":
+    elif not rendezvous.endpoint and rendezvous.backend == "c10d":
         yield Finding(
             id="I21",
             severity="error",
@@ -242,11 +242,11 @@ def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
 
 
 def _check_ignored(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
-    if spec.meeting.backend == "static":
+    if spec.rendezvous.backend == "static":
         return
     for flag in sorted(_chosen(spec, argv) & {"--node-rank", "--master-addr", "--master-port"}):
         yield Finding(id="L9", severity="warning",
-                      what=f"{flag} is not used with --rdzv-backend {spec.meeting.backend}",
+                      what=f"{flag} is not used with --rdzv-backend {spec.rendezvous.backend}",
                       fix="leave it out, or use the static rendezvous")  # fmt: skip
 
 

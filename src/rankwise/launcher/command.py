@@ -13,7 +13,7 @@ from rankwise.base.environ import environ, is_on
 from rankwise.base.errors import UsageError
 from rankwise.base.roles import COUNTS, read_counts
 from rankwise.launcher.run_flags import OWN_FLAGS, build_parser
-from rankwise.launcher.spec import ON_HANG, LaunchSpec, Logs, Meeting, Program, Std, may_watch
+from rankwise.launcher.spec import ON_HANG, LaunchSpec, Logs, Program, RendezvousConfig, Std, may_watch
 
 if TYPE_CHECKING:
     import argparse
@@ -96,7 +96,7 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
     shutdown = args.shutdown_timeout
     if shutdown is None:
         shutdown = _read_number(env, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30)
-    meeting, master_addr, master_port = _to_meeting(args, nodes[1])
+    rendezvous, master_addr, master_port = _to_rendezvous(args, nodes[1])
     nproc = _apply_role_counts(args, nodes)
     return LaunchSpec(
         program=Program(script=args.training_script, args=tuple(args.training_script_args), how=_how_to_run(args)),
@@ -121,7 +121,7 @@ def _to_spec(args: argparse.Namespace, env: Mapping[str, str]) -> LaunchSpec:
         if args.check is None
         else bool(args.check),
         logs=_to_logs(args, env),
-        meeting=meeting,
+        rendezvous=rendezvous,
         master_addr=master_addr,
         master_port=master_port,
         cold=args.cold or is_on("RANKWISE_COLD", env=env),
@@ -186,11 +186,11 @@ def _how_to_run(args: argparse.Namespace) -> str:
     return "module" if args.module else "script"
 
 
-def _to_meeting(args: argparse.Namespace, max_nodes: int) -> tuple[Meeting, str | None, int | None]:
+def _to_rendezvous(args: argparse.Namespace, max_nodes: int) -> tuple[RendezvousConfig, str | None, int | None]:
     """Return where the nodes meet, and the address and port that the ranks are told, if they are fixed."""
     conf = tuple(_parse_conf(args.rdzv_conf).items())
     if args.standalone:
-        return Meeting(local_addr=args.local_addr, run_id=""), None, None
+        return RendezvousConfig(local_addr=args.local_addr, run_id=""), None, None
     endpoint, port, addr = args.rdzv_endpoint, args.master_port, args.master_addr
     run_id = args.rdzv_id
     if args.rdzv_backend == "static":
@@ -198,7 +198,7 @@ def _to_meeting(args: argparse.Namespace, max_nodes: int) -> tuple[Meeting, str 
             addr, port = _split_endpoint(endpoint)
         elif port is None and max_nodes == 1:
             # torchrun picks a free port then, and names the job by a random id.
-            return Meeting(local_addr=args.local_addr, run_id=""), None, None
+            return RendezvousConfig(local_addr=args.local_addr, run_id=""), None, None
         port = 29500 if port is None else port
         endpoint = f"{addr}:{port}"
     else:
@@ -208,10 +208,10 @@ def _to_meeting(args: argparse.Namespace, max_nodes: int) -> tuple[Meeting, str 
             f"{port} is not a TCP port",
             hint="one from 1024 to 65535; on one node, leave it out: a free one is taken",
         )
-    meeting = Meeting(
+    rendezvous = RendezvousConfig(
         backend=args.rdzv_backend, endpoint=endpoint, run_id=run_id, conf=conf, local_addr=args.local_addr
     )
-    return meeting, addr, port
+    return rendezvous, addr, port
 
 
 def _to_logs(args: argparse.Namespace, env: Mapping[str, str]) -> Logs:

@@ -62,7 +62,7 @@ class HostCheck:
 
         found = format_readings(look_after(self._host(is_running=True), class_id="I3"))
         # The doctor speaks of the variable; what this job was given is a flag.
-        is_static = self._spec.meeting.backend == "static"
+        is_static = self._spec.rendezvous.backend == "static"
         return found if is_static else tuple(one.replace("export MASTER_ADDR=", "--rdzv-endpoint ") for one in found)
 
     def add_to(self, verdict: Verdict, host_problems: Sequence[str]) -> Verdict:
@@ -86,8 +86,8 @@ class HostCheck:
         from rankwise.doctor.at_launch import make_host  # noqa: PLC0415 - most runs never fail
         from rankwise.doctor.host import JobShape  # noqa: PLC0415
 
-        spec, is_static = self._spec, self._spec.meeting.backend == "static"
-        place, _, port = spec.meeting.endpoint.rpartition(":")
+        spec, is_static = self._spec, self._spec.rendezvous.backend == "static"
+        place, _, port = spec.rendezvous.endpoint.rpartition(":")
         return make_host(
             JobShape(
                 num_ranks=None if is_running else self._num_ranks, num_nodes=spec.max_nodes, python=self._python, is_launch=True,

@@ -135,16 +135,16 @@ def _add_start(parser: argparse.ArgumentParser, add: _Adder) -> None:
 
 
 def _add_meeting(parser: argparse.ArgumentParser, add: _Adder) -> None:
-    meeting = parser.add_argument_group("rendezvous of several nodes")
-    add.value(meeting, "node-rank", 0, "Rank of this node (static rendezvous).", kind=int)
-    add.value(meeting, "master-addr", "127.0.0.1", "Address of node 0 (static rendezvous).")
-    add.value(meeting, "master-port", None, "Port on node 0 (static rendezvous); 29500 if several nodes.", kind=int)
-    add.value(meeting, "local-addr", None, "Address of this node.")
-    add.value(meeting, "rdzv-backend", "static", "Rendezvous backend: static, c10d or another that torch knows.")
-    add.value(meeting, "rdzv-endpoint", "", "Endpoint of the backend, host:port.")
-    add.value(meeting, "rdzv-id", "none", "Id of the job, the same on all nodes.")
-    add.value(meeting, "rdzv-conf", "", "More settings for the backend: KEY=VALUE,…")
-    add.flag(meeting, "standalone", None, "A single-node job, on a free port.")
+    rendezvous = parser.add_argument_group("rendezvous of several nodes")
+    add.value(rendezvous, "node-rank", 0, "Rank of this node (static rendezvous).", kind=int)
+    add.value(rendezvous, "master-addr", "127.0.0.1", "Address of node 0 (static rendezvous).")
+    add.value(rendezvous, "master-port", None, "Port on node 0 (static rendezvous); 29500 if several nodes.", kind=int)
+    add.value(rendezvous, "local-addr", None, "Address of this node.")
+    add.value(rendezvous, "rdzv-backend", "static", "Rendezvous backend: static, c10d or another that torch knows.")
+    add.value(rendezvous, "rdzv-endpoint", "", "Endpoint of the backend, host:port.")
+    add.value(rendezvous, "rdzv-id", "none", "Id of the job, the same on all nodes.")
+    add.value(rendezvous, "rdzv-conf", "", "More settings for the backend: KEY=VALUE,…")
+    add.flag(rendezvous, "standalone", None, "A single-node job, on a free port.")
 
 
 def _add_faults(parser: argparse.ArgumentParser, add: _Adder) -> None:

@@ -71,7 +71,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class RendezvousConfig:
     """Where the nodes of a job meet; a job of one node needs none of it.
 
     Attributes:
@@ -160,7 +160,7 @@ class LaunchSpec:
     node_rank: int = 0
     master_addr: str | None = None
     master_port: int | None = None
-    meeting: Meeting = field(default_factory=Meeting)
+    rendezvous: RendezvousConfig = field(default_factory=RendezvousConfig)
     role: str = "default"
     max_restarts: int = 0
     monitor_interval_s: float = 0.1
@@ -200,4 +200,4 @@ class LaunchSpec:
     @property
     def is_one_node(self) -> bool:
         """Whether the job can only ever be this node."""
-        return self.max_nodes == 1 and self.meeting.backend in {"static", "c10d"}
+        return self.max_nodes == 1 and self.rendezvous.backend in {"static", "c10d"}

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from rankwise.base.errors import UsageError
+from rankwise.runtime.data_movement import all_gather, broadcast, broadcast_, gather
 from rankwise.runtime.differentiable import all_gather_with_grad, all_reduce_with_grad
 from rankwise.runtime.eager import eager
 from rankwise.runtime.groups import Group, new_group, read_seconds, resolve_group
-from rankwise.runtime.movements import all_gather, broadcast, broadcast_, gather
 from rankwise.runtime.preallocated import all_gather_into, gather_into
 from rankwise.runtime.reductions import all_reduce, all_reduce_, reduce, reduce_scatter
 from rankwise.runtime.scattering import all_to_all, scatter

@@ -52,7 +52,7 @@ def connect(
         backend: As torch names it.
         device: Ours.
         store: Where the groups keep their addresses.
-        registry: Where the registry of the meeting is.
+        registry: Where the registry of the rendezvous is.
         timeout_s: Of the groups.
 
     Returns:
@@ -128,7 +128,7 @@ def unbound() -> Iterator[None]:
 
 
 class _Peers:
-    """The ranks that came to the meeting; looks which of them have ended, as far as that can be seen from here."""
+    """The ranks that came to the rendezvous; looks which of them have ended, as far as that can be seen from here."""
 
     def __init__(self, registry: dist.Store, rank: int, *, clone: bool) -> None:
         self._registry, self._rank, self._clone = registry, rank, clone

@@ -22,11 +22,11 @@ from rankwise.base.roles import RETURNS
 from rankwise.evidence.in_rank.rank_exit import let_threads_settle
 from rankwise.runtime.batch import BatchPlan, plan_batch
 from rankwise.runtime.leaving import finish_background, leave_store, wait_until_connected
+from rankwise.runtime.main_first import take_turns
 from rankwise.runtime.rng import derive_seed, seed_all
 from rankwise.runtime.signature import locate
 from rankwise.runtime.stop_deadline import find_deadline
 from rankwise.runtime.stopping import NOTICES, WISH, StopWatch, read_signals
-from rankwise.runtime.turns import take_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -30,7 +30,7 @@ _CLOCK_SKEW_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class HandshakeResult:
     """What a handshake found out.
 
     Attributes:
@@ -55,11 +55,11 @@ def shake_hands(
     serves: bool,
     clock: Clock,
     notice: Callable[[str], None],
-) -> Meeting:
+) -> HandshakeResult:
     """Tell the others who this rank is, and hear that all are there and fit together.
 
     Args:
-        store: The job's store, under a prefix of this meeting's own.
+        store: The job's store, under a prefix of this rendezvous's own.
         record: Who this rank is, from ``describe_process``.
         timeout_s: Seconds from the first rank's arrival to the last one's.
         strict: Whether other versions and other scripts on some ranks are errors; else they are doubts.
@@ -90,7 +90,7 @@ def shake_hands(
         _let_all_hear(registry, grave[0]["kind"], clock, serves=serves)
         raise HandshakeError(grave[0]["text"], rank=record["rank"], hint=grave[0]["hint"])
     skew_s = clock.time() - verdict["time_s"]
-    return Meeting(
+    return HandshakeResult(
         ranks_by_node=verdict["nodes"],
         num_nodes=verdict["num_nodes"],
         clock_skew_s=skew_s if abs(skew_s) > _CLOCK_SKEW_S else None,

@@ -29,7 +29,7 @@ from rankwise.runtime.context import RankContext, enter, find_current, leave_all
 from rankwise.runtime.control import Control
 from rankwise.runtime.device import choose_backend, choose_device, find_device_id, find_kind
 from rankwise.runtime.groups import read_seconds
-from rankwise.runtime.handshake import Meeting, shake_hands
+from rankwise.runtime.handshake import HandshakeResult, shake_hands
 from rankwise.runtime.mesh import AXES, Mesh, read_degrees, rename_axes, show_degrees
 from rankwise.runtime.offline_evidence import leave_evidence
 from rankwise.runtime.rank_identity import identify
@@ -188,8 +188,8 @@ def _join(request: _Request, given: dist.Store | None) -> RankContext:
         # The handshake will tell our place on this host; only then is a device picked.
         device, backend = None, choose_backend(request.backend, find_kind(request.device, it.rank), it.rank)
     _check_gloo_interface(backend, it.rank)
-    store, meeting = _meet(request, given, _describe(it, backend, device))
-    it = _complete(it, meeting)
+    store, result = _meet(request, given, _describe(it, backend, device))
+    it = _complete(it, result)
     if device is None:
         device = choose_device(request.device, it.local_rank or 0, it.rank)
     timeout_s = request.timeout_s or (600.0 if "nccl" in backend else 1800.0)
@@ -241,7 +241,7 @@ def _check_gloo_interface(backend: str, rank: int) -> None:
         )
 
 
-def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[dist.Store, Meeting]:
+def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[dist.Store, HandshakeResult]:
     """Open the store and shake hands, all within a bound: a store whose host is frozen blocks its clients for ever."""
     it, place, bound_s = request.identity, request.place, request.arrival_timeout_s
     generation = _count_meeting(place, given)
@@ -256,8 +256,8 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
         store = dist.PrefixStore(f"{place.attempt}.{generation}", raw)
         if place.kind == "alone" or request.role is not None or get("RANKWISE_HANDSHAKE") in {"0", "off"}:
             nodes, num_nodes = [[0]] if place.kind == "alone" else None, it.num_nodes or 1
-            return store, Meeting(ranks_by_node=nodes, num_nodes=num_nodes, clock_skew_s=None, doubts=())
-        meeting = call_within(
+            return store, HandshakeResult(ranks_by_node=nodes, num_nodes=num_nodes, clock_skew_s=None, doubts=())
+        result = call_within(
             bound_s + _GRACE_S,
             lambda: shake_hands(
                 dist.PrefixStore(MEETING_PREFIX, store), record, timeout_s=bound_s,
@@ -276,8 +276,8 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
             rank=it.rank,
             hint="the process that serves it (rank 0, or the launcher) has probably ended: look at its output",
         ) from error
-    _report(meeting, it)
-    return store, meeting
+    _report(result, it)
+    return store, result
 
 
 def _count_meeting(place: Place, given: dist.Store | None) -> int:
@@ -288,23 +288,23 @@ def _count_meeting(place: Place, given: dist.Store | None) -> int:
     return counts[key]
 
 
-def _report(meeting: Meeting, it: Identity) -> None:
+def _report(result: HandshakeResult, it: Identity) -> None:
     if it.rank == 0:
-        for doubt in meeting.doubts:
+        for doubt in result.doubts:
             _say(doubt, logging.WARNING)
-    if meeting.clock_skew_s is not None and not it.local_rank:
+    if result.clock_skew_s is not None and not it.local_rank:
         _say(
-            f"warning: [rank {it.rank}] the clock of {socket.gethostname()} is {meeting.clock_skew_s:+.0f} s off another host's of this job"
+            f"warning: [rank {it.rank}] the clock of {socket.gethostname()} is {result.clock_skew_s:+.0f} s off another host's of this job"
         )
 
 
-def _complete(it: Identity, meeting: Meeting) -> Identity:
+def _complete(it: Identity, result: HandshakeResult) -> Identity:
     """Fill in what the variables did not tell."""
-    it = replace(it, num_nodes=it.num_nodes or meeting.num_nodes)
-    if meeting.ranks_by_node is None:
+    it = replace(it, num_nodes=it.num_nodes or result.num_nodes)
+    if result.ranks_by_node is None:
         return it
-    node = next(number for number, ranks in enumerate(meeting.ranks_by_node) if it.rank in ranks)
-    here = meeting.ranks_by_node[node]
+    node = next(number for number, ranks in enumerate(result.ranks_by_node) if it.rank in ranks)
+    here = result.ranks_by_node[node]
     return replace(
         it,
         local_rank=here.index(it.rank) if it.local_rank is None else it.local_rank,

@@ -23,7 +23,7 @@ from rankwise.runtime.nested import (
 from rankwise.runtime.reductions import check_root
 from rankwise.runtime.signature import agree, format_leaf, locate, naming, show_site
 from rankwise.runtime.targets import find_target_fault
-from rankwise.runtime.temporaries import find_temporary
+from rankwise.runtime.unheld_tensors import find_temporary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

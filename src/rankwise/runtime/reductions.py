@@ -17,7 +17,7 @@ from rankwise.runtime.groups import Group, resolve_group
 from rankwise.runtime.nested import describe_leaf, describe_structure, flatten, kind_of, open_tree, unflatten
 from rankwise.runtime.signature import agree, locate, naming, show_site
 from rankwise.runtime.targets import Leaves, find_cast, find_shared, find_target_fault
-from rankwise.runtime.temporaries import find_temporary
+from rankwise.runtime.unheld_tensors import find_temporary
 from rankwise.runtime.wire import (
     Op,
     Wire,

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankwise.runtime import serialization
+from rankwise.runtime.data_movement import copy_tree, find_unfit_leaf, serialize_or_explain
 from rankwise.runtime.eager import eager
 from rankwise.runtime.groups import Group, choose_carrier, resolve_group
-from rankwise.runtime.movements import copy_tree, find_unfit_leaf, serialize_or_explain
 from rankwise.runtime.reductions import check_root, cut_slots
 from rankwise.runtime.signature import agree, locate, naming, show_site
 

@@ -13,8 +13,8 @@ from rankwise.base.log import get_logger
 from rankwise.parallel.model_check import check_replicas
 from rankwise.runtime.context import current
 from rankwise.train.arguments import check_arguments
+from rankwise.train.batch_dependent_layers import warn_of_inexact_layers
 from rankwise.train.evaluating import Best
-from rankwise.train.inexact import warn_of_inexact_layers
 from rankwise.train.saving import Checkpoints
 from rankwise.train.stepping import Stepping, check_finite
 from rankwise.train.tracking import Track

@@ -70,4 +70,4 @@ class JobFinding:
     @property
     def is_local(self) -> bool:
         """Whether each rank waits for something of its own, and keeps no other one waiting: it may be meant."""
-        return self.rule == "own_wait"
+        return self.rule == "local_wait"

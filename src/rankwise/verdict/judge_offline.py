@@ -106,7 +106,7 @@ def _describe_absent(left: OfflineRun) -> list[str]:
 def _judge_absent(left: OfflineRun) -> Verdict | None:
     """Return the verdict on ranks that wait in init_process_group for one that has left nothing; None if they don't."""
     rank_states = [find_state(facts) for facts in left.scene.ranks]
-    waiting = [one for one in rank_states if one.wait == "meeting"]
+    waiting = [one for one in rank_states if one.wait == "rendezvous"]
     if not waiting or len(waiting) < len(rank_states) or look(left.scene):
         return None
     ranks = [one.rank for one in waiting]

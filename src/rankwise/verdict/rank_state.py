@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from rankwise.verdict.finding import Doing
 
 #: What kind of wait a stack shows.
-Wait = Literal["call", "handle", "backward", "meeting", "device", "library"]
+Wait = Literal["call", "handle", "backward", "rendezvous", "device", "library"]
 
 _BACKWARD = frozenset({"_engine_run_backward"})
-_MEETING = frozenset({
+_RENDEZVOUS = frozenset({
     "init_process_group", "new_group", "_new_group_with_tag", "new_subgroups", "split_group", "_store_based_barrier",
     "_new_process_group_helper", "_env_rendezvous_handler", "_create_c10d_store",
 })  # fmt: skip
@@ -99,7 +99,7 @@ def _is_exit(stack: Stack) -> bool:
 def _find_call(stack: Stack, wait: Wait) -> str | None:
     if wait == "backward":
         return "backward"
-    known = [frame.function for frame in list_calls(stack) if frame.function in KNOWN_NAMES | _MEETING]
+    known = [frame.function for frame in list_calls(stack) if frame.function in KNOWN_NAMES | _RENDEZVOUS]
     # The outermost one is what the user called.
     return stack.library_call or (known[-1] if known else None)
 
@@ -124,13 +124,13 @@ def _find_wait(facts: RankFacts) -> Wait | None:
         return _find_device_wait(facts)
     if not any(part in at.file for part in COLLECTIVES) or any(part in at.file for part in APART):
         return None
-    return "meeting" if names & _MEETING else "handle" if at.function in _HANDLES else "call"
+    return "rendezvous" if names & _RENDEZVOUS else "handle" if at.function in _HANDLES else "call"
 
 
 def _find_library_wait(stack: Stack) -> Wait | None:
     """Return the wait of a rank in rankwise's library, or in a line of the user's own that waits for a Work."""
     if stack.library_wait is not None:
-        return "meeting" if stack.library_wait == "meeting" else "library"
+        return "rendezvous" if stack.library_wait == "rendezvous" else "library"
     return "handle" if stack.is_in_work else None
 
 
@@ -151,7 +151,7 @@ def _has_stopped(facts: RankFacts) -> bool:
 
 def _find_open(facts: RankFacts, wait: Wait) -> tuple[Op, ...]:
     ops = [op for op in facts.ops if op.name not in UNNUMBERED]
-    if wait == "meeting" or facts.stack is None:
+    if wait == "rendezvous" or facts.stack is None:
         return ()
     # What is not known to be over counts only as the last thing that the rank did.
     found = [op for op in ops if op.is_over is False or (op.is_over is None and op is ops[-1])]

@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise.verdict.rules import (
-    absent_from_meeting,
-    circle,
+    absent_from_rendezvous,
     cleanup_collective,
     dead_worker,
     different_calls,
     drift,
     fewer_steps,
     forward_on_some,
-    gradients_met,
     kept_waiting,
+    local_wait,
     member_ended,
+    mispaired_calls,
+    mispaired_gradients,
     never_wrapped,
-    other_line,
     other_members,
     other_module,
-    own_wait,
     split_barrier,
     state_on_some,
     stopped_process,
     swapped_order,
+    wait_cycle,
     went_on_without,
     wrapped_on_some,
 )
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 #: Of two rules that see the same cause the first one tells it: what knows more of it comes first.
 RULES = (
-    dead_worker, stopped_process, other_members, cleanup_collective, other_line, wrapped_on_some,
-    other_module, forward_on_some, gradients_met, state_on_some, swapped_order, different_calls, circle,
-    absent_from_meeting, fewer_steps, split_barrier, member_ended,
-    kept_waiting, own_wait, went_on_without, drift, never_wrapped,
+    dead_worker, stopped_process, other_members, cleanup_collective, mispaired_calls, wrapped_on_some,
+    other_module, forward_on_some, mispaired_gradients, state_on_some, swapped_order, different_calls, wait_cycle,
+    absent_from_rendezvous, fewer_steps, split_barrier, member_ended,
+    kept_waiting, local_wait, went_on_without, drift, never_wrapped,
 )  # fmt: skip
 
 

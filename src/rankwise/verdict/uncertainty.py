@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rankwise.verdict.scene_view import SceneView
 
 #: They say that ranks wait for each other, by where the main threads stand.
-_OF_WAITS = {"circle", "absent_from_meeting", "kept_waiting", "fewer_steps", "state_on_some", "split_barrier"}
+_OF_WAITS = {"wait_cycle", "absent_from_rendezvous", "kept_waiting", "fewer_steps", "state_on_some", "split_barrier"}
 
 
 def are_ranks_the_launchers(scene: Scene) -> bool:
@@ -55,13 +55,13 @@ def _is_doubtful(finding: JobFinding, view: SceneView) -> bool:
     involved = {*finding.culprits, *(one.rank for one in finding.waiting)}
     if any(has_others_at_work(facts.evidence) for facts in view.scene.ranks if facts.rank in involved):
         return True
-    return finding.rule == "absent_from_meeting" and _may_still_meet(view)
+    return finding.rule == "absent_from_rendezvous" and _may_still_meet(view)
 
 
 def _may_still_meet(view: SceneView) -> bool:
     """Tell whether a living rank has yet to reach init_process_group: the world that is awaited may be a part of the job only."""
     return any(
-        facts.state != "ended" and not view.has_joined(facts.rank) and view.rank_states[facts.rank].wait != "meeting"
+        facts.state != "ended" and not view.has_joined(facts.rank) and view.rank_states[facts.rank].wait != "rendezvous"
         for facts in view.scene.ranks
         if facts.rank in view.rank_states
     )

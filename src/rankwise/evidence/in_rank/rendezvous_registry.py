@@ -128,7 +128,7 @@ def _read_start(pid: str) -> str:
 
 
 class RendezvousRegistry:
-    """The registry of one meeting."""
+    """The registry of one rendezvous."""
 
     def __init__(self, store: Any, record: Record) -> None:
         self._store, self.record = store, record

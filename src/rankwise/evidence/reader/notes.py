@@ -27,15 +27,15 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 _BACKWARD = {"_engine_run_backward"}
 #: What a rank waits for in rankwise's library: the same call of others, the end of the first rank's block, or their
 #: joining a group.
-LibraryWait = Literal["call", "turn", "meeting"]
+LibraryWait = Literal["call", "turn", "rendezvous"]
 #: Every function of it that waits for what other ranks do, by its file and its name. Not that of a checkpoint which is
 #: written in the background: it depends on no rank's main thread, and names who is silent itself.
 LIBRARY_WAITS: dict[tuple[str, str], LibraryWait] = {
     ("/rankwise/runtime/control.py", "_wait"): "call",
-    ("/rankwise/runtime/turns.py", "_wait"): "turn",
-    ("/rankwise/runtime/joining.py", "_meet"): "meeting",
-    ("/rankwise/runtime/connecting.py", "connect"): "meeting",
-    ("/rankwise/runtime/groups.py", "_make"): "meeting",
+    ("/rankwise/runtime/main_first.py", "_wait"): "turn",
+    ("/rankwise/runtime/joining.py", "_meet"): "rendezvous",
+    ("/rankwise/runtime/connecting.py", "connect"): "rendezvous",
+    ("/rankwise/runtime/groups.py", "_make"): "rendezvous",
 }
 #: The parts of the package that a script calls; a user's folder may be called rankwise, too, and hold an environment.
 _ROOMS = {"base", "runtime", "parallel", "checkpoint", "data", "train", "tf"}

@@ -1,4 +1,4 @@
-"""What a meeting gives: which ranks are ours, and where all ranks find their store."""
+"""What a rendezvous gives: which ranks are ours, and where all ranks find their store."""
 
 from __future__ import annotations
 
@@ -81,4 +81,4 @@ class Rendezvous(Protocol):
         """
 
     def close(self) -> None:
-        """Leave the meeting for good."""
+        """Leave the rendezvous for good."""

@@ -84,25 +84,25 @@ class SeveralNodes:
         self._find_causes: Callable[[], tuple[str, ...]] | None = find_causes
         self._has_told_enough = False
         self._door = _Door(spec.join_every_s)
-        conf: dict[str, object] = dict(spec.meeting.conf)
-        if spec.meeting.backend == "static":
+        conf: dict[str, object] = dict(spec.rendezvous.conf)
+        if spec.rendezvous.backend == "static":
             conf["rank"] = spec.node_rank
         # torch's own bound, and a little for the helper to say so itself.
         self._timeout_s = 60 + float(
-            str(conf.get("join_timeout" if spec.meeting.backend != "static" else "timeout", 600))
+            str(conf.get("join_timeout" if spec.rendezvous.backend != "static" else "timeout", 600))
         )
         try:
             opened = helper.ask(
                 "open",
                 timeout_s=_IMPORT_S + 2 * float(str(conf.get("read_timeout", 60))),  # torch connects twice
                 on_wait=self._say_connecting,
-                backend=spec.meeting.backend,
-                endpoint=spec.meeting.endpoint,
-                run_id=spec.meeting.run_id,
+                backend=spec.rendezvous.backend,
+                endpoint=spec.rendezvous.endpoint,
+                run_id=spec.rendezvous.run_id,
                 job=Path(spec.program.script).name,
                 min_nodes=spec.min_nodes,
                 max_nodes=spec.max_nodes,
-                local_addr=spec.meeting.local_addr,
+                local_addr=spec.rendezvous.local_addr,
                 conf=conf,
                 role=spec.role,
                 local_world_size=num_ranks,
@@ -115,7 +115,7 @@ class SeveralNodes:
     @property
     def run_id(self) -> str:
         """The name that all nodes give."""
-        return self._spec.meeting.run_id
+        return self._spec.rendezvous.run_id
 
     def join(self, restart: int) -> Assignment:
         """Meet the others and number the ranks."""
@@ -186,7 +186,7 @@ class SeveralNodes:
                 )
             elif not has_printed and round(waited_s) in {10, 60, 300}:
                 self._console.say(
-                    f"rankwise: waiting at {spec.meeting.endpoint}, {waited_s:.0f} s so far: a node was lost, and this one joins when the others have met again"
+                    f"rankwise: waiting at {spec.rendezvous.endpoint}, {waited_s:.0f} s so far: a node was lost, and this one joins when the others have met again"
                 )
 
         over = str(self._ask("stand_by", on_wait=say)["over"])
@@ -258,7 +258,7 @@ class SeveralNodes:
         return True
 
     def close(self) -> None:
-        """Close the meeting, so that nobody waits for us; first, all hear why one has ended the attempt."""
+        """Close the rendezvous, so that nobody waits for us; first, all hear why one has ended the attempt."""
         if self._link is not None:
             self._link.wait_end_heard()
         try:
@@ -267,7 +267,7 @@ class SeveralNodes:
             return  # its place is gone already, or the user is in a hurry
 
     def _ask(self, op: str, *, on_wait: Callable[[float], None] | None = None, **facts: object) -> dict[str, object]:
-        meeting = self._spec.meeting
+        rendezvous = self._spec.rendezvous
         # Who stands by may do so for weeks; the helper has bounds of its own for all else.
         timeout_s = math.inf if on_wait is not None else self._timeout_s
         try:
@@ -276,8 +276,8 @@ class SeveralNodes:
             )
         except LaunchError as error:
             raise RendezvousError(
-                f"node {self._spec.node_rank} did not meet the other nodes at {meeting.endpoint} "
-                f"({meeting.backend}, --nnodes {self._spec.min_nodes}:{self._spec.max_nodes}): {error.message}",
+                f"node {self._spec.node_rank} did not meet the other nodes at {rendezvous.endpoint} "
+                f"({rendezvous.backend}, --nnodes {self._spec.min_nodes}:{self._spec.max_nodes}): {error.message}",
                 hint="start the same command on every node; check with `nc -vz HOST PORT` that the endpoint is reached, and the network between the nodes",
             ) from error
         finally:
@@ -285,19 +285,19 @@ class SeveralNodes:
 
     def _explain_refusal(self, error: LaunchError) -> RankwiseError:
         """Return why this node could not even begin to meet the others."""
-        meeting, text = self._spec.meeting, error.message
+        rendezvous, text = self._spec.rendezvous, error.message
         is_unknown = "is not registered" in text
-        if is_unknown or not meeting.endpoint or "Connection" not in text:
-            near = difflib.get_close_matches(meeting.backend, _BACKENDS, n=1) if is_unknown else []
+        if is_unknown or not rendezvous.endpoint or "Connection" not in text:
+            near = difflib.get_close_matches(rendezvous.backend, _BACKENDS, n=1) if is_unknown else []
             return UsageError(
-                f"--rdzv-backend {meeting.backend} can't be used: {'torch knows no such backend' if is_unknown else text}",
+                f"--rdzv-backend {rendezvous.backend} can't be used: {'torch knows no such backend' if is_unknown else text}",
                 hint=f"did you mean {near[0]}?"
                 if near
                 else "static and c10d are always there; others need their own package",
             )
         self._say_causes()
         return RendezvousError(
-            f"node {self._spec.node_rank} did not reach the store at {meeting.endpoint} ({meeting.backend}): {text}",
+            f"node {self._spec.node_rank} did not reach the store at {rendezvous.endpoint} ({rendezvous.backend}): {text}",
             hint="is the launcher on that host started, and does the endpoint lead there? `rankwise doctor` on both hosts says what is between them",
         )
 
@@ -312,7 +312,7 @@ class SeveralNodes:
     def _say_connecting(self, waited_s: float) -> None:
         if round(waited_s) in {10, 30}:
             self._console.say(
-                f"rankwise: opening the rendezvous at {self._spec.meeting.endpoint}, {waited_s:.0f} s so far"
+                f"rankwise: opening the rendezvous at {self._spec.rendezvous.endpoint}, {waited_s:.0f} s so far"
             )
             self._say_causes()
 
@@ -333,7 +333,7 @@ class SeveralNodes:
         elif round(waited_s) in {10, 60, 300}:
             joined = self._helper.news("joined")
             self._console.say(
-                f"rankwise: waiting for other nodes at {spec.meeting.endpoint}, {waited_s:.0f} s so far: "
+                f"rankwise: waiting for other nodes at {spec.rendezvous.endpoint}, {waited_s:.0f} s so far: "
                 + (f"{joined} of " if joined else "")
                 + f"{self._helper.news('needed') or spec.min_nodes} {'are here' if joined else 'are needed'}"
             )

@@ -26,7 +26,7 @@ class SingleNode:
         self._spec, self._num_ranks = spec, num_ranks
         # A store served from a socket that we hand over needs a system that can hand over sockets.
         self._rank0_serves = rank0_serves or IS_WINDOWS
-        self._run_id = spec.meeting.run_id or str(uuid.uuid4())
+        self._run_id = spec.rendezvous.run_id or str(uuid.uuid4())
 
     @property
     def run_id(self) -> str:

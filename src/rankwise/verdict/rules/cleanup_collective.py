@@ -38,7 +38,7 @@ def find(view: SceneView) -> Iterator[JobFinding]:
         behind = f"look for the exception that led to {shorten(at)}: it has not been printed yet{', or for a loop that ended earlier' if is_early else ''}"
         known = [rank for rank in cleaning if rank in raised]
         if is_early and not known and _is_explained(view, mismatch, cleaning):
-            continue  # the script's own lines tell why there was a step less: gradients_met says so
+            continue  # the script's own lines tell why there was a step less: mispaired_gradients says so
         if known:
             is_early, text = False, _describe_raised(known, cleaning, raised, at)
             behind = f"fix the exception raised at {shorten(raised[known[0]].where)}: it was not printed, because the collective after it still blocks"

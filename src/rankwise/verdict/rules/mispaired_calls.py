@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rankwise.verdict.mismatch import Mismatch
     from rankwise.verdict.scene_view import SceneView
 
-RULE = "other_line"
+RULE = "mispaired_calls"
 
 
 def find(view: SceneView) -> Iterator[JobFinding]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rankwise.verdict.rank_state import RankState
     from rankwise.verdict.scene_view import SceneView
 
-RULE = "circle"
+RULE = "wait_cycle"
 _ORDER = (
     "let one side send first while the other receives (by the parity of the rank), or give all messages to "
     "torch.distributed.batch_isend_irecv"

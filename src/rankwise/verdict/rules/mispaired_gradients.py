@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rankwise.verdict.mismatch import Mismatch, Sides
     from rankwise.verdict.scene_view import SceneView
 
-RULE = "gradients_met"
+RULE = "mispaired_gradients"
 
 
 def find(view: SceneView) -> Iterator[JobFinding]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rankwise.verdict.scene_view import SceneView
 
-RULE = "absent_from_meeting"
+RULE = "absent_from_rendezvous"
 _INIT = "let all ranks reach init_process_group (the others do at {at}): what takes long, or may fail, on one rank belongs after it"
 #: The function of torch that makes a connection to the store.
 _CONNECT = "_create_c10d_store"
@@ -30,11 +30,11 @@ def find(view: SceneView) -> Iterator[JobFinding]:
         return
     for has_joined in (False, True):
         known = [one for one in view.rank_states.values() if view.has_joined(one.rank) == has_joined]
-        waiting = tuple(one for one in known if one.wait == "meeting")
+        waiting = tuple(one for one in known if one.wait == "rendezvous")
         missing = tuple(
             one.rank
             for one in known
-            if view.is_placed(one.rank) and (one.wait != "meeting" if has_joined else one.wait is None)
+            if view.is_placed(one.rank) and (one.wait != "rendezvous" if has_joined else one.wait is None)
         )
         if not waiting or not missing:
             continue
@@ -52,7 +52,7 @@ def _find_unserved(view: SceneView) -> Iterator[JobFinding]:
     """Yield the ranks if all of them look for a store, and none serves one: their launcher does, elsewhere."""
     if not view.scene.has_agent_store or not all(map(view.is_settled, view.rank_states)):
         return
-    stacks = {one.rank: view.by_rank[one.rank].stack for one in view.rank_states.values() if one.wait == "meeting"}
+    stacks = {one.rank: view.by_rank[one.rank].stack for one in view.rank_states.values() if one.wait == "rendezvous"}
     seeking = tuple(
         rank
         for rank, stack in stacks.items()

@@ -28,7 +28,7 @@ class _UnnumberedError(RuntimeError):
     """The nodes have met, and one of them was lost before all knew their ranks."""
 
 
-class Meeting:
+class JobRendezvous:
     """One job's rendezvous as this node sees it, over all its restarts.
 
     Args:
@@ -360,7 +360,7 @@ class Meeting:
         return {}
 
     def close(self) -> dict[str, Any]:
-        """Close the meeting for good."""
+        """Close it for good."""
         self.watching = False
         self._end_exchange()
         if self.members is not None:

@@ -11,9 +11,9 @@ import pytest
 
 from clocks import FakeClock
 from rankwise.base.errors import RendezvousError
-from rankwise.engine import node_meeting
+from rankwise.engine import job_rendezvous
+from rankwise.engine.job_rendezvous import JobRendezvous, _UnnumberedError
 from rankwise.engine.node_entry import Call
-from rankwise.engine.node_meeting import Meeting, _UnnumberedError
 from rankwise.launcher.command import parse
 from rankwise.launcher.rendezvous.assignment import NotNeeded
 from rankwise.launcher.rendezvous.multi_node import SeveralNodes
@@ -201,30 +201,30 @@ def test_the_port_of_the_ranks_store_is_held_before_others_know_it(*, serves: bo
 
 def test_who_took_part_does_not_go_on_with_newcomers_alone() -> None:
     """The round is complete, by torch's count, and too few of those that took part before are in it: they meet again, by what they know of each other, and no rank is numbered."""
-    meeting = Meeting.__new__(Meeting)
-    before = SimpleNamespace(restore=lambda: None, has_enough=lambda handler: handler is not meeting.handler)
-    meeting.static, meeting.handler = True, SimpleNamespace(next_rendezvous=lambda: "a round")
-    meeting.members, meeting.exchange, meeting.num_joined = before, None, 0
-    meeting.orders = {"conf": {}}
-    meeting._load = lambda _: SimpleNamespace(Entry=lambda *_: None, hold_port=lambda _: None)
-    assert "too few of the nodes that took part" in str(meeting.join(1, "", num_roles=0, store_port=1)["again"])
-    assert meeting.members is before
+    job = JobRendezvous.__new__(JobRendezvous)
+    before = SimpleNamespace(restore=lambda: None, has_enough=lambda handler: handler is not job.handler)
+    job.static, job.handler = True, SimpleNamespace(next_rendezvous=lambda: "a round")
+    job.members, job.exchange, job.num_joined = before, None, 0
+    job.orders = {"conf": {}}
+    job._load = lambda _: SimpleNamespace(Entry=lambda *_: None, hold_port=lambda _: None)
+    assert "too few of the nodes that took part" in str(job.join(1, "", num_roles=0, store_port=1)["again"])
+    assert job.members is before
 
 
 def test_nodes_that_waited_for_this_round_are_not_taken_for_others_that_wait() -> None:
     """Those that were quicker after a loss wait for a moment, and the parent may read that when it has met them: the number is told anew before it gets its answer, and before that of the next round."""
-    meeting = Meeting.__new__(Meeting)
+    job = JobRendezvous.__new__(JobRendezvous)
     told: list[object] = []
     store = SimpleNamespace(master_addr="h", master_port=1)
     info = SimpleNamespace(rank=0, world_size=1, store=None, bootstrap_store_info=store)
-    meeting.static, meeting.handler, meeting.exchange = False, SimpleNamespace(get_run_id=lambda: "x"), None
-    meeting.num_joined, meeting.watching = 1, False
-    meeting._load = lambda _: SimpleNamespace(Entry=lambda *_: SimpleNamespace(meet=lambda _: info))
-    meeting._say = lambda facts: told.append((facts, meeting.watching))
-    vars(meeting)["_number_ranks"] = lambda *_: [0, 1, 0, 1]
-    assert "node_rank" in meeting._join(None, 0, "", num_roles=0)
+    job.static, job.handler, job.exchange = False, SimpleNamespace(get_run_id=lambda: "x"), None
+    job.num_joined, job.watching = 1, False
+    job._load = lambda _: SimpleNamespace(Entry=lambda *_: SimpleNamespace(meet=lambda _: info))
+    job._say = lambda facts: told.append((facts, job.watching))
+    vars(job)["_number_ranks"] = lambda *_: [0, 1, 0, 1]
+    assert "node_rank" in job._join(None, 0, "", num_roles=0)
     assert told == [({"waiting": 0}, False)]
-    assert meeting.watching
+    assert job.watching
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_a_store_that_goes_once_the_nodes_have_met_is_missed(
     why: str, *, is_frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch tries for a minute to open another connection to it; the one that is there fails meanwhile, or never answers, and the nodes meet again."""
-    meeting, end, tries = Meeting.__new__(Meeting), threading.Event(), []
-    monkeypatch.setattr(node_meeting, "_AGREE_S", 1.0)
+    job, end, tries = JobRendezvous.__new__(JobRendezvous), threading.Event(), []
+    monkeypatch.setattr(job_rendezvous, "_AGREE_S", 1.0)
 
     def check(keys: list[str]) -> bool:
         tries.append(keys)
@@ -251,12 +251,12 @@ def test_a_store_that_goes_once_the_nodes_have_met_is_missed(
 
     store = SimpleNamespace(clone=end.wait, check=check)
     place = SimpleNamespace(master_addr="h", master_port=1)
-    meeting.static, meeting.exchange, meeting.members, meeting.num_joined = False, None, None, 0
-    meeting.handler = SimpleNamespace()
+    job.static, job.exchange, job.members, job.num_joined = False, None, None, 0
+    job.handler = SimpleNamespace()
     info = SimpleNamespace(rank=1, world_size=2, store=store, bootstrap_store_info=place)
     entry = SimpleNamespace(Entry=lambda *_: SimpleNamespace(meet=lambda _: info), Call=Call, hold_port=lambda _: None)
-    meeting._load = lambda _: entry
-    answer = meeting.join(0, "host", num_roles=0, store_port=1)["again"]
+    job._load = lambda _: entry
+    answer = job.join(0, "host", num_roles=0, store_port=1)["again"]
     end.set()
     assert answer == why
     assert len(tries) == (1 if is_frozen else 2)
@@ -265,25 +265,25 @@ def test_a_store_that_goes_once_the_nodes_have_met_is_missed(
 @pytest.mark.parametrize("error", [None, _UnnumberedError("one was lost")])
 def test_who_took_part_before_is_heard_until_the_next_round_has_begun(error: Exception | None) -> None:
     """The launchers' connections of the last round end then, in a static rendezvous as well; if one is lost before all ranks are numbered, those that are left meet by them again."""
-    meeting = Meeting.__new__(Meeting)
+    job = JobRendezvous.__new__(JobRendezvous)
     ended: list[str] = []
     before = SimpleNamespace(restore=lambda: ended.append("restore"), end=lambda: ended.append("end"))
-    meeting.static, meeting.handler = True, SimpleNamespace(next_rendezvous=lambda: "a round")
-    meeting.members, meeting.exchange, meeting.num_joined = before, None, 0
-    meeting.orders = {"conf": {}}
+    job.static, job.handler = True, SimpleNamespace(next_rendezvous=lambda: "a round")
+    job.members, job.exchange, job.num_joined = before, None, 0
+    job.orders = {"conf": {}}
 
     def join(before: object, *_args: object) -> dict[str, object]:
-        met = meeting._meet(None, before)
-        meeting.members = SimpleNamespace(end=lambda: ended.append("end of the new"))
+        met = job._meet(None, before)
+        job.members = SimpleNamespace(end=lambda: ended.append("end of the new"))
         if error is not None:
             raise error
         return {"met": met}
 
-    vars(meeting)["_join"] = join
-    meeting._load = lambda _: SimpleNamespace(hold_port=lambda _: None)
-    result = meeting.join(0, "", num_roles=0, store_port=1)
+    vars(job)["_join"] = join
+    job._load = lambda _: SimpleNamespace(hold_port=lambda _: None)
+    result = job.join(0, "", num_roles=0, store_port=1)
     if error is None:
         assert (result, ended) == ({"met": "a round"}, ["restore", "end"])
     else:
         assert (result, ended) == ({"again": "one was lost"}, ["restore", "end of the new"])
-        assert meeting.members is before
+        assert job.members is before

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rankwise.verdict.scene_view import SceneView
 
-RULE = "own_wait"
+RULE = "local_wait"
 
 
 def find(view: SceneView) -> Iterator[JobFinding]:

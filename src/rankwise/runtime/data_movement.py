@@ -26,7 +26,7 @@ from rankwise.runtime.nested import (
 from rankwise.runtime.reductions import check_root
 from rankwise.runtime.signature import agree, locate, naming, show_site
 from rankwise.runtime.targets import find_target_fault
-from rankwise.runtime.temporaries import find_temporary
+from rankwise.runtime.unheld_tensors import find_temporary
 
 
 @eager
