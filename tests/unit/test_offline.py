@@ -191,7 +191,7 @@ def test_an_empty_folder_is_told(tmp_path: Path) -> None:
         ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/tmp/e_x/none_y1/attempt_0/1/error.json"}, "run-none_y1"),
         ({"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3"}, "slurm-12-3"),
         ({"PMIX_NAMESPACE": "prterun-a-1"}, "mpi-prterun-a-1"),
-        ({}, "meeting-10.0.0.1-29500"),
+        ({}, "rendezvous-10.0.0.1-29500"),
     ],
 )  # fmt: skip
 def test_all_ranks_of_a_run_find_one_name(env: dict[str, str], name: str) -> None:

@@ -178,7 +178,7 @@ def find_run(env: Mapping[str, str], identity: Identity) -> str:
     elif job := env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid", ""):
         words = ["mpi", job]
     else:
-        words = ["meeting", identity.master_addr or "file", str(identity.master_port or 0)]
+        words = ["rendezvous", identity.master_addr or "file", str(identity.master_port or 0)]
     return _ODD.sub("-", "-".join(words))[:100]
 
 
