@@ -84,6 +84,7 @@ def play(num_hosts: int, *, measure: bool, absent: int = 0, arrival_s: float = 1
         plan = Plan(
             endpoint_host="127.1.0.1", endpoint_port=port, num_hosts=num_hosts, node_rank=number, is_coordinator=number == 0, measure=measure,
             listen_address=f"127.1.{number // 250}.{number % 250 + 1}", token="benchmark", arrival_timeout_s=arrival_s,
+            timeout_factor=10,
         )  # fmt: skip
         try:
             results[number] = examine_hosts(Host(name=f"host{number}", env={}), (), plan, lambda _line: None)

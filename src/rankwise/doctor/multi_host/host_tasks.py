@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from threading import BoundedSemaphore
 from typing import TypeAlias, cast, final
 
 from rankwise.base.host import is_loopback
@@ -31,10 +30,8 @@ from rankwise.doctor.probe import Fact, Probe
 Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
 
 _PORTS, _PORTS_OF_MANY, _MANY = 3, 1, 32
-_AT_ONCE, _AT_ONCE_SIMULATED = 128, 12
+#: A host that has accepted may be busy: its greeting may take longer than the connection.
 _GREETING_S = 10.0
-#: Hosts that are all simulated by one process take turns: hundreds of threads at once would only slow each other.
-_TURNS = BoundedSemaphore(6)
 _NAMES_S, _NAMES_AT_ONCE, _SUGGEST_S = 6.0, 16, 6.0
 _HOOKS: dict[str, Hook] = {"opening": "input", "opening_out": "output"}
 #: From the best to the worst: of several ports, the worst counts.
@@ -73,14 +70,7 @@ class HostTasks:
         if kind == "open" and not wire.text(order, "own"):
             order = {**order, "own": reached_at}
         handler = self._handlers.get(kind)
-        takes_turns = self._plan.listen_address and kind in {"connect", "measure"}
-        if takes_turns:
-            await in_thread(_TURNS.acquire)
-        try:
-            return {**(await handler(order) if handler else {}), "answer": kind}
-        finally:
-            if takes_turns:
-                _TURNS.release()
+        return {**(await handler(order) if handler else {}), "answer": kind}
 
     def close(self) -> None:
         """Close all ports, and end what was started."""
@@ -136,12 +126,11 @@ class HostTasks:
     async def _connect(self, order: Message) -> Message:
         self._peers = [one for one in wire.parts(order, "peers") if wire.whole(one, "number") != self._number]
         self._networks = list_networks([wire.text(one, "address") for one in self._peers])
-        simulated = bool(self._plan.listen_address)
         wanted = {wire.text(one, "name") for one in self._peers}
-        names = {} if simulated else await resolve_all(sorted(wanted - {"", self._host.name}))
+        names = {} if self._plan.listen_address else await resolve_all(sorted(wanted - {"", self._host.name}))
         tried = await try_all(
             self._list_targets(), mark=wire.mark(self._plan.token), clock=self._host.clock, source_address=self._plan.listen_address,
-            at_once=_AT_ONCE_SIMULATED if simulated else _AT_ONCE, greeting_s=_GREETING_S * self._plan.timeout_factor,
+            greeting_s=_GREETING_S * self._plan.timeout_factor,
         )  # fmt: skip
         # Of the ports of one host and plane, the worst counts.
         by_outcome = sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome))

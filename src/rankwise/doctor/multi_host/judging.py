@@ -18,13 +18,12 @@ from rankwise.doctor.probe import Reading, fail, ok, on_host, warn
 
 def judge(found: ClusterReport, plan: Plan) -> tuple[Reading, ...]:
     """Return the findings about a set of hosts: readings of ``meeting``, ``names``, ``links``, ``clocks``, ``speed`` and ``all-reduce``."""
-    is_simulated = bool(plan.listen_address)
     message = {
         "meeting": [*_judge_arrival(found, plan), *_judge_numbers(found, plan), *_judge_losses(found)],
         "names": judge_names(found, plan),
         "links": judge_links(found),
         "clocks": judge_clocks(found),
-        "speed": judge_speed(found, is_simulated=is_simulated),
+        "speed": judge_speed(found),
         "all-reduce": _judge_all_reduce(found),
     }
     names = [one.name for one in found.hosts]

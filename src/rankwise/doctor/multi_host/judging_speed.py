@@ -45,23 +45,22 @@ def find_suspects(found: ClusterReport) -> list[Measure]:
     return chosen
 
 
-def judge_speed(found: ClusterReport, *, is_simulated: bool = False) -> Iterator[Reading]:
-    """Report slow, far and lossy links; where one host simulates all of them, they share its cores, and nothing is slow."""
+def judge_speed(found: ClusterReport) -> Iterator[Reading]:
+    """Report slow, far and lossy links."""
     # A stream that brings nothing at all has no speed: the link is reported as stalled.
     measures = [one for one in _list_alive(found) if one.bytes_per_s]
     if not measures:
         return
     reports = {one.name: one for one in found.hosts}
-    judged = [] if is_simulated else measures
     # Loss makes a link slow, in both directions, since acknowledgements get lost, too: it is reported once.
-    lossy = {way for blame in _blame_loss(judged) for way in blame.bad}
-    clean = [one for one in judged if not {one.way, one.way[::-1]} & lossy]
-    bad = [*_report_lossy(judged, reports), *_report_slow(clean, reports), *_report_far(clean, reports)]
+    lossy = {way for blame in _blame_loss(measures) for way in blame.bad}
+    clean = [one for one in measures if not {one.way, one.way[::-1]} & lossy]
+    bad = [*_report_lossy(measures, reports), *_report_slow(clean, reports), *_report_far(clean, reports)]
     yield from bad
     speed = statistics.median(one.bytes_per_s for one in measures)
     latency_s = statistics.median(one.latency_s for one in measures)
     message = f"{len(measures)} ways measured: {format_rate(speed)} by one stream and {format_seconds(latency_s)} for a round trip (medians)"
-    if not bad and (is_simulated or (speed >= _ALL_FLOOR and latency_s <= _ALL_FAR_S)):
+    if not bad and speed >= _ALL_FLOOR and latency_s <= _ALL_FAR_S:
         yield ok(message)
     elif not bad:
         yield warn(

@@ -15,9 +15,8 @@ from rankwise.doctor.multi_host.cluster_report import Outcome, Plane
 from rankwise.doctor.multi_host.wire import GREETING, GoneError, StrangerError, decode, explain, text, whole
 from rankwise.doctor.probe import Fact
 
-#: A first packet that is lost is sent again after 1 s and after 3 s. A host that has accepted may be busy: its greeting
-#: may take longer.
-_OPEN_S, _GREETING_S = 3.5, 10.0
+#: A first packet that is lost is sent again after 1 s and after 3 s.
+_OPEN_S, _AT_ONCE = 3.5, 128
 _MOST_GREETING_BYTES = 1024
 _RESET = {errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE}
 #: At once, these come from this host's own routing table; those of a router, or a firewall, come later.
@@ -124,15 +123,14 @@ async def try_all(
     mark: str,
     clock: Clock,
     source_address: str = "",
-    at_once: int = 128,
-    greeting_s: float = _GREETING_S,
+    greeting_s: float,
 ) -> list[LinkAttempt]:
     """Connect to all targets, many at a time, and see who answers; the results are in their order.
 
     A host that answers must send the mark of the rendezvous, within ``greeting_s``. Without a source address the kernel
     chooses one.
     """
-    gate = asyncio.Semaphore(at_once)
+    gate = asyncio.Semaphore(_AT_ONCE)
 
     async def try_one(target: LinkAttempt) -> LinkAttempt:
         async with gate:

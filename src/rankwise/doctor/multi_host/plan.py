@@ -25,7 +25,8 @@ class Plan:
         expected: Names of the hosts that are to come; may be empty.
         token: What this rendezvous calls itself: two meetings at one port do not mix.
         listen_address: Where to listen, and from where to connect, in the place of Gloo's and NCCL's addresses: for
-            many hosts that are simulated by one. Their names mean nothing then, and are not looked up.
+            many hosts that are simulated by one. Their names mean nothing then, and are not looked up. They wait for
+            its cores: others may take ``timeout_factor`` times as long.
     """
 
     endpoint_host: str
@@ -40,11 +41,7 @@ class Plan:
     all_reduce: bool = False
     token: str = ""
     listen_address: str = ""
-
-    @property
-    def timeout_factor(self) -> int:
-        """How many times as long others may take: hosts that are all simulated by one wait for its cores."""
-        return 10 if self.listen_address else 1
+    timeout_factor: int = 1
 
     @property
     def silence_s(self) -> float:
