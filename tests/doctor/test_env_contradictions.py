@@ -11,8 +11,7 @@ from fake_hosts import look, make_host
 from field_environments import FOLDER, load
 from rankwise.doctor.host import JobShape
 from rankwise.doctor.probes.launcher_variables import PROBE
-from rankwise.doctor.variables.contradictions import find_contradictions
-from rankwise.doctor.variables.launches import count_devices, find_launch_contradictions
+from rankwise.doctor.variables.contradictions import count_devices, find_contradictions, find_launch_contradictions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,7 @@ import pytest
 
 from field_environments import FOLDER, Recording, load
 from rankwise.doctor.probes.launcher_variables import PROBE
-from rankwise.doctor.variables.contradictions import find_contradictions
-from rankwise.doctor.variables.launches import find_launch_contradictions
+from rankwise.doctor.variables.contradictions import find_contradictions, find_launch_contradictions
 from rankwise.doctor.variables.table import report_misspellings
 from rankwise.doctor.variables.understanding import VALUES, Understood, understand
 

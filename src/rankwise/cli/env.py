@@ -12,8 +12,7 @@ from rankwise.base.flags import Parser
 from rankwise.cli.printing import put
 from rankwise.doctor.host import Host
 from rankwise.doctor.units import align
-from rankwise.doctor.variables.contradictions import find_contradictions
-from rankwise.doctor.variables.launches import may_have_gpus
+from rankwise.doctor.variables.contradictions import find_contradictions, may_have_gpus
 from rankwise.doctor.variables.masking import escape, list_variables
 from rankwise.doctor.variables.table import report_misspellings
 from rankwise.doctor.variables.understanding import understand

@@ -77,7 +77,6 @@ def _begin(host: Host, name: str, look: Look) -> tuple[Event, list[Reading]]:
 def _report_broken(error: Exception) -> Reading:
     import traceback  # noqa: PLC0415 - hardly ever needed
 
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-    info = f"{type(error).__name__}: {error}{place}"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    info = f"{type(error).__name__}: {error} at {place.filename.rpartition('/')[2]}:{place.lineno}"
     return skipped("the probe itself failed", f"{info}; this is a bug in rankwise, please report it")

@@ -81,31 +81,21 @@ def run_program(argv: Sequence[str], timeout_s: float) -> ProgramResult:
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        _abandon(process)
+        kill_group(process)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        # `subprocess.run` would wait for ever: one that is stuck in a driver does not listen to SIGKILL either.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.5)
         return ProgramResult(code=None, why=f"{argv[0]} did not end within {timeout_s:.0f} s")
     return ProgramResult(code=process.returncode, out=out.decode(errors="replace"), err=err.decode(errors="replace"))
-
-
-#: Programs that could not be ended: one that is stuck in a driver does not listen to SIGKILL either.
-_stuck: list[subprocess.Popen[bytes]] = []
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that leads a session, and what it has started."""
     with suppress(OSError):
         os.killpg(process.pid, KILL_SIGNAL) if hasattr(os, "killpg") else process.kill()
-
-
-def _abandon(process: subprocess.Popen[bytes]) -> None:
-    """End a program and what it has started, and wait for none of them: `subprocess.run` would, for ever."""
-    kill_group(process)
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
-    try:
-        process.wait(timeout=0.5)
-    except subprocess.TimeoutExpired:
-        _stuck.append(process)
 
 
 def resolve(name: str) -> tuple[str, ...]:

@@ -23,8 +23,7 @@ from rankwise.doctor.multi_host import wire
 from rankwise.doctor.multi_host.connection import Connection, in_thread
 from rankwise.doctor.multi_host.plan import JoinError, Plan
 from rankwise.doctor.multi_host.wire import GoneError, Message, SilentError, StrangerError, explain
-from rankwise.doctor.network.names import is_address, is_host_name, is_own, remove_name
-from rankwise.doctor.variables.addresses import find_mistake, write_remedy
+from rankwise.doctor.network.names import find_mistake, is_address, is_own, is_plain, remove_name, write_remedy
 
 _OPEN_S, _ANSWER_S, _LEAST_ANSWER_S, _AGAIN_S, _LOOK_UP_S = 4.0, 8.0, 2.0, 0.3, 5.0
 _FIRST_SAY_S, _SAY_S = 2.0, 10.0
@@ -308,7 +307,7 @@ def _write_check(name: str, *, is_written: bool) -> list[str]:
         f"# is {name} the first host? All hosts must be given the same one, by --master-addr, --rdzv-endpoint or MASTER_ADDR",
         f"getent hosts {shlex.quote(name)}  # is that the address of {name}?",
     ]
-    if is_written and is_host_name(name):
+    if is_written and is_plain(name):
         lines[-1] += " If not, take it out of /etc/hosts:"
         lines += [f"# {line}" for line in remove_name(name).splitlines()]
     return lines

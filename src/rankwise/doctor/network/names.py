@@ -1,4 +1,4 @@
-"""What is an address, what a name, and the commands that fix ``/etc/hosts``."""
+"""What is an address, what a name, and what only looks like one; the commands that fix ``/etc/hosts``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import ipaddress
 import re
 import shlex
 import socket
+from dataclasses import dataclass
+from typing import final
+from urllib.parse import urlsplit
 
 from rankwise.base.deadline import OverdueError, call_within
 from rankwise.engine.node_addresses import is_here
@@ -34,12 +37,9 @@ def is_address(text: str) -> bool:
     return True
 
 
-def is_host_name(text: str) -> bool:
+def is_plain(text: str) -> bool:
     """Return whether a text has only signs that names and addresses of hosts have: what else there is must not come into a command."""
-    return re.fullmatch(r"(?!-)[\w.:%\[\]-]+", text) is not None
-
-
-_PLAIN = re.compile(r"[A-Za-z0-9._:-]+")
+    return re.fullmatch(r"[\w.:][\w.:%-]*", text) is not None
 
 
 def remove_name(name: str) -> str:
@@ -55,8 +55,8 @@ def map_name(name: str, address: str, hosts: str = "", *, is_written: bool = Fal
 
     ``hosts`` is what ``/etc/hosts`` holds now; of another host it is only known whether the name ``is_written`` there.
     """
-    if not _PLAIN.fullmatch(f"{name}{address}"):  # nothing else may come into a command
-        whose = name if _PLAIN.fullmatch(name) else "this host's own name"
+    if not is_plain(f"{name}{address}"):
+        whose = name if is_plain(name) else "this host's own name"
         return [f"# in /etc/hosts: {address} is the address of {whose}"]
     add = f"echo '{address} {name}' | sudo tee -a /etc/hosts"
     lines = [line.partition("#")[0].lower().split() for line in hosts.splitlines()]
@@ -64,7 +64,7 @@ def map_name(name: str, address: str, hosts: str = "", *, is_written: bool = Fal
     short = name.lower().partition(".")[0]
     # All names of its only line are one host's: ``host2.cluster host2``.
     names = [{word.partition(".")[0] for word in words[1:]} for words in wrong]
-    if names == [{short}] and _PLAIN.fullmatch(wrong[0][0]):
+    if names == [{short}] and is_plain(wrong[0][0]):
         # The whole line: its long name, host.domain, is to lead there, too.
         old = rf"^[[:space:]]*{_escape(wrong[0][0])}"
         named = rf"{old}[[:space:]]([^#]*[[:space:]])?{_escape(name)}([[:space:]#]|$)"
@@ -87,3 +87,68 @@ def _escape(text: str) -> str:
 
 def _rewrite(edit: str) -> str:
     return f"sudo cp /etc/hosts /etc/hosts.before && sed -E '{edit}' /etc/hosts.before | sudo tee /etc/hosts"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressMistake:
+    """A text that is more than a host's name: a port, a scheme, blanks or brackets beside it. No rank finds a host by it.
+
+    Attributes:
+        what: The text, and that it is no name.
+        host: The host that is meant; empty if that can't be told.
+        port: The port that stands in the text; None if there is none.
+    """
+
+    what: str
+    host: str
+    port: int | None = None
+
+
+def find_mistake(text: str) -> AddressMistake | None:
+    """Return what a text is beside the name or address of a host; None if nothing."""
+    if not text or _is_host(text):
+        return None
+    host, port = _split(text.strip())
+    # Nobody sees a blank at an end.
+    shown = text if text.isprintable() and " " not in text else repr(text)
+    says = "is more than the name of a host" if host else "is not a host name"
+    return AddressMistake(what=f"{shown} {says}", host=host, port=port)
+
+
+def _is_host(text: str) -> bool:
+    return is_address(text) or re.fullmatch(r"[\w.][\w.-]*", text) is not None
+
+
+def _split(text: str) -> tuple[str, int | None]:
+    """Return the host and the port that a text has in it: of an URL, of ``HOST:PORT``, or of an address in brackets."""
+    if _is_host(text):
+        return text, None
+    head, _, tail = text.rpartition(":")
+    if ":" in head and is_address(head):  # of IPv6, without the brackets
+        text = f"[{head}]:{tail}"
+    try:
+        link = urlsplit(text if "://" in text else f"//{text}")
+    except ValueError:  # brackets with something else in them
+        return "", None
+    host = link.hostname or ""
+    try:
+        port = link.port or None
+    except ValueError:  # no number, or none of a port
+        port = None
+    is_clear = _is_host(host) and link.path in {"", "/"} and "@" not in link.netloc and text.isprintable()
+    return (host, port) if is_clear else ("", None)
+
+
+def write_remedy(mistake: AddressMistake, port: int | None) -> str:
+    """Return the command that sets MASTER_ADDR right, and MASTER_PORT (which is ``port`` now) where the port stood in the address alone."""
+    if not mistake.host:
+        return "export MASTER_ADDR=…  # the name or an address of the first host"
+    command = f"export MASTER_ADDR={mistake.host}"
+    if mistake.port is None:
+        return command
+    if port is None:
+        return f"{command} MASTER_PORT={mistake.port}  # a port belongs in MASTER_PORT"
+    if port == mistake.port:
+        return f"{command}  # its port is in MASTER_PORT"
+    return f"{command}  # MASTER_PORT is {port}; if {mistake.port} is meant: export MASTER_PORT={mistake.port}"

@@ -18,8 +18,7 @@ from collections.abc import Iterator
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.probe import Probe, Reading, ok
-from rankwise.doctor.variables.contradictions import find_contradictions
-from rankwise.doctor.variables.launches import find_launch_contradictions, may_have_gpus
+from rankwise.doctor.variables.contradictions import find_contradictions, find_launch_contradictions, may_have_gpus
 from rankwise.doctor.variables.table import report_misspellings
 from rankwise.doctor.variables.understanding import understand
 

@@ -21,9 +21,8 @@ from collections.abc import Iterator, Sequence
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.interfaces import find_master, read_interfaces, suggest_interface
-from rankwise.doctor.network.names import is_loopback_address
+from rankwise.doctor.network.names import find_mistake, is_loopback_address, write_remedy
 from rankwise.doctor.probe import Probe, Reading, fail, ok, warn
-from rankwise.doctor.variables.addresses import find_mistake, write_remedy
 
 _NOUN = "the master's name "
 _WHY_LOST = "ranks can't find the store: `The client socket has timed out`, with no mention of the name"

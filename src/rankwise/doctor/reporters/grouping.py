@@ -44,12 +44,11 @@ def group(readings: Iterable[Reading]) -> list[Line]:
         one = line.reading
         key = (one.probe, one.verdict, _NUMBER.sub("0", one.what), _NUMBER.sub("0", one.fix))
         lines.setdefault(key, []).append(line)
-    joined = [
+    return [
         one
         for same in lines.values()
         for one in (same if len(same) < _MANY_ALIKE else [replace(same[0], alike=_join_hosts(same[1:]))])
     ]
-    return sorted(joined, key=lambda line: _ORDER.index(line.reading.verdict))
 
 
 def join_same(readings: Iterable[Reading]) -> list[Line]:

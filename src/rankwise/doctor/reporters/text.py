@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator
 
-from rankwise.doctor.multi_host.cluster_report import ClusterReport, Measure
+from rankwise.doctor.multi_host.cluster_report import ClusterReport
 from rankwise.doctor.probe import Verdict, find_worst
 from rankwise.doctor.reporters import grouping
 from rankwise.doctor.reporters.grouping import Line
@@ -47,8 +47,10 @@ class _Text:
         self._column = max([8, *(len(one.probe) for one in self._readings)]) + 2
 
     def lines(self, *, verbose: bool, quiet: bool) -> Iterator[str]:
-        is_one = len(self._names) == 1 and not self._all.missing
-        yield self._paint("1", f"rankwise doctor: {self._names[0] if is_one else self._describe_set()}")
+        here, missing = len(self._names), len(self._all.missing)
+        is_one, absent = here == 1 and not missing, f", {missing} of {here + missing} missing" if missing else ""
+        several = f"{format_count(here, 'host')}: {grouping.name_hosts(self._names, ())}{absent}"
+        yield self._paint("1", f"rankwise doctor: {self._names[0] if is_one else several}")
         lines = grouping.group(self._readings)
         skipped = grouping.join_skipped(line for line in lines if line.reading.verdict == "skipped")
         for line in (*(line for line in lines if line.reading.verdict != "skipped"), *skipped):
@@ -56,12 +58,10 @@ class _Text:
                 yield from self._report(line)
         if not is_one:
             yield from self._report_hosts()
-        yield self._paint("1", self._sum_up(is_one=is_one))
-
-    def _describe_set(self) -> str:
-        here, missing = len(self._names), len(self._all.missing)
-        absent = f", {missing} of {here + missing} missing" if missing else ""
-        return f"{format_count(here, 'host')}: {grouping.name_hosts(self._names, ())}{absent}"
+        verdict, took = find_worst(self._readings), "" if is_one else f", in {self._all.took_s:.1f} s"
+        worst = next((one.probe for one in self._readings if one.verdict == verdict), "")
+        more = f"; for details: rankwise rule {worst}" if verdict in {"warn", "fail"} else ""
+        yield self._paint("1", f"{grouping.count_verdicts(self._readings)}{took}{more}")
 
     def _report(self, line: Line) -> Iterator[str]:
         one, verdict = line.reading, line.reading.verdict
@@ -125,25 +125,12 @@ class _Text:
     def _make_matrix(self) -> list[str]:
         if len(self._names) > _MOST_IN_MATRIX:
             return []
-        by_pair = {one.way: one for one in self._all.measures}
-        rows = [["", *self._names]]
-        for source in self._names:
-            cells = (_cell(by_pair.get((source, one))) if one != source else "." for one in self._names)
-            rows.append([source, *cells])
-        return [f"  {line}".rstrip() for line in align(rows)]
-
-    def _sum_up(self, *, is_one: bool) -> str:
-        took = "" if is_one else f", in {self._all.took_s:.1f} s"
-        worst = next((one.probe for one in self._readings if one.verdict == find_worst(self._readings)), "")
-        is_bad = find_worst(self._readings) in {"warn", "fail"}
-        more = f"; for details: rankwise rule {worst}" if is_bad else ""
-        return f"{grouping.count_verdicts(self._readings)}{took}{more}"
-
-
-def _cell(measure: Measure | None) -> str:
-    if measure is None:
-        return "-"
-    return f"{format_rate(measure.bytes_per_s)}, {format_seconds(measure.latency_s)}"
+        cells = {
+            one.way: f"{format_rate(one.bytes_per_s)}, {format_seconds(one.latency_s)}" for one in self._all.measures
+        }
+        cells |= {(one, one): "." for one in self._names}
+        rows = [[source, *(cells.get((source, one), "-") for one in self._names)] for source in self._names]
+        return [f"  {line}".rstrip() for line in align([["", *self._names], *rows])]
 
 
 def _paint(style: str, text: str) -> str:

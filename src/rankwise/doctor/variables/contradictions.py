@@ -1,7 +1,8 @@
-"""Variables of a rank that contradict each other: both values, what comes of it, what to do.
+"""Variables of a rank, or of a launcher that is to be started, that contradict each other: both values, what comes of it, what to do.
 
 What is wrong for sure fails; what another launcher may have set by right is a warning. Nothing is said of torchrun in a step of one task a
-node, of mpirun inside a Slurm job, of a pod whose RANK counts pods: there variables differ, and all is well.
+node, of mpirun inside a Slurm job, of a pod whose RANK counts pods: there variables differ, and all is well. Where a launcher is started, what it sets
+for its ranks does not matter.
 """
 
 from __future__ import annotations
@@ -11,19 +12,15 @@ from collections.abc import Iterator, Mapping
 from rankwise.base.errors import UsageError
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.base.identity import Identity, read_all, read_identity
-from rankwise.base.identity_launchers import read_torch
-from rankwise.doctor.probe import Reading, fail
-from rankwise.doctor.variables.addresses import find_mistake, write_remedy
-from rankwise.doctor.variables.incomplete import find_half_set
-from rankwise.doctor.variables.launches import (
-    check_switches,
-    check_tasks,
-    count_devices,
-    find_outer,
-    may_use_gpus,
-)
+from rankwise.base.identity_launchers import read_flux, read_hydra, read_mvapich, read_open_mpi, read_slurm, read_torch
+from rankwise.doctor.host import Host
+from rankwise.doctor.network.names import find_mistake, write_remedy
+from rankwise.doctor.probe import Reading, fail, warn
 from rankwise.doctor.variables.masking import make_mask, mask_reading
-from rankwise.doctor.variables.places import count, find_place, number, try_read
+from rankwise.doctor.variables.places import count, find_exported_node, find_place, number, try_read
+
+#: What accelerate takes for yes.
+_YES = {"1", "true", "yes", "on", "y", "t"}
 
 
 def find_contradictions(
@@ -35,18 +32,20 @@ def find_contradictions(
     """
     checks = (
         _check_readable, _check_rank, _check_against_step, _check_leftover_local_rank, _check_address, _check_loopback, find_half_set,
-        _check_nodes, _check_tasks, check_switches,
+        _check_pet_nodes, _check_tasks, _check_switches,
     )  # fmt: skip
     found = [one for check in checks for one in check(env)]
-    if may_use_gpus(env, backend=backend, has_gpus=has_gpus):
+    is_on_cpu = env.get("ACCELERATE_USE_CPU", "").strip().lower() in _YES
+    if has_gpus is not False and not is_on_cpu and (not backend or "nccl" in backend):
         found += _check_devices(env)
     mask = make_mask(env)
     return tuple(mask_reading(one, mask) for one in found)
 
 
 def _find_outer(env: Mapping[str, str]) -> Identity | None:
-    """Return what the launcher of several processes says, below whatever RANK and WORLD_SIZE say."""
-    outer = find_outer(env)
+    """Return what the launcher of several processes says (MPI, Slurm, Flux), below whatever RANK and WORLD_SIZE say; None if it can't be read."""
+    readers = (read_open_mpi, read_hydra, read_mvapich, read_slurm, read_flux)
+    outer = try_read(lambda env: next((it for read in readers if (it := read(env)) is not None), None), env)
     return outer if outer is not None and outer.world_size > 1 else None
 
 
@@ -178,7 +177,7 @@ def _check_loopback(env: Mapping[str, str]) -> Iterator[Reading]:
         return
 
 
-def _check_nodes(env: Mapping[str, str]) -> Iterator[Reading]:
+def _check_pet_nodes(env: Mapping[str, str]) -> Iterator[Reading]:
     """PET_NNODES, which torchrun takes for --nnodes, against the nodes that Slurm has given."""
     low, _, high = env.get("PET_NNODES", "").partition(":")
     in_step = count(env, "SLURM_STEP_NUM_NODES") if "TORCHELASTIC_RUN_ID" not in env else None
@@ -206,7 +205,7 @@ def _check_tasks(env: Mapping[str, str]) -> Iterator[Reading]:
     if not is_rank:
         each = f"PET_NNODES={nodes} is for launchers on {nodes} nodes"
     if (nodes or 0) > 1:
-        yield from check_tasks(env, nodes, each, is_sure=is_rank)
+        yield from _check_launchers(env, nodes, each, is_sure=is_rank)
 
 
 def _check_devices(env: Mapping[str, str]) -> Iterator[Reading]:
@@ -220,3 +219,110 @@ def _check_devices(env: Mapping[str, str]) -> Iterator[Reading]:
         f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']} is {devices} GPUs for LOCAL_WORLD_SIZE={ranks} ranks" + (f", this one with LOCAL_RANK={local}" if is_beyond else ""),
         "ranks that take the GPU of their LOCAL_RANK end with `CUDA error: invalid device ordinal`", f"rankwise run --nproc-per-node {devices} …", "L7"
     )  # fmt: skip
+
+
+def find_half_set(env: Mapping[str, str]) -> Iterator[Reading]:
+    """Yield the warning of a lone LOCAL_RANK or PMIX_RANK, or of a node's number beyond the nodes, if there is one.
+
+    Nobody reads them as a rank, and yet such a process is not alone.
+    """
+    if find_place(env) is not None or next(read_all(env), None) is not None:
+        return
+    node, nodes = number(env, "NODE_RANK"), number(env, "NNODES", "NUM_NODES")
+    if node is not None and nodes is not None and node >= nodes > 1:
+        yield warn(
+            f"NODE_RANK={node}, but there are {nodes} nodes: they are numbered 0 to {nodes - 1}",
+            "a launcher with this number is refused, or the others wait for a node that never arrives", "# count NODE_RANK from 0", "I11"
+        )  # fmt: skip
+        return
+    if find_exported_node(env) is not None:
+        return
+    local, pmix = number(env, "LOCAL_RANK"), number(env, "PMIX_RANK")
+    if pmix is not None and pmix >= 0:
+        yield warn(
+            f"PMIX_RANK={pmix} is set, but no variable says how many processes there are",
+            "a process manager that speaks PMIx has started this one, perhaps among others: each believes it is the only one",
+            "export RANK=$PMIX_RANK WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=29500  # in what each process runs; HOST: where rank 0 is"
+        )  # fmt: skip
+    elif local is not None and local >= 0:
+        yield warn(
+            f"LOCAL_RANK={local} is set, but neither RANK nor WORLD_SIZE is",
+            f"libraries treat the process as one of several (accelerate: `environment variable RANK expected, but not set`), and scripts take GPU {local}",
+            "unset LOCAL_RANK  # if it is left over from an export; if a launcher has set it, export RANK and WORLD_SIZE as well"
+        )  # fmt: skip
+
+
+def find_launch_contradictions(env: Mapping[str, str], *, num_nodes: int | None = None) -> tuple[Reading, ...]:
+    """Return what can't be true in the environment of a launcher; whoever examines a host masks the secrets in it.
+
+    A reading is ``fail`` if the job breaks or hangs, ``warn`` if it may. ``num_nodes`` is the most of a range; None is
+    what is not known.
+    """
+    return (*_check_launchers(env, num_nodes), *_check_nodes(env, num_nodes), *_check_switches(env))
+
+
+def count_devices(env: Mapping[str, str]) -> int | None:
+    """Return how many GPUs CUDA_VISIBLE_DEVICES shows; None if it is not set, or hides all, as jobs on CPUs do."""
+    entries = [one.strip() for one in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    # CUDA stops at the first entry that is no device.
+    shown = next(
+        (n for n, one in enumerate(entries) if not one or one.startswith("-") or one == "NoDevFiles"), len(entries)
+    )
+    return shown or None
+
+
+def _check_switches(env: Mapping[str, str]) -> Iterator[Reading]:
+    """Report settings of accelerate that were left over from another launch."""
+    names = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
+    on = [name for name in names if env.get(name, "").strip().lower() in _YES]
+    if len(on) > 1:
+        yield fail(
+            f"{' and '.join(f'{name}={env[name]}' for name in on)}: one way to spread the model can be chosen",
+            "one of them is left over from another launch: the model is spread in a way that was not intended, or accelerate stops",
+            f"unset {on[1]}  # or {on[0]}", "L16"
+        )  # fmt: skip
+
+
+def _check_launchers(
+    env: Mapping[str, str],
+    num_nodes: int | None,
+    each: str = "each of them starts a launcher",
+    *,
+    is_sure: bool = True,
+) -> Iterator[Reading]:
+    """Report a launcher in each of several tasks on one node. Agents may be as many as tasks, if they are told so."""
+    outer = _find_outer(env)
+    if outer is None or (outer.local_world_size or 1) < 2 or num_nodes in {None, outer.world_size}:
+        return
+    tasks = (
+        f"{outer.source} has started {outer.local_world_size} tasks on this node ({outer.origins['local_world_size']})"
+    )
+    why = f"more launchers than the {num_nodes} nodes of the job: worlds that overlap, ports that are taken, or ranks that wait forever"
+    yield Reading(
+        "fail" if num_nodes > 1 and outer.local_rank and is_sure else "warn", f"{tasks}, and {each}",
+        f"{outer.world_size} worlds, each for itself" if num_nodes == 1 else why,
+        "# srun --ntasks-per-node=1 …" if outer.source == "Slurm" else "# one process on each node: mpirun -npernode 1 …", "I24"
+    )  # fmt: skip
+
+
+def _check_nodes(env: Mapping[str, str], num_nodes: int | None) -> Iterator[Reading]:
+    in_step = count(env, "SLURM_STEP_NUM_NODES") if "SLURM_STEP_NUM_TASKS" in env else None
+    have = in_step or count(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    # More launchers than nodes are possible: a task each.
+    tasks = number(env, "SLURM_STEP_NUM_TASKS") or 1
+    if num_nodes is None or have is None or "SLURM_JOB_ID" not in env:
+        return
+    if num_nodes > max(have, tasks) > 0:
+        yield warn(
+            f"the job is to have {num_nodes} nodes, but Slurm has allocated {have}",
+            "the launcher waits for nodes that are not started, unless they come from another Slurm job", f"rankwise run --nnodes {have} …", "I1"
+        )  # fmt: skip
+
+
+#: The drivers of NVIDIA (also in containers, in WSL, on Jetson) and AMD.
+_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd")
+
+
+def may_have_gpus(host: Host) -> bool | None:
+    """Return whether a host may have GPUs that torch can use; None where files don't tell."""
+    return any(map(host.has, _SIGNS)) if host.has("/proc") or host.has("/dev") else None

@@ -18,7 +18,7 @@ from rankwise.base.host_list import find_first_host
 from rankwise.base.identity_clusters import read_sagemaker, read_skypilot, read_tf_config
 from rankwise.base.identity_facts import Identity, derive_port, expand_tasks
 from rankwise.base.identity_launchers import is_slurm_step, read_slurm
-from rankwise.doctor.variables.addresses import find_mistake, is_plain
+from rankwise.doctor.network.names import find_mistake, is_plain
 
 _PET_SIGNS = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")
 #: Who has these is a rank.
@@ -261,3 +261,29 @@ def _write_c10d(nodes: int, addr: str, port: int, env: Mapping[str, str]) -> str
     is_even = len(set(expand_tasks(env.get("SLURM_TASKS_PER_NODE", "")))) < 2
     gpus = _count_gpus(env, "SLURM_GPUS_ON_NODE") if is_even else "auto"
     return f"rankwise run --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d --rdzv-endpoint {addr}:{port} --rdzv-id {job} train.py"
+
+
+def find_exported_node(env: Mapping[str, str]) -> Place | None:
+    """Return the place for a launcher that NODE_RANK and NNODES tell, as scripts set them by hand; None if they don't.
+
+    Nobody but such scripts knows these names, so only who asks for a command gets one: no probe waits for other hosts
+        by them.
+    """
+    node, nodes = number(env, "NODE_RANK"), number(env, "NNODES", "NUM_NODES")
+    # What lies around by itself says nothing; node 0 of several is told where the others come, as they are.
+    is_met = node == 0 and nodes is None and bool(env.get("MASTER_ADDR")) and find_endpoint(env)[0] != "NODE0"
+    if not (nodes is None or nodes > 1) or not ((nodes or 0) > 1 or (node or 0) > 0 or is_met):
+        return None
+    if node is not None and not 0 <= node < (nodes or node + 1):
+        return None
+    name = "NNODES" if number(env, "NNODES") is not None else "NUM_NODES"
+    names = [one for one, value in (("NODE_RANK", node), (name, nodes)) if value is not None]
+    names += ["MASTER_ADDR"] if is_met else []
+    lacking = "" if nodes else "no variable says how many nodes there are: replace NODES with their number"
+    if node is None:
+        lacking = "no variable says which node this is: replace NODE with its number, counted from 0"
+    addr, port = find_endpoint(env)
+    return Place(
+        source=" and ".join(names), what="one of several nodes, by " + " and ".join(names), node_rank=node, num_nodes=nodes,
+        command=write_static(str(nodes or "NODES"), "NODE" if node is None else str(node), addr, str(port), "auto"), note=lacking,
+    )  # fmt: skip

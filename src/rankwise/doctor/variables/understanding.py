@@ -8,9 +8,9 @@ from typing import Literal, final
 
 from rankwise.base.errors import UsageError
 from rankwise.base.identity import Identity, read_all, read_identity
-from rankwise.doctor.variables.incomplete import find_exported_node, find_half_set
+from rankwise.doctor.variables.contradictions import find_half_set
 from rankwise.doctor.variables.masking import mask_text, mask_value
-from rankwise.doctor.variables.places import Place, find_place
+from rankwise.doctor.variables.places import Place, find_exported_node, find_place
 
 #: ``rank``: one of several; ``node``: a launcher is to be started here; ``alone``: nothing says anything; ``unclear``:
 #: what is said can't be right, or is half of it.
