@@ -42,6 +42,11 @@ class ProgramResult:
         """Whether it ended with 0."""
         return self.code == 0
 
+    @property
+    def failure(self) -> str:
+        """Why it is not good, in a line: mostly the program's last one."""
+        return self.why or (self.err.strip().splitlines() or [f"exit code {self.code}"])[-1]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobShape:
@@ -70,14 +75,24 @@ class JobShape:
     is_launch: bool = False
 
 
-def run_program(argv: Sequence[str], timeout_s: float) -> ProgramResult:
-    """Run a program to its end, or to the end of its time, with English words and no input."""
+def run_program(
+    argv: Sequence[str], timeout_s: float, *, began: Callable[[subprocess.Popen[bytes]], None] | None = None
+) -> ProgramResult:
+    """Run a program to its end, or to the end of its time, with English words and no input.
+
+    ``began`` gets the process, to end it earlier; then its input is a lifeline that nothing is ever written to, and that
+    ends with us.
+    """
+    stdin = subprocess.DEVNULL if began is None else subprocess.PIPE
     try:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**environ(), "LC_ALL": "C"}, start_new_session=True
+            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**environ(), "LC_ALL": "C"}, start_new_session=True
         )  # fmt: skip
     except OSError as error:
         return ProgramResult(code=None, why=f"{argv[0]} can't be run: {error.strerror}")
+    lifeline, process.stdin = process.stdin, None  # `communicate` would end it
+    if began is not None:
+        began(process)
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -89,6 +104,9 @@ def run_program(argv: Sequence[str], timeout_s: float) -> ProgramResult:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.5)
         return ProgramResult(code=None, why=f"{argv[0]} did not end within {timeout_s:.0f} s")
+    finally:
+        if lifeline is not None:
+            lifeline.close()
     return ProgramResult(code=process.returncode, out=out.decode(errors="replace"), err=err.decode(errors="replace"))
 
 

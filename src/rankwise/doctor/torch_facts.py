@@ -66,8 +66,7 @@ def query_torch(host: Host) -> TorchFacts:
     ran = host.run(python, str(TORCH_FACTS_PROCESS), timeout_s=_MOST_S)
     lines = ran.out.strip().splitlines()
     if not ran.is_good or not lines:
-        output = ran.why or (ran.err.strip().splitlines() or [f"exit code {ran.code}"])[-1]
-        return TorchFacts(python=python, why=output)
+        return TorchFacts(python=python, why=ran.failure)
     try:
         facts = from_json(TorchFacts, {**json.loads(lines[-1]), "python": python})
     except (ValueError, TypeError):

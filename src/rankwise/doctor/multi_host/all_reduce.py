@@ -13,8 +13,7 @@ from threading import Lock
 from typing import cast, final
 
 from rankwise.base.deadline import OverdueError, call_within
-from rankwise.base.environ import environ
-from rankwise.doctor.host import Host, kill_group
+from rankwise.doctor.host import Host, kill_group, run_program
 from rankwise.doctor.multi_host.cluster_report import AllReduce, ClusterReport
 from rankwise.doctor.multi_host.wire import Message, entries, number, one_line, parts, text, texts, whole
 from rankwise.doctor.torch_facts import query_torch
@@ -105,46 +104,27 @@ class AllReduceRanks:
         }  # fmt: skip
         given = [f"{name}={value}" for name, value in names.items()] + ["LOCAL_RANK=0"] * (count == 1)
         argv = [self._host.job.python or sys.executable, str(ALL_REDUCE_PROCESS), *given]
-        try:
-            with self._lock:
-                if self._is_stopped:
-                    return _report_failed("stopped")
-                # Its input is a lifeline that nothing is ever written to: the ranks end when it does, and so with us.
-                self._process = subprocess.Popen(
-                    argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**environ(), "LC_ALL": "C"},
-                    start_new_session=True,
-                )  # fmt: skip
-            with self._process:
-                return self._collect(self._process)
-        except OSError as error:
-            return _report_failed(f"{argv[0]} can't be run: {error.strerror}")
+        ran = run_program(argv, BOUND_S, began=self._keep)
+        if self._is_stopped:
+            return _report_failed("stopped")
+        with suppress(ValueError, IndexError):
+            message = cast("Message", json.loads(ran.out.splitlines()[-1])) if ran.is_good else {}
+            if parts(message, "ranks"):
+                return {"ranks": entries(message, "ranks")}
+        return _report_failed(ran.failure)
 
     def stop(self) -> None:
-        """Kill the ranks, if there are any, and let none be started any more."""
+        """Kill the ranks, if there are any, or as soon as there are."""
         with self._lock:
             self._is_stopped = True
             if self._process is not None and self._process.poll() is None:
                 kill_group(self._process)
 
-    def _collect(self, process: subprocess.Popen[bytes]) -> Message:
-        lifeline, process.stdin = process.stdin, None  # `communicate` would end it
-        try:
-            out, err = process.communicate(timeout=BOUND_S)
-        except subprocess.TimeoutExpired:
-            kill_group(process)
-            return _report_failed(f"the ranks did not end within {BOUND_S:.0f} s")
-        finally:
-            if lifeline is not None:
-                lifeline.close()
-        if self._is_stopped:
-            return _report_failed("stopped")
-        lines = out.decode(errors="replace").strip().splitlines()
-        with suppress(ValueError):
-            message = cast("Message", json.loads(lines[-1])) if process.returncode == 0 and lines else {}
-            if parts(message, "ranks"):
-                return {"ranks": entries(message, "ranks")}
-        output = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
-        return _report_failed((output or [f"exit code {process.returncode}"])[-1])
+    def _keep(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._process = process
+            if self._is_stopped:
+                kill_group(process)
 
 
 def _report_failed(why: str) -> Message:
