@@ -16,7 +16,6 @@ from rankwise.doctor.host import Host, resolve
 from rankwise.doctor.network.gloo_nccl import (
     choose_nccl_interfaces,
     find_gloo_address,
-    find_nccl_address,
     match_names,
     read_settings,
 )
@@ -110,23 +109,23 @@ def test_nccl_interfaces(tmp_path: Path, env: dict[str, str], taken: list[str]) 
     eth10, down = make_interface("eth10", "10.1.0.1/24"), make_interface("eth1", "10.2.0.1/24", is_up=False)
     interfaces = [LOOPBACK, DOCKER0, ETH0, eth10, down, IB0]
     host = make_host(tmp_path, env=env, interfaces=interfaces)
-    assert [one.name for one in choose_nccl_interfaces(host, interfaces)] == taken
+    assert [one.name for one, _ in choose_nccl_interfaces(host, interfaces)] == taken
 
 
 def test_nccl_takes_docker_last(tmp_path: Path) -> None:
     """Without InfiniBand NCCL takes all but docker's and lo; then docker's; then lo; NCCL_COMM_ID chooses a network."""
     host = make_host(tmp_path)
     veth = make_interface("veth1", "fe80::5/64", kind="container")
-    assert [one.name for one in choose_nccl_interfaces(host, [LOOPBACK, DOCKER0, veth, ETH0])] == [
+    assert [one.name for one, _ in choose_nccl_interfaces(host, [LOOPBACK, DOCKER0, veth, ETH0])] == [
         "eth0",
         "veth1",
     ]
-    assert [one.name for one in choose_nccl_interfaces(host, [LOOPBACK, DOCKER0])] == ["docker0"]
-    assert find_nccl_address(host, [LOOPBACK]) == "127.0.0.1"
-    assert find_nccl_address(host, []) == ""
+    assert [one.name for one, _ in choose_nccl_interfaces(host, [LOOPBACK, DOCKER0])] == ["docker0"]
+    assert [address.ip for _, address in choose_nccl_interfaces(host, [LOOPBACK])] == ["127.0.0.1"]
+    assert choose_nccl_interfaces(host, []) == []
     near = make_host(tmp_path, env={"NCCL_COMM_ID": "10.3.0.9:4000"})
     other = make_interface("eth5", "10.3.0.1/24")
-    assert [one.name for one in choose_nccl_interfaces(near, [LOOPBACK, ETH0, other])] == ["eth5"]
+    assert [one.name for one, _ in choose_nccl_interfaces(near, [LOOPBACK, ETH0, other])] == ["eth5"]
 
 
 def test_nccl_settings_by_their_order(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ A test gives a folder in the place of ``/``, an environment, and answers of prog
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import subprocess
@@ -24,8 +23,6 @@ from rankwise.base.os_calls import KILL_SIGNAL
 T = TypeVar("T")
 
 _MOST_BYTES = 1 << 20
-#: With these there surely is no such file; others may only mean that we can't look.
-_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,14 +185,6 @@ class Host:
             return self.path(path).exists()
         except OSError:
             return False
-
-    def find_error(self, path: str) -> str:
-        """Return why a file or folder can't be looked at, in the system's words; empty if it can be, or if there surely is none."""
-        try:
-            self.path(path).stat()
-        except OSError as error:
-            return "" if error.errno in _MISSING else error.strerror or str(error)
-        return ""
 
     @property
     def container(self) -> Literal["kubernetes", "apptainer", "docker", "podman", ""]:

@@ -9,11 +9,22 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, final
 from rankwise.doctor.probe import Reading, skipped
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankwise.doctor.host import Host, ProgramResult
 
 #: Where nothing holds the driver awake it wakes each GPU first: a second or two for one, more than ten for eight.
 ANSWER_S = 30.0
-_FIELDS = "index,uuid,name,pci.bus_id,driver_version,memory.total,memory.used,compute_mode,mig.mode.current"
+_FIELDS = (
+    "uuid",
+    "name",
+    "pci.bus_id",
+    "driver_version",
+    "memory.total",
+    "memory.used",
+    "compute_mode",
+    "mig.mode.current",
+)
 #: What CUDA_VISIBLE_DEVICES says for none.
 NO_DEVICES = {"", "-1", "NoDevFiles", "none"}
 
@@ -61,22 +72,24 @@ class NvidiaReport:
 
 def query_nvidia(host: Host) -> NvidiaReport:
     """Query nvidia-smi for the GPUs; it is bounded, and no answer is an answer, too."""
-    fields = _FIELDS
-    ran = run_smi(host, f"--query-gpu={fields}", _CSV)
+    ran, rows = _query(host, _FIELDS)
     if "not a valid field" in ran.out + ran.err:  # a driver before MIG
-        fields = fields.rpartition(",")[0]
-        ran = run_smi(host, f"--query-gpu={fields}", _CSV)
+        ran, rows = _query(host, _FIELDS[:-1])
     output = f"{ran.out}\n{ran.err}"
     signs = ("Unable to determine the device handle", "GPU is lost")
     lost = tuple(line.strip() for line in output.splitlines() if any(sign in line for sign in signs))
-    cells = map(split_row, ran.out.splitlines())
-    rows = [row for row in cells if len(row) > fields.count(",") and row[0].isdigit()]
-    if rows or lost:
-        return NvidiaReport(
-            status="ok", gpus=tuple(map(_read_gpu, rows)), lost=lost,
-            driver=next((row[4] for row in rows if row[4][:1].isdigit()), read_driver_version(host)),
-        )  # fmt: skip
-    return _explain_silence(host, ran, " ".join(output.split()))
+    if not rows and not lost:
+        return _explain_silence(host, ran, " ".join(output.split()))
+    versions = [one["driver_version"] for one in rows.values() if one["driver_version"][:1].isdigit()]
+    gpus = [
+        Gpu(
+            index=index, uuid=one["uuid"], name=one["name"], bus_id=to_kernel_bus_id(one["pci.bus_id"]),
+            memory_mib=to_int(one["memory.total"]), used_mib=to_int(one["memory.used"]), compute_mode=one["compute_mode"],
+            has_mig=one.get("mig.mode.current") == "Enabled",
+        )
+        for index, one in rows.items()
+    ]  # fmt: skip
+    return NvidiaReport(status="ok", gpus=tuple(gpus), lost=lost, driver=[*versions, read_driver_version(host)][0])
 
 
 def run_smi(host: Host, *words: str) -> ProgramResult:
@@ -86,10 +99,14 @@ def run_smi(host: Host, *words: str) -> ProgramResult:
 
 def query(host: Host, *fields: str) -> dict[int, dict[str, str]]:
     """Return further fields by the GPU's index; nothing if this driver does not know one of them."""
+    ran, rows = _query(host, fields)
+    return rows if ran.is_good else {}
+
+
+def _query(host: Host, fields: Sequence[str]) -> tuple[ProgramResult, dict[int, dict[str, str]]]:
     ran = run_smi(host, f"--query-gpu={','.join(('index', *fields))}", _CSV)
-    rows = [split_row(line) for line in ran.out.splitlines()] if ran.is_good else []
-    good = (row for row in rows if len(row) == len(fields) + 1 and row[0].isdigit())
-    return {int(row[0]): dict(zip(fields, row[1:], strict=True)) for row in good}
+    rows = (row for row in map(split_row, ran.out.splitlines()) if len(row) == len(fields) + 1 and row[0].isdigit())
+    return ran, {int(row[0]): dict(zip(fields, row[1:], strict=True)) for row in rows}
 
 
 def read_driver_version(host: Host) -> str:
@@ -143,13 +160,6 @@ def _explain_silence(host: Host, ran: ProgramResult, output: str) -> NvidiaRepor
 def split_row(line: str) -> list[str]:
     """Return the cells of a row that nvidia-smi prints as CSV."""
     return [cell.strip() for cell in line.split(",")]
-
-
-def _read_gpu(row: list[str]) -> Gpu:
-    return Gpu(
-        index=int(row[0]), uuid=row[1], name=row[2], bus_id=to_kernel_bus_id(row[3]), memory_mib=to_int(row[5]), used_mib=to_int(row[6]),
-        compute_mode=row[7], has_mig=len(row) > 8 and row[8] == "Enabled",
-    )  # fmt: skip
 
 
 def to_int(text: str) -> int:

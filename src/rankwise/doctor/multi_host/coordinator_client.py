@@ -67,15 +67,12 @@ class CoordinatorClient:
             while not (await asyncio.wait({receiving}, timeout=bound_s))[0]:
                 silent_s = asyncio.get_running_loop().time() - self._connection.received_s
                 if silent_s >= bound_s and not (await asyncio.wait({receiving}, timeout=_GRACE_S))[0]:
-                    raise self._explain_silence(bound_s)
+                    if not self._connection.is_known:
+                        raise SilentError(f"it accepted, but sent nothing within {bound_s:.0f} s")
+                    raise GoneError(f"nothing received for {bound_s:.0f} s: it is frozen, or the cable is cut")
             return receiving.result()
         finally:
             receiving.cancel()
-
-    def _explain_silence(self, silent_s: float) -> GoneError:
-        if not self._connection.is_known:
-            return SilentError(f"it accepted, but sent nothing within {silent_s:.0f} s")
-        return GoneError(f"nothing received for {silent_s:.0f} s: it is frozen, or the cable is cut")
 
     async def close(self) -> None:
         """Close it; what was to be sent is sent before, as far as there is room."""

@@ -112,7 +112,11 @@ async def _obey(client: CoordinatorClient, tasks: HostTasks, plan: Plan, say: Sa
         if "no" in message:
             raise coordinator_client.read_refusal(message)
         if isinstance(result := message.get("result"), dict):
-            return _read_result(result, plan)
+            try:
+                return cluster_report.from_json(result)
+            except ValueError as error:
+                what = f"what the host at {plan.endpoint} sent is not a result: {error}"
+                raise JoinError(what, "# use the same version of rankwise on all hosts") from error
         if "say" in message:
             say(one_line(text(message, "say")))
         elif "do" in message:
@@ -127,11 +131,3 @@ async def _do(tasks: HostTasks, order: Message, client: CoordinatorClient) -> No
     except Exception as error:  # noqa: BLE001 - the coordinator waits for an answer, and reports all of it
         answer = {"answer": text(order, "do"), "broke": f"{type(error).__name__}: {error}"}
     client.send(answer)
-
-
-def _read_result(result: Message, plan: Plan) -> ClusterReport:
-    try:
-        return cluster_report.from_json(result)
-    except ValueError as error:
-        what = f"what the host at {plan.endpoint} sent is not a result: {error}"
-        raise JoinError(what, "# use the same version of rankwise on all hosts") from error

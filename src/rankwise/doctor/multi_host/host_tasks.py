@@ -22,7 +22,7 @@ from rankwise.doctor.multi_host.link_speed import LinkServer, measure_link
 from rankwise.doctor.multi_host.plan import Plan
 from rankwise.doctor.multi_host.wire import Message
 from rankwise.doctor.network.firewalls import Hook, find_firewall, suggest
-from rankwise.doctor.network.gloo_nccl import find_gloo_address, find_nccl_address
+from rankwise.doctor.network.gloo_nccl import choose_nccl_interfaces, find_gloo_address
 from rankwise.doctor.network.interfaces import Interface, read_interfaces
 from rankwise.doctor.network.names import is_address
 from rankwise.doctor.probe import Fact, Probe
@@ -113,15 +113,14 @@ class HostTasks:
         host, backend, interfaces = self._host, self._host.job.backend, self._host.ask(read_interfaces)
         # nvidia-smi is not asked: all hosts wait for this answer.
         has_nccl = backend == "nccl" or (backend != "gloo" and host.has("/dev/nvidiactl"))
-        nccl = find_nccl_address(host, interfaces) if has_nccl else ""
+        taken = choose_nccl_interfaces(host, interfaces) if has_nccl else []
+        nccl = next((address.ip for _, address in taken), "")
         return interfaces, find_gloo_address(host, interfaces), nccl
 
     def _listen(self, server: LinkServer, address: str) -> list[Fact]:
-        ports: list[Fact] = []
         with suppress(OSError):  # not ours: no port there is sent to the others
-            for _ in range(_PORTS if self._count <= _MANY else _PORTS_OF_MANY):
-                ports += [server.listen(address)]
-        return ports
+            return [server.listen(address) for _ in range(_PORTS if self._count <= _MANY else _PORTS_OF_MANY)]
+        return []
 
     async def _connect(self, order: Message) -> Message:
         self._peers = [one for one in wire.parts(order, "peers") if wire.whole(one, "number") != self._number]
@@ -152,15 +151,13 @@ class HostTasks:
         written = {word for line in lines for word in line.partition("#")[0].split()[1:]}
         message: list[Fact] = []
         for peer in self._peers:
-            name = wire.text(peer, "name")
-            got = names.get(name)
+            got = names.get(name := wire.text(peer, "name"))
             own = {wire.text(peer, "address"), *wire.texts(peer, "addresses")}
             # Of many hosts only what is wrong is reported: right ones are as many as there are pairs.
             if got is None or (self._count > _MANY and (not got or own & set(got))):
                 continue
-            is_written = name in written
             number = wire.whole(peer, "number")
-            message.append({"name": name, "to": number, "got": list(got), "is_written": is_written})
+            message.append({"name": name, "to": number, "got": list(got), "is_written": name in written})
         return message
 
     async def _send_readings(self, order: Message) -> Message:
@@ -169,7 +166,8 @@ class HostTasks:
         # So many hosts in one process would only ask the same firewall.
         if not self._plan.listen_address:
             with suppress(OSError, asyncio.TimeoutError):
-                answer |= await asyncio.wait_for(in_thread(self._suggest), _SUGGEST_S)
+                firewall = await asyncio.wait_for(in_thread(partial(find_firewall, self._host)), _SUGGEST_S)
+                answer |= {key: suggest(firewall, self._networks, hook) for key, hook in _HOOKS.items()}
         if order.get("torch"):
             answer["torch"] = [await in_thread(partial(describe_torch, self._host))]
         return answer
@@ -181,11 +179,6 @@ class HostTasks:
     async def _stop(self, _: Message) -> Message:
         self._reducing.stop()
         return {}
-
-    def _suggest(self) -> Message:
-        """Find how this host's firewall is opened for what comes from the others, and for what goes there."""
-        firewall = find_firewall(self._host)
-        return {key: suggest(firewall, self._networks, hook) for key, hook in _HOOKS.items()}
 
 
 async def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]:

@@ -156,7 +156,7 @@ def _report_shut(plane: Plane, blame: Blame, links: Links, reports: Reports) -> 
 
 
 def _describe_shut(plane: Plane, blame: Blame, bad: Sequence[Link], reports: Reports) -> str:
-    words, sample, ports = _describe_outcome(bad), _give_sample(bad), _name_ports(plane)
+    words, sample, ports = _describe_outcome(bad), _give_sample(bad), f"the ports that {LIBRARIES[plane][0]} takes"
     host, count = blame.hosts[0], f"{len(bad)} of {blame.tried}"
     if blame.kind == "in":
         address = reports[host].gloo_address if plane == "gloo" else reports[host].nccl_address
@@ -173,18 +173,13 @@ def _describe_shut(plane: Plane, blame: Blame, bad: Sequence[Link], reports: Rep
     return what + ("; both reach other hosts" if len(reports) > _FEWEST else "")
 
 
-def _name_ports(plane: Plane) -> str:
-    return f"the ports that {LIBRARIES[plane][0]} takes"
-
-
 def _give_sample(bad: Sequence[Link]) -> str:
     return f"{bad[0].address} port {bad[0].port}" + (f": {bad[0].detail}" if bad[0].detail else "")
 
 
 def _report_split(plane: Plane, blame: Blame, bad: Sequence[Link], reports: Reports) -> Reading:
-    ports = _name_ports(plane)
     reach = "; ".join(f"{join_names(group)} reach each other" for group in blame.groups)
-    what = f"{reach}; {describe_sides(blame)} at {ports}: connections {_describe_outcome(bad)} ({_give_sample(bad)})"
+    what = f"{reach}; {describe_sides(blame)} at the ports that {LIBRARIES[plane][0]} takes: connections {_describe_outcome(bad)} ({_give_sample(bad)})"
     guilty = _find_own_firewalls(blame, reports)
     between = "a switch, a VLAN, a router, or the security groups of a cloud"
     if guilty:

@@ -154,19 +154,15 @@ class LinkServer:
     async def _serve(self, sock: socket.socket) -> None:
         with sock, suppress(OSError):
             wire.tune(sock)
-            sock.send(self._greeting)
-            while await self._answer(sock):
-                pass
-
-    async def _answer(self, sock: socket.socket) -> bool:
-        """Do what is asked for once; return whether more may be asked for."""
-        order = await read_exactly(sock, ORDER.size, self._clock, self._clock.monotonic() + _IDLE_S)
-        kind, bound_ms, most_bytes = ORDER.unpack(order)
-        if kind == PING:
-            sock.send(order)
-        elif kind == STREAM:
-            await self._take_stream(sock, bound_ms / 1000, most_bytes)
-        return bool(kind == PING)
+            answer = self._greeting
+            while True:
+                sock.send(answer)
+                answer = await read_exactly(sock, ORDER.size, self._clock, self._clock.monotonic() + _IDLE_S)
+                kind, bound_ms, most_bytes = ORDER.unpack(answer)
+                if kind != PING:
+                    break
+            if kind == STREAM:
+                await self._take_stream(sock, bound_ms / 1000, most_bytes)
 
     async def _take_stream(self, sock: socket.socket, bound_s: float, most_bytes: int) -> None:
         """Read for so long, or until so much has come; answer how much came, and in what time."""

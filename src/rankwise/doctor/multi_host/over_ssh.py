@@ -15,7 +15,7 @@ from rankwise.base.clock import Clock
 from rankwise.base.deadline import call_within
 from rankwise.base.errors import UsageError
 from rankwise.base.ssh import SSH_FAILED, SSH_TRY_S, find_ssh_failure, read_ssh, write_ssh, write_ssh_test
-from rankwise.doctor.probe import Reading
+from rankwise.doctor.probe import Reading, fail
 
 _END_S, _LOOK_S = 5.0, 0.1
 
@@ -69,19 +69,16 @@ class RemoteHosts:
             clock.sleep(_LOOK_S)
             self.look()
         found = self.look()
-        late = [one for one in self._remotes if one.process.poll() is None]
-        found += [self._report_late(one) for one in late]
+        for host in (one.host for one in self._remotes if one.process.poll() is None):
+            what = f"ssh to {host} does not end within {SSH_TRY_S:.0f} s"
+            self._describe(f"rankwise: {what}")
+            found.append(self._report(host, what, "the host, its login shell or its home folder hangs"))
         self.close(clock)
         self._remotes.clear()
         return found
 
-    def _report_late(self, remote: _Remote) -> Reading:
-        what = f"ssh to {remote.host} does not end within {SSH_TRY_S:.0f} s"
-        self._describe(f"rankwise: {what}")
-        return Reading(
-            "fail", what, "the host, its login shell or its home folder hangs", write_ssh_test(self._ssh, remote.host), probe="meeting",
-            hosts=(remote.host,)
-        )  # fmt: skip
+    def _report(self, host: str, what: str, why: str) -> Reading:
+        return fail(what, why, write_ssh_test(self._ssh, host)).of("meeting", host)
 
     def take_output(self, host: str, *, timeout_s: float) -> bytes:
         """Wait for a host's end, and return what it has printed; OverdueError: it has not ended in time."""
@@ -128,12 +125,10 @@ class RemoteHosts:
         remote.words.seek(0)
         lines = [line for line in remote.words.read().decode(errors="replace").splitlines() if line.strip()]
         if code == SSH_FAILED:
-            return Reading(
-                "fail", find_ssh_failure(remote.host, lines), "the host is down, its name is wrong, or it asks for a password",
-                write_ssh_test(self._ssh, remote.host), probe="meeting", hosts=(remote.host,)
-            )  # fmt: skip
+            why = "the host is down, its name is wrong, or it asks for a password"
+            return self._report(remote.host, find_ssh_failure(remote.host, lines), why)
         output = " ".join(lines[-2:]) if lines else f"exit code {code}"
         what = f"the doctor could not be started on {remote.host}: {output}"
         is_absent = code in {126, 127} or "No module named" in output
         fix = "# install the same rankwise there, at the same path" if is_absent else ""
-        return Reading("fail", what, fix=fix, probe="meeting", hosts=(remote.host,))
+        return fail(what, fix=fix).of("meeting", remote.host)

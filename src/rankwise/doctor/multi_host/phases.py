@@ -84,7 +84,9 @@ class Phases:
         end_s, say_s = loop.time() + self._plan.arrival_timeout_s, loop.time() + _FIRST_SAY_S
         while loop.time() < end_s:
             here = coordinator.here()
-            wanted = self._count_wanted(here)
+            # Where the hosts disagree on how many are to come, the most.
+            claimed = [one.num_hosts or 0 for one in here]
+            wanted = max([*claimed, self._plan.num_hosts or 0]) or len(self._plan.expected)
             if any(one.is_own for one in here) and wanted and len(here) >= wanted:
                 break
             if loop.time() >= say_s:
@@ -98,11 +100,6 @@ class Phases:
         make_names_distinct(self._numbered)
         missing_hosts = admission.list_missing(self._numbered)
         self._found = Results(self._numbered, missing_hosts, admission.doubled)
-
-    def _count_wanted(self, here: Sequence[Peer]) -> int:
-        """Return how many are to come: where the hosts disagree, the most."""
-        claimed = [one.num_hosts for one in here if one.num_hosts is not None]
-        return max([*claimed, self._plan.num_hosts or 0]) or len(self._plan.expected)
 
     # ── the phases ──
 
@@ -130,9 +127,7 @@ class Phases:
         for peer in self._coordinator.here():
             # At which of our addresses the others arrived: that is the one by which we can be reached.
             own = (max(set(others), key=others.count) if others else peer.address) if peer.is_own else ""
-            orders[peer] = {
-                "do": "open", "number": peer.number, "count": len(self._numbered), "own": own,
-            }  # fmt: skip
+            orders[peer] = {"do": "open", "number": peer.number, "count": len(self._numbered), "own": own}
         await self._take(orders, _OPEN_S, "opening ports", self._found.take_opened)
 
     async def _compare_clocks(self) -> None:

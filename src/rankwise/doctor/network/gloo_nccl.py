@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rankwise.doctor.gpu.nvidia import query_nvidia
 from rankwise.doctor.network.names import is_loopback_address
@@ -13,6 +13,7 @@ from rankwise.doctor.network.names import is_loopback_address
 if TYPE_CHECKING:
     from rankwise.doctor.host import Host
     from rankwise.doctor.network.interfaces import Address, Interface
+    from rankwise.doctor.probe import Verdict
 
     #: Interfaces, each with the address that NCCL takes there.
     Chosen = list[tuple[Interface, Address]]
@@ -61,23 +62,37 @@ def uses_nccl(host: Host) -> bool:
     return is_nvidia or is_wsl or host.has("/dev/kfd") or bool(host.ask(query_nvidia).gpus)
 
 
+def rate_mistake(host: Host, library: Literal["gloo", "nccl"]) -> Verdict:
+    """Return how bad a mistake about a library is: it fails the ranks that use it, and does no harm yet where they use the other one."""
+    return "fail" if uses_nccl(host) == (library == "nccl") else "warn"
+
+
 def list_rdma_devices(host: Host) -> list[str]:
     """Return the devices of InfiniBand and RoCE; Amazon's EFA, which NCCL reaches by a plugin only, is none of them."""
     return [name for name in host.names("/sys/class/infiniband") if not name.startswith(("efa", "rdmap"))]
 
 
-def choose_nccl_interfaces(host: Host, interfaces: Sequence[Interface]) -> tuple[Interface, ...]:
-    """Return the interfaces that NCCL will take, the first one for its bootstrap; none if it finds none, and fails.
+def choose_nccl_interfaces(host: Host, interfaces: Sequence[Interface]) -> Chosen:
+    """Return the interfaces that NCCL will take, the first one for its bootstrap, and where it listens there; none if it finds none, and fails.
 
     NCCL_SOCKET_IFNAME chooses by beginnings of names. Without it, interfaces that begin with ``ib`` are taken; if there
     are none, those in the network of NCCL_COMM_ID; then all but docker's, virbr and lo; then these.
     """
-    return tuple(interface for interface, _ in _choose(host, interfaces))
+    settings = read_settings(host)
 
+    def value(name: str) -> str:
+        info = settings.get(name)
+        return info.value if info and len(info.value) > 1 else ""
 
-def find_nccl_address(host: Host, interfaces: Sequence[Interface]) -> str:
-    """Return the address at which NCCL's bootstrap will listen here; empty if it finds none, and fails."""
-    return next((address.ip for _, address in _choose(host, interfaces)), "")
+    found = _list_running(interfaces, value("NCCL_SOCKET_FAMILY"))
+    if named := value("NCCL_SOCKET_IFNAME"):
+        return _pick(found, named)
+    ways = (
+        _pick(found, "ib"),
+        _match_network(host, found, value("NCCL_COMM_ID")),
+        *(_pick(found, one) for one in _BY_ITSELF),
+    )
+    return next(filter(None, ways), [])
 
 
 def match_names(value: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -90,24 +105,6 @@ def match_names(value: str, names: Sequence[str]) -> tuple[str, ...]:
         return not wanted or any(name == one if is_exact else name.startswith(one) for one in wanted)
 
     return tuple(name for name in names if is_meant(name) != is_not)
-
-
-def _choose(host: Host, interfaces: Sequence[Interface]) -> Chosen:
-    settings = read_settings(host)
-
-    def value(name: str) -> str:
-        info = settings.get(name)
-        return info.value if info and len(info.value) > 1 else ""
-
-    found = _list_running(interfaces, value("NCCL_SOCKET_FAMILY"))
-    named = value("NCCL_SOCKET_IFNAME")
-    if named:
-        return _pick(found, named)
-    return next(
-        filter(
-            None, [_pick(found, "ib"), _match_network(host, found, value("NCCL_COMM_ID")), *(_pick(found, one) for one in _BY_ITSELF)]
-        ), []
-    )  # fmt: skip
 
 
 def _pick(found: Chosen, names: str) -> Chosen:

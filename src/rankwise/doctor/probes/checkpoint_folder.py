@@ -13,6 +13,7 @@ hosts the device or the server's export, and the number of the folder there (ino
 
 from __future__ import annotations
 
+import errno
 import shlex
 from collections.abc import Iterator, Mapping
 
@@ -71,12 +72,15 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _report_dangling(host: Host, link: str) -> Reading:
-    what, error = f"{link} is a link to {host.path(link).readlink()}", host.find_error(link)
-    if error:
-        return fail(
-            f"{what}, which can't be read: {error}", f"the first checkpoint fails, long after startup: `{error}`",
-            f"namei -l {shlex.quote(link)}  # or use another folder"
-        )  # fmt: skip
+    what = f"{link} is a link to {host.path(link).readlink()}"
+    try:
+        host.path(link).stat()
+    except OSError as error:
+        if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:  # there may be a folder, where we can't look
+            return fail(
+                f"{what}, which can't be read: {error.strerror}", f"the first checkpoint fails, long after startup: `{error.strerror}`",
+                f"namei -l {shlex.quote(link)}  # or use another folder"
+            )  # fmt: skip
     return fail(
         f"{what}, which does not exist", "no folder can be created there: the first checkpoint fails, with `File exists` or `No such file or directory`",
         f"readlink -m {shlex.quote(link)}  # mount what is to be there, or make that folder"

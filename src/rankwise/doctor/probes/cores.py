@@ -92,7 +92,9 @@ def read_list(text: str) -> list[int]:
 
 def _check_ranks(host: Host, cores: Cores) -> Iterator[Reading]:
     ranks, workers = host.job.num_ranks, host.job.num_workers or 0
-    if ranks is None or _is_bound(host, cores, ranks):
+    online = len(read_list(host.read("/sys/devices/system/cpu/online")))
+    # srun and mpirun bind each task to its own cores: those that are seen may be those of one rank alone.
+    if ranks is None or (ranks > 1 and ranks * cores.cpus <= online and _find_plain_launcher(host)):
         return
     limit = "" if math.isinf(cores.quota) else f" (quota {cores.quota:g})"
     seen = f"{format_count(cores.usable, 'processor')} can be used here{limit}"
@@ -144,12 +146,6 @@ def _find_plain_launcher(host: Host) -> str:
     if nearest is None or nearest.local_world_size != host.job.num_ranks:
         return ""
     return {"Slurm": "srun", "Flux": "flux run"}.get(nearest.source, "mpirun")
-
-
-def _is_bound(host: Host, cores: Cores, ranks: int) -> bool:
-    """Return whether the cores seen may be those of one rank alone: srun and mpirun bind each task to its own."""
-    online = len(read_list(host.read("/sys/devices/system/cpu/online")))
-    return ranks > 1 and ranks * cores.cpus <= online and bool(_find_plain_launcher(host))
 
 
 def _check_throttled(host: Host) -> Iterator[Reading]:

@@ -35,18 +35,14 @@ class _Place:
     must_write: bool = True
 
 
-_DELETED = fail(
-    "the current folder has been deleted",
-    "every program that asks for its current folder ends with `FileNotFoundError: [Errno 2] No such file or directory`",
-    'cd "$PWD"  # or another folder'
-)  # fmt: skip
-
-
 def look(host: Host) -> Iterator[Reading]:
     current = mounts.find_current(host)
     mounted = mounts.read_mounts(host)
     info: dict[str, str] = {}
-    found: list[Reading] = [] if current else [_DELETED]
+    found: list[Reading] = []
+    if not current:
+        why = "every program that asks for its current folder ends with `FileNotFoundError: [Errno 2] No such file or directory`"
+        found.append(fail("the current folder has been deleted", why, 'cd "$PWD"  # or another folder'))
     for place in _list_places(host, current):
         folder = mounts.find_existing(host, place.folder)
         usage = host.usage(folder)

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rankwise.doctor.host import Host
-from rankwise.doctor.network.gloo_nccl import split_names, uses_nccl
+from rankwise.doctor.network.gloo_nccl import rate_mistake, split_names
 from rankwise.doctor.network.interfaces import Interface, describe_interface, read_interfaces, suggest_name
-from rankwise.doctor.probe import Probe, Reading, Verdict, ok, warn
+from rankwise.doctor.probe import Probe, Reading, ok, warn
 
 
 def look(host: Host) -> Iterator[Reading]:
@@ -34,12 +34,12 @@ def _judge_names(host: Host) -> Iterator[Reading]:
         one = next((one for one in interfaces if one.name == name), None)
         if info:
             yield Reading(
-                _bad(host), f"GLOO_SOCKET_IFNAME={value}: {info}", f"every rank that uses Gloo fails: `Unable to find address for: {name}`",
+                rate_mistake(host, "gloo"), f"GLOO_SOCKET_IFNAME={value}: {info}", f"every rank that uses Gloo fails: `Unable to find address for: {name}`",
                 _set(host, "GLOO_SOCKET_IFNAME", near=name), "I6"
             )  # fmt: skip
         elif one is not None and host.job.num_nodes > 1 and one.kind in {"loopback", "container"}:
             yield Reading(
-                _bad(host), f"GLOO_SOCKET_IFNAME={value}: {describe_interface(one)} is local to this host",
+                rate_mistake(host, "gloo"), f"GLOO_SOCKET_IFNAME={value}: {describe_interface(one)} is local to this host",
                 "the other hosts don't reach it: `Gloo connectFullMesh failed`, or a hang", _set(host, "GLOO_SOCKET_IFNAME"), "I5"
             )  # fmt: skip
         elif one is not None and not one.is_up:
@@ -60,11 +60,6 @@ def _find_fault(name: str, interfaces: Sequence[Interface]) -> str:
     if name != name.strip(" \t'\""):
         return f"there are spaces or quotes in the name {name!r}"
     return f"this host has no interface {name}"
-
-
-def _bad(host: Host) -> Verdict:
-    """Return how bad a mistake is: ranks that use NCCL alone never ask Gloo."""
-    return "warn" if uses_nccl(host) else "fail"
 
 
 def _set(host: Host, variable: str, *, near: str = "") -> str:

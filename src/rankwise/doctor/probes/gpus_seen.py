@@ -45,7 +45,11 @@ def look(host: Host) -> Iterator[Reading]:
         yield nvidia.skip()
     else:
         yield from (*_check_lost(nvidia), *_check_visible(host, nvidia), *_check_health(nvidia, host))
-        yield _report(host, nvidia)
+        models, count = ", ".join(sorted({one.name for one in nvidia.gpus})), len(nvidia.gpus)
+        present, uuids = len(host.names("/proc/driver/nvidia/gpus")), [one.uuid for one in nvidia.gpus]
+        shown = f"{count} of the host's {present} GPUs" if present > count else format_count(count, "GPU")
+        what = f"{shown} ({models}), driver {nvidia.driver}"
+        yield ok(what, count=count, models=models, driver=nvidia.driver, uuids=[*uuids])
 
 
 def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
@@ -77,15 +81,6 @@ def read_visible(text: str, nvidia: NvidiaReport, mig: int) -> tuple[int, str]:
             return 0, f"{entry} twice"
         seen.append(entry)
     return len(seen), ""
-
-
-def _report(host: Host, nvidia: NvidiaReport) -> Reading:
-    models, count = ", ".join(sorted({one.name for one in nvidia.gpus})), len(nvidia.gpus)
-    present = len(host.names("/proc/driver/nvidia/gpus"))
-    shown = f"{count} of the host's {present} GPUs" if present > count else format_count(count, "GPU")
-    return ok(
-        f"{shown} ({models}), driver {nvidia.driver}", count=count, models=models, driver=nvidia.driver, uuids=[one.uuid for one in nvidia.gpus]
-    )  # fmt: skip
 
 
 def _report_broken(host: Host, nvidia: NvidiaReport) -> Reading:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 
 from rankwise.doctor.differences import group_hosts
 from rankwise.doctor.host import Host
-from rankwise.doctor.network.gloo_nccl import can_bind, find_gloo_address, split_names, uses_nccl
+from rankwise.doctor.network.gloo_nccl import can_bind, find_gloo_address, rate_mistake, split_names
 from rankwise.doctor.network.interfaces import read_interfaces, suggest_interface
 from rankwise.doctor.network.names import choose_interface, is_loopback_address, map_name
 from rankwise.doctor.probe import Facts, Probe, Reading, ok, warn
@@ -52,7 +52,7 @@ def _judge_address(host: Host, ips: tuple[str, ...]) -> Reading:
     if best is not None:
         fix = choose_interface(best.name, map_name(host.name, best.reachable[0].ip, host.read("/etc/hosts")))
     return Reading(
-        "warn" if uses_nccl(host) else "fail", f"{info}; Gloo takes {taken}",
+        rate_mistake(host, "gloo"), f"{info}; Gloo takes {taken}",
         "the other hosts connect to themselves: `Gloo connectFullMesh failed`, `Connection refused`, or a hang", "\n".join(fix), "I5",
         facts={"name": host.name}
     )  # fmt: skip

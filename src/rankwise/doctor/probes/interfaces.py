@@ -34,7 +34,8 @@ _FOREIGN = ("container", "vpn", "loopback")
 def look(host: Host) -> Iterator[Reading]:
     interfaces = host.ask(read_interfaces)
     gloo = gloo_nccl.find_interface(gloo_nccl.find_gloo_address(host, interfaces), interfaces)
-    nccl = gloo_nccl.choose_nccl_interfaces(host, interfaces) if gloo_nccl.uses_nccl(host) else ()
+    taken = gloo_nccl.choose_nccl_interfaces(host, interfaces) if gloo_nccl.uses_nccl(host) else []
+    nccl = [one for one, _ in taken]
     yield ok(_describe(interfaces, gloo, nccl))
     if host.job.num_nodes > 1:
         best = suggest_interface(host, interfaces)

@@ -73,22 +73,18 @@ def _report_left(host: Host, left: list[Process]) -> Reading:
     if stuck:
         fix += f"\n# {stuck} {'is' if stuck == 1 else 'are'} stuck in the kernel (state D) until a reboot"
     what = f"{format_count(len(left), 'process', 'processes')} of jobs whose launcher is gone: {_show(left)}"
-    return warn(what, _describe_holdings(*find_holdings(host, left)), fix, "R5")
+    has_gpus, memory_bytes, ports = find_holdings(host, left)
+    info = ["GPUs (`CUDA out of memory`)"] * has_gpus
+    info += [f"{memory_bytes / (1 << 30):.1f} GiB of memory"] * (memory_bytes >= _MUCH_BYTES)
+    noun = "port" if len(ports) == 1 else "ports"
+    info += [f"{noun} {', '.join(map(str, ports[:4]))} (`address already in use`)"] * bool(ports)
+    unseen = "no GPU, no port and little memory of theirs can be seen; they may still take cores from the next job"
+    return warn(what, f"they hold {', '.join(info)}" if info else unseen, fix, "R5")
 
 
 def _show(processes: list[Process]) -> str:
     more = f"; and {len(processes) - 4} more" if len(processes) > 4 else ""
     return "; ".join(map(str, processes[:4])) + more
-
-
-def _describe_holdings(has_gpus: bool, memory_bytes: int, ports: list[int]) -> str:  # noqa: FBT001 - as they are found
-    info = ["GPUs (`CUDA out of memory`)"] * has_gpus
-    info += [f"{memory_bytes / (1 << 30):.1f} GiB of memory"] * (memory_bytes >= _MUCH_BYTES)
-    noun = "port" if len(ports) == 1 else "ports"
-    info += [f"{noun} {', '.join(map(str, ports[:4]))} (`address already in use`)"] * bool(ports)
-    if info:
-        return f"they hold {', '.join(info)}"
-    return "no GPU, no port and little memory of theirs can be seen; they may still take cores from the next job"
 
 
 def _list_dead_files(host: Host) -> dict[str, int]:

@@ -75,7 +75,10 @@ def _check_processes(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
             why, suggest_more(host, "processes")
         )  # fmt: skip
     allowed = limits.get("Max processes", Limit()).soft
-    if allowed < need and not _is_root(host):
+    found = re.search(r"^Uid:\s*\d+\s+(\d+)", host.read("/proc/self/status"), re.MULTILINE)
+    user = found[1] if found else str(getattr(os, "geteuid", lambda: 1)())
+    # Root has no such limit, but root of a user namespace does.
+    if allowed < need and not (user == "0" and is_among_all_users(host)):
         yield warn(
             f"your user may run {_describe(allowed)} processes and threads; the ranks take about {need}", why,
             raise_limit(host, limits, "Max processes", least=need)
@@ -116,13 +119,6 @@ def _check_kills(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
         what = f"a process may write files of {size / (1 << 20):.0f} MiB"
         why = "a larger checkpoint ends in `File too large`, or in SIGXFSZ"
         yield warn(what, why, raise_limit(host, limits, "Max file size"))
-
-
-def _is_root(host: Host) -> bool:
-    if not is_among_all_users(host):
-        return False
-    found = re.search(r"^Uid:\s*\d+\s+(\d+)", host.read("/proc/self/status"), re.MULTILINE)
-    return found[1] == "0" if found else not getattr(os, "geteuid", lambda: 1)()
 
 
 def _describe(limit: float) -> str:

@@ -22,7 +22,7 @@ from rankwise.doctor.host import Host
 from rankwise.doctor.network import gloo_nccl
 from rankwise.doctor.network.gloo_nccl import Setting
 from rankwise.doctor.network.interfaces import read_interfaces, suggest_name
-from rankwise.doctor.probe import Fact, Facts, Probe, Reading, Verdict, ok, warn
+from rankwise.doctor.probe import Fact, Facts, Probe, Reading, ok, warn
 from rankwise.doctor.units import join_names
 from rankwise.doctor.variables.masking import mask_fact, mask_value
 from rankwise.doctor.variables.table import Variable, find, report_misspellings
@@ -159,7 +159,7 @@ def _judge_devices(host: Host, settings: Settings) -> Iterator[Reading]:
         )  # fmt: skip
     if net and net.value.upper() == "IB" and not devices:
         yield Reading(
-            _bad(host), f"NCCL_NET=IB{net.place}, and this host has no InfiniBand device",
+            gloo_nccl.rate_mistake(host, "nccl"), f"NCCL_NET=IB{net.place}, and this host has no InfiniBand device",
             "every rank fails when NCCL starts: `Failed to initialize any NET plugin`", "unset NCCL_NET"
         )  # fmt: skip
 
@@ -175,7 +175,7 @@ def _judge_interfaces(host: Host, settings: Settings) -> Iterator[Reading]:
     fits = bool(typed) and bool(gloo_nccl.match_names(typed, usable))
     name = "" if fits or not typed else suggest_name(host, interfaces, typed)
     yield Reading(
-        _bad(host), f"{info} matches no interface that is up with an address; there are: {join_names(usable) or 'none'}",
+        gloo_nccl.rate_mistake(host, "nccl"), f"{info} matches no interface that is up with an address; there are: {join_names(usable) or 'none'}",
         "every rank fails when NCCL starts: `Bootstrap : no socket interface found`",
         f"export NCCL_SOCKET_IFNAME={name}" if name else f"unset {' '.join(['NCCL_SOCKET_FAMILY'] if fits else given)}"
     )  # fmt: skip
@@ -200,11 +200,6 @@ def _judge_leftovers(host: Host, settings: Settings) -> Iterator[Reading]:
                 f"{name}={one.value}{one.place}", f"{why}: slow; if it was set for debugging, remove it",
                 f"sed -i '/^{name}=/d' {one.source}" if one.source else f"unset {name}"
             )  # fmt: skip
-
-
-def _bad(host: Host) -> Verdict:
-    """Return how bad a mistake is: where NCCL is not used, it does no harm yet."""
-    return "fail" if gloo_nccl.uses_nccl(host) else "warn"
 
 
 def _compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:

@@ -28,24 +28,21 @@ _USUAL_RANGE = (32768, 60999)
 
 def look(host: Host) -> Iterator[Reading]:
     low, high = read_range(host)
-    yield _judge_port(host, low, high)
+    port = find_master(host)[1] or (_TORCH_PORT if host.job.num_nodes > 1 else None)
+    if host.job.is_master is False:
+        yield skipped("the master's port", "the ranks rendezvous on another host")
+    elif port is None:
+        yield ok(f"no port given, so the launcher takes a free one from {low} to {high}")
+    elif "TORCHELASTIC_RUN_ID" in host.env:
+        yield ok(f"MASTER_PORT {port} was chosen by the launcher of this process")
+    else:
+        yield _judge_given(host, port, low, high)
 
 
 def read_range(host: Host) -> tuple[int, int]:
     """Return the first and the last port that the system gives out by itself."""
     words = host.read("/proc/sys/net/ipv4/ip_local_port_range").split()
     return (int(words[0]), int(words[1])) if len(words) == 2 else _USUAL_RANGE
-
-
-def _judge_port(host: Host, low: int, high: int) -> Reading:
-    port = find_master(host)[1] or (_TORCH_PORT if host.job.num_nodes > 1 else None)
-    if host.job.is_master is False:
-        return skipped("the master's port", "the ranks rendezvous on another host")
-    if port is None:
-        return ok(f"no port given, so the launcher takes a free one from {low} to {high}")
-    if "TORCHELASTIC_RUN_ID" in host.env:
-        return ok(f"MASTER_PORT {port} was chosen by the launcher of this process")
-    return _judge_given(host, port, low, high)
 
 
 def _judge_given(host: Host, port: int, low: int, high: int) -> Reading:

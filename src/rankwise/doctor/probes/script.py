@@ -68,7 +68,11 @@ def compare(facts: Mapping[str, Facts]) -> Iterator[Reading]:
 
 def _read_files(script: Path) -> dict[str, str]:
     folder = script if script.is_dir() else script.parent
-    waiting = _list_python(folder) if script.is_dir() else [script]
+    waiting = [script]
+    if script.is_dir():
+        inside = ((path, path.relative_to(folder).parts) for path in sorted(folder.rglob("*.py")))
+        own = (path for path, parts in inside if not any(one in _NOT_OURS or one.startswith(".") for one in parts))
+        waiting = list(islice(own, _MOST_FILES))
     found: dict[str, str] = {}
     seen = set(waiting)
     while waiting and len(found) < _MOST_FILES:
@@ -83,13 +87,6 @@ def _read_files(script: Path) -> dict[str, str]:
             seen.update(new)
             waiting += new
     return found
-
-
-def _list_python(folder: Path) -> list[Path]:
-    def is_ours(path: Path) -> bool:
-        return not any(part in _NOT_OURS or part.startswith(".") for part in path.relative_to(folder).parts)
-
-    return list(islice(filter(is_ours, sorted(folder.rglob("*.py"))), _MOST_FILES))
 
 
 def _list_imported(text: bytes, path: Path, folder: Path) -> list[Path]:

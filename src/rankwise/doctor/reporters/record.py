@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import cast
 
 from rankwise.doctor.json_records import to_json
 from rankwise.doctor.multi_host.cluster_report import ClusterReport
 from rankwise.doctor.probe import VERDICTS, Fact
-from rankwise.doctor.reporters.grouping import Line, join_same, judge, list_readings
+from rankwise.doctor.reporters.grouping import join_same, judge, list_readings
 
 #: Raised when a key goes or means something else; new keys may come at any time.
 SCHEMA = 1
@@ -21,15 +22,10 @@ def record(report: ClusterReport, *, version: str, made: str, exit_code: int) ->
     """
     readings = list_readings(report)
     counts = Counter(one.verdict for one in readings)
-    bad = [line for line in join_same(readings) if line.reading.is_bad]
+    # With all hosts that each is about; the facts, which hosts are compared by, stand with the readings.
+    bad = [replace(one.reading, hosts=one.hosts).to_json() for one in join_same(readings) if one.reading.is_bad]
+    findings: list[Fact] = [{name: value for name, value in one.items() if name != "facts"} for one in bad]
     return {
         "rankwise": version, "schema": SCHEMA, "made": made, "verdict": judge(report), "exit_code": exit_code,
-        "counts": {one: counts[one] for one in reversed(VERDICTS)}, "findings": [_report(line) for line in bad], **cast("dict[str, Fact]", to_json(report)),
+        "counts": {one: counts[one] for one in reversed(VERDICTS)}, "findings": findings, **cast("dict[str, Fact]", to_json(report)),
     }  # fmt: skip
-
-
-def _report(line: Line) -> dict[str, Fact]:
-    """Return a finding with all hosts that it is about; the facts, which hosts are compared by, stand with the readings."""
-    info: dict[str, Fact] = {**line.reading.to_json(), "hosts": list(line.hosts)}
-    del info["facts"]
-    return info
