@@ -206,23 +206,16 @@ async def find_rival(host: Host, plan: Plan, secret: str) -> JoinError | None:
 
 def _connect(where: str, plan: Plan) -> socket.socket:
     """Connect to the first address of a name that answers."""
-    ask = partial(socket.getaddrinfo, where, plan.endpoint_port, type=socket.SOCK_STREAM)
-    found = call_within(_LOOK_UP_S, ask)
-    failure: OSError | None = None
-    for family, kind, protocol, _, address in found:
-        sock = socket.socket(family, kind, protocol)
+    source = (plan.listen_address, 0) if plan.listen_address else None
+    failures: list[OSError] = []
+    for *_, address in call_within(
+        _LOOK_UP_S, partial(socket.getaddrinfo, where, plan.endpoint_port, type=socket.SOCK_STREAM)
+    ):
         try:
-            wire.keep_packets_small(sock)
-            sock.settimeout(_OPEN_S)
-            if plan.listen_address:
-                sock.bind((plan.listen_address, 0))
-            sock.connect(address)
+            return socket.create_connection((str(address[0]), plan.endpoint_port), _OPEN_S, source)
         except OSError as error:
-            sock.close()
-            failure = failure or error
-            continue
-        return sock
-    raise failure or OSError(f"{where} has no address")
+            failures.append(error)
+    raise failures[0] if failures else OSError(f"{where} has no address")
 
 
 def _explain_taken(host: Host, plan: Plan, error: OSError) -> JoinError:

@@ -90,9 +90,9 @@ def find_plan(requested: Requested, env: Mapping[str, str]) -> Plan | Literal["b
     if requested.num_hosts == 1:
         return None
     if requested.num_hosts:
-        (host, port), count, rank = read_place(requested), requested.num_hosts, requested.node_rank
-        plan = Plan(endpoint_host=host, endpoint_port=port or DEFAULT_PORT, num_hosts=count, node_rank=rank)
-        return _check(plan, requested, rank)
+        count, rank = requested.num_hosts, requested.node_rank
+        plan = Plan(endpoint_host="", endpoint_port=DEFAULT_PORT, num_hosts=count, node_rank=rank)
+        return _settle(plan, requested, rank, f"there are {count} hosts")
     # Where the variables can't be read, their own probe says so.
     identity = try_read(read_identity, env)
     if identity is None:
@@ -102,30 +102,32 @@ def find_plan(requested: Requested, env: Mapping[str, str]) -> Plan | Literal["b
     return _plan_by(identity, requested, env) if has_several else _plan_by_place(requested, env)
 
 
-def _check(plan: Plan, requested: Requested, first: int | None) -> Plan:
-    """Return a plan that says whether this host is the coordinator, by its node rank or its rank; UsageError: it is at no place to meet."""
-    is_coordinator, host = None if requested.endpoint or first is None else first == 0, plan.endpoint_host
+def _settle(plan: Plan, requested: Requested, first: int | None, says: str) -> Plan:
+    """Return a plan with the place that the user names, and whether this host is the coordinator, by its node rank or its rank.
+
+    UsageError: there is no place, though something ``says`` that there are several hosts, or they can't meet there.
+    """
+    given, port = read_place(requested)
+    is_coordinator, host = None if requested.endpoint or first is None else first == 0, given or plan.endpoint_host
+    if not host:
+        what = f"{says}, but nothing says where they rendezvous"
+        raise UsageError(what, hint="--master-addr ADDRESS-OF-THE-FIRST-HOST")
     # At all of its addresses the first host can listen, and the others may be told one of them.
     if is_loopback(host) or (is_unspecified(host) and not is_coordinator):
         what = f"several hosts can't rendezvous at {host}: that is a different host on each of them"
         raise UsageError(what, hint="give an address of node 0 that the others reach")
-    return replace(plan, is_coordinator=is_coordinator)
+    return replace(plan, endpoint_host=host, endpoint_port=port or plan.endpoint_port, is_coordinator=is_coordinator)
 
 
 def _plan_by(identity: Identity, requested: Requested, env: Mapping[str, str]) -> Plan | Literal["bystander"]:
     """Return the plan of a process that a launcher has started: of several on a host the first takes part."""
     if identity.local_rank:
         return "bystander"
-    given, port = read_place(requested)
-    host = given or identity.master_addr or ""
-    if not host:
-        what = f"{identity.source} shows that there are several hosts, but nothing says where they rendezvous"
-        raise UsageError(what, hint="--master-addr ADDRESS-OF-THE-FIRST-HOST")
     plan = Plan(
-        endpoint_host=host, endpoint_port=port or identity.master_port or DEFAULT_PORT, num_hosts=identity.num_nodes, node_rank=identity.node_rank,
+        endpoint_host=identity.master_addr or "", endpoint_port=identity.master_port or DEFAULT_PORT, num_hosts=identity.num_nodes, node_rank=identity.node_rank,
         expected=expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")), token=env.get("SLURM_JOB_ID", ""),
     )  # fmt: skip
-    return _check(plan, requested, identity.rank)
+    return _settle(plan, requested, identity.rank, f"{identity.source} shows that there are several hosts")
 
 
 def _plan_by_place(requested: Requested, env: Mapping[str, str]) -> Plan | None:
@@ -133,18 +135,12 @@ def _plan_by_place(requested: Requested, env: Mapping[str, str]) -> Plan | None:
     place = find_place(env)
     if place is None or place.num_nodes is None or place.num_nodes < 2 or is_batch_script(env):
         return None
-    given, requested_port = read_place(requested)
     host, _, port = env.get("PET_RDZV_ENDPOINT", "").rpartition(":")
-    host = given or env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
-    if not host:
-        what = (
-            f"{place.source} says that this is one of {place.num_nodes} nodes, but nothing says where they rendezvous"
-        )
-        raise UsageError(what, hint="--master-addr ADDRESS-OF-NODE-0")
+    host = env.get("PET_MASTER_ADDR") or host or env.get("MASTER_ADDR", "")
     ports = (env.get("PET_MASTER_PORT", ""), port, env.get("MASTER_PORT", ""))
-    at, rank = requested_port or int(next(filter(str.isdecimal, ports), DEFAULT_PORT)), place.node_rank
+    at, rank = int(next(filter(str.isdecimal, ports), DEFAULT_PORT)), place.node_rank
     plan = Plan(endpoint_host=host, endpoint_port=at, num_hosts=place.num_nodes, node_rank=rank)
-    return _check(plan, requested, rank)
+    return _settle(plan, requested, rank, f"{place.source} says that this is one of {place.num_nodes} nodes")
 
 
 def is_batch_script(env: Mapping[str, str]) -> bool:

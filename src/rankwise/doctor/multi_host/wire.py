@@ -106,10 +106,10 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_S * 1000))
 
 
-def keep_packets_small(sock: socket.socket) -> None:
-    """Let the rendezvous pass where large packets are dropped; to be called before the socket connects or listens."""
+def keep_packets_small(listener: socket.socket) -> None:
+    """Let the rendezvous pass where large packets are dropped: a listener's connections have small packets both ways."""
     with suppress(OSError, AttributeError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
 
 
 def explain(error: OSError) -> str:
