@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.doctor.host import Host, ProgramResult
-from rankwise.doctor.network.interfaces import Address, Interface, read_interfaces
+from rankwise.doctor.network.interfaces import Interface, read_interfaces
 from rankwise.doctor.probe import Reading
 from rankwise.doctor.torch_facts import TorchFacts, query_torch
 
@@ -105,7 +105,7 @@ def make_interface(name: str, *addresses: str, kind: Kind | None = None, is_up: 
     found = [one.partition("/") for one in addresses]
     return Interface(
         name=name, kind=kind or ("loopback" if name == "lo" else "ethernet"), is_up=is_up,
-        addresses=tuple(Address(ip=ip, prefix=int(bits or 32)) for ip, _, bits in found),
+        addresses=tuple(ipaddress.ip_interface(f"{ip}/{bits or 32}") for ip, _, bits in found),
     )  # fmt: skip
 
 

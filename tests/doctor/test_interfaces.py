@@ -62,7 +62,7 @@ def test_kinds(tmp_path: Path, name: str, files: dict[str, str], kind: str) -> N
 def test_this_host_has_loopback() -> None:
     """On a real host loopback is found, with its address and its kind."""
     lo = next(one for one in Host().ask(read_interfaces) if one.kind == "loopback")
-    assert "127.0.0.1" in [address.ip for address in lo.addresses]
+    assert "127.0.0.1" in [str(address.ip) for address in lo.addresses]
     assert resolve("127.0.0.1") == ("127.0.0.1",)
     assert resolve("no-such-host.invalid") == ()
 
@@ -121,7 +121,7 @@ def test_nccl_takes_docker_last(tmp_path: Path) -> None:
         "veth1",
     ]
     assert [one.name for one, _ in choose_nccl_interfaces(host, [LOOPBACK, DOCKER0])] == ["docker0"]
-    assert [address.ip for _, address in choose_nccl_interfaces(host, [LOOPBACK])] == ["127.0.0.1"]
+    assert [str(address.ip) for _, address in choose_nccl_interfaces(host, [LOOPBACK])] == ["127.0.0.1"]
     assert choose_nccl_interfaces(host, []) == []
     near = make_host(tmp_path, env={"NCCL_COMM_ID": "10.3.0.9:4000"})
     other = make_interface("eth5", "10.3.0.1/24")

@@ -51,7 +51,11 @@ def compare_hosts(probes: Sequence[Probe], facts: Mapping[str, Mapping[str, Fact
     for probe in probes:
         info = {host: by_probe[probe.id] for host, by_probe in facts.items() if by_probe.get(probe.id)}
         if probe.compare is not None and len(info) > 1:
-            found += [one.of(probe.id, *info) for one in probe.compare(info)]
+            try:
+                found += [one.of(probe.id, *info) for one in probe.compare(info)]
+            except Exception as error:  # noqa: BLE001 - a host may have sent anything: that costs one comparison, and not the result
+                why = f"their results can't be compared: {type(error).__name__}: {error}"
+                found.append(skipped("the hosts were not compared", why).of(probe.id, *info))
     mask = make_mask({})
     return [mask_reading(one, mask) for one in found]
 

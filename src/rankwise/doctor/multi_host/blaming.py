@@ -82,24 +82,13 @@ def _find_split(hosts: list[str], tried: set[Way], bad: set[Way]) -> Blame | Non
 
 def _find_groups(hosts: list[str], good: set[Way], bad: set[Way]) -> list[list[str]]:
     """Return the hosts that are joined by ways of which none is bad, either way, where they are two and more."""
-    partners: dict[str, list[str]] = {host: [] for host in hosts}
+    place = {host: {host} for host in hosts}
     for source, target in good:
-        if (target, source) not in bad:
-            partners[source].append(target)
-            partners[target].append(source)
-    groups: list[list[str]] = []
-    placed = set[str]()
-    for host in hosts:
-        if host in placed:
-            continue
-        group, waiting = {host}, [host]
-        while waiting:
-            new = set(partners[waiting.pop()]) - group
-            group |= new
-            waiting += new
-        placed |= group
-        groups.append(sorted(group))
-    return [group for group in groups if len(group) > 1]
+        if (target, source) not in bad and place[source] is not place[target]:
+            merged = place[source] | place[target]
+            place |= dict.fromkeys(merged, merged)
+    groups = {id(group): group for group in place.values()}
+    return [sorted(group) for group in groups.values() if len(group) > 1]
 
 
 def _find_worst(hosts: list[str], tried: set[Way], bad: set[Way]) -> Blame | None:

@@ -99,9 +99,9 @@ class HostTasks:
         planes: list[Fact] = [{"plane": one, "address": at, "ports": ports} for one, at, ports in opened if ports]
         return {
             "planes": planes, "gloo": gloo, "nccl": nccl, "reached_at": own, "own_name": host.name,
-            "private": [address.ip for one in interfaces if one.kind == "container" for address in one.addresses],
+            "private": [str(address.ip) for one in interfaces if one.kind == "container" for address in one.addresses],
             "interfaces": [
-                {"name": one.name, "ip": address.ip} for one in interfaces if one.kind != "loopback"
+                {"name": one.name, "ip": str(address.ip)} for one in interfaces if one.kind != "loopback"
                 for address in one.addresses
             ],
         }  # fmt: skip
@@ -114,7 +114,7 @@ class HostTasks:
         # nvidia-smi is not asked: all hosts wait for this answer.
         has_nccl = backend == "nccl" or (backend != "gloo" and host.has("/dev/nvidiactl"))
         taken = choose_nccl_interfaces(host, interfaces) if has_nccl else []
-        nccl = next((address.ip for _, address in taken), "")
+        nccl = next((str(address.ip) for _, address in taken), "")
         return interfaces, find_gloo_address(host, interfaces), nccl
 
     def _listen(self, server: LinkServer, address: str) -> list[Fact]:

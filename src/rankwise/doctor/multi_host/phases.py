@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias, final
 
@@ -20,7 +20,7 @@ from rankwise.doctor.multi_host.peer import Peer, make_names_distinct, order_pee
 from rankwise.doctor.multi_host.plan import Plan
 from rankwise.doctor.multi_host.results import Results
 from rankwise.doctor.multi_host.wire import INTERRUPTED, INVALID_ANSWER, BadMessageError, Message, encode
-from rankwise.doctor.probe import Facts, Probe, Reading
+from rankwise.doctor.probe import Probe
 
 Take: TypeAlias = Callable[[Peer, Message], None]
 _OPEN_S, _ALL_REDUCE_S = 30.0, 100.0
@@ -193,7 +193,7 @@ class Phases:
 
     async def _send_result(self, all_reduce: AllReduce | None) -> None:
         found = replace(self._found.to_report(), all_reduce=all_reduce)
-        compared = self._compare({one.name: collect_facts(one.readings) for one in found.hosts})
+        compared = compare_hosts(self._probes, {one.name: collect_facts(one.readings) for one in found.hosts})
         readings = (*judge(found, self._plan), *compared)
         found = replace(found, readings=readings, took_s=self._clock.monotonic() - self._begin_s)
         whole = encode({"result": to_json(found)})
@@ -203,18 +203,6 @@ class Phases:
                 line = encode({"result": to_json(_trim(found, peer.name))})
             self._coordinator.tell(peer, {}, line)
         await self._coordinator.wait_until_left(_LEAVE_S, END_S)
-
-    def _compare(self, facts: Mapping[str, Mapping[str, Facts]]) -> list[Reading]:
-        """Compare the facts of the hosts; those that make no sense cost one comparison, and not the result."""
-        found: list[Reading] = []
-        for probe in self._probes:
-            try:
-                found += compare_hosts([probe], facts)
-            except Exception as error:  # noqa: BLE001 - a host may have sent anything
-                why = f"their results can't be compared: {type(error).__name__}: {error}"
-                skip = Reading("skipped", "the hosts were not compared", why)
-                found.append(skip.of(probe.id, *facts))
-        return found
 
     def _report_loss(self, peer: Peer) -> None:
         self._coordinator.say(f"{peer.name} was lost: {peer.lost}")

@@ -114,11 +114,10 @@ def _pick(found: Chosen, names: str) -> Chosen:
 
 def _list_running(interfaces: Sequence[Interface], family: str) -> Chosen:
     """List interfaces with the address that NCCL would take: the first one of its family; those of IPv4 come first."""
-    wanted = {"AF_INET": (True,), "AF_INET6": (False,)}.get(family, (True, False))
     found: dict[str, tuple[Interface, Address]] = {}
-    for is_ipv4 in wanted:
+    for version in {"AF_INET": (4,), "AF_INET6": (6,)}.get(family, (4, 6)):
         for one in interfaces:
-            fitting = [at for at in one.addresses if at.is_ipv4 == is_ipv4 and at.ip != "::1"]
+            fitting = [at for at in one.addresses if at.version == version and str(at.ip) != "::1"]
             if one.is_up and fitting:
                 found.setdefault(one.name, (one, fitting[0]))
     return list(found.values())
@@ -127,7 +126,7 @@ def _list_running(interfaces: Sequence[Interface], family: str) -> Chosen:
 def _match_network(host: Host, found: Chosen, comm_id: str) -> Chosen:
     name = comm_id[1:].partition("]")[0] if comm_id.startswith("[") else comm_id.rpartition(":")[0]
     ips = [ipaddress.ip_address(ip) for ip in host.lookup(name)[:1]] if name else []
-    return [one for one in found if any(ip in ipaddress.ip_network(one[1].network) for ip in ips)]
+    return [one for one in found if any(ip in one[1].network for ip in ips)]
 
 
 #: Where Gloo listens if the host's name leads to none of its addresses; torch says so in a warning.
@@ -148,19 +147,19 @@ def find_gloo_address(host: Host, interfaces: Sequence[Interface]) -> str:
     """
     named = split_names(host.env.get("GLOO_SOCKET_IFNAME", ""))
     if named:
-        return next((one.addresses[0].ip for one in interfaces if one.name == named[0] and one.addresses), "")
+        return next((str(one.addresses[0].ip) for one in interfaces if one.name == named[0] and one.addresses), "")
     return next((ip for ip in host.lookup(host.name) if can_bind(ip, interfaces)), FALLBACK)
 
 
 def can_bind(ip: str, interfaces: Sequence[Interface]) -> bool:
     """Return whether a socket here can be bound to an address: it is one of ours, or one of loopback."""
-    own = {address.ip for one in interfaces for address in one.addresses}
+    own = {str(address.ip) for one in interfaces for address in one.addresses}
     return ip in own or (ip.startswith("127.") and is_loopback_address(ip))
 
 
 def find_interface(ip: str, interfaces: Sequence[Interface]) -> Interface | None:
     """Return the interface that has an address; that of loopback for any of its addresses."""
     for one in interfaces:
-        if any(address.ip == ip for address in one.addresses):
+        if any(str(address.ip) == ip for address in one.addresses):
             return one
     return next((one for one in interfaces if one.kind == "loopback" and is_loopback_address(ip)), None)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.doctor.network.names import is_loopback_address
@@ -29,27 +29,8 @@ _VPN = re.compile(r"tun\d|tap\d|wg|tailscale|zt|ppp|utun|ipsec|vpn|nordlynx")
 _SOLID = ("ethernet", "infiniband", "bridge", "wireless", "virtual")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """An address of an interface: ``10.0.0.7``, in a network of ``prefix`` bits."""
-
-    ip: str
-    prefix: int
-
-    @property
-    def is_ipv4(self) -> bool:
-        """Whether it is one of IPv4."""
-        return ":" not in self.ip
-
-    @property
-    def is_link_local(self) -> bool:
-        """Whether it holds for its cable only."""
-        return ipaddress.ip_address(self.ip).is_link_local
-
-    @property
-    def network(self) -> str:
-        """The network that it stands in: ``10.0.0.0/24``."""
-        return str(ipaddress.ip_interface(f"{self.ip}/{self.prefix}").network)
+#: An address of an interface, and the network in which it stands.
+Address: TypeAlias = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +56,8 @@ class Interface:
     @property
     def networks(self) -> tuple[str, ...]:
         """The networks in which other hosts may be: those of IPv4, or of IPv6 where it has nothing else."""
-        found = [one for one in self.reachable if one.is_ipv4] or self.reachable
-        return tuple(one.network for one in found)
+        found = [one for one in self.reachable if one.version == 4] or self.reachable
+        return tuple(str(one.network) for one in found)
 
     @property
     def is_candidate(self) -> bool:
@@ -93,18 +74,17 @@ def read_interfaces(host: Host) -> tuple[Interface, ...]:
     for name, info in psutil.net_if_addrs().items():
         shown = [one for one in info if one.family in {socket.AF_INET, socket.AF_INET6}]
         addresses = [
-            Address(
-                ip=one.address.split("%")[0],
-                prefix=int(ipaddress.ip_address(one.netmask or "::")).bit_count(),
+            ipaddress.ip_interface(
+                (one.address.split("%")[0], int(ipaddress.ip_address(one.netmask or "::")).bit_count())
             )
             for one in shown
         ]
         about = stats.get(name)
         # Only Linux has files that say so, and other systems call it lo0 or by a whole sentence.
-        is_own = any(is_loopback_address(one.ip) for one in addresses)
+        is_own = any(one.is_loopback for one in addresses)
         found.append(
             Interface(
-                name=name, kind="loopback" if is_own else find_kind(host, name), addresses=tuple(sorted(addresses, key=lambda one: not one.is_ipv4)),
+                name=name, kind="loopback" if is_own else find_kind(host, name), addresses=tuple(sorted(addresses, key=lambda one: one.version)),
                 is_up=about is not None and _is_up(host, name, about.flags, is_running=about.isup),
             )
         )  # fmt: skip
@@ -141,9 +121,8 @@ def choose_best(interfaces: Iterable[Interface], near: Iterable[str] = ()) -> In
     others = [ipaddress.ip_address(ip) for ip in near]
 
     def rank(one: Interface) -> tuple[bool, int, bool]:
-        networks = [ipaddress.ip_network(address.network) for address in one.reachable]
-        is_near = any(ip in network for ip in others for network in networks)
-        return not is_near, _SOLID.index(one.kind), not any(address.is_ipv4 for address in one.reachable)
+        is_near = any(ip in address.network for ip in others for address in one.reachable)
+        return not is_near, _SOLID.index(one.kind), not any(address.version == 4 for address in one.reachable)
 
     return min((one for one in interfaces if one.is_candidate), key=rank, default=None)
 
@@ -183,7 +162,7 @@ def suggest_name(host: Host, interfaces: Sequence[Interface], near: str = "") ->
 def describe_interface(one: Interface) -> str:
     """Name an interface with its first address and its kind: ``docker0 (172.17.0.1, container)``."""
     addresses = one.reachable or one.addresses
-    info = [addresses[0].ip] if addresses else ["no address"]
+    info = [str(addresses[0].ip)] if addresses else ["no address"]
     if one.kind != "ethernet":
         info.append("VPN" if one.kind == "vpn" else one.kind)
     return f"{one.name} ({', '.join(info)})"

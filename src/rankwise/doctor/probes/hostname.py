@@ -50,7 +50,7 @@ def _judge_address(host: Host, ips: tuple[str, ...]) -> Reading:
         return ok(f"{info}; Gloo takes {taken}", name=host.name)
     fix = ["ip -br addr  # no interface here has an address that other hosts could reach"]
     if best is not None:
-        fix = choose_interface(best.name, map_name(host.name, best.reachable[0].ip, host.read("/etc/hosts")))
+        fix = choose_interface(best.name, map_name(host.name, str(best.reachable[0].ip), host.read("/etc/hosts")))
     return Reading(
         rate_mistake(host, "gloo"), f"{info}; Gloo takes {taken}",
         "the other hosts connect to themselves: `Gloo connectFullMesh failed`, `Connection refused`, or a hang", "\n".join(fix), "I5",

@@ -94,7 +94,7 @@ def _leads_to_master(host: Host, one: Interface) -> bool:
     name, _ = find_master(host)
     known = host.lookup(name) if name else ()
     ips = [ipaddress.ip_address(ip) for ip in known if not is_loopback_address(ip)]
-    return any(ip in ipaddress.ip_network(address.network) for ip in ips for address in one.reachable)
+    return any(ip in address.network for ip in ips for address in one.reachable)
 
 
 def _report_none(interfaces: Sequence[Interface]) -> Reading:

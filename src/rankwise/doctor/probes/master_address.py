@@ -41,7 +41,7 @@ def look(host: Host) -> Iterator[Reading]:
         yield _judge_localhost(host, name)
         return
     ips = host.lookup(name)
-    own = [address.ip for one in host.ask(read_interfaces) for address in one.addresses]
+    own = [str(address.ip) for one in host.ask(read_interfaces) for address in one.addresses]
     fault = _find_fault(host, name, ips, own) or _find_lack_of_ipv6(host, name, ips)
     yield fault or ok(_report_ips(name, ips))
     if fault is None:
@@ -109,7 +109,7 @@ def _find_fault(host: Host, name: str, ips: tuple[str, ...], own: list[str]) -> 
 def _find_lack_of_ipv6(host: Host, name: str, ips: tuple[str, ...]) -> Reading | None:
     """Report a name whose first address is of IPv6, where this host has none: torch tries it all the same."""
     own = [address for one in host.ask(read_interfaces) if one.is_up for address in one.reachable]
-    if ":" not in ips[0] or is_loopback_address(ips[0]) or not all(address.is_ipv4 for address in own):
+    if ":" not in ips[0] or is_loopback_address(ips[0]) or not all(address.version == 4 for address in own):
         return None
     other = next((ip for ip in ips if ":" not in ip), "")
     why = "ranks here never reach the store: `The client socket has timed out`"
