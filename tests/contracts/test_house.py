@@ -220,13 +220,13 @@ def test_source_files_stay_small(capsys: pytest.CaptureFixture[str]) -> None:
 
 #: Lines of source that a room may have; whoever needs more changes the number in the same commit and says what it buys. Beside it what it is to become.
 BUDGETS = {
-    "base": 2_416,  # aim: base and engine 3,000
+    "base": 2_420,  # aim: base and engine 3,000
     "engine": 3_782,  # aim: base and engine 3,000
     "evidence": 8_298,  # aim: evidence and verdict 11,000
     "verdict": 8_461,  # aim: evidence and verdict 11,000
     "lint": 22_287,  # aim: 18,000
     "cluster": 4_295,  # aim: 3,000
-    "doctor": 10_543,  # aim: 9,000
+    "doctor": 10_506,  # aim: 9,000
     "warm": 2_648,  # aim: launcher and warm 9,000
     "launcher": 10_372,  # aim: launcher and warm 9,000
     "runtime": 6_051,
@@ -235,7 +235,7 @@ BUDGETS = {
     "parallel": 12_456,  # aim: parallel and tf 9,000
     "tf": 2_817,  # aim: parallel and tf 9,000
     "train": 6_438,  # aim: 6,500
-    "cli": 3_341,  # aim: cli and testing 3,000
+    "cli": 3_340,  # aim: cli and testing 3,000
     "testing": 314,  # aim: cli and testing 3,000
     "rankwise": 343,
 }

@@ -44,7 +44,7 @@ def test_who_is_read_right(recording: Recording) -> None:
     assert {name: how.partition("process, ")[0] for name, how in from_.items()} == {
         name: how.removesuffix("...").partition("process, ")[0] for name, how in want["from"].items()
     }
-    assert [f"{one.name}: {one.says}" for one in last.others] == want["others"]
+    assert [f"{name}: {says}" for name, says in last.others] == want["others"]
 
 
 @EVERY

@@ -318,16 +318,6 @@ def test_a_quota_below_the_cores(tmp_path: Path) -> None:
     assert "600 of 1000 periods (60%)" in stopped.what
 
 
-def test_a_large_host_is_as_its_first_core_is(tmp_path: Path) -> None:
-    """Of hundreds of processors one is asked for its siblings: the probe must take no time."""
-    files = {
-        "/proc/self/status": "Cpus_allowed_list:\t0-95,192-287\n",
-        "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list": "0,192\n",
-    }
-    (told,) = look(cores.PROBE, make_host(tmp_path, files=files))
-    assert told.what == "96 cores (192 processors)"
-
-
 def test_groups_of_version_1_in_a_container(tmp_path: Path) -> None:
     """In a container the group's path is that of the host outside; its limits stand at the root that is seen."""
     root = "/sys/fs/cgroup"

@@ -62,15 +62,19 @@ def find_cpu_quota(root: Path | None = None) -> float:
 
 
 def count_cores() -> int:
-    """Count the cores that this job may use: affinity and cgroup quota counted, hyper-threads not.
+    """Count the cores that this job may use: affinity and cgroup quota counted, hyper-threads not."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores, quota = count_cores_of(cpus), find_cpu_quota()
+    return cores if math.isinf(quota) else max(1, min(cores, math.ceil(quota)))
+
+
+def count_cores_of(cpus: set[int] | list[int], root: Path | None = None) -> int:
+    """Count the cores that processors belong to; ``root`` is where the host's files are.
 
     Two threads of one core share its arithmetic units: a second compute thread there gains nothing.
     """
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    topology = Path("/sys/devices/system/cpu")
-    cores = {_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
-    quota = find_cpu_quota()
-    return len(cores) if math.isinf(quota) else max(1, min(len(cores), math.ceil(quota)))
+    topology = (root or _ROOT) / "sys/devices/system/cpu"
+    return len({_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
 
 
 def share_cores(num_ranks: int) -> int | None:

@@ -71,9 +71,9 @@ def _to_json(value: Understood, found: Sequence[Reading], variables: Sequence[Li
         "identity": {one.name: {"value": one.value, "from": one.how or None} for one in value.values} or None,
         "place": place and {"told_by": place.source, "what": place.what, "node_rank": place.node_rank, "num_nodes": place.num_nodes,
                             "command": place.command, "note": place.note or None},
-        "other_sources": [{"source": one.name, "says": one.says} for one in value.others],
+        "other_sources": [{"source": name, "says": says} for name, says in value.others],
         "findings": [{"verdict": one.verdict, "what": one.what, "why": one.why, "fix": one.fix, "class": one.class_id or None} for one in found],
-        "variables": [{"name": one.name, "value": one.value, "family": one.family, "does": one.does or None} for one in variables],
+        "variables": [{"name": one.name, "value": shown, "family": one.family, "does": one.does or None} for one, shown in variables],
     }  # fmt: skip
 
 
@@ -82,14 +82,14 @@ def _write(value: Understood, found: Sequence[Reading], variables: Sequence[List
     if value.others:
         yield ""
         yield paint("other sources", "bold", color=color)
-        yield from (f"  {line}" for line in align([(one.name, _plain(one.says)) for one in value.others]))
+        yield from (f"  {line}" for line in align([(name, _plain(says)) for name, says in value.others]))
     for one in found:
         yield ""
         yield from _write_finding(one, color=color)
-    for family, group in groupby(variables, key=lambda one: one.family):
+    for family, group in groupby(variables, key=lambda each: each[0].family):
         yield ""
         yield paint(family, "bold", color=color)
-        rows = [(_plain(f"{one.name}={one.value}"), one.does) for one in group]
+        rows = [(_plain(f"{one.name}={shown}"), one.does) for one, shown in group]
         width = max((len(name) for name, does in rows if len(name) <= 48), default=0)
         yield from (f"  {name.ljust(width)}  {does}".rstrip() for name, does in rows)
 

@@ -139,9 +139,7 @@ class Coordinator:
         """Report all hosts that there will be no result."""
         self._is_over = True
         self.tell_all(refuse(why, hint))
-        end_s = asyncio.get_running_loop().time() + 2.0
-        while self._count_waiting() and asyncio.get_running_loop().time() < end_s:
-            await asyncio.sleep(_POLL_S)
+        await self.wait_until_left(2.0, 2.0)
 
     async def wait_until_left(self, timeout_s: float, most_s: float) -> None:
         """Wait until all have received their results, and have left: to close before would take the results away.

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rankwise.base.host import find_cpu_quota
+from rankwise.base.host import count_cores_of, find_cpu_quota
 from rankwise.base.identity import Identity, read_all
 from rankwise.doctor.host import Host
 from rankwise.doctor.limits.cgroups import list_groups, read_counters
@@ -30,7 +30,6 @@ from rankwise.doctor.units import format_count
 #: A group that was stopped in more than this share of its periods has too few cores for what it runs.
 _OFTEN, _ENOUGH_PERIODS = 0.25, 100
 _IDLE = 4
-_MANY_CPUS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +64,7 @@ def read_cores(host: Host) -> Cores | None:
     if found is None:
         return None
     cpus = read_list(found[1])
-    return Cores(cpus=len(cpus), cores=_count_cores(host, cpus), quota=find_cpu_quota(host.root))
-
-
-def _count_cores(host: Host, cpus: list[int]) -> int:
-    """Count the cores that processors belong to: two threads of one core share its arithmetic units."""
-
-    def read_siblings(cpu: int) -> str:
-        return host.read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-
-    # A large host is as its first core is: reading hundreds of files takes too long.
-    if len(cpus) > _MANY_CPUS:
-        return math.ceil(len(cpus) / max(1, len(read_list(read_siblings(cpus[0])))))
-    return len({read_siblings(cpu) or str(cpu) for cpu in cpus})
+    return Cores(cpus=len(cpus), cores=count_cores_of(cpus, host.root), quota=find_cpu_quota(host.root))
 
 
 def read_list(text: str) -> list[int]:

@@ -73,11 +73,7 @@ def _judge_given(host: Host, port: int, low: int, high: int) -> Reading:
 
 
 def _find_free(host: Host, port: int) -> int:
-    taken = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        lines = (line for line in host.read(table).splitlines()[1:] if ":" in line)
-        taken |= {int(line.split()[1].rpartition(":")[2], 16) for line in lines}
-    return next((one for one in range(port, min(port + 1000, 65535)) if one not in taken), _TORCH_PORT)
+    return next((one for one in range(port, min(port + 1000, 65535)) if not find_port_user(host, one)[0]), _TORCH_PORT)
 
 
 PROBE = Probe("ports", "the master port", "network", "instant", look, classes=("I9",))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import replace
+from typing import TypeAlias
 
 from rankwise.doctor.probe import Fact, Reading
-from rankwise.doctor.variables.table import find, find_family, is_explained, rank_family
+from rankwise.doctor.variables.table import Variable, find, find_family, is_explained, rank_family
 
 MASK = "***"
 _WORDS = r"TOKEN(?!IZ)|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|SIGNATURE|PRIVATE|CERT|BEARER"
@@ -120,15 +120,8 @@ def mask_fact(name: str, value: str, *, is_known: bool = False) -> str:
     return f"{shown} (checksum {sha256(value.encode(errors='surrogateescape')).hexdigest()[:6]})"
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """One variable of an environment, as it may be shown: in its family, with what it does, if that is known."""
-
-    family: str
-    name: str
-    value: str
-    does: str = ""
+#: A variable, and its value as it may be shown.
+Listed: TypeAlias = tuple[Variable, str]
 
 
 def list_variables(env: Mapping[str, str]) -> list[Listed]:
@@ -137,9 +130,8 @@ def list_variables(env: Mapping[str, str]) -> list[Listed]:
     for name, value in env.items():
         if family := find_family(name):
             does = one.does if (one := find(name)) else ""
-            shown = mask_value(name, value, is_known=bool(does))
-            found.append(Listed(family=family, name=name, value=shown, does=does))
-    return sorted(found, key=lambda one: (rank_family(one.family), one.name))
+            found.append((Variable(name, family, does=does), mask_value(name, value, is_known=bool(does))))
+    return sorted(found, key=lambda one: (rank_family(one[0].family), one[0].name))
 
 
 def make_mask(env: Mapping[str, str]) -> Callable[[str], str]:

@@ -50,15 +50,6 @@ class Value:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """What one launcher's variables say: rank and world size, or why they can't be read."""
-
-    name: str
-    says: str
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Understood:
     """All that is known of this process's place in its job; no secret is in it, and what nothing tells is empty.
 
@@ -66,7 +57,7 @@ class Understood:
         launcher: Who has started it, in words; ``source``: whose variables say so, as in Identity.
         values: Who it is, or would be if a script were started here without a launcher.
         place: Where a launcher is to be started.
-        others: What other sources say, which are farther away.
+        others: Other sources, which are farther away, and what each says: rank and world size, or why it can't be read.
         problem: Why it is unclear; ``hint``: what to do about it.
     """
 
@@ -75,7 +66,7 @@ class Understood:
     source: str = ""
     values: tuple[Value, ...] = ()
     place: Place | None = None
-    others: tuple[Source, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
     problem: str = ""
     hint: str = ""
 
@@ -117,12 +108,11 @@ def _values(it: Identity) -> list[Value]:
     return [make(name) for name in VALUES]
 
 
-def _describe(info: Identity | UsageError) -> Source:
+def _describe(info: Identity | UsageError) -> tuple[str, str]:
     if isinstance(info, UsageError):
-        return Source(name="unreadable", says=mask_text(info.message))
+        return "unreadable", mask_text(info.message)
     rank, world = info.origins.get("rank", ""), info.origins.get("world_size", "")
-    says = mask_text(f"rank {info.rank} of {info.world_size} ({rank}, {world})")
-    return Source(name=info.source, says=says)
+    return info.source, mask_text(f"rank {info.rank} of {info.world_size} ({rank}, {world})")
 
 
 def _name_launcher(it: Identity, env: Mapping[str, str]) -> str:
