@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TypeAlias, final
 
 from rankwise.doctor.probe import Reading, skipped
@@ -175,31 +176,17 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines the head of a 
 
 def read_matrix(text: str) -> Matrix:
     """Read a matrix of ``nvidia-smi topo``: ``{("GPU0", "GPU1"): "NV18", ("GPU0", "NIC0"): "PIX", ...}``, without the diagonal."""
-    lines = [_ESCAPES.sub("", line) for line in text.splitlines()]
-    names: list[str] = []
-    found: Matrix = {}
-    for line in lines:
-        cells = line.split()
-        if not cells or cells[0] == "Legend:":
-            if found:
-                break
-            continue
-        if not names:
-            if cells[0] == "GPU0":
-                names = [cell for cell in cells if re.fullmatch(r"(GPU|NIC)\d+|mlx5_\w+", cell)]
-            continue
-        row, cells = cells[0], cells[1:]
-        found |= {(row, name): cell for name, cell in zip(names, cells, strict=False) if name != row}
-    return found
+    lines = filter(None, (_ESCAPES.sub("", line).split() for line in text.splitlines()))
+    head = next((cells for cells in lines if cells[0] == "GPU0"), [])
+    names = [cell for cell in head if re.fullmatch(r"(GPU|NIC)\d+|mlx5_\w+", cell)]
+    rows = takewhile(lambda cells: cells[0] != "Legend:", lines)
+    return {(row, name): cell for row, *cells in rows for name, cell in zip(names, cells, strict=False) if name != row}
 
 
 def list_gpu_pairs(matrix: Matrix) -> Pairs:
     """Return the pairs of GPUs of a matrix, the lower number first."""
-    found = {}
-    for (a, b), cell in matrix.items():
-        if a.startswith("GPU") and b.startswith("GPU") and int(a[3:]) < int(b[3:]):
-            found[int(a[3:]), int(b[3:])] = cell
-    return found
+    found = {(int(a[3:]), int(b[3:])): cell for (a, b), cell in matrix.items() if a[:3] == b[:3] == "GPU"}
+    return {(a, b): cell for (a, b), cell in found.items() if a < b}
 
 
 def read_links(text: str) -> dict[int, list[bool]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePath
 from types import ModuleType
 from typing import TypeAlias, final
@@ -101,15 +102,13 @@ def name_command(argv: list[str]) -> str:
     program = PurePath(words[0].split(" ")[0]).name
     if not program.startswith(("python", "pypy")):
         return program[:40]
-    for at, word in enumerate(words[1:], start=1):
-        if word == "-m":
-            return f"{program} -m {words[at + 1]}"[:80] if at + 1 < len(words) else program
-        if word == "-c" or word.startswith("-c"):
+    for before, word in pairwise(words):
+        if before == "-m":
+            return f"{program} -m {word}"[:80]
+        if word.startswith("-c"):
             return f"{program} -c …"
-        if not word.startswith("-"):
-            # The values of -W and -X stand by themselves.
-            if words[at - 1] in {"-W", "-X"}:
-                continue
+        # The values of -W and -X stand by themselves.
+        if not word.startswith("-") and before not in {"-W", "-X"}:
             return f"{program} {PurePath(word).name}"[:80]
     return program
 

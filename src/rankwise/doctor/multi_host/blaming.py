@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
@@ -92,32 +92,27 @@ def _find_groups(hosts: list[str], good: set[Way], bad: set[Way]) -> list[list[s
 
 
 def _find_worst(hosts: list[str], tried: set[Way], bad: set[Way]) -> Blame | None:
-    best: tuple[tuple[int, float, int], Blame] | None = None
+    found = []
+    # A firewall mostly blocks what comes in: that is tried first, and wins a draw.
     ends: tuple[tuple[Literal["in", "out"], int], ...] = (("in", 1), ("out", 0))
-    for host in hosts:
-        # A firewall mostly blocks what comes in: that is tried first, and wins a draw.
-        for kind, end in ends:
-            own = [way for way in tried if way[end] == host]
-            own_bad = sorted(way for way in own if way in bad)
-            if len(own_bad) < 2 or 2 * len(own_bad) <= len(own):
-                continue
-            weight = (len(own_bad), len(own_bad) / len(own), end)
-            if best is None or weight > best[0]:
-                best = weight, Blame(kind=kind, hosts=(host,), bad=tuple(own_bad), tried=len(own))
-    return best[1] if best else None
+    for host, (kind, end) in product(hosts, ends):
+        own = [way for way in tried if way[end] == host]
+        own_bad = sorted(way for way in own if way in bad)
+        if len(own_bad) >= 2 and 2 * len(own_bad) > len(own):
+            found.append(Blame(kind=kind, hosts=(host,), bad=tuple(own_bad), tried=len(own)))
+    return max(found, key=lambda one: (len(one.bad), len(one.bad) / one.tried, one.kind == "in"), default=None)
 
 
 def _join_sides(blames: list[Blame]) -> list[Blame]:
-    found: list[Blame] = []
+    found: dict[tuple[str, ...], Blame] = {}
     for blame in blames:
-        twin = next((one for one in found if one.hosts == blame.hosts), None)
-        if twin is None:
-            found.append(blame)
-        else:
-            bad, count = twin.bad + blame.bad, twin.tried + blame.tried
-            joined = Blame(kind="both", hosts=blame.hosts, bad=bad, tried=count)
-            found[found.index(twin)] = joined
-    return found
+        twin = found.get(blame.hosts)
+        found[blame.hosts] = (
+            blame
+            if twin is None
+            else replace(blame, kind="both", bad=twin.bad + blame.bad, tried=twin.tried + blame.tried)
+        )
+    return [*found.values()]
 
 
 def _list_links(left: set[Way], tried: Collection[Way]) -> list[Blame]:

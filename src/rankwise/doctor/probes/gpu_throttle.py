@@ -42,10 +42,9 @@ def look(host: Host) -> Iterator[Reading]:
             what = f"GPU {index} is slowed down at this moment ({reason}), {values['temperature.gpu']} °C"
             fix = f"nvidia-smi -i {index} -q -d PERFORMANCE,TEMPERATURE,POWER"
             found.append(warn(what, why, fix))
-    highest: dict[str, int] = {}
     limits = {one.index: to_int(info.get(one.index, {}).get("power.limit", "")) for one in nvidia.gpus}
-    for one in nvidia.gpus:
-        highest[one.name] = max(highest.get(one.name, 0), limits[one.index])
+    # In the order of the limits: the last one of a model is its highest.
+    highest = {one.name: limits[one.index] for one in sorted(nvidia.gpus, key=lambda one: limits[one.index])}
     for one in nvidia.gpus:
         if 0 < limits[one.index] < 0.95 * highest[one.name]:
             what = f"GPU {one.index} may use {limits[one.index]} W, others of its model here {highest[one.name]} W"

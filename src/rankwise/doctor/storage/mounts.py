@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import final
 
@@ -61,13 +62,10 @@ def find_mount(host: Host, folder: str, mounts: Sequence[Mount] | None = None) -
     path = PurePosixPath(os.path.realpath(host.path(folder)))
     root = PurePosixPath(os.path.realpath(host.root))
     inside = str(PurePosixPath("/") / path.relative_to(root) if path.is_relative_to(root) else folder)
-    found: Mount | None = None
-    for one in read_mounts(host) if mounts is None else mounts:
-        # Of two at one place the later one is seen.
-        is_above = one.point in {"/", inside} or inside.startswith(one.point + "/")
-        if is_above and (found is None or len(one.point) >= len(found.point)):
-            found = one
-    return found
+    known = read_mounts(host) if mounts is None else mounts
+    above = [one for one in known if one.point in {"/", inside} or inside.startswith(one.point + "/")]
+    # Of two at one place the later one is seen.
+    return max(reversed(above), key=lambda one: len(one.point), default=None)
 
 
 def find_current(host: Host) -> str:
@@ -105,9 +103,7 @@ def find_absolute(host: Host, folder: Path) -> str:
 def find_existing(host: Host, folder: str) -> str:
     """Return a folder, or the nearest one above it that is there."""
     path = Path(folder)
-    while not host.has(str(path)) and path != path.parent:
-        path = path.parent
-    return str(path)
+    return str(next((one for one in (path, *path.parents) if host.has(str(one))), path.anchor))
 
 
 def find_dangling(host: Host, folder: str) -> str:
@@ -116,11 +112,10 @@ def find_dangling(host: Host, folder: str) -> str:
     We can't make a folder there.
     """
     path = Path(folder)
-    while not host.has(str(path)) and path != path.parent:
+    for one in takewhile(lambda one: not host.has(str(one)), (path, *path.parents)):
         with suppress(OSError):  # a folder above that we may not look into
-            if host.path(str(path)).is_symlink():
-                return str(path)
-        path = path.parent
+            if host.path(str(one)).is_symlink():
+                return str(one)
     return ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rankwise.base.environ import is_on
 from rankwise.base.errors import UsageError
 from rankwise.base.host import is_loopback, is_unspecified
 from rankwise.base.identity import Identity, read_all, read_identity
@@ -18,9 +19,6 @@ from rankwise.doctor.network.names import find_mistake, write_remedy
 from rankwise.doctor.probe import Reading, fail, warn
 from rankwise.doctor.variables.masking import make_mask, mask_reading
 from rankwise.doctor.variables.places import count, find_exported_node, find_place, number, try_read
-
-#: What accelerate takes for yes.
-_YES = {"1", "true", "yes", "on", "y", "t"}
 
 
 def find_contradictions(
@@ -35,8 +33,7 @@ def find_contradictions(
         _check_pet_nodes, _check_tasks, _check_switches,
     )  # fmt: skip
     found = [one for check in checks for one in check(env)]
-    is_on_cpu = env.get("ACCELERATE_USE_CPU", "").strip().lower() in _YES
-    if has_gpus is not False and not is_on_cpu and (not backend or "nccl" in backend):
+    if has_gpus is not False and not is_on("ACCELERATE_USE_CPU", env=env) and (not backend or "nccl" in backend):
         found += _check_devices(env)
     mask = make_mask(env)
     return tuple(mask_reading(one, mask) for one in found)
@@ -274,7 +271,7 @@ def count_devices(env: Mapping[str, str]) -> int | None:
 def _check_switches(env: Mapping[str, str]) -> Iterator[Reading]:
     """Report settings of accelerate that were left over from another launch."""
     names = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
-    on = [name for name in names if env.get(name, "").strip().lower() in _YES]
+    on = [name for name in names if is_on(name, env=env)]
     if len(on) > 1:
         yield fail(
             f"{' and '.join(f'{name}={env[name]}' for name in on)}: one way to spread the model can be chosen",
