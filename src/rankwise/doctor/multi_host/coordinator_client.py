@@ -186,7 +186,7 @@ async def find_rival(host: Host, plan: Plan, secret: str) -> JoinError | None:
     Two hosts that both claim node rank 0 would each wait for the others. But an address that is not ours may still lead
     here (address translation, the service of a cluster): whoever answers is asked whether it is ourselves.
     """
-    if await in_thread(partial(is_own, plan.endpoint_host)):
+    if not plan.is_coordinator or plan.listen_address or await in_thread(partial(is_own, plan.endpoint_host)):
         return None
     loop = asyncio.get_running_loop()
     until_s = loop.time() + plan.arrival_timeout_s

@@ -44,11 +44,11 @@ def examine_hosts(host: Host, probes: Sequence[Probe], plan: Plan, say: Say) -> 
 async def _examine(host: Host, probes: Sequence[Probe], plan: Plan, say: Say) -> ClusterReport:
     tasks, listener = HostTasks(host, probes, plan), coordinator_client.bind_endpoint(host, plan)
     if listener is None:
-        return await _participate(host, tasks, plan, say, "")
+        return await _take_part(host, tasks, plan, say, "")
     phases = Phases(host, probes, plan)
     coordinating = asyncio.create_task(phases.run(listener))
     try:
-        found = await _participate(host, tasks, plan, say, phases.secret)
+        found = await _take_part(host, tasks, plan, say, phases.secret)
     except BaseException as error:
         # The others are told why this host is gone.
         phases.why = error.message if isinstance(error, JoinError) else INTERRUPTED
@@ -59,45 +59,19 @@ async def _examine(host: Host, probes: Sequence[Probe], plan: Plan, say: Say) ->
     return found
 
 
-async def _participate(host: Host, tasks: HostTasks, plan: Plan, say: Say, secret: str) -> ClusterReport:
-    work = [asyncio.create_task(_take_part(host, tasks, plan, say, secret))]
-    if secret and plan.is_coordinator and not plan.listen_address:
-        work.append(asyncio.create_task(_raise_rival(host, plan, secret)))
-    why = INTERRUPTED
-    try:
-        while not work[0].done():
-            await asyncio.wait([one for one in work if not one.done()], return_when=asyncio.FIRST_COMPLETED)
-            if len(work) > 1 and work[1].done() and isinstance(error := work[1].exception(), JoinError):
-                why = error.message
-                break
-        return (work[0] if work[0].done() else work[1]).result()
-    finally:
-        for one in work:
-            one.cancel(why)
-        await asyncio.wait(work)
-        tasks.close()
-
-
-async def _raise_rival(host: Host, plan: Plan, secret: str) -> ClusterReport:
-    if (error := await coordinator_client.find_rival(host, plan, secret)) is not None:
-        raise error
-    never: asyncio.Future[ClusterReport] = asyncio.get_running_loop().create_future()
-    return await never
-
-
 async def _take_part(host: Host, tasks: HostTasks, plan: Plan, say: Say, secret: str) -> ClusterReport:
-    client = await coordinator_client.join(host, plan, say, secret=secret)
     try:
-        return await _obey(client, tasks, plan, say)
-    except asyncio.CancelledError as error:
-        # The others would take us for dead.
-        client.send({"leaves": str(*error.args) or INTERRUPTED})
-        raise
-    except JoinError as error:
-        client.send({"leaves": error.message})
-        raise
+        client = await coordinator_client.join(host, plan, say, secret=secret)
+        try:
+            return await _obey(client, tasks, plan, say)
+        except (asyncio.CancelledError, JoinError) as error:
+            # The others would take us for dead.
+            client.send({"leaves": error.message if isinstance(error, JoinError) else INTERRUPTED})
+            raise
+        finally:
+            await client.close()
     finally:
-        await client.close()
+        tasks.close()
 
 
 async def _obey(client: CoordinatorClient, tasks: HostTasks, plan: Plan, say: Say) -> ClusterReport:

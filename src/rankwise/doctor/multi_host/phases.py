@@ -14,10 +14,11 @@ from rankwise.doctor.json_records import to_json
 from rankwise.doctor.multi_host.all_reduce import find_obstacle, plan_reduce, read_reduce
 from rankwise.doctor.multi_host.cluster_report import AllReduce, ClusterReport
 from rankwise.doctor.multi_host.coordinator import Coordinator, OwnHostLostError
+from rankwise.doctor.multi_host.coordinator_client import find_rival
 from rankwise.doctor.multi_host.judging import judge
 from rankwise.doctor.multi_host.judging_speed import find_suspects
-from rankwise.doctor.multi_host.peer import Peer, make_names_distinct, order_peers
-from rankwise.doctor.multi_host.plan import Plan
+from rankwise.doctor.multi_host.peer import Peer, make_names_distinct, order_peers, refuse
+from rankwise.doctor.multi_host.plan import JoinError, Plan
 from rankwise.doctor.multi_host.results import Results
 from rankwise.doctor.multi_host.wire import INTERRUPTED, INVALID_ANSWER, BadMessageError, Message, encode
 from rankwise.doctor.probe import Probe
@@ -27,7 +28,7 @@ _OPEN_S, _ALL_REDUCE_S = 30.0, 100.0
 #: At the end all hosts are waited for: so long at most, and less if nobody takes anything of what still waits to be
 #: sent.
 _LEAVE_S, END_S = 3.0, 60.0
-_FIRST_SAY_S, _SAY_S = 2.0, 10.0
+_FIRST_SAY_S, _SAY_S, _LOOK_S = 2.0, 10.0, 1.0
 #: Trying all links takes as long for each as one that drops everything, and some more where there are many.
 _CONNECT_S, _CONNECT_S_PER_HOST = 45.0, 0.5
 #: For so long all links are measured; then again, alone, those that seem slow: a busy host must not look like a slow
@@ -60,9 +61,15 @@ class Phases:
         """Coordinate until all hosts have their results, or have been told why there are none."""
         serving = asyncio.create_task(self._coordinator.serve(listener))
         gone = f"{self._host.name}, the host of the rendezvous, is gone"
+        finding = asyncio.create_task(find_rival(self._host, self._plan, self.secret))
         try:
-            await self._wait_arrivals()
+            await self._wait_arrivals(finding)
             await self._run_phases()
+        except JoinError as rival:
+            hint = rival.fix.removeprefix("# ")
+            for own in (one for one in self._coordinator.here() if one.is_own):
+                self._coordinator.tell(own, refuse(rival.message, hint, rival.class_id))
+            await self._coordinator.break_off(f"{gone}: {rival.message}", hint)
         except asyncio.CancelledError:
             await self._coordinator.break_off(f"{gone}: {self.why}", "start all hosts again")
         except OwnHostLostError as error:
@@ -72,17 +79,20 @@ class Phases:
             await self._coordinator.break_off(why, "this is a bug in rankwise, please report it")
         finally:
             serving.cancel()
-            await asyncio.wait({serving})
+            finding.cancel()
+            await asyncio.wait({serving, finding})
             await self._coordinator.close()
             listener.close()
 
     # ── arrival ──
 
-    async def _wait_arrivals(self) -> None:
+    async def _wait_arrivals(self, finding: asyncio.Task[JoinError | None]) -> None:
         coordinator, loop = self._coordinator, asyncio.get_running_loop()
         admission = coordinator.admission
         end_s, say_s = loop.time() + self._plan.arrival_timeout_s, loop.time() + _FIRST_SAY_S
         while loop.time() < end_s:
+            if finding.done() and (rival := finding.result()) is not None:
+                raise rival
             here = coordinator.here()
             # Where the hosts disagree on how many are to come, the most.
             claimed = [one.num_hosts or 0 for one in here]
@@ -94,7 +104,7 @@ class Phases:
                 missing = ", ".join(admission.list_missing(here)) or admission.describe_vacancy()
                 count = f"{len(here)} of {wanted or 'an unknown number'}"
                 coordinator.say(f"waiting for {missing} ({count} are here)")
-            await coordinator.wait_change(min(end_s, say_s) - loop.time())
+            await coordinator.wait_change(min(end_s - loop.time(), say_s - loop.time(), _LOOK_S))
         admission.is_open = False
         self._numbered = coordinator.peers[:] = order_peers(coordinator.here(), self._plan)
         make_names_distinct(self._numbered)
