@@ -105,10 +105,7 @@ def bind_endpoint(host: Host, plan: Plan) -> socket.socket | None:
     if plan.is_coordinator is False or (plan.is_coordinator is None and not is_own(plan.endpoint_host)):
         return None
     try:
-        if plan.listen_address:
-            listener = socket.create_server((plan.listen_address, plan.endpoint_port), backlog=2048)
-        else:
-            listener = listen_tcp("", plan.endpoint_port)
+        listener = listen_tcp(plan.listen_address, plan.endpoint_port)
     except OSError as error:
         if plan.is_coordinator is None and error.errno == errno.EADDRINUSE:
             return None

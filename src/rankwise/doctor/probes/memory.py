@@ -43,25 +43,19 @@ def look(host: Host) -> Iterator[Reading]:
     what = f"{format_size(left)} of {format_size(whole)} of memory are free"
     if is_limited or is_capped:
         what += f" (the limit of this container or session is {format_size(limit)})"
-    found = [*_check_room(host, what, size, left, is_capped=is_capped, is_tight=left < _TIGHT_SHARE * whole)]
-    found += _check_others(host, info)
-    yield from found or [ok(what, free=int(left), size=int(size))]
-
-
-def _check_room(
-    host: Host, what: str, size: float, left: float, *, is_capped: bool, is_tight: bool
-) -> Iterator[Reading]:
-    ranks = host.job.num_ranks or 1
+    ranks, found = host.job.num_ranks or 1, [*_check_others(host, info)]
     need = ranks * _RANK_BYTES
     if left < need:
         # Where all of it would be too little, nobody else has it.
         more = suggest_more(host, "memory") if is_capped else "# fewer ranks, or a host with more memory"
-        yield fail(
+        lack = fail(
             f"{what}; {format_count(ranks, 'rank')} take{'s' * (ranks == 1)} {format_size(need)} for torch alone",
             "the kernel kills a rank with SIGKILL (exit code -9), and the others wait for it", more if size < need else _WHO_HAS_IT, "R3"
         )  # fmt: skip
-    elif left < _TIGHT_BYTES and is_tight:
-        yield warn(what, "a rank that needs more is killed with SIGKILL (exit code -9)", _WHO_HAS_IT, "R3")
+        found.insert(0, lack)
+    elif left < min(_TIGHT_BYTES, _TIGHT_SHARE * whole):
+        found.insert(0, warn(what, "a rank that needs more is killed with SIGKILL (exit code -9)", _WHO_HAS_IT, "R3"))
+    yield from found or [ok(what, free=int(left), size=int(size))]
 
 
 def _check_others(host: Host, info: dict[str, int]) -> Iterator[Reading]:
