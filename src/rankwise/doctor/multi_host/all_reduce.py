@@ -12,7 +12,6 @@ from contextlib import suppress
 from threading import Lock
 from typing import cast, final
 
-from rankwise.base.deadline import OverdueError, call_within
 from rankwise.doctor.host import Host, kill_group, run_program
 from rankwise.doctor.multi_host.cluster_report import AllReduce, ClusterReport
 from rankwise.doctor.multi_host.wire import Message, entries, number, one_line, parts, text, texts, whole
@@ -23,7 +22,7 @@ from rankwise.engine import ALL_REDUCE_PROCESS
 BOUND_S = 60.0
 #: No host has more GPUs; each rank is a process.
 _MOST_RANKS = 128
-_TORCH_S, _MOST_WHY = 90.0, 500
+_MOST_WHY = 500
 #: The failure classes of what torch says.
 _CLASSES = {
     "connectFullMesh": "I8", "Unable to find address": "I6", "client socket has timed out": "I2", "ncclSystemError": "I7",
@@ -32,10 +31,7 @@ _CLASSES = {
 
 def describe_torch(host: Host) -> Message:
     """Return whether this host's torch can take part, and where rank 0 could listen."""
-    try:
-        facts = call_within(_TORCH_S, lambda: host.ask(query_torch))
-    except OverdueError as error:
-        return {"why": f"torch did not answer: {error}"}
+    facts = host.ask(query_torch)
     with socket.socket() as sock:
         sock.bind(("", 0))
         port = int(sock.getsockname()[1])

@@ -24,9 +24,8 @@ def examine_hosts(host: Host, probes: Sequence[Probe], plan: Plan, say: Say) -> 
     """Meet the other hosts, look at this one and at the links to them, and judge what all of them found.
 
     Every host of the set calls it at about the same time, with the same probes. Its time is bounded: a host that does
-        not arrive, dies or
-    freezes is named, and the others continue. ``say`` is called, in this thread, with a line that says what is waited
-    for.
+    not arrive, dies or freezes is named, and the others continue. ``say`` is called, in this thread, with a line that
+    says what is waited for.
 
     Returns:
         The same on each host; where there are more than 32, a host other than the coordinator gets of the others only

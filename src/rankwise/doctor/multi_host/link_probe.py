@@ -37,16 +37,10 @@ class LinkAttempt:
     detail: str = ""
 
 
-def open_socket(address: str, source_address: str = "") -> socket.socket:
-    """Return a socket of an address's family that does not block; without a source address the kernel chooses one; OSError: there is no descriptor left, or the source is not ours."""
+def open_socket(address: str) -> socket.socket:
+    """Return a socket of an address's family that does not block; OSError: there is no descriptor left."""
     sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)  # noqa: FBT003 - its only form
-        if source_address:
-            sock.bind((source_address, 0))
-    except OSError:
-        sock.close()
-        raise
+    sock.setblocking(False)  # noqa: FBT003 - its only form
     return sock
 
 
@@ -77,9 +71,9 @@ async def wait_ready(sock: socket.socket, timeout_s: float, *, to_write: bool = 
         (loop.remove_writer if to_write else loop.remove_reader)(sock)
 
 
-async def connect(address: str, port: int, timeout_s: float, source_address: str) -> socket.socket:
+async def connect(address: str, port: int, timeout_s: float) -> socket.socket:
     """Return a connection that is open; OSError: it can't be opened, or not in time."""
-    sock = open_socket(address, source_address)
+    sock = open_socket(address)
     try:
         begin_connect(sock, address, port)
         await wait_connected(sock, timeout_s)
@@ -117,31 +111,23 @@ def judge_error(error: OSError) -> Outcome:
     return "timeout" if error.errno == errno.ETIMEDOUT else "unreachable"
 
 
-async def try_all(
-    targets: Sequence[LinkAttempt],
-    *,
-    mark: str,
-    clock: Clock,
-    source_address: str = "",
-    greeting_s: float,
-) -> list[LinkAttempt]:
+async def try_all(targets: Sequence[LinkAttempt], *, mark: str, clock: Clock, greeting_s: float) -> list[LinkAttempt]:
     """Connect to all targets, many at a time, and see who answers; the results are in their order.
 
-    A host that answers must send the mark of the rendezvous, within ``greeting_s``. Without a source address the kernel
-    chooses one.
+    A host that answers must send the mark of the rendezvous, within ``greeting_s``.
     """
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def try_one(target: LinkAttempt) -> LinkAttempt:
         async with gate:
-            return await _try(target, mark, clock, source_address, greeting_s)
+            return await _try(target, mark, clock, greeting_s)
 
     return list(await asyncio.gather(*map(try_one, targets)))
 
 
-async def _try(one: LinkAttempt, mark: str, clock: Clock, source_address: str, greeting_s: float) -> LinkAttempt:
+async def _try(one: LinkAttempt, mark: str, clock: Clock, greeting_s: float) -> LinkAttempt:
     try:
-        sock = open_socket(one.address, source_address)
+        sock = open_socket(one.address)
     except OSError as error:
         return replace(one, detail=explain(error))
     with sock:

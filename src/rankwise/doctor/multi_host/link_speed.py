@@ -26,7 +26,7 @@ _TCP_INFO, _RESENT_AT, _SENT_AT, _SO_MAX_PACING_RATE = 11, 100, 136, 47
 _LEAST_RESENT, _LEAST_SENT = 4, 100
 
 
-async def measure_link(order: Message, clock: Clock, source_address: str) -> Message:
+async def measure_link(order: Message, clock: Clock) -> Message:
     """Measure the link to a host that listens (`LinkServer`), as the coordinator orders it; return the answer, or ``why`` there is none.
 
     It takes ``seconds`` and some more. ``pace`` is how many bytes a second to send at most, where the kernel can pace;
@@ -34,9 +34,7 @@ async def measure_link(order: Message, clock: Clock, source_address: str) -> Mes
     """
     pace, seconds = wire.number(order, "pace"), max(0.0, min(wire.number(order, "seconds"), _MOST_S))
     try:
-        with await connect(
-            wire.text(order, "address"), wire.whole(order, "port") or 0, _OPEN_S, source_address
-        ) as sock:
+        with await connect(wire.text(order, "address"), wire.whole(order, "port") or 0, _OPEN_S) as sock:
             wire.tune(sock)
             with suppress(OSError):
                 # Whatever still waits to be sent at the end must not be in the way of the next measurement.

@@ -24,7 +24,7 @@ class Plan:
         is_coordinator: Whether the rendezvous is at this host; None: it is if the endpoint's address is its own.
         expected: Names of the hosts that are to come; may be empty.
         token: What this rendezvous calls itself: two meetings at one port do not mix.
-        listen_address: Where to listen, and from where to connect, in the place of Gloo's and NCCL's addresses: for
+        listen_address: Where to listen, and from where to join, in the place of Gloo's and NCCL's addresses: for
             many hosts that are simulated by one. Their names mean nothing then, and are not looked up. They wait for
             its cores: others may take ``timeout_factor`` times as long.
     """

@@ -115,8 +115,7 @@ def suggest(firewall: Firewall, networks: Sequence[str], hook: Hook) -> str:
     """Return the commands that let TCP in from some networks (``10.0.0.0/24``), or out to them, one a line.
 
     Each chain decides alone, and a drop in one is not undone by another: all that may drop are opened. If nothing here
-        is in the way, it is
-    a comment with what to do.
+    is in the way, it is a comment with what to do.
     """
     is_in, chains, lines = hook == "input", firewall.list_dropping(hook), list[str]()
     for network in networks:

@@ -98,14 +98,11 @@ def _mask(place: Place | None) -> Place | None:
 
 
 def _values(it: Identity) -> list[Value]:
-    def make(name: str) -> Value:
-        value = getattr(it, name)
-        if name == "master_addr" and value:
-            value = mask_value("MASTER_ADDR", value)
-        how = mask_text(it.origins.get(name, "")) if value is not None else ""
-        return Value(name=name, value=value, how=how)
-
-    return [make(name) for name in VALUES]
+    found = {name: getattr(it, name) for name in VALUES} | {
+        "master_addr": it.master_addr and mask_value("MASTER_ADDR", it.master_addr)
+    }
+    how = {name: mask_text(it.origins.get(name, "")) if value is not None else "" for name, value in found.items()}
+    return [Value(name=name, value=value, how=how[name]) for name, value in found.items()]
 
 
 def _describe(info: Identity | UsageError) -> tuple[str, str]:
