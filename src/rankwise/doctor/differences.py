@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from rankwise.doctor.probe import Fact, Facts, Reading
 
+#: So many hosts are named.
+_MOST = 8
+
 
 def report_difference(
     facts: Mapping[str, Facts], name: str, what: str, why: str, fix: str, class_id: str = ""
@@ -34,13 +37,10 @@ def group_values(values: Mapping[str, Fact]) -> dict[str, list[str]]:
     return dict(sorted(found.items(), key=lambda one: -len(one[1])))
 
 
-def format_groups(groups: Mapping[str, list[str]], *, most: int = 8) -> str:
+def format_groups(groups: Mapping[str, list[str]]) -> str:
     """Describe which hosts have which value: ``2.13.0: a, b; 2.12.0: c``."""
-
-    def name(hosts: list[str]) -> str:
-        return ", ".join(hosts[:most]) + (f" and {len(hosts) - most} more" if len(hosts) > most else "")
-
-    return "; ".join(f"{value or 'none'}: {name(hosts)}" for value, hosts in groups.items())
+    more = {value: f" and {len(hosts) - _MOST} more" * (len(hosts) > _MOST) for value, hosts in groups.items()}
+    return "; ".join(f"{value or 'none'}: {', '.join(hosts[:_MOST])}{more[value]}" for value, hosts in groups.items())
 
 
 def find_odd_hosts(groups: Mapping[str, list[str]]) -> tuple[str, ...]:

@@ -244,8 +244,7 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> JoinError:
     name, port = plan.endpoint_host, plan.endpoint_port
     if isinstance(error, socket.gaierror | UnicodeError | OverdueError):
         return _report_no_address(name, waited)
-    where, is_written = _report_address(host, name)
-    check = _write_check(name, is_written=is_written) if where else []
+    where, check = _check_name(host, name)
     if isinstance(error, StrangerError | SilentError):
         what = f"at {plan.endpoint} something else answers, not rankwise doctor: {error}"
         if isinstance(error, SilentError):
@@ -273,28 +272,23 @@ def _report_no_address(name: str, waited: str) -> JoinError:
     return JoinError(f"{name}, the rendezvous address, has no address here ({waited})", fix, "I3")
 
 
-def _report_address(host: Host, name: str) -> tuple[str, bool]:
-    """Return what a name means here, and whether /etc/hosts says so; nothing for an address."""
+def _check_name(host: Host, name: str) -> tuple[str, list[str]]:
+    """Return what a name means here, and how to see what is wrong with it; nothing for an address.
+
+    Whether it is the name or the first host nobody knows here: nothing is changed by what can be pasted.
+    """
     found = () if is_address(name) else host.lookup(name)
     if not found:
-        return "", False
-    for index, line in enumerate(host.read("/etc/hosts").splitlines(), 1):
-        address, *names = line.partition("#")[0].split() or [""]
-        if address in found and name.lower() in [one.lower() for one in names]:
-            return f"; {name} is {address} here, by line {index} of /etc/hosts", True
-    return f"; {name} is {', '.join(found)} here, by the name server", False
-
-
-def _write_check(name: str, *, is_written: bool) -> list[str]:
-    """Return how to see what is wrong with a name.
-
-    Which of the two it is nobody knows here: nothing is changed by what can be pasted.
-    """
-    lines = [
+        return "", []
+    check = [
         f"# is {name} the first host? All hosts must be given the same one, by --master-addr, --rdzv-endpoint or MASTER_ADDR",
         f"getent hosts {shlex.quote(name)}  # is that the address of {name}?",
     ]
-    if is_written and is_plain(name):
-        lines[-1] += " If not, take it out of /etc/hosts:"
-        lines += [f"# {line}" for line in remove_name(name).splitlines()]
-    return lines
+    for index, line in enumerate(host.read("/etc/hosts").splitlines(), 1):
+        address, *names = line.partition("#")[0].split() or [""]
+        if address in found and name.lower() in [one.lower() for one in names]:
+            if is_plain(name):
+                check[-1] += " If not, take it out of /etc/hosts:"
+                check += [f"# {line}" for line in remove_name(name).splitlines()]
+            return f"; {name} is {address} here, by line {index} of /etc/hosts", check
+    return f"; {name} is {', '.join(found)} here, by the name server", check
