@@ -29,12 +29,6 @@ class Blame:
     tried: int
     groups: tuple[tuple[str, ...], ...] = ()
 
-    @property
-    def sides(self) -> tuple[tuple[int, int], ...]:
-        """Of a split: from which group to which nothing is good, by their places in ``groups``."""
-        place = {host: index for index, group in enumerate(self.groups) for host in group}
-        return tuple(sorted({(place[source], place[target]) for source, target in self.bad})) if place else ()
-
 
 def find_blames(tried: Collection[Way], bad: Collection[Way]) -> list[Blame]:
     """Explain bad ways, of all that were tried, by as few culprits as possible.

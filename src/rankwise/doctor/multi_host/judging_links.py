@@ -212,7 +212,8 @@ def _suggest_for_split(blame: Blame, guilty: dict[str, Reading], reports: Report
 
 def describe_sides(blame: Blame) -> str:
     """Describe of a split between which groups nothing passes."""
-    sides, count = set(blame.sides), len(blame.groups)
+    place = {host: index for index, group in enumerate(blame.groups) for host in group}
+    sides, count = {(place[source], place[target]) for source, target in blame.bad}, len(blame.groups)
     if len(sides) == count * (count - 1):
         return "nothing passes between these groups" if count > _FEWEST else "nothing passes between the two"
     shut = []

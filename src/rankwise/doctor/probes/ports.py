@@ -20,15 +20,14 @@ from rankwise.doctor.host import Host
 from rankwise.doctor.limits.processes import find_port_user
 from rankwise.doctor.network.interfaces import find_master
 from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
+from rankwise.doctor.variables.places import DEFAULT_PORT
 
-#: torchrun's port with several nodes.
-_TORCH_PORT = 29500
 _USUAL_RANGE = (32768, 60999)
 
 
 def look(host: Host) -> Iterator[Reading]:
     low, high = read_range(host)
-    port = find_master(host)[1] or (_TORCH_PORT if host.job.num_nodes > 1 else None)
+    port = find_master(host)[1] or (DEFAULT_PORT if host.job.num_nodes > 1 else None)
     if host.job.is_master is False:
         yield skipped("the master's port", "the ranks rendezvous on another host")
     elif port is None:
@@ -61,19 +60,19 @@ def _judge_given(host: Host, port: int, low: int, high: int) -> Reading:
     if port < int(least) and getattr(os, "geteuid", lambda: 0)() != 0:
         return fail(
             f"the rendezvous port {port} is below {least}", "only root may open it: `Permission denied`",
-            f"export MASTER_PORT={_TORCH_PORT}  # on all hosts"
+            f"export MASTER_PORT={DEFAULT_PORT}  # on all hosts"
         )  # fmt: skip
     if low <= port <= high and host.job.num_nodes > 1:
         return warn(
             f"the rendezvous port {port} is in the ephemeral range ({low} to {high})",
             "any program may be assigned it, and then the job fails to start: `EADDRINUSE`",
-            f"export MASTER_PORT={_find_free(host, _TORCH_PORT)}  # on all hosts", "I9"
+            f"export MASTER_PORT={_find_free(host, DEFAULT_PORT)}  # on all hosts", "I9"
         )  # fmt: skip
     return ok(f"the rendezvous port {port} is free")
 
 
 def _find_free(host: Host, port: int) -> int:
-    return next((one for one in range(port, min(port + 1000, 65535)) if not find_port_user(host, one)[0]), _TORCH_PORT)
+    return next((one for one in range(port, min(port + 1000, 65535)) if not find_port_user(host, one)[0]), DEFAULT_PORT)
 
 
 PROBE = Probe("ports", "the master port", "network", "instant", look, classes=("I9",))
