@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import shlex
 import socket
 from dataclasses import dataclass
 from typing import final
@@ -70,15 +69,6 @@ def map_name(name: str, address: str, hosts: str = "", *, is_written: bool = Fal
         named = rf"{old}[[:space:]]([^#]*[[:space:]])?{_escape(name)}([[:space:]#]|$)"
         return [_rewrite(f"/{named}/Is/{old}/{address}/I")]
     return [remove_name(name), add] if wrong or is_written else [add]
-
-
-def choose_interface(interface: str, for_good: list[str]) -> list[str]:
-    """Return the command that makes Gloo take an interface, with what mends ``/etc/hosts`` in comments behind it.
-
-    Either is enough: of what is pasted as a whole, the one is done that changes no file.
-    """
-    remarks = (f"# {line.removeprefix('# ')}" for line in for_good)
-    return [f"export GLOO_SOCKET_IFNAME={shlex.quote(interface)}", "# or, for good:", *remarks]
 
 
 def _escape(text: str) -> str:

@@ -35,12 +35,12 @@ def _judge_names(host: Host) -> Iterator[Reading]:
         if info:
             yield Reading(
                 rate_mistake(host, "gloo"), f"GLOO_SOCKET_IFNAME={value}: {info}", f"every rank that uses Gloo fails: `Unable to find address for: {name}`",
-                _set(host, "GLOO_SOCKET_IFNAME", near=name), "I6"
+                _set(host, near=name), "I6"
             )  # fmt: skip
         elif one is not None and host.job.num_nodes > 1 and one.kind in {"loopback", "container"}:
             yield Reading(
                 rate_mistake(host, "gloo"), f"GLOO_SOCKET_IFNAME={value}: {describe_interface(one)} is local to this host",
-                "the other hosts don't reach it: `Gloo connectFullMesh failed`, or a hang", _set(host, "GLOO_SOCKET_IFNAME"), "I5"
+                "the other hosts don't reach it: `Gloo connectFullMesh failed`, or a hang", _set(host), "I5"
             )  # fmt: skip
         elif one is not None and not one.is_up:
             yield warn(
@@ -62,9 +62,9 @@ def _find_fault(name: str, interfaces: Sequence[Interface]) -> str:
     return f"this host has no interface {name}"
 
 
-def _set(host: Host, variable: str, *, near: str = "") -> str:
+def _set(host: Host, *, near: str = "") -> str:
     name = suggest_name(host, host.ask(read_interfaces), near)
-    return f"export {variable}={name}" if name else f"unset {variable}"
+    return f"export GLOO_SOCKET_IFNAME={name}" if name else "unset GLOO_SOCKET_IFNAME"
 
 
 PROBE = Probe("gloo-variables", "variables of Gloo", "environment", "instant", look, classes=("I6", "I5"))

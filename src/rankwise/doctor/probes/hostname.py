@@ -20,7 +20,7 @@ from rankwise.doctor.differences import group_hosts
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.gloo_nccl import can_bind, find_gloo_address, rate_mistake, split_names
 from rankwise.doctor.network.interfaces import read_interfaces, suggest_interface
-from rankwise.doctor.network.names import choose_interface, is_loopback_address, map_name
+from rankwise.doctor.network.names import is_loopback_address, map_name
 from rankwise.doctor.probe import Facts, Probe, Reading, ok, warn
 
 #: Each rank asks for the name at least once, when it starts.
@@ -50,7 +50,10 @@ def _judge_address(host: Host, ips: tuple[str, ...]) -> Reading:
         return ok(f"{info}; Gloo takes {taken}", name=host.name)
     fix = ["ip -br addr  # no interface here has an address that other hosts could reach"]
     if best is not None:
-        fix = choose_interface(best.name, map_name(host.name, str(best.reachable[0].ip), host.read("/etc/hosts")))
+        # Either is enough: of what is pasted as a whole, the one is done that changes no file.
+        for_good = map_name(host.name, str(best.reachable[0].ip), host.read("/etc/hosts"))
+        fix = [f"export GLOO_SOCKET_IFNAME={shlex.quote(best.name)}", "# or, for good:"]
+        fix += [f"# {line.removeprefix('# ')}" for line in for_good]
     return Reading(
         rate_mistake(host, "gloo"), f"{info}; Gloo takes {taken}",
         "the other hosts connect to themselves: `Gloo connectFullMesh failed`, `Connection refused`, or a hang", "\n".join(fix), "I5",
