@@ -16,7 +16,7 @@ from rankwise.cluster.node_process import NOTICE, Orders
 
 FACTS: dict[str, Any] = {
     "workdir": True, "python": "3.11.2", "rankwise": "0.2.0", "torch": "2.13.0", "files": {"train.py": "aa"}, "gpus": 8, "cpus": 64,
-    "memory_bytes": 2**39, "meeting": "",
+    "memory_bytes": 2**39, "rendezvous": "",
 }  # fmt: skip
 SAID = {
     "torch": ({"torch": "2.12.1"}, "the hosts differ: torch is 2.13.0 on a, 2.12.1 on b"),
@@ -27,7 +27,7 @@ SAID = {
     "rankwise": ({"rankwise": None}, "b has no rankwise in its Python"),
     "folder": ({"workdir": False}, "b has no folder /job"),
     "gpus": ({"gpus": 4, "cpus": 2}, "b has 4 GPUs, and the job asks for 8; b has 2 cores, and the job asks for 64"),
-    "port": ({"meeting": "port 29500 can't be taken: Address already in use"}, "b: port 29500 can't be taken: Address already in use"),
+    "port": ({"rendezvous": "port 29500 can't be taken: Address already in use"}, "b: port 29500 can't be taken: Address already in use"),
 }  # fmt: skip
 
 

@@ -84,7 +84,7 @@ BAD: dict[str, tuple[Mapping[str, object], str]] = {
     "name": ({"env": ["1A=2"]}, "env: '1A' is not a variable's name"),
     "files": ({"files": ["../x"]}, "files: ../x is not below the workdir"),
     "absent": ({"files": ["lost.py"]}, "files: there is no "),
-    "meeting": ({"command": ["--nnodes=2", "x.py"]}, "--nnodes=2: where the nodes meet"),
+    "rendezvous": ({"command": ["--nnodes=2", "x.py"]}, "--nnodes=2: where the nodes meet"),
     "cluster": ({"on": "slrum"}, "there is no cluster 'slrum'\n  -> did you mean slurm?"),
     "quote": ({"command": "x.py '"}, "can't be read: No closing quotation"),
 }
@@ -138,7 +138,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 def test_what_starts_a_node_is_a_good_command(tmp_path: Path) -> None:
-    """`rankwise run` itself reads it: with a meeting for several nodes, without one for a single node."""
+    """`rankwise run` itself reads it: with a rendezvous for several nodes, without one for a single node."""
     place = MeetingPlace(endpoint=ShellText("$head:29500"), run_id="x-1")
     words = build_launch(read(tmp_path), place, python="/opt/python")
     assert words[:4] == ["/opt/python", "-m", "rankwise", "run"]

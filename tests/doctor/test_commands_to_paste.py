@@ -39,7 +39,7 @@ _LISTEN = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.ge
 
 @pytest.mark.parametrize("name", _NO_NAMES)
 def test_what_is_no_host_name_comes_into_no_command(name: str, tmp_path: Path) -> None:
-    """I3: the probe of the address and the meeting say that it is none, and give a command without it."""
+    """I3: the probe of the address and the rendezvous say that it is none, and give a command without it."""
     told = find_one(ask("master-address", tmp_path, job=JobShape(num_nodes=2, master_addr=name)))
     assert (told.verdict, told.class_id) == ("fail", "I3")
     assert told.what.endswith(" is not a host name")

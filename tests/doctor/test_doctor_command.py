@@ -146,11 +146,11 @@ def test_an_endpoint_without_a_number_of_hosts_keeps_nobody_waiting(
     told = capsys.readouterr()
     assert "only this host is looked at: --rdzv-endpoint without --nnodes" in told.err
     assert "FAIL  master-address  the master's name no-such-host.invalid has no address here" in told.out
-    assert "meeting" not in told.out
+    assert "rendezvous" not in told.out
 
 
 def test_a_name_without_an_address_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """The meeting has failed by it, and the probe of the address need not say so again."""
+    """The rendezvous has failed by it, and the probe of the address need not say so again."""
     flags = ["--nnodes", "2", "--rdzv-endpoint", "no-such-host.invalid:1", "--arrival-timeout", "1"]
     assert main(["doctor", "--only", "master-address,shared-memory", *flags]) == 1
     told = capsys.readouterr().out
@@ -297,7 +297,7 @@ def test_a_rank_of_mpirun_is_no_place_for_a_launcher(
 def test_a_password_in_the_place_to_meet_is_not_shown(
     form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not in what the meeting tells, not while it waits, and not in an error."""
+    """Not in what the rendezvous tells, not while it waits, and not in an error."""
     monkeypatch.setenv("PET_RDZV_ENDPOINT", "me:hunter3@no-such-host.invalid:1")
     monkeypatch.setenv("PET_NNODES", "2")
     flags = ["--only", "shared-memory", "--arrival-timeout", "1", "--format", form]

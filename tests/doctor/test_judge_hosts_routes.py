@@ -47,7 +47,7 @@ def bad(found: ClusterReport) -> list[Reading]:
 def test_an_interface_that_others_do_not_reach_is_its_hosts_to_change(
     plane: Plane, variable: str, class_id: str
 ) -> None:
-    """h0 listens on a network that no other host has: it is told to take the interface by which the meeting reached it."""
+    """h0 listens on a network that no other host has: it is told to take the interface by which the rendezvous reached it."""
     first = make_card(0, ("eth0", "10.0.0.1"), ("stor0", "192.168.7.1"), gloo="192.168.7.1")
     cards = [replace(first, nccl_address="192.168.7.1")]
     cards += [

@@ -60,7 +60,7 @@ LIVE = "RANK=0 TORCHELASTIC_RUN_ID=none MASTER_ADDR=a MASTER_PORT=29500"
 @pytest.mark.parametrize(
     ("env", "started_s", "verdict"),
     [(LIVE, 600, "ok"), (LIVE, 400, "warn"), (LIVE.replace("29500", "29501"), 600, "warn"), (LIVE.replace("none", "42"), 600, "warn")],
-    ids=["of the living job", "older than its launcher", "of another meeting place", "of another job"],
+    ids=["of the living job", "older than its launcher", "of another rendezvous place", "of another job"],
 )  # fmt: skip
 def test_what_a_rank_of_a_living_job_has_started(tmp_path: Path, env: str, started_s: int, verdict: str) -> None:
     """A daemon that a rank has sent off is spared while the rank's launcher lives; what is of an earlier job at the same place is not."""

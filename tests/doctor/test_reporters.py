@@ -105,7 +105,9 @@ def test_what_was_skipped_for_one_reason_is_one_line() -> None:
 
 def test_a_host_is_not_named_twice() -> None:
     """Where the sentence begins with the host's name, that is enough."""
-    lost = Reading(verdict="fail", what="node1 was lost: it is frozen", fix="# look", probe="meeting", hosts=("node1",))
+    lost = Reading(
+        verdict="fail", what="node1 was lost: it is frozen", fix="# look", probe="rendezvous", hosts=("node1",)
+    )
     told = text.render(make(3, readings=(lost,))).splitlines()[1]
     assert told.split(maxsplit=2)[2] == "node1 was lost: it is frozen"
 

@@ -21,7 +21,7 @@ def test_without_a_word_the_host_is_alone() -> None:
     assert find_plan(Requested(num_hosts=1), SLURM) is None
 
 
-def test_flags_say_who_holds_the_meeting() -> None:
+def test_flags_say_who_holds_the_rendezvous() -> None:
     """Node 0 does; with an endpoint and no number, the host whose address it is."""
     plan = find_plan(Requested(num_hosts=3, node_rank=0, master_addr="node0"), {})
     assert isinstance(plan, Plan)
@@ -32,7 +32,7 @@ def test_flags_say_who_holds_the_meeting() -> None:
 
 
 def test_an_endpoint_says_where_and_not_how_many() -> None:
-    """Without a number of hosts this one is alone, as for torchrun; under srun the job's number is taken, and the endpoint's host holds the meeting."""
+    """Without a number of hosts this one is alone, as for torchrun; under srun the job's number is taken, and the endpoint's host holds the rendezvous."""
     assert find_plan(Requested(endpoint="node0:4000"), {}) is None
     plan = find_plan(Requested(endpoint="node0:4000"), SLURM)
     assert isinstance(plan, Plan)
@@ -104,7 +104,7 @@ def test_a_place_that_is_none_is_refused(requested: Requested, env: dict[str, st
     ],
 )  # fmt: skip
 def test_the_first_host_may_listen_at_all_of_its_addresses(requested: Requested, env: dict[str, str]) -> None:
-    """Some clusters tell node 0 so, and the others its name: the meeting is held there."""
+    """Some clusters tell node 0 so, and the others its name: the rendezvous is held there."""
     plan = find_plan(requested, env)
     assert isinstance(plan, Plan)
     assert (plan.endpoint_host, plan.is_coordinator) == ("0.0.0.0", True)

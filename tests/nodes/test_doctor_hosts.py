@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.linux, pytest.mark.slow]
 
-MEMBER = str(Path(__file__).with_name("meeting_member.py"))
+MEMBER = str(Path(__file__).with_name("rendezvous_member.py"))
 PORT = 29500
 needs_nft = pytest.mark.skipif(not shutil.which("nft"), reason="needs nft")
 needs_tc = pytest.mark.skipif(not shutil.which("tc"), reason="needs tc")
 
 
-class Meeting:
+class Rendezvous:
     """Members that run on hosts, and their lines as they come."""
 
     def __init__(
@@ -87,18 +87,18 @@ class Meeting:
 
 
 @contextlib.contextmanager
-def meet(hosts: Sequence[Host], **plan: Any) -> Iterator[Meeting]:
-    meeting = Meeting(hosts, **plan)
+def meet(hosts: Sequence[Host], **plan: Any) -> Iterator[Rendezvous]:
+    rendezvous = Rendezvous(hosts, **plan)
     try:
-        yield meeting
+        yield rendezvous
     finally:
-        meeting.close()
+        rendezvous.close()
 
 
 def examine(hosts: Sequence[Host], **plan: Any) -> dict[str, Any]:
     """Let all hosts meet, and return what all of them have found."""
-    with meet(hosts, **plan) as meeting:
-        found = [meeting.finish(number) for number in meeting.processes]
+    with meet(hosts, **plan) as rendezvous:
+        found = [rendezvous.finish(number) for number in rendezvous.processes]
     assert all(one == found[0] for one in found), "not all hosts were told the same"
     assert "error" not in found[0], found[0]
     return found[0]
@@ -141,7 +141,7 @@ def test_healthy_hosts_raise_no_alarm(tmp_path: Path) -> None:
 
 @needs_nft
 def test_a_blocked_range_of_ports_is_the_fault_of_its_host(tmp_path: Path) -> None:
-    """I8: the meeting's port is open and high ones are dropped at host2: host2 is named, and how to open its firewall."""
+    """I8: the rendezvous's port is open and high ones are dropped at host2: host2 is named, and how to open its firewall."""
     with open_all(4, tmp_path) as hosts:
         drop(hosts[2], "tcp", "dport", "30000-60999", "ct", "state", "new", "drop")
         told = only(examine(hosts))
@@ -220,7 +220,7 @@ def test_a_host_that_loses_packets_is_named(tmp_path: Path) -> None:
 
 @needs_nft
 def test_large_packets_that_vanish_are_told_from_slow_ones(tmp_path: Path) -> None:
-    """A way that drops whole packets in silence: the meeting passes, the stream to host1 stalls, and host1 is named."""
+    """A way that drops whole packets in silence: the rendezvous passes, the stream to host1 stalls, and host1 is named."""
     with open_all(3, tmp_path) as hosts:
         for host in hosts:
             host.call("ip", "link", "set", "dev", "cable", "gso_max_segs", "1")
@@ -299,16 +299,16 @@ def test_a_host_that_never_comes_is_named_and_the_others_go_on(tmp_path: Path) -
 @pytest.mark.parametrize("fault", ["killed", "frozen", "cable cut", "interrupted"])
 def test_a_host_that_dies_in_the_middle_is_named_and_the_others_finish(tmp_path: Path, fault: str) -> None:
     """Whether host2 is killed, stopped, cut off or interrupted while its probes are being waited for: it is lost, the others have a result."""
-    with open_all(3, tmp_path) as hosts, meet(hosts, own={2: {"hangs": True}}) as meeting:
-        meeting.wait_line(0, "looking at each host: waiting for host2")
+    with open_all(3, tmp_path) as hosts, meet(hosts, own={2: {"hangs": True}}) as rendezvous:
+        rendezvous.wait_line(0, "looking at each host: waiting for host2")
         if fault == "cable cut":
             hosts[2].call("ip", "link", "set", "cable", "down")
         else:
             number = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}.get(fault, signal.SIGINT)
-            meeting.processes[2].send_signal(number)
-        found = [meeting.finish(number) for number in (0, 1)]
+            rendezvous.processes[2].send_signal(number)
+        found = [rendezvous.finish(number) for number in (0, 1)]
         if fault == "cable cut":
-            assert "host0:29500 is gone" in meeting.finish(2)["error"]
+            assert "host0:29500 is gone" in rendezvous.finish(2)["error"]
     assert found[0] == found[1]
     told = only(found[0])
     assert told["hosts"] == ["host2"]
@@ -324,21 +324,21 @@ def test_a_host_that_dies_in_the_middle_is_named_and_the_others_finish(tmp_path:
 
 
 def test_when_the_holder_dies_the_others_say_so(tmp_path: Path) -> None:
-    """host0, which holds the meeting, is killed: the others end within seconds, with an error that names it."""
-    with open_all(3, tmp_path) as hosts, meet(hosts, own={2: {"hangs": True}}) as meeting:
-        meeting.wait_line(1, "looking at each host: waiting for host2")
-        meeting.processes[0].kill()
-        told = [meeting.finish(number)["error"] for number in (1,)]
+    """host0, which holds the rendezvous, is killed: the others end within seconds, with an error that names it."""
+    with open_all(3, tmp_path) as hosts, meet(hosts, own={2: {"hangs": True}}) as rendezvous:
+        rendezvous.wait_line(1, "looking at each host: waiting for host2")
+        rendezvous.processes[0].kill()
+        told = [rendezvous.finish(number)["error"] for number in (1,)]
     assert all("the host of the rendezvous at host0:29500 is gone" in one for one in told)
 
 
 def test_nothing_is_left_behind_by_ctrl_c(tmp_path: Path) -> None:
     """SIGINT while hosts are waited for ends a member at once, and frees the port."""
-    with open_all(3, tmp_path) as hosts, meet(hosts, members=[0, 1]) as meeting:
-        meeting.wait_line(0, "waiting for node rank 2 (2 of 3 are here)")
-        meeting.processes[0].send_signal(signal.SIGINT)
-        assert meeting.processes[0].wait(timeout=15) != 0
-        assert "is gone: its doctor was interrupted there" in meeting.finish(1)["error"]
+    with open_all(3, tmp_path) as hosts, meet(hosts, members=[0, 1]) as rendezvous:
+        rendezvous.wait_line(0, "waiting for node rank 2 (2 of 3 are here)")
+        rendezvous.processes[0].send_signal(signal.SIGINT)
+        assert rendezvous.processes[0].wait(timeout=15) != 0
+        assert "is gone: its doctor was interrupted there" in rendezvous.finish(1)["error"]
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ def test_who_cannot_reach_the_endpoint_hears_why(
     tmp_path: Path, own: dict[str, str], members: list[int], class_id: str, words: str
 ) -> None:
     """A wrong name, a port where nobody listens, an address without a host: the error says which, in the time for arrival."""
-    with open_all(2, tmp_path) as hosts, meet(hosts, members=members, arrival_timeout_s=2, **own) as meeting:
-        told = meeting.finish(1)
+    with open_all(2, tmp_path) as hosts, meet(hosts, members=members, arrival_timeout_s=2, **own) as rendezvous:
+        told = rendezvous.finish(1)
     assert words in told["error"]
     assert told["class"] == class_id
 
@@ -368,9 +368,9 @@ def test_two_hosts_with_one_node_rank_are_both_named(tmp_path: Path) -> None:
     """I10: the second host that claims node rank 1 is sent away with both names, and the others' result tells it, too."""
     with (
         open_all(3, tmp_path) as hosts,
-        meet(hosts, own={2: {"node_rank": 1}}, arrival_timeout_s=3) as meeting,
+        meet(hosts, own={2: {"node_rank": 1}}, arrival_timeout_s=3) as rendezvous,
     ):
-        ends = [meeting.finish(number) for number in range(3)]
+        ends = [rendezvous.finish(number) for number in range(3)]
     refused = [one for one in ends if "error" in one]
     assert len(refused) == 1
     assert refused[0]["class"] == "I10"
@@ -386,8 +386,8 @@ def test_a_stranger_at_the_port_is_told_as_one(tmp_path: Path) -> None:
         try:
             assert stranger.stdout is not None
             assert stranger.stdout.readline() == "up\n"
-            with meet(hosts) as meeting:
-                ends = [meeting.finish(number) for number in range(2)]
+            with meet(hosts) as rendezvous:
+                ends = [rendezvous.finish(number) for number in range(2)]
         finally:
             stranger.kill()
             stranger.communicate()

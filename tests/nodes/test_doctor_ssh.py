@@ -68,12 +68,12 @@ def test_a_host_that_is_none_of_them_can_ask(tmp_path: Path) -> None:
         told = json.loads(out)
         assert (code, told["missing"]) == (1, ["host1"]), err
         assert "rankwise: ssh does not reach host1: ssh: connect to host host1 port 22: Connection refused" in err
-        assert any(one["probe"] == "meeting" and one["hosts"] == ["host1"] for one in told["readings"])
+        assert any(one["probe"] == "rendezvous" and one["hosts"] == ["host1"] for one in told["readings"])
 
 
 @needs_sshd
 def test_hosts_that_ssh_does_not_reach_keep_nobody_waiting(tmp_path: Path) -> None:
-    """Without the first host of the list the second one holds the meeting; what is set here is set there, but for secrets."""
+    """Without the first host of the list the second one holds the rendezvous; what is set here is set there, but for secrets."""
     env = {"NCCL_BUFFSIZE": "8388608", "NCCL_AUTH_TOKEN": "geheim"}
     with open_hosts([HOSTS] * 3, tmp_path) as hosts, serve(hosts[1:], tmp_path) as ssh:
         flags = ["--only", "nccl-variables", "--format", "json"]
@@ -99,7 +99,9 @@ def test_a_host_that_finds_nobody_is_looked_at_all_the_same(tmp_path: Path) -> N
         code, out, _ = doctor(hosts[1], *place, "--only", "shared-memory", "--format", "json")
         told = json.loads(out)
         assert code == 1
-        assert [(one["probe"], one["verdict"], one["class"]) for one in told["readings"]] == [("meeting", "fail", "I2")]
+        assert [(one["probe"], one["verdict"], one["class"]) for one in told["readings"]] == [
+            ("rendezvous", "fail", "I2")
+        ]
         assert [one["probe"] for one in told["hosts"][0]["readings"]] == ["shared-memory"]
 
 

@@ -1,4 +1,4 @@
-"""Hosts that are no friends of a meeting, or are gone: strangers that lie, programs that say nothing, ranks that are told twice."""
+"""Hosts that are no friends of a rendezvous, or are gone: strangers that lie, programs that say nothing, ranks that are told twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodes.hosts import Host, make_hosts_file, open_hosts
-from nodes.test_doctor_hosts import Meeting, bad, meet, only
+from nodes.test_doctor_hosts import Rendezvous, bad, meet, only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,8 +76,8 @@ def test_who_tells_nonsense_is_lost_and_nobody_else(tmp_path: Path, answers: dic
     with open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts:
         stranger = start_stranger(hosts[2], answers)
         try:
-            with meet(hosts, members=[0, 1]) as meeting:
-                found = [meeting.finish(number) for number in (0, 1)]
+            with meet(hosts, members=[0, 1]) as rendezvous:
+                found = [rendezvous.finish(number) for number in (0, 1)]
         finally:
             stranger.kill()
             stranger.communicate()
@@ -93,8 +93,8 @@ def test_what_a_terminal_would_obey_does_not_arrive(tmp_path: Path) -> None:
     with open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts:
         stranger = start_stranger(hosts[2], {"open": _OPENED, "readings": {"readings": [_READING]}})
         try:
-            with meet(hosts, members=[0, 1]) as meeting:
-                found = [meeting.finish(number) for number in (0, 1)]
+            with meet(hosts, members=[0, 1]) as rendezvous:
+                found = [rendezvous.finish(number) for number in (0, 1)]
         finally:
             stranger.kill()
             stranger.communicate()
@@ -110,7 +110,7 @@ def test_what_a_terminal_would_obey_does_not_arrive(tmp_path: Path) -> None:
     assert not {char for char in json.dumps(found[0], ensure_ascii=False) if ord(char) < 32}
 
 
-def test_two_nodes_0_are_told_though_each_holds_a_meeting(tmp_path: Path) -> None:
+def test_two_nodes_0_are_told_though_each_holds_a_rendezvous(tmp_path: Path) -> None:
     """I10: host2 claims node rank 0, too, and the master is host0: it is sent away there, and no rank is said to be missing."""
     with (
         open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts,
@@ -118,9 +118,9 @@ def test_two_nodes_0_are_told_though_each_holds_a_meeting(tmp_path: Path) -> Non
             hosts,
             own={0: {"is_coordinator": True}, 2: {"node_rank": 0, "is_coordinator": True}},
             arrival_timeout_s=4,
-        ) as meeting,
+        ) as rendezvous,
     ):
-        ends = [meeting.finish(number) for number in range(3)]
+        ends = [rendezvous.finish(number) for number in range(3)]
     assert ends[2]["class"] == "I10"
     assert "host0 (10.77.0.1) and host2 (10.77.0.3) both claim node rank 0" in ends[2]["error"]
     assert ends[0] == ends[1]
@@ -134,12 +134,12 @@ def test_who_waits_at_a_holder_that_is_sent_away_hears_why(tmp_path: Path) -> No
     }  # fmt: skip
     with (
         open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts,
-        meet(hosts, own=own, arrival_timeout_s=6, members=[2, 1]) as meeting,
+        meet(hosts, own=own, arrival_timeout_s=6, members=[2, 1]) as rendezvous,
     ):
-        meeting.wait_line(1, "waiting for")
-        late = Meeting(hosts, own=own, arrival_timeout_s=6, members=[0])
+        rendezvous.wait_line(1, "waiting for")
+        late = Rendezvous(hosts, own=own, arrival_timeout_s=6, members=[0])
         try:
-            told = meeting.finish(1)
+            told = rendezvous.finish(1)
         finally:
             late.close()
     assert "host2, the host of the rendezvous, is gone: host0 " in told["error"]
@@ -150,8 +150,8 @@ def test_who_waits_at_a_holder_that_is_sent_away_hears_why(tmp_path: Path) -> No
 def test_a_master_that_is_another_hosts_address_is_told_with_its_line(tmp_path: Path) -> None:
     """I2: in host1's /etc/hosts host0 is host2: host1 says which address it tried, which line says so, and how to take it out."""
     files = [make_hosts_file(3), make_hosts_file(3, {"host0": "10.77.0.3"}), make_hosts_file(3)]
-    with open_hosts(files, tmp_path) as hosts, meet(hosts, members=[1], arrival_timeout_s=2) as meeting:
-        told = meeting.finish(1)
+    with open_hosts(files, tmp_path) as hosts, meet(hosts, members=[1], arrival_timeout_s=2) as rendezvous:
+        told = rendezvous.finish(1)
     assert (
         "nothing listened at host0:29500 within 2 s; host0 is 10.77.0.3 here, by line 2 of /etc/hosts"
         in (told["error"])
@@ -173,8 +173,8 @@ def test_a_program_that_says_nothing_at_the_port_is_told_as_one(tmp_path: Path) 
         try:
             assert silent.stdout is not None
             assert silent.stdout.readline() == "up\n"
-            with meet(hosts, members=[1], arrival_timeout_s=3) as meeting:
-                told = meeting.finish(1)
+            with meet(hosts, members=[1], arrival_timeout_s=3) as rendezvous:
+                told = rendezvous.finish(1)
         finally:
             silent.kill()
             silent.communicate()
@@ -197,12 +197,12 @@ def test_a_host_that_dies_in_the_all_reduce_ends_it_on_all_others(tmp_path: Path
     env = {number: {"PYTHONPATH": str(tmp_path / "fake")} for number in range(3)}
     with (
         open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts,
-        meet(hosts, all_reduce=True, env=env) as meeting,
+        meet(hosts, all_reduce=True, env=env) as rendezvous,
     ):
-        meeting.wait_line(0, "running torch's all-reduce: waiting for")
-        meeting.processes[1].kill()
-        found = [meeting.finish(number) for number in (0, 2)]
+        rendezvous.wait_line(0, "running torch's all-reduce: waiting for")
+        rendezvous.processes[1].kill()
+        found = [rendezvous.finish(number) for number in (0, 2)]
     assert found[0] == found[1]
     assert found[0]["all_reduce"]["why"] == "host1 was lost while it ran"
     assert [one["hosts"] for one in bad(found[0])] == [["host1"]]
-    assert any("host1 was lost" in line for line in meeting.lines[2][:-1])
+    assert any("host1 was lost" in line for line in rendezvous.lines[2][:-1])

@@ -93,7 +93,7 @@ def train(
     max_restarts: int,
     *words: str,
     roles: str = "ps=1,worker=3",
-    meeting: str = "static",
+    rendezvous: str = "static",
     script: str = TRAIN,
     disturb: Callable[[list[subprocess.Popen[str]]], None] | None = None,
 ) -> list[tuple[int, str]]:
@@ -102,7 +102,7 @@ def train(
     port, nodes = free_port(), list[Any]()
     for number, host in enumerate(hosts):
         meet = ["--node-rank", str(number), "--master-addr", hosts[0].address, "--master-port", str(port)]
-        if meeting == "c10d":
+        if rendezvous == "c10d":
             endpoint = f"{hosts[0].address}:{port}"
             meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "served"]
         command = [*RANKWISE, "--nnodes", "2", *meet, "--role-counts", roles, "--max-restarts", str(max_restarts),
@@ -124,13 +124,13 @@ def read_said(outs: list[tuple[int, str]]) -> list[dict[str, Any]]:
     return sorted((json.loads(line) for line in lines), key=lambda one: one["rank"])
 
 
-@pytest.mark.parametrize("meeting", ["static", "c10d"])
-def test_each_node_starts_its_own_ranks_again_alone(meeting: str, hosts: list[Host], tmp_path: Path) -> None:
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+def test_each_node_starts_its_own_ranks_again_alone(rendezvous: str, hosts: list[Host], tmp_path: Path) -> None:
     """The server on node 0 and a worker on node 1 are killed: only they start again, each by its node, and no gradient is lost or doubled.
 
     The ranks of both nodes have the same secret, which nobody gave by hand; `--role-counts` alone says how many ranks a node has.
     """
-    outs = train(hosts, tmp_path, 3, "40", '{"0": [50, 1], "3": [7, 1]}', "true", meeting=meeting)
+    outs = train(hosts, tmp_path, 3, "40", '{"0": [50, 1], "3": [7, 1]}', "true", rendezvous=rendezvous)
     assert [code for code, _ in outs] == [0, 0], "\n---\n".join(out for _, out in outs)
     said = read_said(outs)
     assert [one["node"] for one in said] == [0, 0, 1, 1]

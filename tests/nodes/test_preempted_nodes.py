@@ -30,13 +30,13 @@ TRAIN = """
 
 
 @pytest.mark.parametrize(
-    ("meeting", "preempted", "name"),
+    ("rendezvous", "preempted", "name"),
     [
         ("static", 0, "SIGINT"), ("static", 1, "SIGTERM"), ("c10d", 0, "SIGTERM"), ("c10d", 1, "SIGINT"),
         ("c10d", None, "SIGTERM"),
     ],
 )  # fmt: skip
-def test_a_notice_to_one_node_stops_all(meeting: str, preempted: int | None, name: str, tmp_path: Path) -> None:
+def test_a_notice_to_one_node_stops_all(rendezvous: str, preempted: int | None, name: str, tmp_path: Path) -> None:
     """SIGTERM, or a SIGINT that ranks listen to, for one agent of two: both exit with 75, without a restart, after one step for all three ranks.
 
     So do they if every process of both nodes gets it, as from Slurm: none of those that the ranks still need ends by it.
@@ -47,7 +47,7 @@ def test_a_notice_to_one_node_stops_all(meeting: str, preempted: int | None, nam
     agents = []
     for node in range(2):
         meet = ["--node-rank", str(node), "--master-addr", host, "--master-port", port]
-        if meeting == "c10d":
+        if rendezvous == "c10d":
             meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "job7"]
         args = ["--nnodes", "2", *meet, "--nproc-per-node", str(2 - node), "--max-restarts", "3"]
         agents.append(

@@ -77,7 +77,7 @@ def c10d_args(port: int) -> list[list[str]]:
     return [[*common, "--nproc-per-node", str(2 - node)] for node in range(2)]
 
 
-@pytest.mark.parametrize("meeting", ["static", "c10d"])
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
 @pytest.mark.parametrize(
     "launchers",
     [
@@ -86,10 +86,10 @@ def c10d_args(port: int) -> list[list[str]]:
         pytest.param([TORCHRUN, RANKWISE], id="torchrun-ours"),
     ],
 )
-def test_two_agents_meet_and_reduce(meeting: str, launchers: list[tuple[str, ...]], tmp_path: Path) -> None:
+def test_two_agents_meet_and_reduce(rendezvous: str, launchers: list[tuple[str, ...]], tmp_path: Path) -> None:
     """2 + 1 ranks of two agents form one group: sum 6 on each, ranks 0-2, the same facts as told by torchrun."""
     write_script(tmp_path, REDUCE)
-    args = static_args(free_port()) if meeting == "static" else c10d_args(free_port())
+    args = static_args(free_port()) if rendezvous == "static" else c10d_args(free_port())
     results = finish_all(start_agents(launchers, args, tmp_path))
     assert [result.code for result in results] == [0, 0], "\n---\n".join(result.err for result in results)
     # Whoever ends first takes the store with it; torchrun warns of that on the other node.
@@ -100,12 +100,12 @@ def test_two_agents_meet_and_reduce(meeting: str, launchers: list[tuple[str, ...
     assert {line[8] for line in lines} == {"6"}
     assert {(line[2], line[4], line[6]) for line in lines} == {("3", "2", "3")}
     assert [line[5] for line in lines] == ["0", "1", "2"]
-    assert {line[7] for line in lines} == {"none" if meeting == "static" else "job5"}
+    assert {line[7] for line in lines} == {"none" if rendezvous == "static" else "job5"}
     assert sorted(line[3] for line in lines) == ["1", "2", "2"]
 
 
 @pytest.mark.parametrize(
-    ("meeting", "others_do"),
+    ("rendezvous", "others_do"),
     [
         ("static", "__import__('time').sleep(600)"),
         ("c10d", "dist.all_reduce(total)"),
@@ -113,10 +113,10 @@ def test_two_agents_meet_and_reduce(meeting: str, launchers: list[tuple[str, ...
     ],
     ids=["they notice nothing", "they lose a peer", "they are through"],
 )
-def test_a_failure_on_one_node_ends_both(meeting: str, others_do: str, tmp_path: Path) -> None:
+def test_a_failure_on_one_node_ends_both(rendezvous: str, others_do: str, tmp_path: Path) -> None:
     """An exception on node 1: both agents name it, and end, though the ranks of node 0 would wait for minutes, as over NCCL, have failed at a lost peer, or have done their work."""
     write_script(tmp_path, REDUCE.replace("    env = os.environ", f'    if os.environ["LOCAL_WORLD_SIZE"] == "1": __import__("time").sleep(1); raise ValueError("alone")\n    {others_do}\n    env = os.environ'))  # fmt: skip
-    own = {"static": static_args, "c10d": c10d_args}[meeting](free_port())
+    own = {"static": static_args, "c10d": c10d_args}[rendezvous](free_port())
     args = [["--report", "report.json", *words] for words in own]
     results = finish_all(start_agents([RANKWISE, RANKWISE], args, tmp_path))
     assert [result.code for result in results] == [1, 1]

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if seen is None:
         return 0  # another process of this host takes part
     found, is_teller = seen
-    # The probes' readings are masked where they were made; a meeting's tell of addresses that came from the
+    # The probes' readings are masked where they were made; a rendezvous's tell of addresses that came from the
     # environment.
     mask = make_mask(environ())
     report = replace(found, readings=tuple(mask_reading(one, mask) for one in found.readings))

@@ -181,7 +181,7 @@ def check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> No
         UsageError: They do.
     """
     _check_ssh(args, parser)
-    _check_meeting(args, parser)
+    _check_rendezvous(args, parser)
 
 
 def _check_ssh(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -200,7 +200,7 @@ def _check_ssh(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
         parser.error(f"{flag} needs a system with ssh and POSIX shells: start the command on each host yourself")
 
 
-def _check_meeting(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _check_rendezvous(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.rdzv_endpoint and (args.master_addr or args.master_port):
         parser.error("--rdzv-endpoint and --master-addr/--master-port mean the same thing: pass one of them")
     if args.node_rank is not None and args.nnodes is None:

@@ -130,7 +130,7 @@ def _tell_unmet(alone: ClusterReport, error: JoinError) -> ClusterReport:
 
     That the master's name has no address is told once: the probe of that address has seen the same.
     """
-    reading, card = error.to_reading().of("meeting", alone.hosts[0].name), alone.hosts[0]
+    reading, card = error.to_reading().of("rendezvous", alone.hosts[0].name), alone.hosts[0]
     others = tuple(
         one for one in card.readings if not (one.probe == "master-address" and one.class_id == reading.class_id == "I3")
     )

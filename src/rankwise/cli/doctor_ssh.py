@@ -46,7 +46,7 @@ _SWITCHES_OF_HERE = ("-v", "--verbose", "-q", "--quiet", "--strict")
 _TAKEN_ALONG = ("GLOO_", "NCCL_", "TP_SOCKET_IFNAME", "TORCH_NCCL_", "TORCH_GLOO_")
 
 _RANKWISE = (sys.executable, "-m", "rankwise")
-#: A meeting's phases have bounds of their own; a host that is frozen has none.
+#: A rendezvous's phases have bounds of their own; a host that is frozen has none.
 _MEETING_S = 600.0
 
 
@@ -59,13 +59,13 @@ def look_over_ssh(
         args: The flags, parsed.
         probes: What to look at.
         argv: The flags as typed.
-        hosts: As ssh knows them; the first one that is reached holds the meeting.
+        hosts: As ssh knows them; the first one that is reached holds the rendezvous.
 
     Returns:
         What has come of it.
 
     Raises:
-        LaunchError: No host is reached, or the one that held the meeting has not answered.
+        LaunchError: No host is reached, or the one that held the rendezvous has not answered.
     """
     here = Host(env=environ())
     names = {here.name, here.name.partition(".")[0]}
@@ -151,7 +151,7 @@ def build_command(argv: Sequence[str], plan: Plan, number: int) -> list[str]:
 
     Args:
         argv: The flags as typed.
-        plan: Of the meeting.
+        plan: Of the rendezvous.
         number: Which of the hosts it is.
     """
     kept, words = [], iter(argv)

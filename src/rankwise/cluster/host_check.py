@@ -154,10 +154,10 @@ def _check_each(spec: JobSpec, facts: Mapping[str, Facts]) -> None:
                     "ask for less",
                 )
             )
-        if found["meeting"]:
+        if found["rendezvous"]:
             wrong.append(
                 (
-                    f"{host}: {found['meeting']}",
+                    f"{host}: {found['rendezvous']}",
                     "give an address that all hosts know by master_addr, and a free port by port",
                 )
             )

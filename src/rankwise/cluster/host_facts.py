@@ -71,7 +71,7 @@ def _count_gpus() -> int:
     return shown.stdout.decode(errors="replace").count("GPU ")
 
 
-def _try_meeting(asked: dict[str, Any]) -> str:
+def _try_rendezvous(asked: dict[str, Any]) -> str:
     """Return what is wrong with the address where the nodes meet, seen from here; empty if nothing is."""
     if not asked["address"]:
         return ""
@@ -105,7 +105,7 @@ def main() -> None:
         "gpus": _count_gpus() if asked["counts_gpus"] else 0,
         "cpus": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "meeting": _try_meeting(asked),
+        "rendezvous": _try_rendezvous(asked),
     }
     sys.stdout.write(json.dumps(facts) + "\n")
 

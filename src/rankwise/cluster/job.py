@@ -255,11 +255,11 @@ def _build(table: Table, own: Table, on: str, home: Path) -> JobSpec:
 def _check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     if not command:
         raise UsageError("no script is given", hint="rankwise submit --on … -- train.py [its arguments]")
-    refuse_meeting(itertools.takewhile(lambda word: word.startswith("-"), command))
+    refuse_rendezvous(itertools.takewhile(lambda word: word.startswith("-"), command))
     return command
 
 
-def refuse_meeting(flags: Iterable[str]) -> None:
+def refuse_rendezvous(flags: Iterable[str]) -> None:
     """Refuse flags of `rankwise run` that say what the job itself does.
 
     Args:

@@ -50,7 +50,7 @@ def check_command(spec: LaunchSpec, argv: Sequence[str] = ()) -> list[Finding]:
         _check_files,
         _check_script,
         _check_late_flags,
-        _check_meeting,
+        _check_rendezvous,
         _check_ignored,
         _check_gpus,
     )
@@ -205,7 +205,7 @@ def _names_in(file: Path, wanted: str) -> set[str]:
     return {name for name in names if isinstance(name, str)}
 
 
-def _check_meeting(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
+def _check_rendezvous(spec: LaunchSpec, argv: Sequence[str]) -> Iterator[Finding]:
     rendezvous = spec.rendezvous
     if spec.is_one_node:
         return

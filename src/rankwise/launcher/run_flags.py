@@ -91,7 +91,7 @@ def build_parser(env: Mapping[str, str] | None = None) -> argparse.ArgumentParse
     )
     add = _Adder(env)
     _add_start(parser, add)
-    _add_meeting(parser, add)
+    _add_rendezvous(parser, add)
     _add_faults(parser, add)
     _add_logs(parser, add)
     parser.add_argument("training_script", help="The script, followed by its own arguments.")
@@ -134,7 +134,7 @@ def _add_start(parser: argparse.ArgumentParser, add: _Adder) -> None:
     )
 
 
-def _add_meeting(parser: argparse.ArgumentParser, add: _Adder) -> None:
+def _add_rendezvous(parser: argparse.ArgumentParser, add: _Adder) -> None:
     rendezvous = parser.add_argument_group("rendezvous of several nodes")
     add.value(rendezvous, "node-rank", 0, "Rank of this node (static rendezvous).", kind=int)
     add.value(rendezvous, "master-addr", "127.0.0.1", "Address of node 0 (static rendezvous).")

@@ -22,7 +22,7 @@ def check_launch(spec: JobSpec) -> None:
         UsageError: A flag is wrong, or says what the job itself does.
     """
     num_args = len(parse(spec.command, {}).program.args)
-    job.refuse_meeting(spec.command[: len(spec.command) - num_args - 1])
+    job.refuse_rendezvous(spec.command[: len(spec.command) - num_args - 1])
 
 
 def submit(

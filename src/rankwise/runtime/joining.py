@@ -244,7 +244,7 @@ def _check_gloo_interface(backend: str, rank: int) -> None:
 def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[dist.Store, HandshakeResult]:
     """Open the store and shake hands, all within a bound: a store whose host is frozen blocks its clients for ever."""
     it, place, bound_s = request.identity, request.place, request.arrival_timeout_s
-    generation = _count_meeting(place, given)
+    generation = _count_rendezvous(place, given)
     try:
         if given is not None:
             raw = given
@@ -280,7 +280,7 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
     return store, result
 
 
-def _count_meeting(place: Place, given: dist.Store | None) -> int:
+def _count_rendezvous(place: Place, given: dist.Store | None) -> int:
     """Return how often this process has met others here already: each time under a prefix of its own."""
     counts: MutableMapping[Any, int] = _meetings if given is None else _given
     key = f"{place}#{place.attempt}" if given is None else given

@@ -17,9 +17,9 @@ from rankwise.doctor.probe import Reading, fail, ok, on_host, warn
 
 
 def judge(found: ClusterReport, plan: Plan) -> tuple[Reading, ...]:
-    """Return the findings about a set of hosts: readings of ``meeting``, ``names``, ``links``, ``clocks``, ``speed`` and ``all-reduce``."""
+    """Return the findings about a set of hosts: readings of ``rendezvous``, ``names``, ``links``, ``clocks``, ``speed`` and ``all-reduce``."""
     message = {
-        "meeting": [*_judge_arrival(found, plan), *_judge_numbers(found, plan), *_judge_losses(found)],
+        "rendezvous": [*_judge_arrival(found, plan), *_judge_numbers(found, plan), *_judge_losses(found)],
         "names": judge_names(found, plan),
         "links": judge_links(found),
         "clocks": judge_clocks(found),

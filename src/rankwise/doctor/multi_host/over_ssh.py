@@ -78,7 +78,7 @@ class RemoteHosts:
         return found
 
     def _report(self, host: str, what: str, why: str) -> Reading:
-        return fail(what, why, write_ssh_test(self._ssh, host)).of("meeting", host)
+        return fail(what, why, write_ssh_test(self._ssh, host)).of("rendezvous", host)
 
     def take_output(self, host: str, *, timeout_s: float) -> bytes:
         """Wait for a host's end, and return what it has printed; OverdueError: it has not ended in time."""
@@ -131,4 +131,4 @@ class RemoteHosts:
         what = f"the doctor could not be started on {remote.host}: {output}"
         is_absent = code in {126, 127} or "No module named" in output
         fix = "# install the same rankwise there, at the same path" if is_absent else ""
-        return fail(what, fix=fix).of("meeting", remote.host)
+        return fail(what, fix=fix).of("rendezvous", remote.host)

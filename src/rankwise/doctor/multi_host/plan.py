@@ -23,7 +23,7 @@ class Plan:
         endpoint_host: Where the hosts meet: a name or an address of one of them.
         is_coordinator: Whether the rendezvous is at this host; None: it is if the endpoint's address is its own.
         expected: Names of the hosts that are to come; may be empty.
-        token: What this rendezvous calls itself: two meetings at one port do not mix.
+        token: What this rendezvous calls itself: two of them at one port do not mix.
         listen_address: Where to listen, and from where to join, in the place of Gloo's and NCCL's addresses: for
             many hosts that are simulated by one. Their names mean nothing then, and are not looked up. They wait for
             its cores: others may take ``timeout_factor`` times as long.
@@ -63,9 +63,9 @@ class JoinError(RendezvousError):
         self.fix, self.class_id = fix, class_id
 
     def to_reading(self) -> Reading:
-        """Return it as a reading of ``meeting``."""
+        """Return it as a reading of ``rendezvous``."""
         why = "the ranks of this host would not find those of the others, and all would wait in init_process_group until their timeout"
-        return Reading("fail", self.message, why, self.fix, self.class_id, probe="meeting")
+        return Reading("fail", self.message, why, self.fix, self.class_id, probe="rendezvous")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

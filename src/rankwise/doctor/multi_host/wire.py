@@ -127,7 +127,7 @@ def make_nonce() -> str:
 
 def mark(token: str) -> str:
     """Return what identifies a rendezvous in public; empty without a token."""
-    return _sign(token, "meeting") if token else ""
+    return _sign(token, "rendezvous") if token else ""
 
 
 def prove(token: str, side: Side, peer_nonce: str, coordinator_nonce: str) -> str:

@@ -6,7 +6,7 @@ the name. Where it has an IPv6 address first and this host has no route to it, t
 `errno: 97` or `101` appear before the real error, and a route that drops packets costs the whole timeout.
 
 **How it is checked.** The name is looked up as a rank does it. On the first host its addresses should be the host's own; on the others
-they must not be. Of several hosts, `meeting` tells whether they find the first one there.
+they must not be. Of several hosts, `rendezvous` tells whether they find the first one there.
 
 **What to do.** Use an address of the first host that the other ones reach, best one of IPv4: `ip -br addr` there, `getent hosts NAME` here. With
 `--rdzv-backend c10d` the endpoint must be a name that this host has for itself; an address of another interface matches no host.

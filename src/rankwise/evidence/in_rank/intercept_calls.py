@@ -164,7 +164,7 @@ class CollectiveRecorder:
         """See groups come and go. By their private names, as the public ones have been copied into other modules."""
         module = self._module
         do_first = self._wrappers.do_first
-        do_first(module, _MEET, lambda _args: self._note_meeting())
+        do_first(module, _MEET, lambda _args: self._note_rendezvous())
         do_first(module, _LET_GO, lambda _args: self._note_left())
         make = getattr(module, _MAKE, None)
         if make is None:
@@ -173,7 +173,7 @@ class CollectiveRecorder:
         @functools.wraps(make)
         def make_group(*args: Any, **kwargs: Any) -> Any:
             if len(args) > 2 and not args[2]:  # the default one
-                self._note_meeting()
+                self._note_rendezvous()
             try:
                 made = make(*args, **kwargs)
             except BaseException as error:
@@ -186,7 +186,7 @@ class CollectiveRecorder:
 
     # --------------------------------------------------------------- groups
 
-    def _note_meeting(self) -> None:
+    def _note_rendezvous(self) -> None:
         if not self.is_on:
             return
         try:

@@ -1,4 +1,4 @@
-"""Who takes part in a meeting with a token must know it, on both sides, and it never travels; what is asked for has bounds."""
+"""Who takes part in a rendezvous with a token must know it, on both sides, and it never travels; what is asked for has bounds."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_who_leaves_before_the_greeting_leaves_no_descriptor() -> None:
 
 def test_hosts_with_one_token_meet() -> None:
     """The holder and two others, with a token: all get a result, and every link is open."""
-    from doctor.test_meeting import make_plans, play
+    from doctor.test_rendezvous import make_plans, play
 
     ends = play(make_plans(3, token=TOKEN))
     assert [len(one.hosts) for one in ends] == [3, 3, 3]

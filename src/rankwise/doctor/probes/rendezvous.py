@@ -1,8 +1,4 @@
-# Whether all hosts reach the master's address
-
-`meeting` · between hosts · class [I1](../reference/failure-classes.md#i1-a-rank-never-arrives), [I2](../reference/failure-classes.md#i2-nothing-listens-at-the-rendezvous-address), [I4](../reference/failure-classes.md#i4-localhost-as-the-rendezvous-of-several-nodes), [I10](../reference/failure-classes.md#i10-two-processes-claim-one-rank), [I11](../reference/failure-classes.md#i11-a-rank-or-node-number-that-does-not-exist), [I12](../reference/failure-classes.md#i12-the-ranks-believe-in-different-world-sizes)
-
-Whether all hosts reach the job's rendezvous, and which are lost on the way.
+"""Whether all hosts reach the job's rendezvous, and which are lost on the way.
 
 **Why it matters.** A rank that does not arrive holds up all others in `init_process_group`, which prints nothing until its timeout: on Gloo
 30 minutes. A host that dies later leaves them in their next collective.
@@ -19,5 +15,14 @@ including the commands that would fix them. Nothing that another host sends is r
 **What to do.** Look at the host that is named: is it up, was the same command started there, does `timeout 3 bash -c '</dev/tcp/node0/29500'`
 work there while the doctor waits? If a connection is refused, nothing listens at that address: the name leads elsewhere, or the first host was
 not started. If it is dropped, a firewall is in between.
+"""
 
-[All probes](README.md)
+from rankwise.doctor.probe import Probe
+
+PROBE = Probe(
+    "rendezvous",
+    "whether all hosts reach the master's address",
+    "hosts",
+    "slow",
+    classes=("I1", "I2", "I4", "I10", "I11", "I12"),
+)

@@ -1,4 +1,4 @@
-"""Hosts that meet, played by one process at addresses of 127.0.0.0/8; and the parts of a meeting one by one."""
+"""Hosts that meet, played by one process at addresses of 127.0.0.0/8; and the parts of a rendezvous one by one."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ def test_a_port_that_is_taken_is_told_with_its_holder() -> None:
     assert "is taken by pid " in end.message
 
 
-def test_strangers_do_not_disturb_a_meeting() -> None:
-    """Port scanners, browsers and half lines at the endpoint: the meeting goes on."""
+def test_strangers_do_not_disturb_a_rendezvous() -> None:
+    """Port scanners, browsers and half lines at the endpoint: the rendezvous goes on."""
     plans = make_plans(2)
     ends: list[Any] = []
     thread = threading.Thread(target=lambda: ends.extend(play(plans[:1])))

@@ -1,4 +1,4 @@
-"""One host of a meeting, as a program: says what it waits for, and at its end the result as one line of JSON.
+"""One host of a rendezvous, as a program: says what it waits for, and at its end the result as one line of JSON.
 
 Arguments: a dictionary as JSON, with the fields of the plan, and of ``probes`` the ids, ``backend``, ``master_addr``, ``master_port``,
 ``ahead_s``: how wrong its clock is, and ``hangs``: whether one of its probes waits for ever.

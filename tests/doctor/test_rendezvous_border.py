@@ -355,11 +355,11 @@ def test_a_port_in_the_name_of_the_meetings_host_is_told(tmp_path: Path) -> None
 
 
 def test_a_meeting_that_failed_is_a_reading() -> None:
-    """What the user is to see beside this host's own readings: a failure of ``meeting``, with what is to be done."""
+    """What the user is to see beside this host's own readings: a failure of ``rendezvous``, with what is to be done."""
     told = JoinError("it broke", "# mend it", "I9").to_reading()
     assert (told.verdict, told.probe, told.what, told.fix, told.class_id) == (
         "fail",
-        "meeting",
+        "rendezvous",
         "it broke",
         "# mend it",
         "I9",
