@@ -142,8 +142,10 @@ class Attempt:
         job.events.write("ranks.started", attempt=self._index, num=len(self._ranks), world_size=part.world_size)
         # While the ranks start: with all rules of the verdict it takes 0.04 s.
         from rankwise.launcher.job_monitor import JobMonitor  # noqa: PLC0415
+        from rankwise.launcher.late_imports import LateImports  # noqa: PLC0415
 
         self._monitor: JobMonitor = JobMonitor(job, part, self._ranks, self._folder)
+        self._late_imports = LateImports(self._clock)
         if job.check is not None and self._index == 0:
             job.check.start()
 
@@ -159,6 +161,7 @@ class Attempt:
             # Ranks that follow one that has left have a bound of their own.
             if not (self._is_over() or self._requeue.has_begun):
                 self._monitor.poll()
+                self._late_imports.poll()
         clean = not self._is_over()
         if clean:
             self._monitor.take_end()
