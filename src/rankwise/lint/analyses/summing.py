@@ -14,17 +14,8 @@ if TYPE_CHECKING:
     from rankwise.lint.interpreter.values import Call
     from rankwise.lint.script import Script
 
-_SCALINGS = (
-    "div",
-    "div_",
-    "true_divide",
-    "true_divide_",
-    "divide",
-    "divide_",
-    "mul",
-    "mul_",
-    "_foreach_div_",
-    "_foreach_mul_",
+_SCALINGS = tuple(
+    """div div_ true_divide true_divide_ divide divide_ mul mul_ _foreach_div_ _foreach_mul_""".split()  # noqa: SIM905
 )
 
 

@@ -16,30 +16,8 @@ if TYPE_CHECKING:
 
 #: Methods and attributes that show the same memory in another way.
 VIEWS = frozenset(
-    {
-        "view",
-        "view_as",
-        "data",
-        "detach",
-        "squeeze",
-        "unsqueeze",
-        "narrow",
-        "select",
-        "expand",
-        "contiguous",
-        "flatten",
-        "reshape",
-        "requires_grad_",
-        "t",
-        "T",
-        "transpose",
-        "permute",
-        "mT",
-        "detach_",
-        "real",
-        "swapaxes",
-        "movedim",
-    }
+    """view view_as data detach squeeze unsqueeze narrow select expand contiguous flatten reshape requires_grad_ t T
+    transpose permute mT detach_ real swapaxes movedim""".split()  # noqa: SIM905
 )
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 

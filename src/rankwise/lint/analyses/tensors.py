@@ -86,11 +86,7 @@ def sources_of(value: Value, *, cuts: bool = True, until: Callable[[Value], bool
         waiting += thing.values if isinstance(thing, Items) else [thing.receiver] if isinstance(thing, Method) else []
         if made is not None and id(made) not in seen and not (cuts and is_model_call(made)):
             seen.add(id(made))
-            waiting += [
-                *([made.receiver] if made.name != "either" else []),
-                *made.args,
-                *made.kwargs.values(),
-            ]
+            waiting += [*([made.receiver] if made.name != "either" else []), *made.args, *made.kwargs.values()]
 
 
 def learns(value: Value | None) -> bool:

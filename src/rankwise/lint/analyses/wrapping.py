@@ -99,11 +99,7 @@ def _wrap(entry: Entry, call: Call, thing: Object) -> Wrap:
     statement = statement_of(call.module.tree, call.node)
     names = _names(call, thing, targets_of(statement)) if statement is not None else set()
     return Wrap(
-        entry=entry,
-        call=call,
-        wrapper=thing,
-        inner=inner if inner is not None else call.result,
-        names=frozenset(names),
+        entry=entry, call=call, wrapper=thing, inner=inner if inner is not None else call.result, names=frozenset(names)
     )
 
 

@@ -15,24 +15,8 @@ if TYPE_CHECKING:
 
 #: Folders that hold other people's code, or what was made of one's own.
 _SKIPPED = frozenset(
-    {
-        ".git",
-        ".hg",
-        ".svn",
-        ".tox",
-        ".nox",
-        "node_modules",
-        "__pycache__",
-        "build",
-        "dist",
-        "site-packages",
-        ".ipynb_checkpoints",
-        ".rankwise_cache",
-        ".mypy_cache",
-        ".ruff_cache",
-        ".pytest_cache",
-        ".eggs",
-    }
+    """.git .hg .svn .tox .nox node_modules __pycache__ build dist site-packages .ipynb_checkpoints .rankwise_cache
+    .mypy_cache .ruff_cache .pytest_cache .eggs""".split()  # noqa: SIM905
 )
 _GIT_S = 10.0
 _SEPARATOR = re.escape(os.sep)

@@ -22,19 +22,7 @@ if TYPE_CHECKING:
 
 _PYTHON = frozenset({"python", "py", "python3", "pycon", "python-repl", "ipython", "ipython3", "pytorch"})
 _SHELL = frozenset(
-    {
-        "bash",
-        "sh",
-        "shell",
-        "zsh",
-        "console",
-        "shell-session",
-        "shellsession",
-        "sh-session",
-        "terminal",
-        "slurm",
-        "sbatch",
-    }
+    """bash sh shell zsh console shell-session shellsession sh-session terminal slurm sbatch""".split()  # noqa: SIM905
 )
 _CONSOLES = frozenset({"console", "shell-session", "shellsession", "sh-session"})
 _MARKS = re.compile(r"(?:\s*(?:>|[-*+](?=\s)|\d{1,9}[.)](?=\s)))*\s*")

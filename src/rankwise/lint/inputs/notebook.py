@@ -73,12 +73,7 @@ def read_notebook(path: str, text: str) -> tuple[tuple[CodeUnit, ...], Unparsed 
 
 
 def _no_notebook(why: str, line: int = 1, col: int = 1) -> Unparsed:
-    return Unparsed(
-        line=line,
-        col=col,
-        why=f"this is not a notebook: {why}",
-        fix="save it again from Jupyter",
-    )
+    return Unparsed(line=line, col=col, why=f"this is not a notebook: {why}", fix="save it again from Jupyter")
 
 
 def code_cells(notebook: object) -> dict[int, dict[str, Any]]:

@@ -91,10 +91,7 @@ def _pass_on_fills(run: Run, function: Function, node: ast.AST, scope: Scope | N
     if not fills or scope is None or not isinstance(node, ast.Call):
         return
     names = [one.arg for one in (*function.node.args.posonlyargs, *function.node.args.args)][skipped:]
-    given = {
-        **dict(zip(names, node.args, strict=False)),
-        **{one.arg: one.value for one in node.keywords if one.arg},
-    }
+    given = {**dict(zip(names, node.args, strict=False)), **{one.arg: one.value for one in node.keywords if one.arg}}
     for name, new in fills.items():
         target = given.get(name)
         if isinstance(target, (ast.Name, ast.Attribute, ast.Subscript)):
@@ -161,12 +158,7 @@ def _call_instance(
                 # Activations differ as the data do, whatever the text of forward shows.
                 value = mixed((result, *args, *kwargs.values()))
                 made = Call(
-                    name="torch.nn.Module.__call__",
-                    node=node,
-                    module=module,
-                    args=args,
-                    kwargs=kwargs,
-                    receiver=func,
+                    name="torch.nn.Module.__call__", node=node, module=module, args=args, kwargs=kwargs, receiver=func
                 )
                 made.result = Value(
                     max(value.spread, Spread.LOCAL),

@@ -7,16 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rankwise.lint.interpreter.run import Scope
-from rankwise.lint.interpreter.values import (
-    NOTHING,
-    Deferred,
-    Function,
-    Library,
-    Method,
-    ModuleRef,
-    UserClass,
-    Value,
-)
+from rankwise.lint.interpreter.values import NOTHING, Deferred, Function, Library, Method, ModuleRef, UserClass, Value
 from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.hints import only_of
 from rankwise.lint.library.names import canonical

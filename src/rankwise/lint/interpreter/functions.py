@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 
 
 def call_function(
-    run: Run,
-    function: Function,
-    args: tuple[Value, ...],
-    kwargs: dict[str, Value],
-    node: ast.AST,
-    module: Module,
+    run: Run, function: Function, args: tuple[Value, ...], kwargs: dict[str, Value], node: ast.AST, module: Module
 ) -> Value:
     """Run a function of the user's in place."""
     if _is_too_deep(run, function) or not _is_worth_it(run, function):
@@ -82,13 +77,7 @@ def _key(run: Run, function: Function, scope: Scope) -> tuple[object, ...] | Non
     if run.dry or run.moment is not None or isinstance(function.node, ast.Lambda):
         return None
     given = compared(scope.names.values())
-    return (
-        function.node,
-        id(function.scope),
-        given,
-        tuple(id(guard.node) for guard in run.guards),
-        run.initialized,
-    )
+    return (function.node, id(function.scope), given, tuple(id(guard.node) for guard in run.guards), run.initialized)
 
 
 #: Annotations that leave open what a parameter is, or say that it is a module.

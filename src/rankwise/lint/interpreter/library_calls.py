@@ -57,9 +57,7 @@ def do_act(run: Run, call: Call, act: Act, scope: Scope | None, name: str | None
     given = mixed((call.receiver, *call.args, *call.kwargs.values()))
     if act.result == "equal":
         return Value(
-            origin=AGREED,
-            thing=Object(MADE_KINDS[call.name], call) if call.name in MADE_KINDS else None,
-            via=given.via,
+            origin=AGREED, thing=Object(MADE_KINDS[call.name], call) if call.name in MADE_KINDS else None, via=given.via
         )
     if act.result == "local":
         return Value(Spread.LOCAL, given.origin | {"data"})
@@ -90,12 +88,7 @@ def _fill(run: Run, call: Call, fills: tuple[int, str, str], scope: Scope) -> No
     new = (
         Value(origin=AGREED, thing=thing, via=old.via)
         if is_equal
-        else Value(
-            Spread.LOCAL,
-            frozenset({"data", "scattered", *left_on_others(run, call)}),
-            thing=thing,
-            via=old.via,
-        )
+        else Value(Spread.LOCAL, frozenset({"data", "scattered", *left_on_others(run, call)}), thing=thing, via=old.via)
     )
     new = new.given_by(call)
     if old.is_known and old.const is None:

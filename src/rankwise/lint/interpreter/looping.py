@@ -116,10 +116,7 @@ def _loop(
     base, guards = scope.names, run.guards
     implied = run.implied.get(node.test, ()) if isinstance(node, ast.While) else ()
     if isinstance(node, ast.While) and test is not None and asks_who(test()) and test().truth():
-        implied = (
-            *implied,
-            Guard(node.test, scope.module, test().origin, outcome=True, depth=len(run.stack)),
-        )
+        implied = (*implied, Guard(node.test, scope.module, test().origin, outcome=True, depth=len(run.stack)))
     with run.within("loops", node), run.within("guards", *implied):
         inner = run.guards
         if not run.dry:

@@ -134,10 +134,7 @@ def note_misfit(
 
 def misfit(takes: ast.arguments, num_args: int, named: set[str]) -> str:
     """Why so many arguments, and others by these names, do not fit a function's parameters; empty if they do."""
-    names, only = (
-        [one.arg for one in (*takes.posonlyargs, *takes.args)],
-        [one.arg for one in takes.kwonlyargs],
-    )
+    names, only = ([one.arg for one in (*takes.posonlyargs, *takes.args)], [one.arg for one in takes.kwonlyargs])
     needed = names[num_args : len(names) - len(takes.defaults)]
     needed += [one for one, default in zip(only, takes.kw_defaults, strict=True) if default is None]
     lacking = [one for one in needed if one not in named]

@@ -73,10 +73,7 @@ def _range(_run: Run, call: Call) -> Value:
             length = UNKNOWN
     if value.spread and length is UNKNOWN:
         value = Value(value.spread, value.origin | {"share"})
-    attrs = {
-        "length": Value(value.spread, value.origin, length),
-        "bounds": Value(thing=Items(list(call.args))),
-    }
+    attrs = {"length": Value(value.spread, value.origin, length), "bounds": Value(thing=Items(list(call.args)))}
     return Value(value.spread, value.origin, thing=Object("range", call, attrs))
 
 

@@ -71,11 +71,7 @@ def synced_forward(run: Run, call: Call, thing: Object | Instance) -> None:
 
 def _switch(_run: Run, call: Call, _kinds: list[str]) -> Value | None:
     """`model.eval()` and `model.train()`, of the wrapper and of what is in it."""
-    for value in (
-        call.receiver,
-        getattr(call.receiver.thing, "attrs", {}).get("module"),
-        _wrapped(call.receiver),
-    ):
+    for value in (call.receiver, getattr(call.receiver.thing, "attrs", {}).get("module"), _wrapped(call.receiver)):
         attrs = getattr(value.thing, "attrs", None) if value is not None else None
         if isinstance(attrs, dict):
             is_eval = call.name.endswith(".eval") or bool(call.args and call.args[0].const is False)
@@ -398,22 +394,9 @@ def _same_parser(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     return call.receiver if kinds and kinds[0].endswith("ArgumentParser") else None
 
 
-_OF_DATASET = (
-    "shuffle",
-    "map",
-    "filter",
-    "with_format",
-    "set_format",
-    "shard",
-    "select",
-    "take",
-    "skip",
-    "rename_column",
-    "remove_columns",
-    "with_transform",
-    "select_columns",
-    "flatten_indices",
-    "cast_column",
+_OF_DATASET = tuple(
+    """shuffle map filter with_format set_format shard select take skip rename_column remove_columns with_transform
+    select_columns flatten_indices cast_column""".split()  # noqa: SIM905
 )
 METHODS: dict[str, Callable[[Run, Call, list[str]], Value | None]] = {**dict.fromkeys(_OF_DATASET, _of_dataset), "add_argument": _add_option,
     **dict.fromkeys(("exists", "is_file", "is_dir"), _on_disk), "add_argument_group": _same_parser, "add_subparsers": _same_parser, "add_parser": _same_parser, "set_defaults": _set_defaults, "__init__": _inherit, "add_mutually_exclusive_group": _same_parser, "strftime": clock_text, "eval": _switch, "train": _switch,

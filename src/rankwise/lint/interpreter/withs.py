@@ -6,17 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.interpreter.history import Arm, Fork
-from rankwise.lint.interpreter.values import (
-    ANY,
-    Bound,
-    Function,
-    Instance,
-    Library,
-    Object,
-    Spread,
-    Suspended,
-    Value,
-)
+from rankwise.lint.interpreter.values import ANY, Bound, Function, Instance, Library, Object, Spread, Suspended, Value
 from rankwise.lint.library.names import OPEN
 
 if TYPE_CHECKING:

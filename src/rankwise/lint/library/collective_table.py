@@ -53,8 +53,7 @@ class Act:
     def takes(self) -> tuple[int, str] | None:
         """Position and name of the parameter for the tensor that this rank brings."""
         return next(
-            ((at, name) for at, name in enumerate(self.signature) if name in {"tensor", "input_tensor", "input"}),
-            None,
+            ((at, name) for at, name in enumerate(self.signature) if name in {"tensor", "input_tensor", "input"}), None
         )
 
 
@@ -73,14 +72,7 @@ def _named(
 ) -> Act:
     names = tuple(signature.split())
     filled = (names.index(fills), fills, spread) if fills else None
-    return Act(
-        family=family,
-        result=result,
-        fills=filled,
-        group=names.index("group"),
-        is_sure=is_sure,
-        signature=names,
-    )
+    return Act(family=family, result=result, fills=filled, group=names.index("group"), is_sure=is_sure, signature=names)
 
 
 _D = "torch.distributed."
@@ -115,11 +107,7 @@ _FUNCTIONS: dict[str, Act] = {
     "irecv": _named("tensor src group tag group_src", "tensor", "local", family="point", result="same", is_sure=False),
     "send_object_list": _named("object_list dst group device group_dst use_batch", family="point"),
     "recv_object_list": _named(
-        "object_list src group device group_src use_batch",
-        "object_list",
-        "local",
-        family="point",
-        result="same",
+        "object_list src group device group_src use_batch", "object_list", "local", family="point", result="same"
     ),
     "new_group": _op("group", result="equal"),
     "new_subgroups": _op("group", result="equal"),

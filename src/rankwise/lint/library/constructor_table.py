@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.lint.library.names import (
-    CONTEXT,
-    DDP,
-    ENGINE,
-    FSDP,
-    GROUP,
-)
+from rankwise.lint.library.names import CONTEXT, DDP, ENGINE, FSDP, GROUP
 
 #: Wrapped models: calling them is a forward pass that ranks make together, or may.
 WRAPPERS = frozenset({DDP, FSDP, ENGINE})
@@ -45,14 +39,8 @@ FACTORIES = OF_VALUES | {f"torch.{name}" for name in ("zeros", "ones", "empty", 
 DRAWN = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "normal", "randperm", "bernoulli"))
 #: Functions that seed all generators at once.
 SEEDS_ALL = frozenset(
-    {
-        "accelerate.utils.set_seed",
-        "transformers.set_seed",
-        "transformers.trainer_utils.set_seed",
-        "lightning.seed_everything",
-        "lightning.pytorch.seed_everything",
-        "lightning.fabric.seed_everything",
-    }
+    """accelerate.utils.set_seed transformers.set_seed transformers.trainer_utils.set_seed lightning.seed_everything
+    lightning.pytorch.seed_everything lightning.fabric.seed_everything""".split()  # noqa: SIM905
 )
 #: Methods that give their object back.
 RETURNS_SELF = frozenset({"to", "cuda", "cpu", "float", "half", "bfloat16", "double", "train", "eval", "requires_grad_",

@@ -78,12 +78,10 @@ _WHOLE = {
     "torch.distributed.group.WORLD": "torch.distributed.GroupMember.WORLD",
     "posix.environ": "os.environ",
     **dict.fromkeys(
-        (f"rankwise.tf.{kind}Strategy" for kind in ("Mirrored", "MultiWorkerMirrored", "CentralStorage")),
-        STRATEGY,
+        (f"rankwise.tf.{kind}Strategy" for kind in ("Mirrored", "MultiWorkerMirrored", "CentralStorage")), STRATEGY
     ),
     **dict.fromkeys(
-        (f"rankwise.tf.{kind}ClusterResolver" for kind in ("Simple", "TFConfig", "Slurm", "Kubernetes")),
-        RESOLVER,
+        (f"rankwise.tf.{kind}ClusterResolver" for kind in ("Simple", "TFConfig", "Slurm", "Kubernetes")), RESOLVER
     ),
 }
 

@@ -161,10 +161,7 @@ def place_of(item: Op | Loop | Exit) -> tuple[int, ...]:
 
 
 def _guard_that_divides(
-    guards: Sequence[Guard],
-    doers: Sequence[int],
-    others: Sequence[int],
-    outcomes: dict[int, dict[object, set[bool]]],
+    guards: Sequence[Guard], doers: Sequence[int], others: Sequence[int], outcomes: dict[int, dict[object, set[bool]]]
 ) -> Guard | None:
     """The innermost test that gave something else, or was never met, on the others."""
     for guard in reversed(guards):

@@ -166,12 +166,7 @@ def _lexical(path: Path) -> str:
 
 
 def _region(span: Span) -> Json:
-    return {
-        "startLine": span.line,
-        "startColumn": span.col,
-        "endLine": span.end_line,
-        "endColumn": span.end_col,
-    }
+    return {"startLine": span.line, "startColumn": span.col, "endLine": span.end_line, "endColumn": span.end_col}
 
 
 def _replacement(edit: Edit) -> Json:

@@ -62,22 +62,9 @@ def _is_module(value: Value) -> bool:
 
 
 #: Words in the names of layers that have parameters.
-_HEAVY = (
-    "Linear",
-    "Conv",
-    "Embedding",
-    "LSTM",
-    "GRU",
-    "RNN",
-    "Norm",
-    "Attention",
-    "Transformer",
-    "Parameter",
-    "Sequential",
-    "ModuleList",
-    "ModuleDict",
-    "Bilinear",
-    "PReLU",
+_HEAVY = tuple(
+    """Linear Conv Embedding LSTM GRU RNN Norm Attention Transformer Parameter Sequential ModuleList ModuleDict
+    Bilinear PReLU""".split()  # noqa: SIM905
 )
 
 
@@ -221,8 +208,5 @@ def _fix(call: Call, wrapped: Object) -> str:
     inner = made.arg_node(0, "module") if made is not None and made.name == DDP else None
     if made is None or inner is None:
         return f"convert first, then wrap: call `{convert}(...)` on the model before it is wrapped"
-    wrap, more = (
-        text_of(getattr(made.node, "func", None)),
-        ", ..." if len(made.args) + len(made.kwargs) > 1 else "",
-    )
+    wrap, more = (text_of(getattr(made.node, "func", None)), ", ..." if len(made.args) + len(made.kwargs) > 1 else "")
     return f"convert first, then wrap: `{wrap}({convert}({text_of(inner)}){more})`"

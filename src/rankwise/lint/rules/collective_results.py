@@ -5,15 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.collective_calls import (
-    FILLED,
-    ROOTED,
-    D,
-    collectives,
-    filled_node,
-    root_rank,
-    word_of,
-)
+from rankwise.lint.analyses.collective_calls import FILLED, ROOTED, D, collectives, filled_node, root_rank, word_of
 from rankwise.lint.analyses.job_view import function_of, text_of
 from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.analyses.summing import divides, is_sum

@@ -106,15 +106,7 @@ _NUMBERS = {
     "num_machines",
     "main_process_port",
 }
-_FLAGS = {
-    *_NUMBERS,
-    "master_addr",
-    "rdzv_endpoint",
-    "main_process_ip",
-    "machine_rank",
-    "num_gpus",
-    "num_nodes",
-}
+_FLAGS = {*_NUMBERS, "master_addr", "rdzv_endpoint", "main_process_ip", "machine_rank", "num_gpus", "num_nodes"}
 _TORCH = {"MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE"}
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 

@@ -54,9 +54,7 @@ def collective_under_rank_test(script: Script) -> Iterator[Found]:
         is_needless = is_alone and not one.op.call.name.rpartition(".")[2].startswith(_FILLING)
         fix = "outside the test" if is_needless else "and keep only the use of its result under the test"
         yield _reported(
-            one,
-            ": it waits for the others, or pairs with their next collective",
-            f"call {name} on every rank, {fix}",
+            one, ": it waits for the others, or pairs with their next collective", f"call {name} on every rank, {fix}"
         )
 
 

@@ -38,15 +38,8 @@ if TYPE_CHECKING:
 
 #: These take a device by position.
 _TAKES_FIRST = frozenset(
-    {
-        "torch.cuda.set_device",
-        "torch.accelerator.set_device_index",
-        "torch.accelerator.set_device_idx",
-        "torch.cuda.device",
-        "torch.device",
-        "torch.xpu.set_device",
-        "torch.npu.set_device",
-    }
+    """torch.cuda.set_device torch.accelerator.set_device_index torch.accelerator.set_device_idx torch.cuda.device
+    torch.device torch.xpu.set_device torch.npu.set_device""".split()  # noqa: SIM905
 )
 _NAMES = ("device", "device_id", "output_device", "device_ids")
 

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.analyses.data_flow import SAMPLER_AT, shown
 from rankwise.lint.analyses.epochs import is_reached, loops_of, reshuffled, set_epoch_calls
 from rankwise.lint.analyses.in_ranks import is_in_ranks
-from rankwise.lint.analyses.job_view import (
-    function_of,
-    is_distributed,
-    is_spawned,
-    node_in,
-    once,
-    places,
-    text_of,
-)
+from rankwise.lint.analyses.job_view import function_of, is_distributed, is_spawned, node_in, once, places, text_of
 from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.finding import Found
 from rankwise.lint.library.names import SAMPLER
@@ -98,10 +90,7 @@ def _fault(call: Call, one: Pass, loops: list[ast.AST]) -> tuple[Severity, str] 
     over = shown(one)
     given = call.arg_node(0, "epoch")
     if not set(loops) & set(call.loops):
-        return (
-            "error",
-            f"set_epoch is called once, before all epochs, so each epoch reads `{over}` in the same order",
-        )
+        return ("error", f"set_epoch is called once, before all epochs, so each epoch reads `{over}` in the same order")
     value = call.arg(0, "epoch")
     if value is not None and value.is_known:
         return (

@@ -17,15 +17,7 @@ from rankwise.lint.analyses.collective_calls import (
     word_of,
 )
 from rankwise.lint.analyses.in_ranks import WHO
-from rankwise.lint.analyses.job_view import (
-    function_of,
-    is_distributed,
-    line_of,
-    once,
-    places,
-    statement_of,
-    text_of,
-)
+from rankwise.lint.analyses.job_view import function_of, is_distributed, line_of, once, places, statement_of, text_of
 from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.analyses.tensor_text import is_behind, key_of, loads, nodes_in, root_of, targets_of
 from rankwise.lint.finding import Found
@@ -42,19 +34,7 @@ if TYPE_CHECKING:
 
 #: What is known of a tensor before its content is.
 _QUIET = frozenset(
-    [
-        "shape",
-        "size",
-        "device",
-        "dtype",
-        "numel",
-        "dim",
-        "record_stream",
-        "data_ptr",
-        "element_size",
-        "is_cuda",
-        "nelement",
-    ]
+    "shape size device dtype numel dim record_stream data_ptr element_size is_cuda nelement".split()  # noqa: SIM905
 )
 
 

@@ -22,13 +22,8 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 _RANDOM = frozenset({"reset_parameters", "apply", "init_weights", "_init_weights", "initialize_weights"})
-_SENDS = (
-    "broadcast",
-    "_sync_params_and_buffers",
-    "_broadcast_coalesced",
-    "sync_module_states",
-    "sync_params",
-    "broadcast_parameters",
+_SENDS = tuple(
+    """broadcast _sync_params_and_buffers _broadcast_coalesced sync_module_states sync_params broadcast_parameters""".split()  # noqa: SIM905
 )
 
 

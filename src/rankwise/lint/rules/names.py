@@ -55,19 +55,13 @@ def _where(scopes: Scopes, name: ast.Name, scope: Scope) -> tuple[str, str]:
                 return _local_of(other.node, other, name.id, line, reader)
             if isinstance(other.node, ast.ClassDef):
                 owner = other.node.name
-                return (
-                    f"it belongs to class {owner}, line {line}",
-                    f"write `self.{name.id}` or `{owner}.{name.id}`",
-                )
+                return (f"it belongs to class {owner}, line {line}", f"write `self.{name.id}` or `{owner}.{name.id}`")
     if here is not None and here.args.args and here.args.args[0].arg == "self" and _is_attribute(scopes, name.id):
         return f"only `self.{name.id}` exists", f"write `self.{name.id}`"
     visible = [*scopes.module.bound, *((here and scopes.opened[here].bound) or ())]
     close = get_close_matches(name.id, visible, n=1, cutoff=0.8)
     if close:
-        return (
-            f"nothing here binds it; `{close[0]}` exists",
-            f"write `{close[0]}`, or define `{name.id}` first",
-        )
+        return (f"nothing here binds it; `{close[0]}` exists", f"write `{close[0]}`, or define `{name.id}` first")
     return ("nothing here binds it", f"import or define `{name.id}`, or pass it to {reader} as an argument")
 
 

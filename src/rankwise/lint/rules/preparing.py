@@ -186,12 +186,7 @@ def _edits(script: Script, call: Call) -> list[Edit]:
     parts = [*node.args, *(one.value for one in node.keywords)]
     if not parts:
         span = span_of(node, script.unit.lines)
-        return [
-            Edit(
-                span=Span(span.end_line, span.end_col - 1, span.end_line, span.end_col - 1),
-                text="exist_ok=True",
-            )
-        ]
+        return [Edit(span=Span(span.end_line, span.end_col - 1, span.end_line, span.end_col - 1), text="exist_ok=True")]
     last = max((span_of(part, script.unit.lines) for part in parts), key=lambda span: (span.end_line, span.end_col))
     if script.unit.lines[last.end_line - 1][last.end_col - 1 : last.end_col] not in {")", ","}:
         return []

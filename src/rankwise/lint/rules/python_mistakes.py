@@ -234,13 +234,7 @@ def _set_by(method: FunctionNode) -> list[str]:
     ]
 
 
-@rule(
-    "RW819",
-    "error",
-    "",
-    "a function of the text is called with arguments that it does not take",
-    needs_ranks=False,
-)
+@rule("RW819", "error", "", "a function of the text is called with arguments that it does not take", needs_ranks=False)
 def call_does_not_fit(script: Script) -> Iterator[Found]:
     for note in script.notes:
         if isinstance(note, Misfit) and note.module is script.module and not is_caught(script.tree, note.node):

@@ -170,11 +170,7 @@ def _ports(script: Script) -> Iterator[tuple[Place, Value, ast.AST]]:
     for setting in settings(script):
         if setting.key == "MASTER_PORT":
             statement = statement_of(script.tree, setting.node)
-            yield (
-                setting.place,
-                setting.value,
-                statement.value if isinstance(statement, ast.Assign) else setting.node,
-            )
+            yield (setting.place, setting.value, statement.value if isinstance(statement, ast.Assign) else setting.node)
     for place in once(places(script, INIT, _STORE)):
         serves = place.last.arg(3, "is_master") if place.last.name == _STORE else None
         if serves is not None and serves.const is True:
@@ -247,11 +243,7 @@ def _several(script: Script) -> tuple[str, bool, Call | None] | None:
         if option.dest in _NODES:
             default = option.default.const if option.default is not None else None
             is_more = isinstance(default, int) and default > 1
-            return (
-                f"{option.flags[-1]} {'is ' + str(default) if is_more else 'may be more than 1'}",
-                is_more,
-                None,
-            )
+            return (f"{option.flags[-1]} {'is ' + str(default) if is_more else 'may be more than 1'}", is_more, None)
     nodes = scopes_of(script.tree)
     assigned: list[ast.Assign | ast.AnnAssign] = [*nodes.all(ast.Assign), *nodes.all(ast.AnnAssign)]
     for node in assigned:

@@ -6,16 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.data_flow import (
-    AT,
-    ITERABLE,
-    given,
-    is_given_away,
-    is_prepared,
-    passes,
-    sampler_of,
-    shown,
-)
+from rankwise.lint.analyses.data_flow import AT, ITERABLE, given, is_given_away, is_prepared, passes, sampler_of, shown
 from rankwise.lint.analyses.job_view import is_distributed, node_in, once, places, text_of
 from rankwise.lint.analyses.shares import (
     is_each_ranks_own,

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.data_flow import (
-    given,
-    hf_stream,
-    is_given_away,
-    is_prepared,
-    is_stream,
-    passes,
-    shown,
-)
+from rankwise.lint.analyses.data_flow import given, hf_stream, is_given_away, is_prepared, is_stream, passes, shown
 from rankwise.lint.analyses.in_ranks import differs_deeply
 from rankwise.lint.analyses.job_view import is_distributed, node_in, once, places, text_of
 from rankwise.lint.analyses.shares import (

@@ -44,9 +44,6 @@ def text_is_not_shell(shell: Shell) -> Iterator[Found]:
     is_empty = not shell.reading.commands and not shell.reading.settings
     if not shell.has_errors or not is_empty or shell.unit.is_fragment:
         return
-    line = next(
-        (number for number, text in enumerate(shell.unit.lines, start=1) if text.strip() and text[0] != "#"),
-        1,
-    )
+    line = next((number for number, text in enumerate(shell.unit.lines, start=1) if text.strip() and text[0] != "#"), 1)
     span = Span(line, 1, line, len(shell.unit.lines[line - 1]) + 1)
     yield Found(span, "this can't be parsed as bash", "run `bash -n` on it: it says what is left open")

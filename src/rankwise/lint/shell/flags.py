@@ -152,10 +152,7 @@ TABLES: dict[str, FlagTable] = {
     "torchrun": _table(_TORCHRUN_VALUES, _TORCHRUN_SWITCHES, short=_SHORT),
     "launch": _table(_TORCHRUN_VALUES, f"{_TORCHRUN_SWITCHES} use_env", short=_SHORT),
     "rankwise": _table(
-        f"{_TORCHRUN_VALUES} {_RANKWISE_VALUES}",
-        f"{_TORCHRUN_SWITCHES} {_RANKWISE_SWITCHES}",
-        short=_SHORT,
-        whole=_OWN,
+        f"{_TORCHRUN_VALUES} {_RANKWISE_VALUES}", f"{_TORCHRUN_SWITCHES} {_RANKWISE_SWITCHES}", short=_SHORT, whole=_OWN
     ),
     "accelerate": _table(
         _ACCELERATE_VALUES,

@@ -110,10 +110,7 @@ def study_shell(unit: CodeUnit) -> Shell:
     for name, number in (
         ("SLURM_NNODES", batch.num_nodes),
         ("SLURM_JOB_NUM_NODES", batch.num_nodes),
-        (
-            "SLURM_NTASKS",
-            batch.num_tasks if "ntasks" in batch.options or "ntasks-per-node" in batch.options else None,
-        ),
+        ("SLURM_NTASKS", batch.num_tasks if "ntasks" in batch.options or "ntasks-per-node" in batch.options else None),
         ("SLURM_NTASKS_PER_NODE", batch.number("ntasks-per-node")),
     ):
         if number is not None:

@@ -299,9 +299,7 @@ class Walk:
             for node in given_scripts(command, nodes):
                 escaped = b'\\"$`' if node.type == "string" else b""
                 self._text_in(
-                    self.source.inner(node.start_byte + 1, node.end_byte - 1, unescape=escaped),
-                    command,
-                    around,
+                    self.source.inner(node.start_byte + 1, node.end_byte - 1, unescape=escaped), command, around
                 )
 
     def _text_in(self, source: Source, command: Command, around: Around) -> None:
