@@ -106,3 +106,24 @@ def test_a_library_in_its_own_source_stays_a_library(tmp_path: Path) -> None:
     """Beside a project's setup, a package of a library's name is that library, which tables know."""
     files = {"datasets/__init__.py": _LOADERS, "setup.py": "", "main.py": _USES}
     assert _rules(tmp_path, files, "main.py") == []
+
+
+_JOIN = "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+_PATHS = {
+    "a folder without __init__ is a package": ("RW515", {"parts/loaders.py": _LOADERS, "main.py": _JOIN + "from parts import loaders\nloaders.load()\n"}),
+    "an import of an import begins beside the program": (
+        "RW515",
+        {"a/one.py": "from b.loaders import load\n", "b/loaders.py": _LOADERS, "main.py": _JOIN + "from a.one import load\nload()\n"},
+    ),
+    "a package takes all names of its modules": (
+        "RW515",
+        {"parts/__init__.py": "from .loaders import *\n", "parts/loaders.py": _LOADERS, "main.py": _JOIN + "from parts import load\nload()\n"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _PATHS)
+def test_what_is_imported_is_followed(tmp_path: Path, name: str) -> None:
+    """A mistake that lies in another file, or is made with what another one was given, is found where the program leads to it."""
+    rule_id, files = _PATHS[name]
+    assert rule_id in _rules(tmp_path, files, "main.py")

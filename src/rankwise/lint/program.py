@@ -113,9 +113,11 @@ class Project:
         roots: Folders from which absolute imports are tried, beside the importing file's own.
         read: Files that were looked at for imports, whether or not they exist: what a cached result depends on.
         searched: Files whose text alone was, for what they start; a result depends on them, too.
+        program: The file that is studied: whatever it imports may import what lies beside it.
     """
 
     roots: tuple[Path, ...] = ()
+    program: Path | None = None
     read: set[Path] = field(default_factory=set)
     searched: set[Path] = field(default_factory=set)
     _modules: dict[Path, Module | None] = field(default_factory=dict)
@@ -175,7 +177,8 @@ class Project:
             # Python looks beside the script before it looks for what is installed.
             is_ours = top not in sys.stdlib_module_names and self._stands_beside(importer, top)
             return self._file_of(importer.path.parent, name) if is_ours else None
-        bases = dict.fromkeys((importer.path.parent, importer.package[0], *self.roots))
+        first = (self.program or importer.path).parent
+        bases = dict.fromkeys((importer.path.parent, importer.package[0], first, *self.roots))
         return next((found for base in bases if (found := self._file_of(base, name)) is not None), None)
 
     def _stands_beside(self, importer: Module, top: str) -> bool:

@@ -41,6 +41,7 @@ def study(unit: CodeUnit, project: Project) -> Script:
     """
     tree = parse(unit.code)
     module = Module(path=Path(unit.path), tree=tree, text=unit.code, shown=unit.path, is_fragment=unit.is_fragment)
+    project.program = module.path
     if not (module.is_program or unit.is_fragment):
         module.is_program = project.starts_ranks(module.path, unit.code)
     script = Script(unit=unit, tree=tree, module=module, project=project)

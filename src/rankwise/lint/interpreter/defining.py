@@ -7,7 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rankwise.lint.interpreter.run import Scope
-from rankwise.lint.interpreter.values import NOTHING, Deferred, Function, Library, Method, ModuleRef, UserClass, Value
+from rankwise.lint.interpreter.values import (
+    NOTHING,
+    Choice,
+    Deferred,
+    Function,
+    Library,
+    Method,
+    ModuleRef,
+    UserClass,
+    Value,
+)
 from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.hints import only_of
 from rankwise.lint.library.names import canonical
@@ -91,7 +101,8 @@ def _mark(value: Value, decorator: ast.expr) -> str:
 
 def define_class(run: Run, scope: Scope, node: ast.ClassDef) -> None:
     """Bind a class's name; its body runs once, and its functions become methods."""
-    bases = tuple(run.evaluate(run, scope, base) for base in node.bases)
+    given = [run.evaluate(run, scope, base) for base in node.bases]
+    bases = tuple(base.thing.ways[0] if isinstance(base.thing, Choice) else base for base in given)
     cls = UserClass(node=node, module=scope.module, bases=bases)
     inner = Scope(module=scope.module, parent=scope, function=scope.function)
     for statement in node.body:
@@ -149,22 +160,24 @@ def member(run: Run, source: Value, name: str, importer: Module, node: ast.Impor
         found = module_scope(run, source.thing.module).find(name)
         if found is not None:
             return found
-    if isinstance(source.thing, ModuleRef) or not isinstance(source.thing, Library):
-        dotted = f"{node.module}.{name}" if node.module else name
-        path = run.project.imported(dotted, node.level, importer)
-        module = run.project.load(path) if path is not None else None
-        return Value(thing=ModuleRef(module)) if module is not None else Value(path=name)
-    return Value(thing=Library(canonical(f"{source.thing.name}.{name}")))
+    dotted = f"{node.module}.{name}" if node.module else name
+    # A folder is a package without an __init__.py, too.
+    path = run.project.imported(dotted, node.level, importer)
+    module = run.project.load(path) if path is not None else None
+    if module is not None:
+        return Value(thing=ModuleRef(module))
+    is_library = isinstance(source.thing, Library)
+    return Value(thing=Library(canonical(f"{source.thing.name}.{name}"))) if is_library else Value(path=name)
 
 
 def _import_all(run: Run, scope: Scope, source: Value) -> None:
     if isinstance(source.thing, ModuleRef):
-        module = source.thing.module
-        for name in module.bindings:
-            if not name.startswith("_"):
-                found = module_scope(run, module).find(name)
-                if found is not None:
-                    scope.names[name] = found
+        inner = module_scope(run, source.thing.module)
+        inner.find("*")
+        for name in dict.fromkeys((*source.thing.module.bindings, *inner.names)):
+            found = inner.find(name) if not name.startswith(("_", "*")) else None
+            if found is not None:
+                scope.names[name] = found
     elif isinstance(source.thing, Library):
         known = (*ACTS, "torch.distributed.get_rank", "torch.distributed.init_process_group")
         for package, _, name in (one.rpartition(".") for one in known):
@@ -182,7 +195,7 @@ def module_scope(run: Run, module: Module) -> Scope:
 
         def define(name: str) -> None:
             """Only what is asked for is run: most of what a module defines is of no use to its importer."""
-            statements = pending.pop(name, None)
+            statements = pending.pop(name, None) or pending.pop("*", None)
             if statements is None or run.budget <= 0:
                 return
             with run.apart():
