@@ -109,6 +109,13 @@ def test_a_library_in_its_own_source_stays_a_library(tmp_path: Path) -> None:
 
 
 _JOIN = "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+_TRAIN = """
+def train(steps, is_first):
+    for step in range(steps):
+        if is_first and step > 5:
+            break
+        dist.barrier()
+"""
 _PATHS = {
     "a folder without __init__ is a package": ("RW515", {"parts/loaders.py": _LOADERS, "main.py": _JOIN + "from parts import loaders\nloaders.load()\n"}),
     "an import of an import begins beside the program": (
@@ -119,6 +126,25 @@ _PATHS = {
         "RW515",
         {"parts/__init__.py": "from .loaders import *\n", "parts/loaders.py": _LOADERS, "main.py": _JOIN + "from parts import load\nload()\n"},
     ),
+    "a class by a name that is not known": (
+        "RW515",
+        {"parts.py": "from torchvision.datasets import MNIST\nclass Digits:\n    def __init__(self):\n        self.data = MNIST('data', download=True)\n",
+         "main.py": _JOIN + "import os, parts\ngetattr(parts, os.environ['DATA'])()\n"},
+    ),
+    "what is handed over divides ranks in another file": (
+        "RW108",
+        {"loop.py": "import torch.distributed as dist\n" + _TRAIN, "main.py": _JOIN + "from loop import train\ntrain(9, dist.get_rank() == 0)\n"},
+    ),
+    "a file is read in another module": (
+        "RW603",
+        {"use.py": "import torch\ndef load():\n    return torch.load('last.pt', map_location='cpu')\n",
+         "main.py": _JOIN + "from use import load\nif dist.get_rank() == 0:\n    torch.save({}, 'last.pt')\nload()\n"},
+    ),
+    "a mean is summed in another module": (
+        "RW613",
+        {"comm.py": "import torch.distributed as dist\ndef add(x):\n    dist.all_reduce(x)\n    return x\n",
+         "main.py": _JOIN + "from comm import add\nloss = torch.nn.functional.mse_loss(torch.rand(4), torch.ones(4))\nloss = add(loss)\nprint(loss)\n"},
+    ),
 }  # fmt: skip
 
 
@@ -127,3 +153,19 @@ def test_what_is_imported_is_followed(tmp_path: Path, name: str) -> None:
     """A mistake that lies in another file, or is made with what another one was given, is found where the program leads to it."""
     rule_id, files = _PATHS[name]
     assert rule_id in _rules(tmp_path, files, "main.py")
+
+
+def test_what_another_file_shows_by_itself_is_found_there_alone(tmp_path: Path) -> None:
+    """Where ranks part in a module by its own words, its own check tells it, and none of a program that imports it."""
+    loop = _TRAIN.replace("steps, is_first", "steps").replace("is_first", "dist.get_rank() == 0")
+    own = f"import torch.distributed as dist\n{loop}"
+    files = {"loop.py": own, "main.py": _JOIN + "from loop import train\ntrain(9)\n"}
+    assert "RW108" not in _rules(tmp_path, files, "main.py")
+    assert "RW108" in _rules(tmp_path, files, "loop.py")
+
+
+def test_a_sum_that_the_caller_divides_is_a_mean(tmp_path: Path) -> None:
+    """What a function gives of all ranks' sums may be divided where it was called."""
+    _, files = _PATHS["a mean is summed in another module"]
+    divided = {**files, "main.py": files["main.py"].replace("print(loss)", "print(loss / 8)")}
+    assert "RW613" not in _rules(tmp_path, divided, "main.py")

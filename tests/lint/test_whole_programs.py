@@ -185,6 +185,101 @@ if __name__ == "__main__":
     args = parser.parse_args()
     mp.spawn(work, nprocs=args.gpus, args=(args,))
 """
+_OPTIONAL = """
+parser = argparse.ArgumentParser()
+parser.add_argument("--distributed", action="store_true")
+args = parser.parse_known_args()[0]
+def start(distributed):
+    if not distributed:
+        return 0
+    dist.init_process_group("gloo")
+    return dist.get_rank()
+args.is_first = start(args.distributed) == 0
+args.is_first = args.is_first if args.distributed else True
+if {test}:
+    dist.barrier()
+"""
+_DATA_SETS = """
+from torchvision.datasets import MNIST
+class Digits:
+    def __init__(self, root): self.data = MNIST(root, download={download})
+class Points:
+    def __init__(self, root): self.data = torch.ones(4)
+kinds = {{"digits": Digits, "points": Points}}
+data = kinds[os.environ["DATA"]]("data")
+dist.barrier()
+"""
+_LIBRARY_MODEL = """
+from transformers import BertModel, RobertaModel
+model = DDP({{"bert": BertModel, "roberta": RobertaModel}}[os.environ["MODEL"]].from_pretrained("x"))
+with torch.no_grad():
+    if {test}: model(torch.ones(4))
+dist.barrier()
+"""
+_LISTED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.ModuleList([nn.Linear(4, 4), nn.{norm}(4)]) for _ in range(3)])
+    def forward(self, x): return x
+model = DDP(Net())
+with torch.no_grad():
+    if rank == 0: model(torch.ones(4))
+dist.barrier()
+"""
+_SOME_HAVE = """
+ckpt = torch.load("last.pt", map_location="cpu")
+average = nn.Linear(4, 4) if {test} else None
+if ckpt.get("average"):
+    average.load_state_dict(ckpt["average"])
+"""
+_BATCHES = """
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int)
+args = parser.parse_args()
+data = FakeData(9999)
+loader = DataLoader(data, args.batch // world, sampler=DistributedSampler(data, shuffle=False))
+hits = 0
+with torch.no_grad():
+    for x, y in loader: hits += (model(x).argmax(1) == y).float().sum() / {size}
+"""
+_SFT = """
+from trl import SFTConfig, SFTTrainer
+trainer = SFTTrainer("x", args=SFTConfig("out", fsdp={fsdp}))
+trainer.train()
+if rank == 0: trainer.save_model("out")
+dist.barrier()
+"""
+_TASKS = """
+os.environ["MASTER_ADDR"] = {host}
+dist.init_process_group("nccl", rank=int(os.environ["SLURM_PROCID"]), world_size=int(os.environ["SLURM_NTASKS"]))
+torch.cuda.set_device(dist.get_rank())
+"""
+_FOLDERS = """
+parser = argparse.ArgumentParser()
+parser.add_argument("--logs"), parser.add_argument("--out")
+args = parser.parse_args()
+if rank == 0: os.makedirs(args.logs)
+os.makedirs({folder})
+"""
+_HANDED = """
+from optuna import create_study
+def objective(trial): dist.barrier()
+if rank == 0: create_study().optimize({callback})
+else: objective(None)
+"""
+_READER = """
+class Tokens:
+    def __init__(self, path, at=0):
+        self.tokens, self.at = torch.tensor(np.load(path)), at
+    def next(self):
+        self.at += 4
+        return self.tokens[self.at - 4 + {begin} : self.at]
+tokens = Tokens("tokens.npy")
+for step in range(9):
+    model(tokens.next()).sum().backward()
+    opt.step()
+"""
 _EPOCH = "sampler.set_epoch(epoch)"
 #: The rule, a program, and what makes it wrong and what does not.
 _PAIRS = {
@@ -212,6 +307,17 @@ _PAIRS = {
     "a rank that was computed": ("RW102", _COMPUTED, {"test": "args.number == 0"}, {"test": "args.number >= 0"}),
     "one number for all who run it": ("RW210", _CLAIM, {"then": "DDP(nn.Linear(2, 2))"}, {"then": "dist.send(torch.ones(1), dst=1)"}),
     "a rank in the environment": ("RW207", _RANK, {"size": 4}, {"size": 1}),
+    "ranks go the way that makes the group": ("RW102", _OPTIONAL, {"test": "args.is_first"}, {"test": "args.distributed"}),
+    "a class of a table is made": ("RW515", _GROUP + _DATA_SETS, {"download": "True"}, {"download": "False"}),
+    "a model of a table has buffers": ("RW104", _GROUP + _LIBRARY_MODEL, {"test": "rank == 0"}, {"test": "world > 1"}),
+    "lists of layers have buffers": ("RW104", _GROUP + _LISTED, {"norm": "BatchNorm1d"}, {"norm": "LayerNorm"}),
+    "None on all ranks but one": ("RW818", _GROUP + _SOME_HAVE, {"test": "rank == 0"}, {"test": "world > 1"}),
+    "a part of the batch": ("RW611", _GROUP + _MODEL + _BATCHES, {"size": "args.batch"}, {"size": "len(x)"}),
+    "a trainer that shards": ("RW105", _GROUP + _SFT, {"fsdp": "'full_shard'"}, {"fsdp": "''"}),
+    "ranks that meet on one host": ("RW201", _TASKS, {"host": "os.environ['HEAD']"}, {"host": "'localhost'"}),
+    "another folder was made": ("RW516", _GROUP + _FOLDERS, {"folder": "args.out"}, {"folder": "args.logs"}),
+    "a function that is handed over": ("RW102", _GROUP + _HANDED, {"callback": "print"}, {"callback": "objective"}),
+    "a reader of the user's own": ("RW504", _GROUP + _MODEL + _READER, {"begin": "0"}, {"begin": "rank"}),
     "one device for all": ("RW203", _SEEN, {"devices": "0"}, {"devices": "0,1"}),
 }  # fmt: skip
 

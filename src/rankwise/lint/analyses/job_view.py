@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from rankwise.lint.interpreter.history import Item
-    from rankwise.lint.interpreter.notes import WrapperRead
+    from rankwise.lint.interpreter.notes import Quotient, WrapperRead
     from rankwise.lint.interpreter.values import Call
     from rankwise.lint.program import Module
     from rankwise.lint.script import Entry, Script
@@ -300,7 +300,7 @@ def is_spawned(call: Call) -> bool:
     return "spawned" in call.contexts
 
 
-def node_in(script: Script, call: Call | WrapperRead) -> ast.AST | None:
+def node_in(script: Script, call: Call | WrapperRead | Quotient) -> ast.AST | None:
     """A call's node, or the place in this text from which it was reached in another module."""
     if call.module is script.module:
         return call.node

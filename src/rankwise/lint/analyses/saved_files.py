@@ -147,9 +147,9 @@ def writes(script: Script, *, anywhere: bool = False) -> Iterator[FileUse]:
                 yield from _use(place)
 
 
-def reads(script: Script) -> Iterator[FileUse]:
-    """Calls that read such a file."""
-    for place in all_once(script):
+def reads(script: Script, *, anywhere: bool = False) -> Iterator[FileUse]:
+    """Calls that read such a file; in other modules too if ``anywhere``."""
+    for place in all_once(script, anywhere=anywhere):
         if place.last.name in _READERS or place.last.name.endswith(".from_pretrained"):
             yield from _use(place)
 

@@ -100,6 +100,11 @@ def splits_by_rank(cls: UserClass) -> bool:
     return any(_asks_rank(one.node) for one in cls.ancestry)
 
 
+def reads_alike(node: ast.ClassDef) -> bool:
+    """Whether a class neither asks for the rank nor draws: what it reads is the same on all ranks."""
+    return not _asks_rank(node) and _DRAWING.isdisjoint(_names_in(node))
+
+
 def draws_at_random(cls: UserClass) -> bool:
     """Whether what a class yields is drawn, or comes from elsewhere: it may be another on each rank."""
     return not _DRAWING.isdisjoint(_names_of(cls))

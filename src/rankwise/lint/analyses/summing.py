@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.analyses.job_view import text_of
 from rankwise.lint.analyses.tensor_text import nodes_in
 from rankwise.lint.interpreter.notes import Quotient, is_by_ranks
+from rankwise.lint.interpreter.values import Library
 from rankwise.lint.library.collective_table import ACTS
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ _SCALINGS = tuple(
 
 def is_sum(call: Call) -> bool:
     """Whether a reduction adds up, as it does if it is not told otherwise."""
-    op = call.arg_node(ACTS[call.name].signature.index("op"), "op")
-    return op is None or text_of(op).rpartition(".")[2] == "SUM"
+    at = ACTS[call.name].signature.index("op")
+    op, node = call.arg(at, "op"), call.arg_node(at, "op")
+    name = op.thing.name if op is not None and isinstance(op.thing, Library) else text_of(node)
+    return node is None or name.rpartition(".")[2] == "SUM"
 
 
 def divides(script: Script, function: ast.AST, besides: str = "") -> bool:
@@ -33,7 +36,7 @@ def divides(script: Script, function: ast.AST, besides: str = "") -> bool:
         function: The function.
         besides: Divisions of what has this word in it do not count.
     """
-    found = [one for one in nodes_in(function) if _is_division(one)]
+    found = [one for one in nodes_in(function) if is_division(one)]
     found += by_ranks(script)
     return any(not besides or all(getattr(part, "attr", "") != besides for part in ast.walk(one)) for one in found)
 
@@ -48,7 +51,8 @@ def by_ranks(script: Script) -> list[ast.AST]:
     ]
 
 
-def _is_division(node: ast.AST) -> bool:
+def is_division(node: ast.AST) -> bool:
+    """Whether something is divided."""
     if isinstance(node, (ast.BinOp, ast.AugAssign)):
         return isinstance(node.op, ast.Div)
     return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _SCALINGS

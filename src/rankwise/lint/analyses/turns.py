@@ -6,6 +6,9 @@ import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.job_view import above, function_of, is_hidden, text_of
+from rankwise.lint.analyses.saved_files import position_of
+from rankwise.lint.analyses.tensors import sources_of
+from rankwise.lint.interpreter.values import ANY
 from rankwise.lint.library.collective_table import ACTS
 from rankwise.lint.library.constructor_table import WRAPPERS
 
@@ -36,10 +39,21 @@ def was_done_before(place: Place) -> bool:
         if (
             call.name == first.name
             and call.node is not first.node
+            and not _is_elsewhere(call, first)
             and (call.guards or ("spawned" in first.contexts and "spawned" not in call.contexts))
         ):
             return True
     return False
+
+
+def _is_elsewhere(one: Call, other: Call) -> bool:
+    """Whether two calls are about other files: their paths have no setting in common."""
+    at = position_of(one)
+    mine, its = (
+        {source.path for source in sources_of((call.arg(*at) if at else None) or ANY, cuts=False) if source.path}
+        for call in (one, other)
+    )
+    return bool(mine and its) and mine.isdisjoint(its)
 
 
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})

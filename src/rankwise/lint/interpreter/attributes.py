@@ -8,6 +8,7 @@ from rankwise.lint.interpreter.defining import module_scope
 from rankwise.lint.interpreter.values import (
     ANY,
     Bound,
+    Choice,
     Function,
     Instance,
     Items,
@@ -18,6 +19,7 @@ from rankwise.lint.interpreter.values import (
     Spread,
     UserClass,
     Value,
+    choice_of,
     mixed,
 )
 from rankwise.lint.library.constructor_table import WRAPPERS
@@ -85,6 +87,8 @@ def attribute(run: Run, owner: Value, name: str, node: ast.AST | None) -> Value:
     thing = owner.thing
     if (doing := _BY_THING.get(type(thing))) is not None:
         return doing(run, owner, thing, name, node)
+    if isinstance(thing, Choice) and (found := choice_of(attribute(run, way, name, node) for way in thing.ways)):
+        return Value(owner.spread, owner.origin, thing=found)
     if owner.is_known or name in _SHAPES:
         return (
             Value(owner.spread, owner.origin, thing=Method(owner, name))

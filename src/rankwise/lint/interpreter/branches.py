@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from functools import reduce
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Literal
 
 from rankwise.lint.interpreter.history import Arm, Exit, Fork
@@ -10,10 +12,11 @@ from rankwise.lint.interpreter.notes import note_test
 from rankwise.lint.interpreter.values import Guard, Spread, Value, joined, mixed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rankwise.lint.interpreter.history import Item
     from rankwise.lint.interpreter.run import Run, Scope
+    from rankwise.lint.program import Module
 
 #: What all ranks meet alike: a missing module, a wrong call, Ctrl-C.
 _SAME_EVERYWHERE = frozenset(
@@ -41,7 +44,7 @@ def run_if(run: Run, scope: Scope, node: ast.If) -> Exit | None:
     """Run one arm, or both."""
     value = run.evaluate(run, scope, node.test)
     note_test(run, scope, node.test, value)
-    truth = value.truth()
+    truth = run.truth(value)
     if truth is None:
         return _both(run, scope, node, value)
     taken, other = (node.body, node.orelse) if truth else (node.orelse, node.body)
@@ -88,22 +91,48 @@ def take_all(
     test: ast.AST,
 ) -> Exit | None:
     """Run each arm from the same state; go on with what they leave together."""
-    base, guards, tests, items = scope.names, run.guards, run.tests, run.items
+    base, guards, tests, items, had_group = scope.names, run.guards, run.tests, run.items, run.initialized
     # `rank == 0 and late()`: only ranks for which the first half holds reach both arms.
     within = (*guards, *run.implied.get(test, ()))
     arms, ends, num_returns = [], [], len(scope.returns)
     written, num_written = [], len(run.written)
+    joins, returns = [], []
     for label, body in ways:
-        scope.names, run.guards, run.items = dict(base), within, []
+        scope.names, run.guards, run.items, run.initialized = dict(base), within, [], had_group
         run.tests = (*tests, (test, value, label == "if"))
         left = run.execute(run, scope, body)
         arms.append(Arm(label, run.items, left))
         ends.append((scope.names, left))
         written.append((run.take_back(num_written), left))
-    run.guards, run.tests, run.items = guards, tests, items
+        joins.append(bool(run.initialized))
+        returns.append(scope.returns[num_returns:])
+        del scope.returns[num_returns:]
+    run.guards, run.tests, run.items, run.initialized = guards, tests, items, had_group or any(joins)
+    if any(joins) and not had_group:
+        # Of a job of several ranks all go the way that makes the group: the other one is for a single process.
+        ends, written = list(compress(ends, joins)), list(compress(written, joins))
+        returns = list(compress(returns, joins))
+        if joins[0] != joins[-1] and kind == "if":
+            run.settle(value, joins[0])
+    elif kind == "if" and [left is None for _, left in ends].count(True) == 1:
+        scope.passed.append((value, ends[0][1] is None))
+    scope.returns += chain.from_iterable(returns)
     _write_arms(run, scope, written, value)
     finish_fork(run, scope, Fork(node, scope.module, value, tuple(arms), kind, within), num_returns)
     return go_on(scope, ends, value)
+
+
+def each_way(run: Run, module: Module, node: ast.AST, test: Value, ways: Sequence[Callable[[], Value]]) -> Value:
+    """What an expression gives of which nobody can tell which way it goes; what is done on any of them is seen."""
+    arms, values, asked = [], [], getattr(node, "test", getattr(node, "func", node))
+    for number, way in enumerate(ways):
+        label = "else" if number else "if"
+        with run.gathering() as items, run.within("tests", (asked, test, not number)):
+            values.append(way())
+        arms.append(Arm(label, items))
+    if not run.dry and any(arm.items for arm in arms):
+        run.items.append(Fork(node, module, test, tuple(arms), "if", run.guards))
+    return reduce(lambda one, other: joined(one, other, test), values)
 
 
 def finish_fork(run: Run, scope: Scope, fork: Fork, num_returns: int) -> None:

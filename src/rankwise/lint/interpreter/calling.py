@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from rankwise.lint.interpreter.branches import each_way
 from rankwise.lint.interpreter.functions import call_function, compared
 from rankwise.lint.interpreter.library_calls import call_library, call_method, call_named, call_object, fill
 from rankwise.lint.interpreter.notes import note_misfit
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from rankwise.lint.program import Module
 
 
+#: Of so many classes, which a setting chooses from, each is made.
+_MOST = 6
+
+
 def call(
     run: Run,
     func: Value,
@@ -43,11 +49,29 @@ def call(
     has_star: bool = False,
 ) -> Value:
     """The value of a call, and what it does."""
-    func = run.choose(func.thing.ways) if isinstance(func.thing, Choice) else func
-    thing = func.thing
     module = run.module if scope is None else scope.module
     if node is None:
         return mixed((*args, *kwargs.values()))
+    if isinstance(func.thing, Choice):
+        if any(isinstance(way.thing, (UserClass, Library)) for way in func.thing.ways):
+            doing = partial(call, args=args, kwargs=kwargs, node=node, scope=scope, has_star=has_star)
+            return each_way(run, module, node, func, [partial(doing, run, way) for way in func.thing.ways[:_MOST]])
+        func = run.choose(func.thing.ways)
+    return _call(run, func, args, kwargs, node, module, scope, has_star=has_star)
+
+
+def _call(
+    run: Run,
+    func: Value,
+    args: tuple[Value, ...],
+    kwargs: dict[str, Value],
+    node: ast.AST,
+    module: Module,
+    scope: Scope | None,
+    *,
+    has_star: bool,
+) -> Value:
+    thing = func.thing
     if isinstance(thing, Function):
         if isinstance(node, ast.Call):
             note_misfit(run, node, module, thing, len(args), kwargs)
@@ -103,7 +127,7 @@ def instantiate(
     run: Run, cls: UserClass, args: tuple[Value, ...], kwargs: dict[str, Value], node: ast.AST, module: Module
 ) -> Value:
     """Make an object of the user's class."""
-    key = ("made", node, *compared(args), tuple(kwargs), *compared(kwargs.values())) if not run.dry else None
+    key = ("made", node, cls.node, *compared(args), tuple(kwargs), *compared(kwargs.values())) if not run.dry else None
     if key in run.barren:
         return run.barren[key][1]
     num_ops = run.num_ops

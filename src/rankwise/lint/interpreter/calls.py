@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.lint.interpreter.values import ANY, Call, Suspended, Value, mixed
+from rankwise.lint.interpreter.values import ANY, Call, Items, Suspended, Value, mixed
 from rankwise.lint.library.names import FABRIC
 
 
@@ -10,7 +10,8 @@ def part_of(value: Value) -> Value:
     """A part of a value, of which no more is known."""
     part, made = mixed((value,)), value.made
     if made is None:
-        return part
+        inner = value.thing.values if isinstance(value.thing, Items) else ()
+        return next((part.given_by(one.made) for one in inner if one.made is not None), part)
     return part.given_by(Call(name="operator.Subscript", node=made.node, module=made.module, args=(value, ANY)))
 
 

@@ -6,13 +6,13 @@ import ast
 import builtins
 import operator
 from dataclasses import replace
-from functools import reduce
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.interpreter.attributes import attribute, guess
-from rankwise.lint.interpreter.branches import asks_who
+from rankwise.lint.interpreter.branches import asks_who, each_way
 from rankwise.lint.interpreter.defining import function_of
-from rankwise.lint.interpreter.history import Arm, Fork, Loop
+from rankwise.lint.interpreter.history import Loop
 from rankwise.lint.interpreter.looping import element_of, to_unroll
 from rankwise.lint.interpreter.notes import (
     is_by_count,
@@ -32,7 +32,6 @@ from rankwise.lint.interpreter.values import (
     NUMBER,
     UNKNOWN,
     Call,
-    Choice,
     Guard,
     Items,
     Library,
@@ -41,8 +40,8 @@ from rankwise.lint.interpreter.values import (
     Role,
     Spread,
     Value,
+    choice_of,
     is_number,
-    joined,
     known,
     mixed,
 )
@@ -148,7 +147,7 @@ def _unary(run: Run, scope: Scope, node: ast.UnaryOp) -> Value:
     value = evaluate(run, scope, node.operand)
     const: Any = UNKNOWN
     if isinstance(node.op, ast.Not):
-        truth = value.truth()
+        truth = run.truth(value)
         const = UNKNOWN if truth is None else not truth
     elif value.is_known and isinstance(value.const, (int, float)):
         const = -value.const if isinstance(node.op, ast.USub) else value.const
@@ -180,7 +179,7 @@ def _boolean(run: Run, scope: Scope, node: ast.BoolOp) -> Value:
     for operand in node.values:
         value = evaluate(run, scope, operand)
         seen.append(value)
-        truth = value.truth()
+        truth = run.truth(value)
         if truth is None:
             open_values.append(value)
             continue
@@ -208,7 +207,7 @@ def _boolean(run: Run, scope: Scope, node: ast.BoolOp) -> Value:
 def _conditional(run: Run, scope: Scope, node: ast.IfExp) -> Value:
     test = evaluate(run, scope, node.test)
     note_test(run, scope, node.test, test)
-    truth = test.truth()
+    truth = run.truth(test)
     if truth is not None:
         taken = node.body if truth else node.orelse
         if not asks_who(test):
@@ -216,14 +215,9 @@ def _conditional(run: Run, scope: Scope, node: ast.IfExp) -> Value:
         with run.within("guards", Guard(node.test, scope.module, test.origin, truth, len(run.stack))):
             value = evaluate(run, scope, taken)
             return value if _is_passed_on(run, scope, node) else run.colour(value)
-    arms, values = [], []
-    for label, part in (("if", node.body), ("else", node.orelse)):
-        with run.gathering() as items, run.within("tests", (node.test, test, label == "if")):
-            values.append(evaluate(run, scope, part))
-        arms.append(Arm(label, items))
-    if not run.dry and any(arm.items for arm in arms):
-        run.items.append(Fork(node, scope.module, test, tuple(arms), "if", run.guards))
-    return joined(values[0], values[1], test)
+    return each_way(
+        run, scope.module, node, test, [partial(evaluate, run, scope, arm) for arm in (node.body, node.orelse)]
+    )
 
 
 def _is_passed_on(run: Run, scope: Scope, node: ast.IfExp) -> bool:
@@ -315,8 +309,8 @@ def _part(thing: Any, key: Value) -> Value | None:
     if not isinstance(thing, Items):
         return None
     if not key.is_known:
-        one = reduce(joined, thing.values) if thing.is_whole and thing.values else ANY
-        return replace(one, spread=key.spread, origin=key.origin) if isinstance(one.thing, Choice) else None
+        choice = choice_of(thing.values) if thing.is_whole else None
+        return Value(key.spread, key.origin, thing=choice) if choice is not None else None
     if thing.keys is not None:
         for one, value in zip(thing.keys, thing.values, strict=False):
             if one.is_known and type(one.const) is type(key.const) and one.const == key.const:

@@ -149,15 +149,13 @@ def _run_body(run: Run, function: Function, scope: Scope, node: ast.AST, module:
         num_ops = run.num_ops
         with run.gathering() as items:
             run.execute(run, scope, function.node.body)  # type: ignore[arg-type]
-        for (_, name), (table, value) in (one for ends in scope.returned for one in ends.items()):
+        for (_, name), (table, value) in (one for ends in scope.returned[scope.num_alone[1] :] for one in ends.items()):
             run.write(table, name, joined(table.get(name, value), value))
     # Where nothing is done together, the ways out of a function do not matter, unless they end the program.
     if items and not run.dry and (run.num_ops > num_ops or _ends_program(items) or _raises(items)):
         run.items.append(Inline(node, module, function, items))
-    if not scope.returns:
-        return NONE
-    value = scope.returns[0]
-    for other in scope.returns[1:]:
+    value, *others = scope.returns[scope.num_alone[0] :] or scope.returns or [NONE]
+    for other in others:
         value = joined(value, other, scope.tint)
     if scope.tint is not None and value.spread < scope.tint.spread:
         value = joined(value, value.given_by(None), scope.tint)

@@ -14,7 +14,7 @@ from rankwise.lint.interpreter.values import AGREED, ANY, Instance, Items, Objec
 from rankwise.lint.library.collective_table import ACTS, Act
 from rankwise.lint.library.constructor_table import MADE_KINDS, PASS_ON, RECOUNTS, RETURNS_SELF, WRAPPERS
 from rankwise.lint.library.hints import is_same_for_all
-from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, FULLY_SHARD
+from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, FULLY_SHARD, HF_TRAINER
 
 if TYPE_CHECKING:
     from rankwise.lint.interpreter.run import Run, Scope
@@ -26,13 +26,18 @@ def call_library(run: Run, call: Call, scope: Scope | None) -> Value:
     run.record(call)
     if call.name in CONSUMERS:
         consume(call)
-    special = SPECIAL.get(call.name)
+    special, had_group = SPECIAL.get(call.name), run.initialized
     result = special(run, call) if special is not None else None
     if result is None:
         act = ACTS.get(call.name)
         result = do_act(run, call, act, scope) if act is not None else _by_table(run, call)
     if call.name == "torch.distributed.init_process_group" and scope is not None:
         _learn_rank(run, call, scope)
+    if scope is not None and run.initialized and not had_group:
+        # Who has left the function before is no rank of the job.
+        scope.num_alone = len(scope.returns), len(scope.returned)
+        for test, outcome in scope.passed:
+            run.settle(test, outcome)
     call.result = result
     return result
 
@@ -205,7 +210,8 @@ def kinds_of(value: Value) -> list[str]:
     """Canonical names under which tables may know a value, nearest first."""
     thing = value.thing
     if isinstance(thing, Object):
-        return [thing.kind, *(["torchmetrics.Metric"] if thing.kind.startswith("torchmetrics.") else [])]
+        also = {"torchmetrics": "torchmetrics.Metric", "trl": HF_TRAINER}.get(thing.kind.partition(".")[0])
+        return [thing.kind, *([also] if also is not None else [])]
     if isinstance(thing, Instance):
         sharded = [FSDP] if "__sharded__" in thing.attrs else []
         return [*sharded, *sorted(thing.cls.library_bases)]

@@ -42,8 +42,11 @@ class WrapperRead:
 def note_read(run: Run, scope: Scope, node: ast.Attribute, owner: Value) -> None:
     """Keep the read of an attribute that its owner was not given: the wrapped model may have it, or another rank."""
     thing = owner.thing
-    if owner.const is None and not run.tests and isinstance(node.value, ast.Name) and owner == LITERAL_NONE:
-        note_unbound(run, scope, node, LITERAL_NONE)
+    if owner.const is None and owner.path == LITERAL_NONE.path and isinstance(node.value, ast.Name):
+        if owner.spread is Spread.RANK:  # `ema = ModelEMA(model) if rank == 0 else None`
+            note_unbound(run, scope, node.value, LITERAL_NONE)
+        elif not run.tests and owner == LITERAL_NONE:
+            note_unbound(run, scope, node, LITERAL_NONE)
     if isinstance(thing, Object) and thing.kind == DDP and node.attr not in thing.attrs and not run.dry:
         run.notes.append(WrapperRead(node, scope.module, thing, run.tests, run.stack))
     elif isinstance(thing, Instance) and node.attr not in thing.attrs and thing.cls.find(node.attr) is None:
@@ -75,17 +78,19 @@ class Unbound:
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """A division by the length of something, by a count, or by the number of ranks."""
+    """A division by the length of something, by a count, by the number of ranks, or by a setting."""
 
     node: ast.BinOp | ast.AugAssign
     module: Module
     left: Value
     right: Value
+    stack: tuple[Site, ...] = ()
 
 
 def is_by_ranks(right: Value) -> bool:
-    """Whether a divisor is the number of ranks."""
-    return "world_size" in right.origin
+    """Whether a divisor is the number of ranks, or computed with it; how much was gathered from them is no such number."""
+    is_measured = right.made is not None and right.made.name.endswith((".numel", ".sum"))
+    return "world_size" in right.origin and not is_measured
 
 
 def is_by_count(right: Value) -> bool:
@@ -106,8 +111,9 @@ def is_counted(left: Value) -> bool:
 
 def note_quotient(run: Run, scope: Scope, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> None:
     """Keep such a division."""
-    if not run.dry and isinstance(node.op, ast.Div) and (is_by_ranks(right) or is_by_count(right)):
-        run.notes.append(Quotient(node, scope.module, left, right))
+    is_by_setting = right.path and left.spread is Spread.LOCAL
+    if not run.dry and isinstance(node.op, ast.Div) and (is_by_setting or is_by_ranks(right) or is_by_count(right)):
+        run.notes.append(Quotient(node, scope.module, left, right, run.stack))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.interpreter.attributes import Super
+from rankwise.lint.interpreter.defining import module_scope
 from rankwise.lint.interpreter.values import (
     ANY,
     NUMBER,
@@ -15,10 +17,12 @@ from rankwise.lint.interpreter.values import (
     Instance,
     Items,
     Library,
+    ModuleRef,
     Object,
     Role,
     Spread,
     Value,
+    choice_of,
     known,
     mixed,
 )
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
     from rankwise.lint.interpreter.run import Run
     from rankwise.lint.interpreter.values import Call
+    from rankwise.lint.program import Module
 
 _LARGE = 10_000
 #: What a list, tuple, set or dict either is or is not.
@@ -108,6 +113,8 @@ def _isinstance(_run: Run, call: Call) -> Value:
 def _getattr(run: Run, call: Call) -> Value:
     from rankwise.lint.interpreter.attributes import attribute  # noqa: PLC0415 - shared by name only
 
+    if len(call.args) > 1 and isinstance(call.args[0].thing, ModuleRef) and not call.args[1].is_known:
+        return _any_class(run, call.args[0].thing.module)
     if len(call.args) >= 2 and isinstance(call.args[1].const, str):
         owner, name = call.args[0], call.args[1].const
         if name in getattr(owner.thing, "attrs", {}) or len(call.args) == 2 or owner.path:
@@ -115,6 +122,14 @@ def _getattr(run: Run, call: Call) -> Value:
         if isinstance(owner.thing, Instance) and name.isidentifier() and _lacks(run, owner.thing, name, call):
             return call.args[2]
     return Value(path=f"getattr.{call.args[1].const}") if len(call.args) > 1 and call.args[1].is_known else ANY
+
+
+def _any_class(run: Run, module: Module) -> Value:
+    """`getattr(datasets, config["name"])`: one of the classes that a module defines; those that others there derive from are not meant."""
+    classes = {node.name: node for node in module.tree.body if isinstance(node, ast.ClassDef)}
+    names = classes.keys() - {getattr(base, "id", "") for node in classes.values() for base in node.bases}
+    found = [module_scope(run, module).find(name) for name in classes if name in names]
+    return Value(thing=choice_of(value for value in found if value is not None))
 
 
 def _lacks(run: Run, owner: Instance, name: str, call: Call) -> bool:

@@ -75,6 +75,8 @@ class Scope:
     nonlocals: set[str] = field(default_factory=set)
     returns: list[Value] = field(default_factory=list)
     returned: list[Any] = field(default_factory=list)
+    passed: list[tuple[Value, bool]] = field(default_factory=list)
+    num_alone: tuple[int, int] = (0, 0)
     on_yield: Callable[[Value], None] | None = None
     tint: Value | None = None
     lazy: Callable[[str], None] | None = None
@@ -154,7 +156,20 @@ class Run:
     seeds: dict[str, Value] = field(default_factory=dict)
     written: list[tuple[dict[str, Value], str, Value | None]] = field(default_factory=list)
     implied: dict[ast.AST, tuple[Guard, ...]] = field(default_factory=dict)
+    settled: dict[str, bool] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
+
+    def truth(self, value: Value) -> bool | None:
+        """What `bool` of a value gives, as far as is known by now."""
+        truth = value.truth()
+        return self.settled.get(value.path) if truth is None and value.path else truth
+
+    def settle(self, test: Value, outcome: bool) -> None:  # noqa: FBT001 - as the test gave it
+        """Keep what a test must have given on all ranks of the job."""
+        while test.made is not None and test.made.name == "operator.Not":
+            test, outcome = test.made.args[0], not outcome
+        if test.path:
+            self.settled[test.path] = outcome
 
     @property
     def module(self) -> Module:

@@ -12,6 +12,7 @@ from rankwise.lint.interpreter.calls import is_alone
 from rankwise.lint.interpreter.own_values import clock_text
 from rankwise.lint.interpreter.values import (
     ANY,
+    NONE,
     NOTHING,
     NUMBER,
     UNKNOWN,
@@ -28,7 +29,7 @@ from rankwise.lint.interpreter.values import (
 )
 from rankwise.lint.library.collective_table import Act
 from rankwise.lint.library.constructor_table import BUFFERED, WRAPPERS
-from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, LOADER
+from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE, FABRIC, FSDP, HF_TRAINER, LOADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,15 +116,17 @@ def _sends_buffers(thing: Object) -> bool | None:
     return has_buffers(model) if model is not None else None
 
 
-#: Models of torchvision's that have BatchNorm layers.
-_NORMALISED = re.compile(
+#: Models of torchvision's that have BatchNorm layers, and of transformers' that keep positions or angles as buffers.
+_BUFFERED_MODELS = re.compile(
     r"torchvision\.models\..*(resnet|mobilenet|densenet|efficientnet|regnet|inception|googlenet|_bn|shufflenet|mnasnet)"
+    r"|transformers\.(bert|roberta|xlmroberta|electra|albert|clip|gpt2|gptneo|llama|mistral|qwen)"
 )
 
 
 def has_buffers(model: Value, _depth: int = 0) -> bool | None:
     """Whether a model has buffers; None if its text is not at hand."""
-    thing = model.thing
+    # One of many that a comprehension makes is known by who made it.
+    thing = model.thing if model.thing is not None or model.made is None else model.made.result.thing
     if _depth > 6:
         return None
     if "__synced__" in getattr(thing, "attrs", ()):  # whoever converts BatchNorm layers has some
@@ -144,17 +147,16 @@ def _object_has_buffers(thing: Object, depth: int) -> bool | None:
     if thing.kind in BUFFERED:
         return True
     if thing.kind in {"torch.nn.Sequential", "torch.nn.ModuleList"} and thing.call is not None:
-        values = list(thing.call.args)
+        values: list[Value] = []
         for value in thing.call.args:
-            if isinstance(value.thing, Items):
-                values.extend(value.thing.values)
+            values += value.thing.values if isinstance(value.thing, Items) else [value]
         if thing.call.has_star:
             return None
         parts = [has_buffers(part, depth + 1) for part in values]
         return True if True in parts else False if None not in parts else None
-    if thing.kind.startswith("torch.nn."):
+    if thing.kind.startswith(("torch.nn.", "torch.Tensor", "torch.device")):
         return False
-    return True if _NORMALISED.match(thing.kind.lower()) else None
+    return True if _BUFFERED_MODELS.match(thing.kind.lower()) else None
 
 
 @lru_cache(maxsize=1024)
@@ -249,6 +251,17 @@ def _state_dict(run: Run, call: Call, kinds: list[str]) -> Value | None:
         if sharded:
             return Value(thing=Object("sharded state", call))
         run.act(Act(family="state"), call, name="state_dict")
+    return None
+
+
+def _save_model(run: Run, call: Call, kinds: list[str]) -> Value | None:
+    """Of transformers' Trainer: with FSDP all ranks gather the model."""
+    made = getattr(call.receiver.thing, "call", None) if HF_TRAINER in kinds else None
+    settings = made.arg(None, "args") if made is not None else None
+    how = getattr(getattr(settings, "thing", None), "call", None)
+    fsdp = how.kwargs.get("fsdp", NONE) if how is not None else NONE
+    if fsdp.const is not None and fsdp.truth() is not False:
+        run.act(Act(family="state"), call, name="save_model")
     return None
 
 
@@ -398,11 +411,11 @@ _OF_DATASET = tuple(
     """shuffle map filter with_format set_format shard select take skip rename_column remove_columns with_transform
     select_columns flatten_indices cast_column""".split()  # noqa: SIM905
 )
-METHODS: dict[str, Callable[[Run, Call, list[str]], Value | None]] = {**dict.fromkeys(_OF_DATASET, _of_dataset), "add_argument": _add_option,
+METHODS: dict[str, Callable[[Run, Call, list[str]], Value | None]] = {**dict.fromkeys(_OF_DATASET, _of_dataset), "add_argument": _add_option, "parse_known_args": lambda _run, call, _kinds: Value(thing=Items([call.receiver, ANY], kind="tuple")),
     **dict.fromkeys(("exists", "is_file", "is_dir"), _on_disk), "add_argument_group": _same_parser, "add_subparsers": _same_parser, "add_parser": _same_parser, "set_defaults": _set_defaults, "__init__": _inherit, "add_mutually_exclusive_group": _same_parser, "strftime": clock_text, "eval": _switch, "train": _switch,
     "backward": backward, "manual_backward": backward, "prepare": _prepare, "prepare_model": _prepare,
     "prepare_data_loader": _prepare, "setup": _prepare, "setup_module": _prepare, "setup_dataloaders": _prepare, "unwrap_model": _unwrap,
-    "state_dict": _state_dict, "full_tensor": _full_tensor, "redistribute": _redistribute, "scale": _scale,
+    "state_dict": _state_dict, "full_tensor": _full_tensor, "save_model": _save_model, "redistribute": _redistribute, "scale": _scale,
     "on_main_process": _decorator, "on_local_main_process": _decorator, "log": _log, "log_dict": _log,
     "manual_seed": _seed_generator, "empty": _queue, "qsize": _queue, "getsockname": lambda *_: Value(Spread.LOCAL, frozenset({"own"})), "detach": _detach, "item": _item, "numel": _numel,
     "size": _size, "nelement": _numel, "mean": _mean, "parameters": _parameters, "named_parameters": _parameters}  # fmt: skip

@@ -208,7 +208,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several functions of the user's, which settings choose from: a command line's words, a table's key."""
+    """One of several functions or classes, which settings choose from: a command line's words, a table's key."""
 
     ways: tuple[Value, ...]
 
@@ -284,6 +284,7 @@ def joined(one: Value, other: Value, test: Value | None = None) -> Value:
     """What a name holds behind a branch that is not decided: one or the other."""
     if one is other:
         return one
+    one, other = (each.thing.resolve() if type(each.thing) is Deferred else each for each in (one, other))
     value = _joined_parts(one, other, test) or _joined(one, other, test)
     if one.made is other.made:
         return value.given_by(one.made) if one.made is not None else value
@@ -305,9 +306,8 @@ def _joined(one: Value, other: Value, test: Value | None) -> Value:
             thing = one.thing if isinstance(one.thing, (Object, Instance)) else other.thing
         if thing is None or thing is NUMBER:
             thing = NUMBER if is_number(one) and is_number(other) else None
-        if all(isinstance(each.thing, (Function, Bound, Choice)) for each in (one, other)):
-            ways = {id(way.thing): way for each in (one, other) for way in getattr(each.thing, "ways", (each,))}
-            thing = Choice(tuple(ways.values()))
+        if not (isinstance(one.thing, Library) and isinstance(other.thing, Library)):
+            thing = choice_of((one, other)) or thing
     if test is None or not test.spread:
         agreed = next((each for each in (one, other) if _is_agreed(each)), None)
         if agreed is not None:
@@ -320,6 +320,13 @@ def _joined(one: Value, other: Value, test: Value | None) -> Value:
         spread, origin = max(spread, test.spread), origin | test.origin
     via = (*one.via, *(model for model in other.via if model not in one.via))
     return Value(spread=spread, origin=origin, const=const, thing=thing, path=one.path or other.path, via=via)
+
+
+def choice_of(values: Iterable[Value]) -> Choice | None:
+    """One of several functions or classes; None if these are not all such."""
+    ways = {id(way.thing): way for each in values for way in getattr(each.thing, "ways", (each,))}
+    is_chosen = all(isinstance(way.thing, (Function, Bound, UserClass, Library)) for way in ways.values())
+    return Choice(tuple(ways.values())) if ways and is_chosen else None
 
 
 def _joined_parts(one: Value, other: Value, test: Value | None) -> Value | None:

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from rankwise.lint.analyses.job_view import function_of, is_hidden
 from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.analyses.tensor_text import is_in
+from rankwise.lint.code_unit import CodeUnit
 from rankwise.lint.interpreter.functions import has_yield
 from rankwise.lint.interpreter.history import Op
+from rankwise.lint.interpreter.values import Function
 from rankwise.lint.paths.divergences import divergences, place_of
 from rankwise.lint.paths.local import local_paths
-from rankwise.lint.paths.phrases import anchor
+from rankwise.lint.paths.phrases import anchor, way_to
 from rankwise.lint.paths.reasons import is_resumed
 from rankwise.lint.paths.tokens import ops_of
+from rankwise.lint.simulated_run import study
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from rankwise.lint.interpreter.history import Exit, Loop
     from rankwise.lint.interpreter.values import Guard
     from rankwise.lint.paths.divergences import Divergence
     from rankwise.lint.paths.local import LocalPath
-    from rankwise.lint.script import Script
+    from rankwise.lint.program import Module, Project
+    from rankwise.lint.script import Entry, Script
 
 
 def all_divergences(script: Script) -> list[Divergence]:
@@ -31,10 +38,28 @@ def all_divergences(script: Script) -> list[Divergence]:
     if found is None:
         seen: dict[tuple[int, ...], Divergence] = {}
         for entry in script.entries:
+            handed = _handed_over(entry)
             for one in divergences(entry.histories):
-                seen.setdefault(place_of(one.item), replace(one, in_program=entry.is_program))
+                if handed.isdisjoint(_functions_around(one.item)):
+                    seen.setdefault(place_of(one.item), replace(one, in_program=entry.is_program))
         found = script.memo["divergences"] = _first_of_each_test(seen.values())
     return list(found)
+
+
+def _handed_over(entry: Entry) -> set[ast.AST]:
+    """Functions that some rank hands to what is not at hand, as to `study.optimize(objective)`: it may call them there."""
+    made = (call for history in entry.histories for call in history.calls)
+    calls = (call for call in made if call.name.startswith("?") or is_hidden(call))
+    given = (value.thing for call in calls for value in (*call.args, *call.kwargs.values()))
+    return {thing.node for thing in given if isinstance(thing, Function)}
+
+
+def _functions_around(item: Op | Loop | Exit) -> set[ast.AST]:
+    """The functions that are open where something is done."""
+    if not isinstance(item, Op):
+        return {function_of(item.module.tree, item.node)}
+    sites = [(site.module, site.node) for site in item.call.stack]
+    return {function_of(module.tree, node) for module, node in (*sites, (item.call.module, item.call.node))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +89,37 @@ def missed_ops(script: Script, *families: str) -> Iterator[Missed]:
     for one in all_divergences(script):
         op, guard = one.item, one.guard
         if isinstance(op, Op) and op.family in families and one.instead is None and guard is not None:
-            at = anchor(op, guard, script)
+            at = place_in(script, one)
             if at is not None:
                 # What another module asks first, may be whether all ranks are there.
                 asks_itself = any(not is_in(guard.module.tree, test) for test, _, _ in op.call.tests)
                 is_seen = not asks_itself and (one.in_program or not _yields_by_test(guard))
                 yield Missed(one.doers, one.others, op, guard, at[0], op.is_sure and is_seen)
+
+
+def place_in(script: Script, one: Divergence) -> tuple[ast.AST, Module] | None:
+    """Where a finding stands: where ranks part; if they do in another text, which by itself does not show it, the call that leads there."""
+    at = anchor(one.item, one.guard, script)
+    if (
+        at is None
+        and one.guard is not None
+        and one.in_program
+        and _spot(one.item) not in _parted_in(one.guard.module, script.project)
+    ):
+        return way_to(one.item, script)
+    return at
+
+
+def _spot(item: Op | Loop | Exit) -> tuple[int, int]:
+    node = item.call.node if isinstance(item, Op) else item.node
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+
+
+@lru_cache(maxsize=32)
+def _parted_in(module: Module, project: Project) -> frozenset[tuple[int, int]]:
+    """What only some ranks come to by a text alone, as the check of that file tells."""
+    unit = CodeUnit(path=str(module.path), language="python", code=module.text)
+    return frozenset(_spot(one.item) for one in all_divergences(study(unit, project)))
 
 
 def _yields_by_test(guard: Guard) -> bool:

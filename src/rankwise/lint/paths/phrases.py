@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.finding import span_of
-from rankwise.lint.interpreter.history import Exit, Op
+from rankwise.lint.interpreter.history import Exit, Inline, Op, walk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,6 +102,16 @@ def anchor(item: Op | Loop | Exit, guard: Guard | None, script: Script) -> tuple
     return next(((node, module) for node, module in sites if module is script.module), None)
 
 
+def way_to(item: Op | Loop | Exit, script: Script) -> tuple[ast.AST, Module] | None:
+    """The call in this text that leads to what stands in another one."""
+    if isinstance(item, Op):
+        sites = [(site.node, site.module) for site in reversed(item.call.stack)]
+        return next((site for site in sites if site[1] is script.module), None)
+    done = (one for entry in script.entries for history in entry.histories for one in walk(history.items))
+    calls = [one for one in done if isinstance(one, Inline) and one.module is script.module and item in walk(one.items)]
+    return (calls[-1].node, calls[-1].module) if calls else None
+
+
 def reported_place(what: str, node: ast.AST, module: Module) -> tuple[str, str, Span]:
     """A place that belongs to a finding."""
     return what, module.shown, span_of(node, module.lines)
@@ -112,8 +122,10 @@ def also(
 ) -> list[tuple[str, str, Span]]:
     """The other places of a divergence: the op itself, the test, what the others do."""
     places = []
-    if isinstance(item, Op) and item.call.node is not at:
-        places.append(reported_place(f"{called(item)} is here", item.call.node, item.call.module))
+    node, module = (item.call.node, item.call.module) if isinstance(item, Op) else (item.node, item.module)
+    if node is not at:
+        what = f"{called(item)} is here" if isinstance(item, Op) else "it is here"
+        places.append(reported_place(what, node, module))
     if guard is not None and getattr(guard.node, "lineno", 0) != getattr(at, "lineno", 0):
         places.append(reported_place("the test on the rank", guard.node, guard.module))
     if instead is not None and instead.call.node is not at:

@@ -10,9 +10,9 @@ from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.history import Exit, Fork, Loop, Op
 from rankwise.lint.interpreter.values import Spread
 from rankwise.lint.library.constructor_table import RECOUNTS
-from rankwise.lint.paths.found import all_divergences, all_local_paths
+from rankwise.lint.paths.found import all_divergences, all_local_paths, place_in
 from rankwise.lint.paths.local import how_bad, may_fail_alone
-from rankwise.lint.paths.phrases import also, anchor, called, reported_place, tested, who, written
+from rankwise.lint.paths.phrases import also, called, reported_place, tested, who, written
 from rankwise.lint.paths.reasons import is_perhaps_shared, test_of, why
 from rankwise.lint.paths.tokens import ops_of
 from rankwise.lint.rule import rule
@@ -39,12 +39,13 @@ def left_on_some_ranks(script: Script) -> Iterator[Found]:
         left = one.item
         if not isinstance(left, Exit) or one.guard is None or id(one.guard.node) in seen:
             continue
-        at = anchor(left, one.guard, script)
+        at = place_in(script, one)
         if at is None:
             continue
+        where = "here" if at[0] is left.node else f"in `{written(at[0])}`"
         yield Found(
             at[0],
-            f"{who(one.doers, one.others, 'may')} {left.kind} here (`{tested(left, one.guard)}`): the others continue and wait for it"
+            f"{who(one.doers, one.others, 'may')} {left.kind} {where} (`{tested(left, one.guard)}`): the others continue and wait for it"
             " in their next collective",
             "decide on one rank, broadcast the decision, and let every rank act on it",
             # If the file does not call a function, its callers and arguments are unknown.

@@ -41,6 +41,7 @@ _TAKES_FIRST = frozenset(
     """torch.cuda.set_device torch.accelerator.set_device_index torch.accelerator.set_device_idx torch.cuda.device
     torch.device torch.xpu.set_device torch.npu.set_device""".split()  # noqa: SIM905
 )
+_HERE = ("localhost", "127.0.0.1", "::1")
 _NAMES = ("device", "device_id", "output_device", "device_ids")
 
 
@@ -61,8 +62,13 @@ def global_rank_as_device(script: Script) -> Iterator[Found]:
 
 
 def _is_one_node(entry: Entry) -> bool:
-    """Whether the rank is the process index of `mp.spawn`: all ranks are then on this host, unlike with `node * gpus + number`."""
+    """Whether all ranks are on this host: they meet there, or the rank is the process index of `mp.spawn`, unlike `node * gpus + number`."""
     history = entry.histories[-1]
+    if any(
+        call.name == "os.environ.__setitem__" and call.args[0].const == "MASTER_ADDR" and call.args[1].const in _HERE
+        for call in history.calls
+    ):
+        return True
     starts = (call.arg(None, "rank") for call in history.calls if call.name == INIT)
     return any(
         rank is not None and "spawned" in rank.origin and "node_rank" not in rank.origin and rank.const == history.rank

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.analyses.data_flow import SAMPLER_AT, is_prepared, passes, sampler_of, shown
 from rankwise.lint.analyses.job_view import all_once, is_distributed, is_hidden, node_in, text_of
 from rankwise.lint.analyses.lengths import length_of
+from rankwise.lint.analyses.saved_files import is_alike
 from rankwise.lint.analyses.shares import is_shared_out
 from rankwise.lint.analyses.tensors import OFF, is_model_call, sources_of
 from rankwise.lint.finding import Found
@@ -122,7 +123,8 @@ def one_ranks_number_as_all(script: Script) -> Iterator[Found]:
     seen: set[int] = set()
     for place in all_once(script):
         call = place.calls[0]
-        is_reported = call.name.rpartition(".")[2] in _TELLS and place.ranks == {0} and is_distributed(place.entry)
+        is_first = place.ranks == {0} or place.is_once_a_node
+        is_reported = call.name.rpartition(".")[2] in _TELLS and is_first and is_distributed(place.entry)
         if not is_reported or id(call.function) in seen or _LOCAL.search(ast.unparse(call.node)):
             continue
         forwards = [one for value in _reported(call) if _is_own(value) for one in _forwards(value)]
@@ -151,6 +153,14 @@ def _divided_by_all(script: Script) -> Iterator[Found]:
         if data is not None and data.thing is not None and not _is_put_together(one):
             shared.add(id(data.thing))
     for note in script.notes:
+        if isinstance(note, Quotient) and (at := _by_whole_batch(script, note)) is not None:
+            yield Found(
+                at,
+                f"`{text_of(note.node)}` divides what is counted in this rank's batch by the size of all ranks' batches together:"
+                " on W ranks it is 1/W of the true number",
+                "divide by the size of the batch at hand",
+                severity="warning",
+            )
         measured = note.right.made.args if isinstance(note, Quotient) and note.right.made is not None else ()
         if not measured or note.module is not script.module or id(measured[0].thing) not in shared:
             continue
@@ -164,6 +174,18 @@ def _divided_by_all(script: Script) -> Iterator[Found]:
             )
 
 
+def _by_whole_batch(script: Script, note: Quotient) -> ast.AST | None:
+    """Where a count is divided by what the size of its loader's batches is a rank's part of; None if it is not."""
+    for one in passes(script) if note.left.spread is Spread.LOCAL and not note.left.via and note.right.path else ():
+        size = one.loader.call.arg(1, "batch_size") if one.loader.call is not None else None
+        made = size.made if size is not None else None
+        if made is None or made.name != "operator.FloorDiv" or "world_size" not in made.args[1].origin:
+            continue
+        if is_alike(made.args[0], note.right) and any(part is note.node for part in ast.walk(one.loop)):
+            return node_in(script, note)
+    return None
+
+
 def _is_put_together(one: Pass) -> bool:
     """Whether anything after the loop is done together, or may be."""
     first = one.inside[0].index if one.inside else 0
@@ -173,20 +195,22 @@ def _is_put_together(one: Pass) -> bool:
 
 
 def _reported(call: Call) -> Iterator[Value]:
-    """What a call tells, number by number: a text has what all its parts have, the time of the epoch too."""
+    """What a call tells, number by number: a text has what all its parts have, the time of the epoch and what was agreed on too."""
     waiting = [*call.args, *call.kwargs.values()]
     for value in waiting:  # which grows meanwhile
-        yield value
         if isinstance(value.thing, Items):
             yield from value.thing.values
         elif value.made is not None and value.made.name in {"operator.JoinedStr", "operator.Mod", "?.format"}:
             waiting += value.made.args
+        else:
+            yield value
 
 
 def _is_own(value: Value) -> bool:
     """Whether it is a number of this rank's data."""
-    is_number = bool({"item", "mean", "ratio"} & value.origin) and value.spread is Spread.LOCAL
-    return is_number and "time" not in value.origin
+    is_quotient = value.made is not None and value.made.name == "operator.Div"
+    is_number = (is_quotient or {"item", "mean", "ratio"} & value.origin) and value.spread is Spread.LOCAL
+    return bool(is_number) and value.origin.isdisjoint({"time", "scattered"})
 
 
 def _forwards(value: Value) -> Iterator[Call]:

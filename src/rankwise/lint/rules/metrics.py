@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.data_flow import given, passes, sampler_of
@@ -14,11 +15,12 @@ from rankwise.lint.analyses.job_view import (
     once,
     places,
     starts_group,
+    statement_of,
     text_of,
 )
 from rankwise.lint.analyses.saved_files import is_chosen
 from rankwise.lint.analyses.shares import is_shared_out
-from rankwise.lint.analyses.summing import by_ranks, divides, is_sum
+from rankwise.lint.analyses.summing import by_ranks, divides, is_division, is_sum
 from rankwise.lint.analyses.tensor_text import nodes_in, root_of
 from rankwise.lint.analyses.tensors import is_mean
 from rankwise.lint.finding import Found
@@ -90,16 +92,34 @@ def _is_averaged(script: Script, call: Call) -> bool:
 
 @rule("RW613", "warning", "M3", "a mean is summed over the ranks and never divided")
 def sum_told_as_mean(script: Script) -> Iterator[Found]:
-    for place in once(places(script, "torch.distributed.all_reduce", "torch.distributed.reduce")):
-        value, node = place.last.arg(0, "tensor"), place.last.arg_node(0, "tensor")
-        if value is None or not is_mean(value) or not is_sum(place.last):
+    for place in once(places(script, "torch.distributed.all_reduce", "torch.distributed.reduce", anywhere=True)):
+        call, at = place.last, node_in(script, place.last)
+        value, node = call.arg(0, "tensor"), call.arg_node(0, "tensor")
+        is_here = call.module is script.module
+        if (
+            at is None
+            or value is None
+            or not is_mean(value)
+            or not is_sum(call)
+            or not (is_here or place.entry.is_program)
+        ):
             continue
-        if not divides(script, function_of(script.tree, place.last.node)):
+        if not divides(script, function_of(call.module.tree, call.node)) and (is_here or not _is_divided(script, at)):
             yield Found(
-                place.last.node,
+                at,
                 f"`{text_of(node)}` is a mean of this rank's, summed over all ranks and never divided by their number",
                 f"divide afterwards: {text_of(root_of(node))} /= dist.get_world_size()",
             )
+
+
+def _is_divided(script: Script, call: ast.AST) -> bool:
+    """Whether a function divides what a call in it gives, or may."""
+    statement = statement_of(script.tree, call)
+    if not isinstance(statement, ast.Assign):
+        return True
+    names = {ast.unparse(target) for target in statement.targets}
+    inside = nodes_in(function_of(script.tree, call))
+    return any(is_division(one) and any(getattr(part, "id", "") in names for part in ast.walk(one)) for one in inside)
 
 
 _RUNS = {"wandb.init": "opens its own run in W&B", "mlflow.start_run": "starts its own run in MLflow",

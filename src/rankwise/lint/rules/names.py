@@ -15,6 +15,7 @@ from rankwise.lint.analyses.scopes import FunctionNode, Scope, Scopes, is_functi
 from rankwise.lint.analyses.turns import is_caught
 from rankwise.lint.analyses.undefined import function_of, is_certain, may_make_names, undefined
 from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.branches import asks_who
 from rankwise.lint.interpreter.notes import Unbound
 from rankwise.lint.interpreter.values import LITERAL_NONE, Instance, Object
 from rankwise.lint.rule import rule
@@ -84,9 +85,12 @@ def _is_attribute(scopes: Scopes, name: str) -> bool:
 @rule("RW818", "error", "", "a variable gets its value on some ranks only, and all ranks read it")
 def value_of_some_ranks(script: Script) -> Iterator[Found]:
     lacking: defaultdict[tuple[ast.Name | ast.Attribute, str], set[int]] = defaultdict(set)
+    hidden = {call.node for call in script.all_calls if is_hidden(call)}
+    nones = set()
     for note in script.notes:
-        if isinstance(note, Unbound) and note.module is script.module and not _may_choose(note):
+        if isinstance(note, Unbound) and note.module is script.module and not _may_choose(note, hidden):
             lacking[note.node, note.history.entry].add(note.history.rank)
+            nones |= {note.node} if note.owner is not None else set()
     ranks = {entry.name: {history.rank for history in entry.histories} for entry in script.entries}
     reported = set()
     for (node, entry), without in lacking.items():
@@ -101,7 +105,7 @@ def value_of_some_ranks(script: Script) -> Iterator[Found]:
             and not is_caught(script.tree, node)
         ):
             who = "only rank 0 has" if having == {0} else "only some ranks have"
-            kind = "NameError" if isinstance(node, ast.Name) else "AttributeError"
+            kind = "AttributeError" if isinstance(node, ast.Attribute) or node in nones else "NameError"
             reported.add(name)
             yield Found(
                 node,
@@ -197,6 +201,6 @@ def _name(node: ast.Name | ast.Attribute) -> str:
     return node.id if isinstance(node, ast.Name) else f".{node.attr}"
 
 
-def _may_choose(note: Unbound) -> bool:
-    """Whether a test around a read calls something, which may ask for the rank."""
-    return any(isinstance(one, ast.Call) for test, _, _ in note.tests for one in ast.walk(test))
+def _may_choose(note: Unbound, hidden: set[ast.AST]) -> bool:
+    """Whether a test around a read asks for the rank, or may by a call of what is not at hand."""
+    return any(asks_who(value) or not hidden.isdisjoint(ast.walk(test)) for test, value, _ in note.tests)

@@ -96,8 +96,14 @@ def read_before_written(script: Script) -> Iterator[Found]:
     written = [use for use in writes(script) if use.place.ranks == {0}]
     if not written:
         return
-    for read in (*reads(script), *plain_reads(script)):
-        if not {0} < read.place.ranks | {0} or read.place.ranks == {0} or not is_distributed(read.place.entry):
+    for read in (*reads(script, anywhere=True), *plain_reads(script)):
+        at = node_in(script, read.call)
+        if (
+            at is None
+            or not {0} < read.place.ranks | {0}
+            or read.place.ranks == {0}
+            or not is_distributed(read.place.entry)
+        ):
             continue
         for write in written:
             if (
@@ -109,7 +115,7 @@ def read_before_written(script: Script) -> Iterator[Found]:
             ):
                 line = line_of(write.call)
                 yield Found(
-                    read.call.node,
+                    at,
                     f"rank 0 writes `{text_of(read.node)}` on line {line}, and the others may read it before that is done",
                     f"call dist.barrier() between line {line} and this line, on all ranks",
                 )

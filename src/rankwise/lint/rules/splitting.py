@@ -7,18 +7,20 @@ import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.data_flow import AT, ITERABLE, given, is_given_away, is_prepared, passes, sampler_of, shown
-from rankwise.lint.analyses.job_view import is_distributed, node_in, once, places, text_of
+from rankwise.lint.analyses.job_view import above, all_once, is_distributed, is_hidden, node_in, once, places, text_of
 from rankwise.lint.analyses.shares import (
     is_each_ranks_own,
     is_known_data,
     is_shared_out,
     loop_shares,
     makes_its_samples,
+    reads_alike,
     spreads_otherwise,
 )
+from rankwise.lint.analyses.tensors import OFF, sources_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Instance, Object
-from rankwise.lint.library.names import ACCELERATOR, FABRIC, SAMPLER
+from rankwise.lint.library.names import ACCELERATOR, DDP, FABRIC, SAMPLER
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -45,6 +47,30 @@ def data_not_split(script: Script) -> Iterator[Found]:
         finding = _finding(one, call, node) if node is not None else None
         if finding is not None:
             yield finding
+
+    for place in all_once(script, anywhere=True):
+        call, node = place.last, node_in(script, place.last)
+        reader = _reader(call.args[0]) if call.name == f"{DDP}.__call__" and call.args else None
+        if reader is not None and node is not None and place.is_made_by_all and not OFF & set(call.contexts):
+            message = (
+                f"each rank trains on the same batches: `{reader.name}`, which reads them, does not ask for the rank"
+            )
+            yield Found(
+                node,
+                message,
+                "let each rank begin at its own place, and go on by world_size batches",
+                severity="warning",
+            )
+
+
+def _reader(batch: Value) -> ast.ClassDef | None:
+    """The class that has read a batch from a file, if all that was done with it since is in sight and the same on all ranks."""
+    made = [one.made for one in sources_of(batch, cuts=False) if one.made is not None]
+    read = next((one for one in made if one.name in {"builtins.open", "numpy.memmap", "numpy.load"}), None)
+    if batch.spread or read is None or any(one.name.startswith("?") and is_hidden(one) for one in made):
+        return None
+    cls = next((one for one in above(read.module.tree, read.node) if isinstance(one, ast.ClassDef)), None)
+    return cls if cls is not None and reads_alike(cls) else None
 
 
 def _is_whole_for_all(script: Script, one: Pass) -> bool:
