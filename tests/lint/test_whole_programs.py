@@ -280,6 +280,17 @@ for step in range(9):
     model(tokens.next()).sum().backward()
     opt.step()
 """
+_FIT = """
+class Trainer:
+    def fit(self, epochs, path=None): return [1], [2]
+trainer = Trainer()
+out = trainer.fit({given})
+dist.all_reduce({sent})
+"""
+_OWN_FOLDER = """
+import tempfile
+torch.save({{}}, tempfile.{folder}() + "/last.pt")
+"""
 _EPOCH = "sampler.set_epoch(epoch)"
 #: The rule, a program, and what makes it wrong and what does not.
 _PAIRS = {
@@ -318,6 +329,9 @@ _PAIRS = {
     "another folder was made": ("RW516", _GROUP + _FOLDERS, {"folder": "args.out"}, {"folder": "args.logs"}),
     "a function that is handed over": ("RW102", _GROUP + _HANDED, {"callback": "print"}, {"callback": "objective"}),
     "a reader of the user's own": ("RW504", _GROUP + _MODEL + _READER, {"begin": "0"}, {"begin": "rank"}),
+    "a method without such a parameter": ("RW819", _GROUP + _FIT, {"given": "9, file='x'", "sent": "torch.ones(1)"}, {"given": "9, path='x'", "sent": "torch.ones(1)"}),
+    "a tuple is no tensor": ("RW308", _GROUP + _FIT, {"given": "9", "sent": "out"}, {"given": "9", "sent": "torch.tensor(out)"}),
+    "a folder of the host's": ("RW601", _GROUP + _OWN_FOLDER, {"folder": "gettempdir"}, {"folder": "mkdtemp"}),
     "one device for all": ("RW203", _SEEN, {"devices": "0"}, {"devices": "0,1"}),
 }  # fmt: skip
 

@@ -65,7 +65,8 @@ class FileUse:
         """Whether ranks mean the same file, as far as is known: all, or all but one that chose another."""
         position, name = position_of(self.call) or (0, "path")
         num, given = len(self.place.calls), (call.arg(position, name) for call in self.place.calls)
-        values = [value for value in given if value is not None and not value.spread]
+        # A folder of the host's is that of all ranks on it.
+        values = [value for value in given if value is not None and (not value.spread or value.origin == {"host"})]
         if len(values) < min(num, max(2, num - 1)):
             return False
         return len({str(value.const) for value in values if value.is_known}) < 2

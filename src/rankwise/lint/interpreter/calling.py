@@ -79,6 +79,9 @@ def _call(
         _pass_on_fills(run, thing, node, scope, 0)
         return value
     if isinstance(thing, Bound):
+        made = thing.receiver.made
+        if isinstance(node, ast.Call) and made is not None and made.name.startswith("user."):
+            note_misfit(run, node, module, thing.function, len(args) + 1, kwargs)
         value = call_function(run, thing.function, (thing.receiver, *args), kwargs, node, module)
         _pass_on_fills(run, thing.function, node, scope, 1)
         return value

@@ -129,8 +129,8 @@ class Misfit:
 def note_misfit(
     run: Run, node: ast.Call, module: Module, function: Function, num_args: int, given: Iterable[str]
 ) -> None:
-    """Keep a call of a plain function, by its name, that raises TypeError."""
-    takes, name = function.node.args, getattr(node.func, "id", "")
+    """Keep a call of a plain function or method, by its name, that raises TypeError."""
+    takes, name = function.node.args, getattr(node.func, "id", getattr(node.func, "attr", ""))
     is_open = any(isinstance(one, ast.Starred) for one in node.args) or any(one.arg is None for one in node.keywords)
     if run.dry or is_open or name != function.name or getattr(function.node, "decorator_list", None):
         return

@@ -79,7 +79,9 @@ def _misfit(script: Script, call: Call) -> tuple[ast.AST, str, str] | None:
 
 
 def _is_plain(script: Script, node: ast.AST, value: Value) -> bool:
-    """Whether a value is a number or a text; what it began with tells this only where nothing else may have set it."""
+    """Whether a value is a number, a text or a tuple; what it began with tells this only where nothing else may have set it."""
+    if isinstance(value.thing, Items):
+        return value.thing.kind == "tuple" and (value.made is None or value.made.name != "either")
     if not value.is_known or isinstance(node, (ast.Constant, ast.Call)):
         return is_number(value) or isinstance(value.const, str)
     scopes = scopes_of(script.tree)
