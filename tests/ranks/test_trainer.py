@@ -496,6 +496,12 @@ def attempt(what: str) -> None:
         build(epochs=1, loggers=[Diary()])
     elif what == "config":
         rankwise.Trainer(model, optimizer, loader, mean_loss, config={"epochs": 1})
+    elif what == "optimizer class":
+        rankwise.Trainer(model, torch.optim.SGD, loader, mean_loss, config=config)
+    elif what == "schedule class":
+        build(epochs=1, scheduler=lambda _: MultiStepLR)
+    elif what == "the model's attribute":
+        build(epochs=1, loss=lambda model, _: model.in_features if not hasattr(model, "bogus") else 0).fit()
     elif what == "nothing to evaluate":
         rankwise.Trainer(model, optimizer, loader, mean_loss, config=config).evaluate()
 
@@ -522,6 +528,9 @@ def refuse(what: str) -> str:
         ("callback's method", "Own.on_epoch_start would never be called"),
         ("logger", "a Diary is not a logger"),
         ("config", "config is a dict"),
+        ("optimizer class", "the optimizer is the class SGD"),
+        ("schedule class", "the scheduler is the class MultiStepLR"),
+        ("the model's attribute", "model.module.in_features (trainer.model.in_features)"),
         ("nothing to evaluate", "this Trainer has nothing to evaluate"),
     ],
 )
@@ -859,6 +868,27 @@ def test_gradients_that_a_callback_has_replaced_are_clipped() -> None:
     for moved, (norm,) in run_ranks(fit_replaced, 2):
         assert moved == pytest.approx(0.05 * 0.1, rel=1e-3)  # learning rate times clip_norm
         assert norm > 100
+
+
+def train_with_rates(folder: Any) -> Any:
+    with rankwise.init(device="cpu"), contextlib.redirect_stderr(io.StringIO()) as told:
+        for epochs, rate in ((1, 0.05), (2, 0.05), (3, 0.2), (4, 0.2)):
+            # A schedule moves the rate after the optimizer was made; that is no change of the user's.
+            optimizer, scheduler = (
+                lambda given, rate=rate: torch.optim.SGD(given, lr=rate),
+                lambda one: MultiStepLR(one, [3]),
+            )
+            build(folder=folder, epochs=epochs, optimizer=optimizer, scheduler=scheduler).fit()
+            print(f"after {epochs}", file=told)
+        return told.getvalue()
+
+
+def test_a_learning_rate_that_a_checkpoint_replaces_is_told(tmp_path: Path) -> None:
+    """Edited in the script, and without effect: rank 0 says so at each start, with both values; an unchanged one brings no word."""
+    first, second = run_ranks(train_with_rates, 2, tmp_path / "a")
+    quiet, *loud = first.split("after 2")
+    assert "is not used" not in quiet + second
+    assert loud[0].count("lr=0.2 is not used: the optimizer continues with 0.05, as the checkpoint has it") == 2
 
 
 class Interrupt(Callback):

@@ -352,6 +352,13 @@ def test_batches_go_to_the_device() -> None:
         ),
         (Numbers(), {"micro_batch": 0}, "micro_batch=0"),
         (7, {}, "a int is not a data set"),
+        (
+            torch.utils.data.DataLoader(Numbers(), batch_size=2),
+            {},
+            "is a DataLoader, which yields batches.*loader.dataset",
+        ),
+        (Numbers(), {"sampler": range(3)}, "no argument 'sampler'.*set_epoch.*shuffle=False"),
+        (Numbers(), {"bach": 3}, "no argument 'bach'"),
         (iter(range(5)), {"num_workers": 2}, "can be read once, by one process, and there are 2 workers"),
     ],
 )

@@ -151,6 +151,30 @@ def test_a_metric_of_ones_own_with_a_wrong_size_is_told() -> None:
         measure(Odd(), SCORES, TARGETS)
 
 
+class Given:
+    """A metric whose result is what a test gives it."""
+
+    num_sums, reduction = 1, "sum"
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def measure(self, outputs: Any, _: Any) -> Any:
+        return outputs.sum().reshape(1)
+
+    def conclude(self, _: Any) -> Any:
+        return self.result
+
+
+def test_a_result_is_a_number_whatever_a_metric_returns() -> None:
+    """A tensor becomes a float, or one for each element: tables, monitors and checkpoints take numbers. None and text are refused."""
+    assert repr(measure(Given(torch.tensor([0.5])), SCORES, TARGETS)) == "{'m': 0.5}"
+    assert measure(Given(torch.arange(2)), SCORES, TARGETS) == {"m/0": 0.0, "m/1": 1.0}
+    for wrong in (None, "much", torch.empty(0)):
+        with pytest.raises(UsageError, match="metric 'm': the result is"):
+            measure(Given(wrong), SCORES, TARGETS)
+
+
 def test_an_extreme_has_two_ends() -> None:
     """Only a minimum or a maximum is one."""
     with pytest.raises(UsageError, match="reduction='sum'"):

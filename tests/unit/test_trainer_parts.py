@@ -30,6 +30,7 @@ from rankwise.train.pace import Pace
         ({"epochs": 1, "precision": "bf32"}, "precision='bf32'"),
         ({"epochs": 1, "clip_norm": 0.0}, "clip_norm=0.0"),
         ({"epochs": 1, "clip_norm": math.nan}, "clip_norm=nan"),
+        ({"epochs": 1, "clip_norm": "1.0"}, "clip_norm='1.0'"),
         ({"epochs": 1, "patience": 3}, "patience=3 without a monitor"),
         ({"epochs": 1, "non_finite": "ignore"}, "non_finite='ignore'"),
         ({"epochs": 1, "scheduler_every": "batch"}, "scheduler_every='batch'"),

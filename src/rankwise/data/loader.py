@@ -17,7 +17,7 @@ from rankwise.data.map_reader import MapReader
 from rankwise.data.peers import Peers
 from rankwise.data.pipeline import Pipeline
 from rankwise.data.sampler import GlobalBatchSampler, check_number
-from rankwise.data.splitting import check_stream_options, choose_split, is_stream, read_device
+from rankwise.data.splitting import check_source, check_stream_options, choose_split, is_stream, read_device
 from rankwise.data.stream_cursor import StreamCursor
 from rankwise.data.stream_passes import StreamPasses
 from rankwise.data.stream_reader import Dealing, StreamReader
@@ -39,12 +39,11 @@ class DataLoader:
     appears once. All ranks have the same number of batches: where a short last step has fewer samples than ranks, some
     get an empty batch, with tensors of size 0, so that they take part in every collective.
 
-    With ``sample_seeds``, Python's, torch's and NumPy's generators are seeded by (seed, epoch, sample) before each
-    sample is
-    read: augmentation is the same at any number of ranks and workers. The training process's own generators stay as
-        they
-    were. Seeding begins with the first micro-batch that draws a random number, which is read twice. A data set's
-    ``__getitems__`` can't be seeded by sample, and is used with ``sample_seeds=False`` only.
+    With ``sample_seeds``, Python's, torch's and NumPy's generators are seeded by (seed, epoch, sample) before each sample
+    is read: augmentation is the same at any number of ranks and workers. The training process's own generators stay as
+    they were. Seeding begins with the first micro-batch that draws a random number, which is read twice. A data set's
+    ``__getitems__`` can't be seeded by sample, and is used with ``sample_seeds=False`` only. What ``collate_fn`` draws
+    is the same after a resume, but each rank draws for its own part of a step.
 
     A data set that can only be iterated is split as ``split`` says. ``"stride"``, the default: every worker of every
     rank reads the whole stream, and keeps its share; the same order at any number of ranks. ``"shard"``: each worker
@@ -76,6 +75,7 @@ class DataLoader:
         sample_seeds: Seed each sample.
         split: Who reads what of a data set that can only be iterated: "stride", "shard", "dataset".
         ctx: The job; None: the one that ``init()`` joined, or none.
+        **unknown: None is known; an error names the right argument.
 
     Attributes:
         sampler: Which sample is where, and the cursor; None for a data set that can only be iterated.
@@ -118,7 +118,9 @@ class DataLoader:
         sample_seeds: bool = True,
         split: Split | None = None,
         ctx: RankContext | None = None,
+        **unknown: Any,
     ) -> None:
+        check_source(dataset, unknown)
         ctx = ctx or find_current()
         world_size, rank = (ctx.data_size, ctx.data_rank) if ctx is not None else find_world()
         self.dataset, self._peers = dataset, Peers(ctx, world_size, rank)

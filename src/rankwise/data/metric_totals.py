@@ -101,12 +101,12 @@ class MetricTotals:
                         "evaluate: the data set has no sample, and a mean over none is no number",
                         hint="check the path or the filter of the data set",
                     )
-            results |= {name: self._own[name].conclude(value.cpu()) for name, value in sums.items()}
+            results |= {name: _read_result(name, self._own[name].conclude(value.cpu())) for name, value in sums.items()}
         for name, metric in self._foreign.items():
             with warnings.catch_warnings():
                 # A rank that had no sample never called update(), and need not.
                 warnings.filterwarnings("ignore", message=".*was called before the ``update`` method.*")
-                results[name] = _read_result(metric.compute())
+                results[name] = _read_result(name, metric.compute())
         return _flatten({name: results[name] for name in self._names})
 
 
@@ -166,12 +166,17 @@ class _Gatherer:
         return self
 
 
-def _read_result(value: Any) -> Result:
-    if isinstance(value, dict):
-        return {str(name): float(one) for name, one in value.items()}
-    if isinstance(value, Tensor) and value.numel() > 1:
-        return {str(number): float(one) for number, one in enumerate(value.flatten())}
-    return float(value)
+def _read_result(name: str, value: Any) -> Result:
+    try:
+        if isinstance(value, dict):
+            return {str(inner): float(one) for inner, one in value.items()}
+        if isinstance(value, Tensor) and value.numel() > 1:
+            return {str(number): float(one) for number, one in enumerate(value.flatten())}
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # None, text, a tensor without an element
+        raise UsageError(
+            f"metric {name!r}: the result is {value!r}", hint="return a number, or numbers by name"
+        ) from None
 
 
 def _flatten(results: Mapping[str, Result]) -> dict[str, float]:

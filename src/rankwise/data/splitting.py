@@ -7,14 +7,26 @@ import re
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader as TorchLoader, IterableDataset
 
 from rankwise.base.errors import UsageError
 from rankwise.data.stream_reader import Split
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rankwise.runtime.context import RankContext
 
+#: What torch's loader is given, and how it is said here.
+_SAID_OTHERWISE = {
+    "batch_size": "global_batch counts the samples of one step over all ranks; micro_batch those of one forward pass",
+    "generator": "seed=... sets the order",
+    "timeout": "timeout_s=...",
+} | dict.fromkeys(
+    ("sampler", "batch_sampler"),
+    "the loader draws the order itself, and gives each rank its part: see weights and lengths; an order of your own"
+    " belongs into a data set whose set_epoch(epoch) draws it, with shuffle=False",
+)
 #: What a data set asks for to split itself: by worker, by rank.
 _BY_RANK = "get_rank|get_world_size|RANK|LOCAL_RANK|WORLD_SIZE"
 _ASKED = re.compile(rf"\b(get_worker_info|{_BY_RANK})\b")
@@ -36,6 +48,24 @@ def is_stream(dataset: Any) -> bool:
         f"a {type(dataset).__name__} is not a data set: it can neither be indexed nor iterated",
         hint="give it __getitem__ and __len__, or __iter__",
     )
+
+
+def check_source(dataset: Any, unknown: Iterable[str]) -> None:
+    """Refuse what belongs to torch's loader: its arguments, and itself, whose batches would be put into batches.
+
+    Args:
+        dataset: What the loader was given as data set.
+        unknown: Arguments that it does not have.
+
+    Raises:
+        UsageError: Says what to give instead.
+    """
+    for name in unknown:
+        hint = _SAID_OTHERWISE.get(name, "help(rankwise.DataLoader) lists them")
+        raise UsageError(f"the DataLoader has no argument {name!r}", hint=hint)
+    is_torchs = isinstance(dataset, TorchLoader) and dataset.batch_sampler is not None
+    if is_torchs or hasattr(dataset, "global_batch"):
+        raise UsageError("the data set is a DataLoader, which yields batches", hint="pass its data set: loader.dataset")
 
 
 def is_one_shot(dataset: Any) -> bool:

@@ -44,6 +44,10 @@ class Watch:
         self.num_left_unsynced = 0
 
 
+class WrappedError(ModelError, AttributeError):
+    """An attribute of the model is asked of what wraps it. An AttributeError, as in torch: ``hasattr`` is False."""
+
+
 @final
 class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
     """torch's DistributedDataParallel; made by ``apply_ddp``, which sets ``watch``."""
@@ -76,6 +80,18 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
         finally:
             if hides:
                 self.require_forward_param_sync = True
+
+    def __getattr__(self, name: str) -> Any:
+        """As in torch; what the model inside has is named, and how it is used from here."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if not hasattr(self.__dict__.get("_modules", {}).get("module"), name):
+                raise
+        raise WrappedError(
+            f"{name!r} is an attribute of the model inside DistributedDataParallel, which averages gradients for its forward() alone",
+            hint=f"train by model(...), with the rest in forward() or in the loss; without gradients, model.module.{name} (trainer.model.{name})",
+        )
 
     def train(self, mode: bool = True) -> CheckedDDP:  # noqa: FBT001 - torch's signature
         """Set training mode, as in torch; the next forward looks at the parameters."""

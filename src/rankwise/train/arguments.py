@@ -88,12 +88,15 @@ def _check_kinds(loss: Any, config: Any, evaluation: Any) -> None:
 
 
 def _check_scheduler(scheduler: Any, optimizer: Any, config: TrainerConfig) -> None:
+    if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
+        raise UsageError(
+            f"the optimizer is {_name(optimizer)}", hint="torch.optim.AdamW(model.parameters(), lr=...), say"
+        )
     if scheduler is None:
         return
-    if not callable(getattr(scheduler, "step", None)):
+    if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
         raise UsageError(
-            f"scheduler is a {type(scheduler).__name__} without step()",
-            hint="pass the schedule itself, made from the optimizer",
+            f"the scheduler is {_name(scheduler)}", hint="pass the schedule itself, made from the optimizer"
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise UsageError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from rankwise.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rankwise.checkpoint.retention import Keep
 
@@ -92,10 +92,8 @@ class TrainerConfig:
         _check_word("scheduler_every", self.scheduler_every, ("step", "epoch"))
         self._check_monitor()
         _check_word("non_finite", self.non_finite, ("stop", "skip", "keep"))
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise UsageError(f"clip_norm={self.clip_norm!r}", hint="a length above 0, or None")
-        if not self.min_delta >= 0:
-            raise UsageError(f"min_delta={self.min_delta!r}", hint="0 or more")
+        _check_size("clip_norm", self.clip_norm, lambda norm: norm is None or norm > 0, "a length above 0, or None")
+        _check_size("min_delta", self.min_delta, lambda delta: delta >= 0, "0 or more")
 
     def _check_monitor(self) -> None:
         if self.mode is None and self.monitor is not None:
@@ -129,6 +127,11 @@ def _check_count(name: str, value: Any, *, may_be_none: bool = True, or_else: st
     if type(value) is not int or value < 1:
         none = ", or None" if may_be_none else ""
         raise UsageError(f"{name}={value!r}", hint=f"a whole number, 1 or more{or_else}{none}")
+
+
+def _check_size(name: str, value: Any, is_right: Callable[[Any], bool], hint: str) -> None:
+    if isinstance(value, str) or not is_right(value):
+        raise UsageError(f"{name}={value!r}", hint=hint)
 
 
 def _check_word(name: str, value: str, words: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rankwise.base import __version__
+from rankwise.base.log import get_logger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from rankwise.data.loader import DataLoader
     from rankwise.runtime.context import RankContext
+
+_LOGGER = get_logger(__name__)
 
 
 def describe(
@@ -38,8 +41,7 @@ def describe(
     kind = next((kind for kind in ("fused", "foreach") if group.get(kind)), "")
     facts: dict[str, Any] = {
         "optimizer": f"{type(optimizer).__name__} {kind}".strip(),
-        # What the user has given; a schedule has moved it by now.
-        "lr": float(group.get("max_lr", group.get("initial_lr", group["lr"]))),
+        "lr": _given_lr(group),
         "weight_decay": _plain(group.get("weight_decay")),
         "data_seed": loader.seed,
         "order": sampler.order.name if sampler is not None else "stream",
@@ -57,6 +59,35 @@ def describe(
         facts["parameters"] = sum(parameter.numel() for parameter in parameters)
         facts["dtype"] = "+".join(sorted({str(one.dtype).removeprefix("torch.") for one in parameters}))
     return facts
+
+
+def read_options(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
+    """Return the numbers that an optimizer was made with, such as lr, for each of its groups."""
+    known = getattr(optimizer, "defaults", {}).keys() - {"lr"}
+    return [
+        {"lr": _given_lr(group)}
+        | {name: value for name, value in group.items() if name in known and type(value) in {int, float}}
+        for group in optimizer.param_groups
+    ]
+
+
+def tell_unused(
+    optimizer: torch.optim.Optimizer, given: list[dict[str, float]], before: list[dict[str, float]]
+) -> None:
+    """Warn if an optimizer was made with other numbers than when the checkpoint was saved that has replaced them."""
+    for used, now, then in zip(read_options(optimizer), given, before, strict=False):
+        for name in now.keys() & then.keys():
+            if now[name] not in {then[name], used[name]}:
+                _LOGGER.warning(
+                    f"{name}={now[name]:.4g} is not used: the optimizer continues with {used[name]:.4g}, as the checkpoint has it\n"
+                    "  -> to change it, set it in trainer.optimizer.param_groups in a callback's on_start, or begin in another folder with the weights alone"
+                )
+                return
+
+
+def _given_lr(group: dict[str, Any]) -> float:
+    """What the user has given; a schedule has moved it by now."""
+    return float(group.get("max_lr", group.get("initial_lr", group["lr"])))
 
 
 def _plain(value: Any) -> Any:

@@ -16,6 +16,7 @@ from rankwise.train.arguments import check_arguments
 from rankwise.train.batch_dependent_layers import warn_of_inexact_layers
 from rankwise.train.evaluating import Best
 from rankwise.train.saving import Checkpoints
+from rankwise.train.settings import read_options, tell_unused
 from rankwise.train.stepping import Stepping, check_finite
 from rankwise.train.tracking import Track
 
@@ -198,6 +199,7 @@ class Trainer:
         )  # fmt: skip
         self.track.on_report = self._hear_report
         self.best = Best(config)
+        self._options = read_options(optimizer)
         self._metrics: dict[str, float] = {}
         self._evaluated_step, self._closed_epochs = -1, 0
         # Asked before each step, and hardly ever wanted.
@@ -463,6 +465,7 @@ class Trainer:
             "metrics": dict(self._metrics),
             "evaluated_step": self._evaluated_step,
             "closed_epochs": self._closed_epochs,
+            "options": self._options,
             "callbacks": [callback.state_dict() for callback in self.callbacks],
         }
 
@@ -476,6 +479,9 @@ class Trainer:
         self.best.load_state_dict(state["best"])
         self._metrics = dict(state["metrics"])
         self._evaluated_step, self._closed_epochs = state["evaluated_step"], state["closed_epochs"]
+        given, self._options = self._options, state.get("options", self._options)
+        if self.ctx.is_main:
+            tell_unused(self.optimizer, given, self._options)
         saved = state["callbacks"]
         if len(saved) != len(self.callbacks):
             raise UsageError(
