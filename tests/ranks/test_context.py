@@ -31,7 +31,8 @@ def test_print_speaks_once_or_with_the_rank_in_front() -> None:
 
     def program() -> str:
         with rankwise.init() as ctx, redirect_stdout(io.StringIO()) as out:
-            ctx.print("a", 1)
+            ctx.print("a", end=" ", flush=True)
+            ctx.print(1)
             ctx.print("x\ny", all_ranks=True)
         return out.getvalue()
 

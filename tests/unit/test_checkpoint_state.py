@@ -367,6 +367,14 @@ def test_a_scaler_goes_on_with_an_optimizer_that_ran_otherwise(tmp_path: Path, s
     assert same(*ends)
 
 
+def test_a_state_is_a_dict_of_parts(tmp_path: Path) -> None:
+    """A model by itself is refused with how it is passed; a ModuleDict names its parts itself."""
+    for call in (checkpoint.load, lambda *given: checkpoint.save(*given, step=1)):
+        with pytest.raises(UsageError, match=r'the state is a Linear\n.*{"model": model'):
+            call(tmp_path, nn.Linear(2, 2))
+        call(tmp_path, nn.ModuleDict({"a": nn.Linear(2, 2)}))
+
+
 @pytest.mark.parametrize("step", [-1, 1.0, True, "3", None, torch.tensor(1)])
 def test_a_step_is_a_whole_number(tmp_path: Path, step: Any) -> None:
     """What is no step is refused before anything is written."""

@@ -13,7 +13,7 @@ from rankwise.base.errors import CheckpointError
 from rankwise.checkpoint.contents import find_checkpoint
 from rankwise.checkpoint.disk import put_in_words
 from rankwise.checkpoint.folder import read_contents
-from rankwise.checkpoint.parts import PerRank
+from rankwise.checkpoint.parts import PerRank, check_state
 from rankwise.checkpoint.plan import Reads, plan_reads
 from rankwise.checkpoint.ranks import find_alone, find_ranks
 from rankwise.checkpoint.reading import read_all, read_tensors, receive_all
@@ -63,12 +63,14 @@ def load(
         The step, or None if there is no checkpoint yet.
 
     Raises:
+        UsageError: The state is no dict of parts.
         CheckpointError: None is complete, the step does not exist, or the state does not fit; the same on every rank.
         CollectiveTimeoutError: Some rank did not call; names it.
 
     Collective: every rank, with the same parts; with ``alone`` this one only.
     """
     ranks, folder = find_alone() if alone else find_ranks(), Path(folder)
+    check_state(state)
     finish_saves(folder)
     goes_on = any(isinstance(getattr(one, "value", one), Optimizer) for one in state.values())
     with_rng = goes_on if rng is None else rng

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from rankwise.base.errors import CheckpointError
+from rankwise.base.errors import CheckpointError, UsageError
 from rankwise.base.memory import view_memory
 from rankwise.checkpoint.tree import Encoder, list_tensors, rename_tensors
 
@@ -61,6 +61,14 @@ class Flat:
     rank_trees: dict[str, Any] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
     of_modules: set[str] = field(default_factory=set)
+
+
+def check_state(state: Any) -> None:
+    """Refuse a model or a list where a dict of parts belongs."""
+    if not hasattr(state, "keys"):
+        raise UsageError(
+            f"the state is a {type(state).__name__}", hint='name its parts: {"model": model, "optimizer": optimizer}'
+        )
 
 
 def flatten(state: Mapping[str, Any], rank: int, *, can_pickle: bool = False) -> Flat:

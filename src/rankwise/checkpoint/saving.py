@@ -14,7 +14,7 @@ from rankwise.base.errors import CheckpointError
 from rankwise.checkpoint.agreeing import Agreement, Request, agree, begin, find_place
 from rankwise.checkpoint.disk import REAL_DISK
 from rankwise.checkpoint.manifest import Manifest
-from rankwise.checkpoint.parts import Flat, PerRank
+from rankwise.checkpoint.parts import Flat, PerRank, check_state
 from rankwise.checkpoint.ranks import find_alone, find_ranks
 from rankwise.checkpoint.retention import Keep
 from rankwise.checkpoint.rng import RNG, RandomStates
@@ -159,8 +159,8 @@ def save(  # noqa: PLR0913 - rarely more than three of them are given
         into the folder.
     """
     start, ranks = SYSTEM_CLOCK.monotonic(), find_alone() if alone else find_ranks()
-    found = str(folder)
-    folder = Path(folder).absolute()  # a thread must not follow a script that moves elsewhere
+    found, folder = str(folder), Path(folder).absolute()  # a thread must not follow a script that moves elsewhere
+    check_state(state)
     finish_saves(folder)
     slot = _slots.setdefault(folder.resolve(), _Slot())
     if rng and RNG not in state:

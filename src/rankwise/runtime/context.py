@@ -173,12 +173,16 @@ class RankContext:
 
     # -------------------------------------------------------- small things
 
-    def print(self, *values: object, sep: str = " ", all_ranks: bool = False) -> None:
+    def print(
+        self, *values: object, sep: str = " ", end: str = "\n", flush: bool = True, all_ranks: bool = False
+    ) -> None:
         """Print on rank 0; with ``all_ranks`` on each, prefixed with its rank, whole lines.
 
         Args:
             *values: As for ``print``.
             sep: As for ``print``.
+            end: As for ``print``.
+            flush: As for ``print``.
             all_ranks: Whether every rank prints.
         """
         if not (all_ranks or self.is_main):
@@ -187,8 +191,9 @@ class RankContext:
         if all_ranks:
             text = "\n".join(f"[rank {self.rank}] {line}" for line in text.split("\n"))
         # One write: the ranks share the terminal, and two would let another's line in between.
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        sys.stdout.write(text + end)
+        if flush:
+            sys.stdout.flush()
 
     @contextmanager
     def main_first(self, *, per_node: bool = False, timeout_s: float | None = None) -> Iterator[None]:
