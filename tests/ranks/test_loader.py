@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 import rankwise
 from rankwise.base.errors import CollectiveError, DataError, UsageError
@@ -378,3 +378,26 @@ def test_unequal_shares_in_a_plain_loop_are_told_once(global_batch: int, *, is_t
     assert first.count("has 8 samples, of which rank 0 holds 3") == is_told
     assert bool(first) == is_told
     assert others == ["", ""]
+
+
+def _mix(samples: list[Any]) -> Any:
+    batch = default_collate(samples)
+    return [batch[0], batch[1] * torch.rand(()), *batch[2:]]
+
+
+def _hear_drawing(num_workers: int, collate: Any) -> str:
+    with rankwise.init(device="cpu"), redirect_stderr(io.StringIO()) as said:
+        loader = rankwise.DataLoader(Numbers(), global_batch=BATCH, collate_fn=collate, **workers(num_workers))
+        for _ in range(2):
+            list(loader.steps())
+        return said.getvalue()
+
+
+def test_a_collate_function_that_draws_is_told_once() -> None:
+    """Mixup in collate_fn is another one at each number of ranks: rank 0 says so; what samples draw, and one rank, bring no word."""
+    for num_workers in (0, 2):
+        first, second = run_ranks(_hear_drawing, 2, num_workers, _mix)
+        assert first.count("collate_fn draws random numbers") == 1
+        assert second == ""
+    assert run_ranks(_hear_drawing, 2, 0, None) == ["", ""]
+    assert run_ranks(_hear_drawing, 1, 0, _mix) == [""]

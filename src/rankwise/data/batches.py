@@ -35,6 +35,7 @@ class WorkerBatch(NamedTuple):
         fault: Message and hint of the error to raise: the error itself may not travel, or not become whole again.
         kept: Which of the samples that were asked for are left, by their number among these; None: all of them, or
             nobody asks.
+        collate_draws: The user's collate function was seen to draw random numbers.
     """
 
     batches: list[Any]
@@ -46,6 +47,7 @@ class WorkerBatch(NamedTuple):
     empty: Any = None
     fault: Sequence[str] | None = None
     kept: Sequence[int] | None = None
+    collate_draws: bool = False
 
 
 @final

@@ -134,7 +134,7 @@ class DataLoader:
         self.sampler: GlobalBatchSampler | None = None
         packing = Packing(collate=collate_fn or default_collate, drops_none=drop_none)
         load = partial(
-            Pipeline, device=self.device, rank=rank, seed=seed, num_workers=num_workers, pin_memory=pin_memory,
+            Pipeline, device=self.device, rank=rank, world_size=world_size, seed=seed, num_workers=num_workers, pin_memory=pin_memory,
             worker_init_fn=worker_init_fn, timeout=timeout_s, multiprocessing_context=multiprocessing_context,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
         )  # fmt: skip

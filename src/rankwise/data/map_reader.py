@@ -55,7 +55,7 @@ class MapReader:
         self._epoch: int | None = None
         self._table: Table | None = None
         # Whether reading has drawn a random number yet: seeding each sample costs more than reading a small one.
-        self._draws = False
+        self._draws, self._looked_at_collate = False, False
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -96,7 +96,11 @@ class MapReader:
         is_whole = len(samples) == len(fetched)
         kept = None if is_whole else [number for number, one in enumerate(fetched) if one is not None]
         if samples:
-            return WorkerBatch([self._packing.pack(samples, names)], [len(samples)], kept=kept)
+            traces = None if seed is None or self._looked_at_collate else Traces()
+            batch = self._packing.pack(samples, names)
+            self._looked_at_collate |= traces is not None
+            draws = traces is not None and traces.are_there()
+            return WorkerBatch([batch], [len(samples)], kept=kept, collate_draws=draws)
         return WorkerBatch([self._packing.pack_empty(self._find_any(work_item, seed))], [0], kept=kept)
 
     def _fetch(self, work_item: MapWorkItem, seed: int | None) -> Sequence[Any]:

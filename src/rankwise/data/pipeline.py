@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 
 from rankwise.base.errors import DataError, UsageError
+from rankwise.base.log import get_logger
 from rankwise.data.prefetch import bring
 from rankwise.data.workers import make_workers
 from rankwise.runtime.rng import derive_seed
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rankwise.data.batches import WorkerBatch
+
+_LOGGER = get_logger(__name__)
 
 
 @final
@@ -26,6 +29,7 @@ class Pipeline:
         reader: What makes a worker batch of a work item; a data set in torch's eyes.
         device: Where batches go.
         rank: This rank.
+        world_size: Ranks that share the data.
         seed: The loader's.
         num_workers: As in torch.
         pin_memory: As in torch; None: if the device is CUDA.
@@ -37,12 +41,13 @@ class Pipeline:
         UsageError: torch refuses the options.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most are torch's
         self,
         reader: Any,
         *,
         device: torch.device,
         rank: int,
+        world_size: int,
         seed: int,
         num_workers: int,
         pin_memory: bool | None,
@@ -51,6 +56,7 @@ class Pipeline:
         **options: Any,
     ) -> None:
         self.device, self._rank, self._seed = device, rank, seed
+        self._warns_of_draws = rank == 0 and world_size > 1
         self._work_items, self._reader = _WorkItems(), reader
         # torch pins all or nothing, and fails at what a data set has put on the device itself.
         self._pins = pin_memory is None and num_workers == 0 and device.type == "cuda"
@@ -102,6 +108,12 @@ class Pipeline:
             if made.fault is not None:
                 message, hint = made.fault
                 raise DataError(message, rank=self._rank, hint=hint or None)
+            if made.collate_draws and self._warns_of_draws:
+                self._warns_of_draws = False
+                _LOGGER.warning(
+                    "collate_fn draws random numbers, and each rank draws for its own samples: the losses will differ from those of one process\n"
+                    "  -> let the data set draw for each sample, to have the same at any number of ranks; or leave it so"
+                )
             yield made
 
 
