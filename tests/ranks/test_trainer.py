@@ -500,6 +500,9 @@ def attempt(what: str) -> None:
         rankwise.Trainer(model, torch.optim.SGD, loader, mean_loss, config=config)
     elif what == "schedule class":
         build(epochs=1, scheduler=lambda _: MultiStepLR)
+    elif what == "configurations":
+        rank = rankwise.current().rank
+        build(epochs=1 + rank, seed=rank, progress=rank == 0).fit()
     elif what == "the model's attribute":
         build(epochs=1, loss=lambda model, _: model.in_features if not hasattr(model, "bogus") else 0).fit()
     elif what == "nothing to evaluate":
@@ -530,6 +533,10 @@ def refuse(what: str) -> str:
         ("config", "config is a dict"),
         ("optimizer class", "the optimizer is the class SGD"),
         ("schedule class", "the scheduler is the class MultiStepLR"),
+        (
+            "configurations",
+            "ranks [0]: the TrainerConfig={'epochs': 1, 'log_every': 2}; ranks [1]: the TrainerConfig={'epochs': 2, 'log_every': 2}",
+        ),
         ("the model's attribute", "model.module.in_features (trainer.model.in_features)"),
         ("nothing to evaluate", "this Trainer has nothing to evaluate"),
     ],

@@ -121,6 +121,15 @@ class TrainerConfig:
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
+def list_choices(config: TrainerConfig) -> dict[str, Any]:
+    """Return what is not as by default and must be the same on all ranks.
+
+    Rank 0 alone shows progress, seeds may differ, and what compiles may be named by an address.
+    """
+    own = {field.name for field in fields(config) if getattr(config, field.name) != field.default}
+    return {name: _plain(getattr(config, name)) for name in sorted(own - {"compile", "progress", "seed"})}
+
+
 def _check_count(name: str, value: Any, *, may_be_none: bool = True, or_else: str = "") -> None:
     if value is None and may_be_none:
         return

@@ -14,6 +14,7 @@ from rankwise.parallel.model_check import check_replicas
 from rankwise.runtime.context import current
 from rankwise.train.arguments import check_arguments
 from rankwise.train.batch_dependent_layers import warn_of_inexact_layers
+from rankwise.train.config import list_choices
 from rankwise.train.evaluating import Best
 from rankwise.train.saving import Checkpoints
 from rankwise.train.settings import read_options, tell_unused
@@ -227,6 +228,7 @@ class Trainer:
 
         Raises:
             NumericsError: A loss was NaN or infinite; nothing was saved after it.
+            CollectiveError: Ranks have different configurations; says which.
             CheckpointError: Another job trains in the folder; raised before anything is written there.
             SystemExit: With ``rankwise.REQUEUE``, after a scheduler's notice: the state is saved, and the job is to be
                 started again.
@@ -300,6 +302,7 @@ class Trainer:
             self.ctx.listen_for_stop()  # now: the first step may take minutes, if it compiles
         self.ctx.forget_request()
         self._stepping.forget()
+        self.ctx.agree(list_choices(self.config), "the TrainerConfig")
         self._checkpoints.begin(self.ctx)
         self._checkpoints.load_once(self._state())
         if not self.model.training:
