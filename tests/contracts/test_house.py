@@ -229,9 +229,9 @@ BUDGETS = {
     "doctor": 10_409,  # aim: 9,000
     "warm": 2_648,  # aim: launcher and warm 9,000
     "launcher": 10_423,  # aim: launcher and warm 9,000
-    "runtime": 6_051,
-    "data": 4_522,
-    "checkpoint": 4_661,
+    "runtime": 6_056,
+    "data": 4_540,
+    "checkpoint": 4_671,
     "parallel": 12_472,  # aim: parallel and tf 9,000
     "tf": 2_817,  # aim: parallel and tf 9,000
     "train": 6_493,  # aim: 6,500

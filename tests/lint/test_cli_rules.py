@@ -147,8 +147,8 @@ def test_every_rule_and_probe_has_a_name_here() -> None:
 
 def test_a_slip_of_a_verdicts_rule_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     """The name that may be meant is printed as reports print it."""
-    assert main(["rule", "gradient_met"]) == 2
-    assert "did you mean gradients_met?" in capsys.readouterr().err
+    assert main(["rule", "mispaired_gradient"]) == 2
+    assert "did you mean mispaired_gradients?" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
