@@ -11,7 +11,7 @@ import pytest
 from rankwise.base.errors import UsageError
 from rankwise.cluster import job
 from rankwise.cluster.job_fields import Word, parse_duration, parse_size, read_table
-from rankwise.cluster.launch_command import MeetingPlace, ShellText, build_launch, join_words
+from rankwise.cluster.launch_command import RendezvousPlace, ShellText, build_launch, join_words
 from rankwise.launcher.command import parse
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def test_sizes(text: str, size: int) -> None:
 
 def test_what_starts_a_node_is_a_good_command(tmp_path: Path) -> None:
     """`rankwise run` itself reads it: with a rendezvous for several nodes, without one for a single node."""
-    place = MeetingPlace(endpoint=ShellText("$head:29500"), run_id="x-1")
+    place = RendezvousPlace(endpoint=ShellText("$head:29500"), run_id="x-1")
     words = build_launch(read(tmp_path), place, python="/opt/python")
     assert words[:4] == ["/opt/python", "-m", "rankwise", "run"]
     spec = parse(words[4:], {})

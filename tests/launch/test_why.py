@@ -314,7 +314,10 @@ time.sleep(1000)
         ({"SLURM_JOB_ID": "{}"}, {"SLURM_PROCID": "{}", "SLURM_NTASKS": "2"}),
         ({}, {"OMPI_COMM_WORLD_RANK": "{}", "OMPI_COMM_WORLD_SIZE": "2"}),
         # What runs a pod gives it a number, which is no rank of torchrun's.
-        ({"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "{}", "WORLD_SIZE": "2", "LOCAL_RANK": "{}"}),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "2950{}"},
+            {"RANK": "{}", "WORLD_SIZE": "2", "LOCAL_RANK": "{}"},
+        ),
     ],
     ids=["slurm", "mpi", "pod"],
 )

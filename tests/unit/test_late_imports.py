@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rankwise
-from rankwise.launcher.late_imports import ROOMS
+from clocks import FakeClock
+from rankwise.launcher.late_imports import ROOMS, LateImports
 
 _PACKAGE = Path(rankwise.__file__).parent
 _FILES = [path for room in ROOMS for path in (_PACKAGE / room.replace(".", "/")).rglob("*.py")]
@@ -51,3 +55,20 @@ def test_no_function_of_these_rooms_imports_another() -> None:
     }
     assert "rankwise.verdict.first_failure" in found
     assert {name for name in found if not name.startswith(tuple(f"rankwise.{room}" for room in ROOMS))} == set()
+
+
+@pytest.mark.parametrize("error", [SyntaxError("half written"), ModuleNotFoundError("removed")])
+def test_a_package_that_changes_just_now_harms_no_job(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can't be imported while it is replaced is left to whoever needs it, and the launcher goes on watching."""
+
+    def fail(_: str) -> None:
+        raise error
+
+    clock = FakeClock()
+    one, other = LateImports(clock), LateImports(clock)
+    one._names = iter(["rankwise.verdict.case"])
+    monkeypatch.setattr(importlib, "import_module", fail)
+    clock.sleep(6)
+    for imports in (one, other):
+        imports.poll()
+        imports.poll()

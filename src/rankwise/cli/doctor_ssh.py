@@ -47,7 +47,7 @@ _TAKEN_ALONG = ("GLOO_", "NCCL_", "TP_SOCKET_IFNAME", "TORCH_NCCL_", "TORCH_GLOO
 
 _RANKWISE = (sys.executable, "-m", "rankwise")
 #: A rendezvous's phases have bounds of their own; a host that is frozen has none.
-_MEETING_S = 600.0
+_RENDEZVOUS_S = 600.0
 
 
 def look_over_ssh(
@@ -113,7 +113,7 @@ def _meet(
             command = [*_set_variables(env), *build_command(argv, plan, number)]
             remotes.start(host, command, keeps_output=number == 0, secret=plan.token)
     if own is None:
-        return _read_answer(remotes, hosts[0], args.arrival_timeout + _MEETING_S)
+        return _read_answer(remotes, hosts[0], args.arrival_timeout + _RENDEZVOUS_S)
     return meet(args, probes, plan, env)[0]
 
 

@@ -11,7 +11,7 @@ from rankwise.base.errors import UsageError
 from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.job import ALWAYS
 from rankwise.cluster.job_fields import Word, parse_size
-from rankwise.cluster.launch_command import MeetingPlace, ShellText, build_launch, join_words
+from rankwise.cluster.launch_command import RendezvousPlace, ShellText, build_launch, join_words
 
 if TYPE_CHECKING:
     from rankwise.cluster.job import JobSpec
@@ -129,7 +129,7 @@ def _build_command(spec: JobSpec, job_id: str, host: str) -> list[str]:
     if spec.num_nodes == 1:
         words = build_launch(spec, None, python="python3")
     else:
-        place = MeetingPlace(endpoint=f"{host}:{_PORT}", run_id=job_id, local_addr=ShellText("$POD_IP"))
+        place = RendezvousPlace(endpoint=f"{host}:{_PORT}", run_id=job_id, local_addr=ShellText("$POD_IP"))
         launch = build_launch(spec, place, python="python3")
         # torch would ask the DNS whether this is the first pod, and the DNS may not know it yet; the pods start minutes
         # apart, where the image has to be pulled or a machine to be made.

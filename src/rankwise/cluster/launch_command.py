@@ -24,7 +24,7 @@ class ShellText(str):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeetingPlace:
+class RendezvousPlace:
     """Where the nodes of a job find each other.
 
     Attributes:
@@ -45,7 +45,7 @@ def join_endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def build_launch(spec: JobSpec, place: MeetingPlace | None, *, python: str) -> list[str]:
+def build_launch(spec: JobSpec, place: RendezvousPlace | None, *, python: str) -> list[str]:
     """Return the words of `rankwise run` on a node: the same for all of them.
 
     Args:

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from rankwise.cluster import host_check, unscheduled
-from rankwise.cluster.launch_command import MeetingPlace
+from rankwise.cluster.launch_command import RendezvousPlace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +41,6 @@ def submit(spec: JobSpec, record: JobRecord) -> JobRecord:
 def _plan(spec: JobSpec, job_id: str, client: int = 0) -> Plan:
     unscheduled.refuse_unscheduled(spec)
     here = "127.0.0.1"
-    place = MeetingPlace(endpoint=f"{here}:{unscheduled.pick_port(job_id)}", run_id=job_id, local_addr=here)
+    place = RendezvousPlace(endpoint=f"{here}:{unscheduled.pick_port(job_id)}", run_id=job_id, local_addr=here)
     ways = {f"node{number}": ("sh", "-c") for number in range(spec.num_nodes)}
     return unscheduled.make_plan(spec, ways, place, client)

@@ -18,7 +18,7 @@ from rankwise.base.requeue import REQUEUE
 from rankwise.cluster.job import JobSpec
 from rankwise.cluster.job_fields import Table
 from rankwise.cluster.job_process import Log, Start, add_deadline
-from rankwise.cluster.launch_command import MeetingPlace, build_launch, join_endpoint
+from rankwise.cluster.launch_command import RendezvousPlace, build_launch, join_endpoint
 from rankwise.cluster.ray_node import NodeLauncher
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Driver:
                 place = (
                     None
                     if number == 1
-                    else MeetingPlace(
+                    else RendezvousPlace(
                         endpoint=join_endpoint(first, port), run_id=f"{self._job_id}-{self._starts}", local_addr=address
                     )
                 )

@@ -9,7 +9,7 @@ from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.base.errors import UsageError
 from rankwise.base.host_list import expand_hosts
 from rankwise.cluster import unscheduled
-from rankwise.cluster.launch_command import MeetingPlace
+from rankwise.cluster.launch_command import RendezvousPlace
 from rankwise.cluster.tools import run_tool
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def make_plan(spec: JobSpec, job_id: str, env: Mapping[str, str], client: int = 
         )
     hosts = hosts[: spec.num_nodes]
     spec = replace(spec, max_nodes=len(hosts) - spec.standby)
-    place = MeetingPlace(endpoint=f"{hosts[0]}:{unscheduled.pick_port(job_id)}", run_id=job_id)
+    place = RendezvousPlace(endpoint=f"{hosts[0]}:{unscheduled.pick_port(job_id)}", run_id=job_id)
     # A shell of salloc may be a step itself, and so may be another job.
     step = ("srun", f"--jobid={allocation}", *_STEP)
     ways = {host: (*step, f"--nodelist={host}", "sh", "-c") for host in hosts}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.cluster.job import ALWAYS
-from rankwise.cluster.launch_command import MeetingPlace, ShellText, build_launch, join_words
+from rankwise.cluster.launch_command import RendezvousPlace, ShellText, build_launch, join_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ def _body(spec: JobSpec) -> Iterator[list[str]]:
     nodes = f"{spec.min_nodes}:$(({count} - {spec.standby}))" if spec.standby else f"${count}"
     place = None
     if spec.num_nodes > 1:
-        place = MeetingPlace(
+        place = RendezvousPlace(
             endpoint=ShellText("$head:$port"), run_id=ShellText("$SLURM_JOB_ID"), nodes=ShellText(nodes)
         )
         yield [_HEAD]

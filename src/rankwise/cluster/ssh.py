@@ -13,7 +13,7 @@ from rankwise.base.host_list import expand_hosts, find_fault
 from rankwise.base.ssh import read_ssh, write_ssh, write_ssh_test
 from rankwise.cluster import host_check, unscheduled
 from rankwise.cluster.job_fields import Word
-from rankwise.cluster.launch_command import MeetingPlace, join_endpoint
+from rankwise.cluster.launch_command import RendezvousPlace, join_endpoint
 from rankwise.cluster.tools import run_tool
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _look(spec: JobSpec, job_id: str, hosts: list[str], ssh: list[str]) -> host_
 
 
 def _plan(spec: JobSpec, look: host_check.Look, job_id: str, client: int = 0) -> Plan:
-    place = MeetingPlace(endpoint=join_endpoint(look.address, look.port), run_id=job_id)
+    place = RendezvousPlace(endpoint=join_endpoint(look.address, look.port), run_id=job_id)
     return unscheduled.make_plan(spec, look.ways, place, client)
 
 

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from rankwise.cluster.handles import JobRecord
     from rankwise.cluster.job import JobSpec
     from rankwise.cluster.job_process import Plan
-    from rankwise.cluster.launch_command import MeetingPlace
+    from rankwise.cluster.launch_command import RendezvousPlace
 
 _LOOK_S, _START_S, _LEAVE_S = 0.1, 20.0, 10.0
 
 
-def make_plan(spec: JobSpec, ways: Mapping[str, Sequence[str]], place: MeetingPlace, client: int = 0) -> Plan:
+def make_plan(spec: JobSpec, ways: Mapping[str, Sequence[str]], place: RendezvousPlace, client: int = 0) -> Plan:
     """Return what the job's process will do: on each node a launcher, under its guard, in the workdir.
 
     Args:

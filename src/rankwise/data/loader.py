@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 from torch.utils.data import default_collate
@@ -75,7 +75,7 @@ class DataLoader:
         sample_seeds: Seed each sample.
         split: Who reads what of a data set that can only be iterated: "stride", "shard", "dataset".
         ctx: The job; None: the one that ``init()`` joined, or none.
-        **unknown: None is known; an error names the right argument.
+        **unknown: Nothing else; an error names what takes the place of an argument of torch's.
 
     Attributes:
         sampler: Which sample is where, and the cursor; None for a data set that can only be iterated.
@@ -118,7 +118,7 @@ class DataLoader:
         sample_seeds: bool = True,
         split: Split | None = None,
         ctx: RankContext | None = None,
-        **unknown: Any,
+        **unknown: NoReturn,
     ) -> None:
         check_source(dataset, unknown)
         ctx = ctx or find_current()

@@ -64,7 +64,7 @@ def check_source(dataset: Any, unknown: Iterable[str]) -> None:
         hint = _SAID_OTHERWISE.get(name, "help(rankwise.DataLoader) lists them")
         raise UsageError(f"the DataLoader has no argument {name!r}", hint=hint)
     is_torchs = isinstance(dataset, TorchLoader) and dataset.batch_sampler is not None
-    if is_torchs or hasattr(dataset, "global_batch"):
+    if is_torchs or any(one.__module__ == "rankwise.data.loader" for one in type(dataset).__mro__):
         raise UsageError("the data set is a DataLoader, which yields batches", hint="pass its data set: loader.dataset")
 
 

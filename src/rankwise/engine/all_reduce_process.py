@@ -24,7 +24,7 @@ del sys.path[0]  # our own folder: its names must not shadow anybody's
 _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
 os.dup2(2, 1)
 
-_MEETING_S, _REDUCING_S, _ALL_S = 25, 25, 55.0
+_RENDEZVOUS_S, _REDUCING_S, _ALL_S = 25, 25, 55.0
 _SMALL_ROUNDS, _LARGE_ROUNDS = 21, 5
 _LARGE_BYTES, _PILOT_BYTES, _LONGEST_S = 32 << 20, 1 << 20, 1.0
 _PR_SET_PDEATHSIG = 1
@@ -91,7 +91,7 @@ def _measure(torch: Any, dist: Any) -> dict[str, Any]:
     if backend == "nccl":
         torch.cuda.set_device(device)
     torch.set_num_threads(1)
-    dist.init_process_group(backend, timeout=timedelta(seconds=_MEETING_S + _REDUCING_S))
+    dist.init_process_group(backend, timeout=timedelta(seconds=_RENDEZVOUS_S + _REDUCING_S))
 
     def reduce(tensor: Any) -> float:
         begin = time.perf_counter()

@@ -121,7 +121,7 @@ class JobRendezvous:
         if before is not None:
             before.may_gather = False
         node_rank, self.world, self.store = info.rank, info.world_size, info.store
-        store, meeting_place = info.store, info.bootstrap_store_info
+        store, rendezvous_place = info.store, info.bootstrap_store_info
         served = self.static
         if self.static and restart:
             from torch.distributed import PrefixStore
@@ -129,8 +129,8 @@ class JobRendezvous:
 
             # Ranks of the first attempt use the agents' own store, as under torchrun; later ones a fresh one.
             store = PrefixStore(f"rankwise/restart_{restart}", store)
-            address = meeting_place.master_addr
-            meeting_place, served = RendezvousStoreInfo.build(node_rank, store, local_addr=address), False
+            address = rendezvous_place.master_addr
+            rendezvous_place, served = RendezvousStoreInfo.build(node_rank, store, local_addr=address), False
         self.store = store
         try:
             base, world, role_base, role_world = self._number_ranks(store, node_rank, restart, host)
@@ -156,8 +156,8 @@ class JobRendezvous:
             "world_size": world,
             "base_role_rank": role_base,
             "role_world_size": role_world,
-            "master_addr": meeting_place.master_addr,
-            "master_port": meeting_place.master_port,
+            "master_addr": rendezvous_place.master_addr,
+            "master_port": rendezvous_place.master_port,
             "store_is_served": served,
             "run_id": self.handler.get_run_id(),
             "round": str(self.num_joined),

@@ -33,10 +33,11 @@ class LateImports:
     def poll(self) -> None:
         """Import what takes a moment, if it is time to."""
         end_s = max(self._begin_s, self._clock.monotonic()) + _AT_ONCE_S
-        while self._begin_s <= self._clock.monotonic() < end_s and (name := next(self._names, None)):
-            with contextlib.suppress(
-                ImportError
-            ):  # of another system, or it was removed already: whoever needs it says so
+        while self._begin_s <= self._clock.monotonic() < end_s:
+            # Of another system, removed, half written by an upgrade that goes on just now: whoever needs it tries again.
+            with contextlib.suppress(Exception):
+                if (name := next(self._names, None)) is None:
+                    return
                 importlib.import_module(name)
 
 

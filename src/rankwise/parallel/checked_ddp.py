@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any, final
 
@@ -86,7 +87,7 @@ class CheckedDDP(DistributedDataParallel):  # type: ignore[misc]
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if not hasattr(self.__dict__.get("_modules", {}).get("module"), name):
+            if not _holds(self.__dict__.get("_modules", {}).get("module"), name):
                 raise
         raise WrappedError(
             f"{name!r} is an attribute of the model inside DistributedDataParallel, which averages gradients for its forward() alone",
@@ -195,3 +196,10 @@ def _check_unsynced(watch: Watch) -> None:
         rank=watch.rank,
         hint="let `for micro in accumulate(...)` run to its end, or drop the step with optimizer.zero_grad(), on every rank",
     )
+
+
+def _holds(model: Any, name: str) -> bool:
+    """Whether a module has an attribute; none of its properties is run for that."""
+    kept = vars(model) if model is not None else {}
+    inside = any(name in kept.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules"))
+    return inside or inspect.getattr_static(model, name, None) is not None

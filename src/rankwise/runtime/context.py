@@ -279,7 +279,10 @@ class RankContext:
         groups: dict[str, list[int]] = {}
         for rank, text in zip(self.control.ranks, answers, strict=True):
             groups.setdefault(text, []).append(rank)
-        shown = "; ".join(f"ranks {ranks}: {text[:200]}" for text, ranks in groups.items())
+        # Long texts are shown from where they differ.
+        same = next((at for at, signs in enumerate(zip(*groups, strict=False)) if len(set(signs)) > 1), 0)
+        begin = max(0, same - 60) if max(map(len, groups)) > 200 else 0
+        shown = "; ".join(f"ranks {ranks}: {'...' * (begin > 0)}{text[begin:][:200]}" for text, ranks in groups.items())
         raise CollectiveError(
             f"the ranks do not agree on {name}: {shown}",
             rank=self.rank,

@@ -33,7 +33,7 @@ from rankwise.runtime.handshake import HandshakeResult, shake_hands
 from rankwise.runtime.mesh import AXES, Mesh, read_degrees, rename_axes, show_degrees
 from rankwise.runtime.offline_evidence import leave_evidence
 from rankwise.runtime.rank_identity import identify
-from rankwise.runtime.stores import GROUP_PREFIX, MEETING_PREFIX, Place, open_store
+from rankwise.runtime.stores import GROUP_PREFIX, RENDEZVOUS_PREFIX, Place, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -44,7 +44,7 @@ _LOGGER = get_logger(__name__)
 
 _ARRIVAL_S = 60.0
 _GRACE_S = 15.0
-_meetings: dict[str, int] = {}
+_rendezvous_seen: dict[str, int] = {}
 _given: WeakKeyDictionary[dist.Store, int] = WeakKeyDictionary()
 _warned: set[str] = set()
 
@@ -193,7 +193,7 @@ def _join(request: _Request, given: dist.Store | None) -> RankContext:
     if device is None:
         device = choose_device(request.device, it.local_rank or 0, it.rank)
     timeout_s = request.timeout_s or (600.0 if "nccl" in backend else 1800.0)
-    groups, registry = dist.PrefixStore(GROUP_PREFIX, store), dist.PrefixStore(MEETING_PREFIX, store)
+    groups, registry = dist.PrefixStore(GROUP_PREFIX, store), dist.PrefixStore(RENDEZVOUS_PREFIX, store)
     corner, side, refusal = dist.PrefixStore("rankwise/job", store), None, ""
     if request.role is None:
         side = connect(it, place, backend, device, store=groups, registry=registry, timeout_s=timeout_s)
@@ -260,7 +260,7 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
         result = call_within(
             bound_s + _GRACE_S,
             lambda: shake_hands(
-                dist.PrefixStore(MEETING_PREFIX, store), record, timeout_s=bound_s,
+                dist.PrefixStore(RENDEZVOUS_PREFIX, store), record, timeout_s=bound_s,
                 strict=get("RANKWISE_HANDSHAKE") != "lenient", serves=_serves(it, place), clock=SYSTEM_CLOCK, notice=_say,
             ),
         )  # fmt: skip
@@ -282,7 +282,7 @@ def _meet(request: _Request, given: dist.Store | None, record: Record) -> tuple[
 
 def _count_rendezvous(place: Place, given: dist.Store | None) -> int:
     """Return how often this process has met others here already: each time under a prefix of its own."""
-    counts: MutableMapping[Any, int] = _meetings if given is None else _given
+    counts: MutableMapping[Any, int] = _rendezvous_seen if given is None else _given
     key = f"{place}#{place.attempt}" if given is None else given
     counts[key] = counts.get(key, -1) + 1
     return counts[key]

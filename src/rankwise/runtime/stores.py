@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Where torch keeps the addresses of the peers: a store that has them has seen a job begin.
 GROUP_PREFIX = "rankwise/group"
 #: Where the registry of a rendezvous is; once there is a verdict, nobody else may join it.
-MEETING_PREFIX = "rankwise/meet"
+RENDEZVOUS_PREFIX = "rankwise/meet"
 _POLL_S = 0.05
 _CONNECT_S = 3.0
 _ANSWER_S = 15.0
@@ -256,7 +256,7 @@ def _open_file(place: Place, rank: int, world_size: int) -> dist.Store:
             hint="all ranks need read and write access to it",
         ) from error
     # Written by torch after the handshake: whoever finds it has reached a rendezvous that is over.
-    traces = (b"default_pg", GROUP_PREFIX.encode(), MEETING_PREFIX.encode() + b"/verdict")
+    traces = (b"default_pg", GROUP_PREFIX.encode(), RENDEZVOUS_PREFIX.encode() + b"/verdict")
     if any(trace in left for trace in traces):
         raise RendezvousError(
             f"{place} holds the traces of another run ({len(left)} bytes)",

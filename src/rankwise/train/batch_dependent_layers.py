@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MOST_NAMED = 3
 
 
-def warn_of_inexact_layers(model: nn.Module, ctx: RankContext) -> None:
+def warn_of_batch_dependent_layers(model: nn.Module, ctx: RankContext) -> None:
     """Warn, on rank 0, of layers in training mode that make the losses of several ranks differ from those of one process.
 
     Args:

@@ -80,7 +80,7 @@ def tell_unused(
             if now[name] not in {then[name], used[name]}:
                 _LOGGER.warning(
                     f"{name}={now[name]:.4g} is not used: the optimizer continues with {used[name]:.4g}, as the checkpoint has it\n"
-                    "  -> to change it, set it in trainer.optimizer.param_groups in a callback's on_start, or begin in another folder with the weights alone"
+                    "  -> to change it, begin in another folder with the weights alone; without a scheduler, a callback's on_start may set it in trainer.optimizer.param_groups"
                 )
                 return
 

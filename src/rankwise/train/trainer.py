@@ -13,7 +13,7 @@ from rankwise.base.log import get_logger
 from rankwise.parallel.model_check import check_replicas
 from rankwise.runtime.context import current
 from rankwise.train.arguments import check_arguments
-from rankwise.train.batch_dependent_layers import warn_of_inexact_layers
+from rankwise.train.batch_dependent_layers import warn_of_batch_dependent_layers
 from rankwise.train.config import list_choices
 from rankwise.train.evaluating import Best
 from rankwise.train.saving import Checkpoints
@@ -307,7 +307,7 @@ class Trainer:
         self._checkpoints.load_once(self._state())
         if not self.model.training:
             self.ddp.train()
-        warn_of_inexact_layers(self.model, self.ctx)
+        warn_of_batch_dependent_layers(self.model, self.ctx)
         if self.step == 0 and self.config.seed is not None:
             self.ctx.seed(self.config.seed)
         self._checkpoints.note(self.step)

@@ -22,7 +22,7 @@ _DEAD, _STOPPED = frozenset({"Z", "X"}), frozenset({"T", "t"})
 _NOBODY_LEFT = (
     "what was to end this wait has ended itself: look for its error in the rank's output, and give the call a timeout"
 )
-_MEETINGS = frozenset({"init_process_group", "init_rpc"})
+_RENDEZVOUS = frozenset({"init_process_group", "init_rpc"})
 
 
 @final
@@ -106,7 +106,7 @@ def _advise(places: Sequence[_Place], scene: Scene) -> str:
     away = [place for place in places if place.op is None]
     if waiting and away:
         return f"find out why {away[0].who} does not reach {waiting[0].doing.removeprefix('in ')}, where {waiting[0].who} is"
-    if waiting and scene.has_agent_store and {place.op for place in waiting} <= _MEETINGS:
+    if waiting and scene.has_agent_store and {place.op for place in waiting} <= _RENDEZVOUS:
         return (
             "a script that starts its own ranks, by mp.spawn or the like, is started by `python`: below a launcher rank 0 of them serves no "
             "store; or let `rankwise run --nproc-per-node N` start them, without mp.spawn"

@@ -209,7 +209,8 @@ def _connect(where: str, plan: Plan) -> socket.socket:
         _LOOK_UP_S, partial(socket.getaddrinfo, where, plan.endpoint_port, type=socket.SOCK_STREAM)
     ):
         try:
-            return socket.create_connection((str(address[0]), plan.endpoint_port), _OPEN_S, source)
+            numeric, _ = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)  # with its scope
+            return socket.create_connection((numeric, plan.endpoint_port), _OPEN_S, source)
         except OSError as error:
             failures.append(error)
     raise failures[0] if failures else OSError(f"{where} has no address")

@@ -110,7 +110,7 @@ def _call_after(loader: Any, wrap: Callable[[Any], None]) -> None:
 class _Watch:
     def __init__(self, load: Callable[[str], Any], note: Callable[..., None]) -> None:
         self._load, self._note = load, note
-        self._num_meetings: dict[str, int] = {}
+        self._num_rendezvous: dict[str, int] = {}
         self._pid = os.getpid()
 
     def wrap(self, module: Any, leave_out: Callable[[BaseException], None]) -> None:
@@ -152,7 +152,7 @@ class _Watch:
             return None
         # By name: a process may be in groups of its own that others have no part in.
         name = str(args[5]) if len(args) > 5 else ""
-        number = self._num_meetings[name] = self._num_meetings.get(name, 0) + 1
+        number = self._num_rendezvous[name] = self._num_rendezvous.get(name, 0) + 1
         place = module.PrefixStore(f"rankwise/watch/{name}/{number}", store)
         return _Stay(
             self._load,

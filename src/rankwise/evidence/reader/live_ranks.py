@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 #: How launchers tell a process its rank, and how many there are.
 _NAMES = (
     ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
+    # mpirun stands nearer to its ranks than the batch script's step.
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
 )
-#: What the ranks of one job have in common, and two jobs have not.
-_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+#: What the ranks of one job have in common.
+_JOB = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _OURS = "RANKWISE_RANK"
 _AT_ONCE = 8
 _STACKS_ONLY = "a stack shows where a rank is, not which of its collectives it is in"
@@ -193,15 +195,16 @@ def _pick(pids: Iterable[int], parents: Mapping[int, int]) -> tuple[LiveRank, ..
 
 
 def _list_alike(pid: int, parents: Mapping[int, int]) -> list[int]:
-    """Return the processes of a rank's job: those of its variables, or, where none of these names a job (MPI), those of its launcher."""
+    """Return the processes of a rank's job: those of its variables; MPI's name no job, so there those of its launcher, while that lives."""
     env = _read_environ(pid) or {}
+    if "RANK" not in env and any(name in env for name in _MPI):
+        own = _to_rank(pid, env)
+        above = ((one, _to_rank(one, _read_environ(one) or {})) for one in _list_above(pid, parents))
+        launcher = next((one for one, rank in above if rank is None or own != replace(rank, pid=pid)), 1)
+        if launcher > 1:
+            return list_below(launcher, parents)
     job = _job_of(env)
-    if any(job):
-        return [one for one in parents if (other := _read_environ(one)) is not None and _job_of(other) == job]
-    own = _to_rank(pid, env)
-    above = ((one, _to_rank(one, _read_environ(one) or {})) for one in _list_above(pid, parents))
-    launcher = next((one for one, rank in above if rank is None or own != replace(rank, pid=pid)), pid)
-    return list_below(launcher, parents)
+    return [one for one in parents if (other := _read_environ(one)) is not None and _job_of(other) == job]
 
 
 def _to_rank(pid: int, env: Mapping[str, str]) -> LiveRank | None:

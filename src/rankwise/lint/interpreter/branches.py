@@ -114,7 +114,7 @@ def take_all(
         returns = list(compress(returns, joins))
         if joins[0] != joins[-1] and kind == "if":
             run.settle(value, joins[0])
-    elif kind == "if" and [left is None for _, left in ends].count(True) == 1:
+    elif kind == "if" and [left is None or left.kind in {"break", "continue"} for _, left in ends].count(True) == 1:
         scope.passed.append((value, ends[0][1] is None))
     scope.returns += chain.from_iterable(returns)
     _write_arms(run, scope, written, value)

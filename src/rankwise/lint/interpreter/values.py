@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Callable, Iterable
 
     from rankwise.lint.program import Module
@@ -453,11 +453,12 @@ class Call:
 
     def arg_node(self, position: int | None, *names: str) -> ast.AST | None:
         """The text of an argument, or None."""
-        for keyword in getattr(self.node, "keywords", ()):
+        if not isinstance(self.node, ast.Call):
+            return None  # a function that is handed on is called out of sight
+        for keyword in self.node.keywords:
             if keyword.arg in names:
-                return keyword.value  # type: ignore[no-any-return]
-        args = getattr(self.node, "args", ())
-        return args[position] if position is not None and position < len(args) else None
+                return keyword.value
+        return self.node.args[position] if position is not None and position < len(self.node.args) else None
 
     @property
     def given(self) -> Value:

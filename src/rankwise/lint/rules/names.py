@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from rankwise.lint.script import Script
 
+#: What a method's own object is called: a test of one of its attributes is no test of it.
+_SELF = ast.dump(ast.Name("self", ast.Load()))
+
 
 @rule("RW804", "error", "", "a name is used that exists only in another function, or nowhere", needs_ranks=False)
 def name_of_another_function(script: Script) -> Iterator[Found]:
@@ -88,7 +91,12 @@ def value_of_some_ranks(script: Script) -> Iterator[Found]:
     hidden = {call.node for call in script.all_calls if is_hidden(call)}
     nones = set()
     for note in script.notes:
-        if isinstance(note, Unbound) and note.module is script.module and not _may_choose(note, hidden):
+        if (
+            isinstance(note, Unbound)
+            and note.module is script.module
+            and not _name(note.node).startswith(".__")
+            and not _may_choose(note, hidden)
+        ):
             lacking[note.node, note.history.entry].add(note.history.rank)
             nones |= {note.node} if note.owner is not None else set()
     ranks = {entry.name: {history.rank for history in entry.histories} for entry in script.entries}
@@ -202,5 +210,13 @@ def _name(node: ast.Name | ast.Attribute) -> str:
 
 
 def _may_choose(note: Unbound, hidden: set[ast.AST]) -> bool:
-    """Whether a test around a read asks for the rank, or may by a call of what is not at hand."""
-    return any(asks_who(value) or not hidden.isdisjoint(ast.walk(test)) for test, value, _ in note.tests)
+    """Whether a test around a read asks for the rank or for what is read, or may by a call of what is not at hand."""
+    read = {ast.dump(one) for one in (note.node, getattr(note.node, "value", note.node))} - {_SELF}
+    return any(
+        asks_who(value)
+        or any(
+            one in hidden or (isinstance(one, (ast.Name, ast.Attribute)) and ast.dump(one) in read)
+            for one in ast.walk(test)
+        )
+        for test, value, _ in note.tests
+    )
