@@ -91,12 +91,7 @@ def value_of_some_ranks(script: Script) -> Iterator[Found]:
     hidden = {call.node for call in script.all_calls if is_hidden(call)}
     nones = set()
     for note in script.notes:
-        if (
-            isinstance(note, Unbound)
-            and note.module is script.module
-            and not _name(note.node).startswith(".__")
-            and not _may_choose(note, hidden)
-        ):
+        if isinstance(note, Unbound) and note.module is script.module and not _may_choose(note, hidden):
             lacking[note.node, note.history.entry].add(note.history.rank)
             nones |= {note.node} if note.owner is not None else set()
     ranks = {entry.name: {history.rank for history in entry.histories} for entry in script.entries}
