@@ -180,7 +180,7 @@ def test_agreement_names_who_holds_what() -> None:
 
     for outcome in try_ranks(program, 3, timeout_s=20):
         assert isinstance(outcome.error, CollectiveError)
-        assert "ranks [0, 1]: checkpoint to resume from='step-500'; ranks [2]: checkpoint to resume from=None" in str(
+        assert "ranks 0, 1: checkpoint to resume from='step-500'; rank 2: checkpoint to resume from=None" in str(
             outcome.error
         )
 

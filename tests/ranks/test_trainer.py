@@ -535,7 +535,7 @@ def refuse(what: str) -> str:
         ("schedule class", "the scheduler is the class MultiStepLR"),
         (
             "configurations",
-            "ranks [0]: the TrainerConfig={'epochs': 1, 'log_every': 2}; ranks [1]: the TrainerConfig={'epochs': 2, 'log_every': 2}",
+            "rank 0: the TrainerConfig={'epochs': 1, 'log_every': 2}; rank 1: the TrainerConfig={'epochs': 2, 'log_every': 2}",
         ),
         ("the model's attribute", "model.module.in_features (trainer.model.in_features)"),
         ("nothing to evaluate", "this Trainer has nothing to evaluate"),

@@ -60,7 +60,7 @@ _OTHER_WAITS = {
     ("runtime/context.py", "_leave"): "who leaves waits for seconds",
     (
         "runtime/leaving.py",
-        "finish_background leave_store wait_until_connected",
+        "destroy_groups finish_background leave_store",
     ): "who leaves waits for seconds",
     ("runtime/control.py", "_leave_word _name_missing"): "single words to the store, for seconds",
     ("runtime/serialization.py", "gather_into_parts send_and_receive"): "a Work: recorded",

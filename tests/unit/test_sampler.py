@@ -31,8 +31,8 @@ def take_steps(samplers: list[GlobalBatchSampler], num_steps: int | None = None)
     """Return the samples of each step over all ranks, sorted, and check that the ranks keep step with each other."""
     passes = [iter(sampler) for sampler in samplers]
     consumed, found = samplers[0].consumed, list[list[int]]()
-    for step in range(samplers[0].count_steps(consumed) if num_steps is None else num_steps):
-        plans = [sampler.plan(step, consumed=consumed) for sampler in samplers]
+    for step in range(samplers[0].schedule.count_steps(consumed) if num_steps is None else num_steps):
+        plans = [sampler.schedule.plan(step, consumed) for sampler in samplers]
         assert len({(plan.index, plan.start, plan.global_samples, len(plan.micro_sizes)) for plan in plans}) == 1
         parts = []
         for plan, sampler_pass, sampler in zip(plans, passes, samplers, strict=True):
@@ -95,7 +95,7 @@ def test_it_goes_on_anywhere_at_any_number_of_ranks(
         ranks = make_all(size, world, micro_batch=data.draw(_MICRO), **options)
         for sampler in ranks:
             sampler.load_state_dict(json.loads(json.dumps(state)))
-        left = ranks[0].count_steps(ranks[0].consumed)
+        left = ranks[0].schedule.count_steps(ranks[0].consumed)
         number = data.draw(st.integers(1, left)) if left else 0
         found += take_steps(ranks, number if number < left else None)
         states = [sampler.state_dict() for sampler in ranks]
@@ -363,7 +363,7 @@ def test_a_data_set_tells_its_length_or_is_refused() -> None:
     with pytest.raises(UsageError, match="epoch=-1"):
         make(3, global_batch=2).set_epoch(-1)
     with pytest.raises(UsageError, match="step 2 was asked for, and 2 steps"):
-        make(3, global_batch=2).plan(2)
+        make(3, global_batch=2).schedule.plan(2)
 
 
 def test_a_rank_of_several_must_have_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,8 +133,9 @@ class DataLoader:
         self.global_batch, self.micro_batch, self.seed = global_batch, micro_batch, seed
         self.sampler: GlobalBatchSampler | None = None
         packing = Packing(collate=collate_fn or default_collate, drops_none=drop_none)
+        warns = world_size > 1 and (rank == 0 if ctx is None else ctx.is_main)
         load = partial(
-            Pipeline, device=self.device, rank=rank, world_size=world_size, seed=seed, num_workers=num_workers, pin_memory=pin_memory,
+            Pipeline, device=self.device, rank=rank, warns_of_draws=warns, seed=seed, num_workers=num_workers, pin_memory=pin_memory,
             worker_init_fn=worker_init_fn, timeout=timeout_s, multiprocessing_context=multiprocessing_context,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
         )  # fmt: skip

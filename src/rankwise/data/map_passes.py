@@ -62,8 +62,8 @@ class MapPasses:
         work_items = partial(draw_work_items, sampler, epoch, consumed, draws_twice=self._draws_twice)
         worker_batches = self._pipeline.start(work_items, epoch)
         reached = consumed
-        for number in range(sampler.count_steps(consumed)):
-            plan = sampler.plan(number, consumed=consumed)
+        for number in range(sampler.schedule.count_steps(consumed)):
+            plan = sampler.schedule.plan(number, consumed)
             own, total, made, kept = plan.num_samples, plan.global_samples, worker_batches, None
             if self._drops_none:  # all of it is taken, to know what is left of its samples
                 taken = [next(worker_batches) for _ in plan.micro_sizes]

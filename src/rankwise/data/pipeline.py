@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -29,7 +30,7 @@ class Pipeline:
         reader: What makes a worker batch of a work item; a data set in torch's eyes.
         device: Where batches go.
         rank: This rank.
-        world_size: Ranks that share the data.
+        warns_of_draws: Whether to say that the collate function draws: other ranks draw for their samples.
         seed: The loader's.
         num_workers: As in torch.
         pin_memory: As in torch; None: if the device is CUDA.
@@ -47,7 +48,7 @@ class Pipeline:
         *,
         device: torch.device,
         rank: int,
-        world_size: int,
+        warns_of_draws: bool,
         seed: int,
         num_workers: int,
         pin_memory: bool | None,
@@ -56,7 +57,7 @@ class Pipeline:
         **options: Any,
     ) -> None:
         self.device, self._rank, self._seed = device, rank, seed
-        self._warns_of_draws = rank == 0 and world_size > 1
+        self._warns_of_draws = warns_of_draws
         self._work_items, self._reader = _WorkItems(), reader
         # torch pins all or nothing, and fails at what a data set has put on the device itself.
         self._pins = pin_memory is None and num_workers == 0 and device.type == "cuda"
@@ -109,12 +110,16 @@ class Pipeline:
                 message, hint = made.fault
                 raise DataError(message, rank=self._rank, hint=hint or None)
             if made.collate_draws and self._warns_of_draws:
-                self._warns_of_draws = False
-                _LOGGER.warning(
-                    "collate_fn draws random numbers, and each rank draws for its own samples: the losses will differ from those of one process\n"
-                    "  -> let the data set draw for each sample, to have the same at any number of ranks; or leave it so"
-                )
+                _warn_of_draws()
             yield made
+
+
+@cache  # a job may have many loaders
+def _warn_of_draws() -> None:
+    _LOGGER.warning(
+        "collate_fn draws random numbers, and each rank draws for its own samples: losses will differ from those of one process\n"
+        "  -> let the data set draw for each sample, to have the same at any number of ranks; or leave it so"
+    )
 
 
 @final

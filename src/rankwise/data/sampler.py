@@ -136,29 +136,6 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         """Return how many lists a whole epoch yields on each rank."""
         return self.schedule.count_micro_batches()
 
-    def count_steps(self, consumed: int = 0) -> int:
-        """Return how many global steps an epoch still has.
-
-        Args:
-            consumed: Samples of it that are done, over all ranks.
-        """
-        return self.schedule.count_steps(consumed)
-
-    def plan(self, step: int, *, consumed: int = 0) -> StepPlan:
-        """Return what a step holds, without computing which samples these are.
-
-        Args:
-            step: Which step, counted from ``consumed``.
-            consumed: Where the counting begins, in samples of the epoch.
-
-        Returns:
-            The plan.
-
-        Raises:
-            UsageError: There is no such step.
-        """
-        return self.schedule.plan(step, consumed)
-
     # ------------------------------------------------------------------------- drawing
 
     def draw(self, epoch: int, consumed: int = 0) -> Iterator[list[int]]:
@@ -184,14 +161,14 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         Yields:
             The plan, and the lists of this rank's micro-batches.
         """
-        num_steps, num_full = self.count_steps(consumed), (self.num_samples - consumed) // self.global_batch
+        num_steps, num_full = self.schedule.count_steps(consumed), (self.num_samples - consumed) // self.global_batch
         step, size = 0, FIRST_BLOCK
         while step < num_steps:
-            first = self.plan(step, consumed=consumed)
+            first = self.schedule.plan(step, consumed)
             fitting = max(1, size // max(1, first.num_samples))
             rows = self._take(epoch, first, num_steps=min(fitting, num_full - step) if step < num_full else 1)
             for number, indices in enumerate(rows):
-                plan = self.plan(step + number, consumed=consumed) if number else first
+                plan = self.schedule.plan(step + number, consumed) if number else first
                 yield plan, cut(indices, plan.micro_sizes)
             step, size = step + len(rows), min(2 * size, LAST_BLOCK)
 
@@ -280,8 +257,8 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         serial = self._serial
 
         def run() -> Iterator[Any]:
-            for step in range(self.count_steps(consumed)):
-                plan = self.plan(step, consumed=consumed)
+            for step in range(self.schedule.count_steps(consumed)):
+                plan = self.schedule.plan(step, consumed)
                 for left in reversed(range(len(plan.micro_sizes))):
                     batch = next(batches, self)
                     if batch is self:
@@ -314,7 +291,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         """
         # What was left early has delivered all. Only a loaded state of an epoch's end gives a pass of no steps,
         # so that what stands behind the loop is done.
-        if self._is_under_way and not self.count_steps(self._consumed):
+        if self._is_under_way and not self.schedule.count_steps(self._consumed):
             self.end_pass()
         self._serial += 1
         return self._epoch, self._consumed

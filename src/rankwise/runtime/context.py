@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from contextlib import contextmanager, suppress
@@ -19,9 +18,8 @@ from rankwise.base.faults import find_last_error, is_failure
 from rankwise.base.log import get_logger
 from rankwise.base.requeue import REQUEUE, ask_requeue
 from rankwise.base.roles import RETURNS
-from rankwise.evidence.in_rank.rank_exit import let_threads_settle
 from rankwise.runtime.batch import BatchPlan, plan_batch
-from rankwise.runtime.leaving import finish_background, leave_store, wait_until_connected
+from rankwise.runtime.leaving import destroy_groups, finish_background, keep_for_ever, leave_store
 from rankwise.runtime.main_first import take_turns
 from rankwise.runtime.rng import derive_seed, seed_all
 from rankwise.runtime.signature import locate
@@ -274,20 +272,12 @@ class RankContext:
         """
         what = f"agree on {name} at {locate()}"
         answers = self.control.compare(f"{name}={value!r}", what=what, timeout_s=timeout_s)
-        if answers is None:
-            return
-        groups: dict[str, list[int]] = {}
-        for rank, text in zip(self.control.ranks, answers, strict=True):
-            groups.setdefault(text, []).append(rank)
-        # Long texts are shown from where they differ.
-        same = next((at for at, signs in enumerate(zip(*groups, strict=False)) if len(set(signs)) > 1), 0)
-        begin = max(0, same - 60) if max(map(len, groups)) > 200 else 0
-        shown = "; ".join(f"ranks {ranks}: {'...' * (begin > 0)}{text[begin:][:200]}" for text, ranks in groups.items())
-        raise CollectiveError(
-            f"the ranks do not agree on {name}: {shown}",
-            rank=self.rank,
-            hint="determine it on one rank and broadcast it, or find out why the hosts differ",
-        )
+        if answers is not None:
+            raise CollectiveError(
+                f"the ranks do not agree on {name}: {self.control.describe(answers)}",
+                rank=self.rank,
+                hint="determine it on one rank and broadcast it, or find out why the hosts differ",
+            )
 
     # -------------------------------------------------------- stopping early
 
@@ -462,16 +452,13 @@ class RankContext:
             watch.close()
 
         def destroy() -> None:
-            # A group goes when nobody holds it any more, and waits there for the work that is pending; that may be
-            # a DDP model that goes after us, and waits with the interpreter's lock in hand.
-            let_threads_settle(bound_s / 4)
-            if self.world_size > 1 and bound_s > _ABANDON_S and self.role is None:
-                wait_until_connected(self.store, self.world_size)
-            if dist.is_initialized() and dist.group.WORLD is self.group:
-                dist.destroy_process_group()
+            is_patient = self.world_size > 1 and bound_s > _ABANDON_S
+            destroy_groups(
+                self.store, self.group, bound_s, awaited=self.world_size if is_patient and self.role is None else 0
+            )
             self.control.close()
             object.__setattr__(self, "group", None)
-            if self.world_size > 1 and bound_s > _ABANDON_S:
+            if is_patient:
                 leave_store(self.store, self.world_size, serves=self.serves)
 
         try:
@@ -490,14 +477,9 @@ class RankContext:
 
 
 def _forget() -> None:
-    """In a forked child: it has no part in the job, and must not end its parent's groups.
-
-    Their destructors would wait for threads that the child has not got; so they are kept for ever.
-    """
+    """In a forked child: it has no part in the job, and must not end its parent's groups."""
     for context in _open:
-        for kept in (context.group, context.control._group):
-            if kept is not None:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        keep_for_ever(context.group, context.control._group)
     _open.clear()
 
 

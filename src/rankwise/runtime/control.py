@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 #: A rank that has waited so long leaves word at the store of where it is: those that wait in vain read it.
 _REPORT_AFTER_S = 1.0
 _STORE_TIMEOUT_S = 5.0
+_LONGEST = 200
 _MOST_SHOWN = 4
 #: A wait of ours that is over, and may be taken up again; and Gloo's own, after which the work has failed.
 _TIMED_OUT, _FAILED_LATE = "Operation timed out", "imed out waiting"
@@ -153,17 +154,26 @@ class Control:
         return pending
 
     def _tell_kinds(self, answers: Sequence[str]) -> CollectiveError:
-        groups: dict[str, list[int]] = {}
-        for rank, what in zip(self.ranks, answers, strict=True):
-            groups.setdefault(what, []).append(rank)
-        shown = [f"{name_ranks(ranks)}: {what}" for what, ranks in list(groups.items())[:_MOST_SHOWN]]
-        if len(groups) > _MOST_SHOWN:
-            shown.append(f"and {len(groups) - _MOST_SHOWN} others")
         return CollectiveError(
-            f"the ranks called different collectives: {'; '.join(shown)}",
+            f"the ranks called different collectives: {self.describe(answers)}",
             rank=self._rank,
             hint="one rank took another branch, or skipped a call: all must make the same calls in the same order",
         )
+
+    def describe(self, answers: Sequence[str]) -> str:
+        """Say which ranks gave which answer; long ones are shown from where they differ."""
+        groups: dict[str, list[int]] = {}
+        for rank, answer in zip(self.ranks, answers, strict=True):
+            groups.setdefault(answer, []).append(rank)
+        same = next((at for at, signs in enumerate(zip(*groups, strict=False)) if len(set(signs)) > 1), 0)
+        begin = max(0, same - 60) if max(map(len, groups)) > _LONGEST else 0
+        shown = [
+            f"{name_ranks(ranks)}: {'...' * (begin > 0)}{answer[begin:][:_LONGEST]}"
+            for answer, ranks in list(groups.items())[:_MOST_SHOWN]
+        ]
+        if len(groups) > _MOST_SHOWN:
+            shown.append(f"and {len(groups) - _MOST_SHOWN} others")
+        return "; ".join(shown)
 
     def _tell_pending(self, what: str, pending: _Pending) -> CollectiveError:
         return CollectiveError(

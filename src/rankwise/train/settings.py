@@ -61,25 +61,23 @@ def describe(
     return facts
 
 
-def read_options(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
-    """Return the numbers that an optimizer was made with, such as lr, for each of its groups."""
+def read_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the numbers that an optimizer was made with, such as lr and betas, for each of its groups."""
     known = getattr(optimizer, "defaults", {}).keys() - {"lr"}
     return [
         {"lr": _given_lr(group)}
-        | {name: value for name, value in group.items() if name in known and type(value) in {int, float}}
+        | {name: value for name, value in group.items() if name in known and type(value) in {int, float, tuple}}
         for group in optimizer.param_groups
     ]
 
 
-def tell_unused(
-    optimizer: torch.optim.Optimizer, given: list[dict[str, float]], before: list[dict[str, float]]
-) -> None:
+def tell_unused(optimizer: torch.optim.Optimizer, given: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
     """Warn if an optimizer was made with other numbers than when the checkpoint was saved that has replaced them."""
     for used, now, then in zip(read_options(optimizer), given, before, strict=False):
         for name in now.keys() & then.keys():
             if now[name] not in {then[name], used[name]}:
                 _LOGGER.warning(
-                    f"{name}={now[name]:.4g} is not used: the optimizer continues with {used[name]:.4g}, as the checkpoint has it\n"
+                    f"{name}={now[name]} is not used: the optimizer continues with {used[name]}, as the checkpoint has it\n"
                     "  -> to change it, begin in another folder with the weights alone; without a scheduler, a callback's on_start may set it in trainer.optimizer.param_groups"
                 )
                 return
