@@ -230,7 +230,7 @@ BUDGETS = {
     "warm": 2_648,  # aim: launcher and warm 9,000
     "launcher": 10_424,  # aim: launcher and warm 9,000
     "runtime": 6_067,
-    "data": 4_540,
+    "data": 4_523,
     "checkpoint": 4_671,
     "parallel": 12_480,  # aim: parallel and tf 9,000
     "tf": 2_817,  # aim: parallel and tf 9,000

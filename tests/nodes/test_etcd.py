@@ -70,25 +70,26 @@ def test_nodes_that_met_at_etcd_go_on_when_one_of_them_is_lost(endpoint: str, tm
     def read(node: int) -> str:
         return ends[node].err if node < len(ends) else jobs[node].err
 
-    def wait_steps(world: int, nodes: list[int]) -> None:
-        def has_stepped(node: int) -> bool:
-            path = tmp_path / f"steps{node}"
-            return path.exists() and path.read_text().split()[-1:] == [str(world)]
+    def has_stepped(node: int) -> bool:
+        path = tmp_path / f"steps{node}"
+        return path.exists() and path.read_text().split()[-1:] == ["3"]
 
+    def wait_steps(nodes: list[int], others: list[int]) -> None:
         try:
-            wait_until(lambda: all(map(has_stepped, nodes)), 60, f"steps of {world}")
+            wait_until(lambda: all(map(has_stepped, nodes)) and any(map(has_stepped, others)), 60, "steps of 3")
         except AssertionError as error:
             raise AssertionError(f"{error}: {[read(node) for node in range(len(jobs))]}") from None
 
     try:
         for node in range(3):
             start(node)
-        wait_steps(3, [0, 1, 2])
+        wait_steps([0, 1], [2])
         for node in (3, 4):
             start(node)
             wait_until(lambda node=node: "this node stands by" in read(node), 30, "a node that stands by")
         os.killpg(jobs[1].process.pid, signal.SIGKILL)
-        wait_steps(3, [0, 2, 3])
+        # The first that stands by takes the place, or the second where the host is so busy that the first is silent for 3 s.
+        wait_steps([0, 2], [3, 4])
         assert "is lost: its launcher has ended: " in read(0)
         assert "all ranks restart on the 2 remaining nodes" in read(0)
         (tmp_path / "enough").touch()
@@ -99,4 +100,4 @@ def test_nodes_that_met_at_etcd_go_on_when_one_of_them_is_lost(endpoint: str, tm
                 os.killpg(job.process.pid, signal.SIGKILL)
             job.process.wait()
     assert [end.code for end in ends] == [0, -signal.SIGKILL, 0, 0, 0], [read(node) for node in range(5)]
-    assert "the job has ended; this node stood by" in read(4)
+    assert "the job has ended; this node stood by" in read(3 if has_stepped(4) else 4)

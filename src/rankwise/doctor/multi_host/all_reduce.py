@@ -107,7 +107,7 @@ class AllReduceRanks:
             message = cast("Message", json.loads(ran.out.splitlines()[-1])) if ran.is_good else {}
             if parts(message, "ranks"):
                 return {"ranks": entries(message, "ranks")}
-        return _report_failed(ran.failure)
+        return _report_failed(ran.failure.replace(argv[0], "the ranks", 1))
 
     def stop(self) -> None:
         """Kill the ranks, if there are any, or as soon as there are."""

@@ -86,7 +86,7 @@ class AddressMistake:
 
     Attributes:
         what: The text, and that it is no name.
-        host: The host that is meant; empty if that can't be told.
+        host: The host that is meant; empty if it is not known.
         port: The port that stands in the text; None if there is none.
     """
 

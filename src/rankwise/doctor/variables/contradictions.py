@@ -287,7 +287,7 @@ def _check_launchers(
     *,
     is_sure: bool = True,
 ) -> Iterator[Reading]:
-    """Report a launcher in each of several tasks on one node. Agents may be as many as tasks, if they are told so."""
+    """Report a launcher in each of several tasks on one node. One agent a task is right if --nnodes says so."""
     outer = _find_outer(env)
     if outer is None or (outer.local_world_size or 1) < 2 or num_nodes in {None, outer.world_size}:
         return
