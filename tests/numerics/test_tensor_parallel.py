@@ -45,7 +45,7 @@ def build_model(kind: str) -> nn.Module:
     torch.manual_seed(0)
     if kind == "mlp":
         return Mlp().double()
-    if kind in ("llama", "qwen", "bert", "vit", "gpt2"):
+    if kind in ("llama", "qwen", "bert", "vit", "gpt2", "mixture"):
         return build_transformers(kind)
     model = Gpt(VOCABULARY, SEQUENCE, tied=kind == "tied", head_norm=kind == "head_norm").double()
     with torch.no_grad():  # norms begin as ones: a wrong one would not show
@@ -67,6 +67,10 @@ def build_transformers(kind: str) -> nn.Module:
     elif kind == "qwen":
         config = transformers.Qwen3Config(**words, num_key_value_heads=4, head_dim=8)
         model = transformers.Qwen3ForCausalLM(config)
+    elif kind == "mixture":
+        experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
+        config = transformers.Qwen3MoeConfig(**words, **experts, num_key_value_heads=4, head_dim=8, mlp_only_layers=[1], experts_implementation="eager")  # fmt: skip
+        model = transformers.Qwen3MoeForCausalLM(config)
     elif kind == "gpt2":
         none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         config = transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=16, **none)
@@ -204,9 +208,9 @@ def test_norms_of_single_heads_get_the_sum(sequence_parallel: bool) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_transformers_models_have_ready_plans(world_size: int) -> None:
-    """Llama and GPT-2 with tied weights, Qwen with norms of heads, BERT and ViT, without a plan, are those of one process."""
+    """Llama and GPT-2 with tied weights, Qwen with norms of heads, BERT, ViT and a mixture of experts, without a plan, are those of one process."""
     pytest.importorskip("transformers")
-    cases: list[Any] = [(kind, "sgd", None, {}) for kind in ("llama", "qwen", "bert", "vit", "gpt2")]
+    cases: list[Any] = [(kind, "sgd", None, {}) for kind in ("llama", "qwen", "bert", "vit", "gpt2", "mixture")]
     cases += [(kind, "sgd", None, {"splits_logits": True}) for kind in ("llama", "gpt2")]
     assert_same(cases, world_size)
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import rankwise
 from rankwise.parallel.names import matches
-from rankwise.parallel.tensor_plans import find_ready_plan, resolve_plan
+from rankwise.parallel.tensor_plans import find_ready_plan, read_transformers_plan, resolve_plan
 from rankwise.testing import run_ranks
 
 WIDTH = 8
@@ -65,6 +65,28 @@ def tied(*, rows: int = WIDTH) -> nn.Module:
     return model
 
 
+class Experts(nn.Module):
+    """Each token goes through some of the experts, as in transformers, without a word of an index that belongs to nobody."""
+
+    def __init__(self, number: int = 4) -> None:
+        super().__init__()
+        self.num_experts, self.weights = number, nn.Parameter(torch.randn(number, WIDTH, WIDTH))
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        return torch.einsum("tkij,ti,tk->tj", self.weights[top_k_index], hidden_states, top_k_weights)
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.router, self.experts = nn.Linear(WIDTH, 4), Experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, index = self.router(x).softmax(-1).topk(3)
+        return self.experts(x, top_k_weights=weights, top_k_index=index)
+
+
 def attention(**counts: int) -> nn.Module:
     return Model(attn=Attention(**counts))
 
@@ -110,6 +132,9 @@ REFUSALS: dict[str, tuple[nn.Module, Any, dict[str, Any], tuple[str, ...]]] = {
     "tied, one split": (tied(), {"lm_head": "colwise_gather"}, {}, ("'embed_tokens.weight' is whole", "'lm_head.weight' is split along dim 0")),
     "tied, two ways": (tied(), {"embed_tokens": "colwise_gather", "lm_head": "colwise_gather"}, {}, ("'embed_tokens.weight' is split along dim 1; 'lm_head.weight' is split along dim 0",)),
     "norm of heads": (Model(attn=Model(q_proj=nn.Linear(WIDTH, WIDTH), k_proj=nn.Linear(WIDTH, WIDTH), v_proj=nn.Linear(WIDTH, WIDTH), q_norm=nn.LayerNorm(2))), {"attn.[qkv]_proj": "colwise"}, {}, ("'attn.q_norm.weight', shape (2,), is beside split layers", "'replicate_sum'")),
+    "experts that differ": (mlp(), {"fc1": "experts"}, {}, ("'experts' for 'fc1'", "that Linear is none")),
+    "odd experts": (Model(experts=Experts(3)), {"experts": "experts"}, {}, ("'experts': 3 experts can't be divided by 2",)),
+    "experts in a sequence": (nn.Sequential(Model(mlp=mlp(experts=Experts()))), {"0.mlp.fc1": "colwise", "0.mlp.fc2": "rowwise", "0.mlp.experts": "experts"}, {"sequence_parallel": True}, ("the experts '0.mlp.experts' see all tokens",)),
     "more parameters": (Model(fc1=Scaled(4, 4)), {"fc1": "colwise"}, {}, ("'fc1' can't be split", "'weight', 'bias', 'scale'")),
     "sequence alone": (mlp(norm=nn.LayerNorm(WIDTH)), {**MLP, "norm": "sequence"}, {}, ("'norm' the style 'sequence'", "sequence_parallel=True")),
     "no blocks": (mlp(), MLP, {"sequence_parallel": True}, ("needs blocks in a ModuleList or Sequential", "'fc1' is in none")),
@@ -408,6 +433,49 @@ def test_words_of_transformers_are_ours() -> None:
         assert resolve_plan(mlp(), {"fc1": theirs})[0].word == ours
 
 
+def test_what_is_not_known_of_a_plan_stays_whole() -> None:
+    """Where transformers' plan has a style that is not known, or that its module can't take, all of that part stays whole, and the rest is split."""
+    model = Model(moe=mlp(experts=nn.Linear(4, 4)), attn=attention().attn, mlp=mlp())
+    model._tp_plan = {
+        "attn.q_proj": "colwise", "attn.o_proj": "rowwise", "attn.k_proj": "compressed_colwise",
+        "mlp.fc1": "colwise", "mlp.fc2": "rowwise", "moe.experts": "moe_tp_experts", "moe.experts.weight": "packed_colwise",
+        "moe.fc1": "colwise", "moe.fc2": "rowwise",
+    }  # fmt: skip
+    rest = {"mlp.fc1": "colwise", "mlp.fc2": "rowwise", "moe.fc1": "colwise", "moe.fc2": "rowwise"}
+    assert read_transformers_plan(model) == (rest, {"attn": "compressed_colwise", "moe.experts": "moe_tp_experts"})
+    assert find_ready_plan(model, 2) == rest
+
+
+def test_a_plan_of_the_head_alone_is_none() -> None:
+    """Some models of transformers name nothing but their head: then the names of the layers count."""
+    model = tied()
+    model._tp_plan = {"lm_head": "colwise_gather_output"}
+    assert find_ready_plan(model, 2) == {**MLP, "embed_tokens": "rowwise_embed", "lm_head": "colwise_gather"}
+
+
+def test_experts_are_shared_out() -> None:
+    """Each of two ranks has half of the experts, also of those that know no index for nobody; output and gradients are those of one process."""
+
+    def body() -> tuple[list[int], Tensor, Tensor, dict[str, Tensor]]:
+        with rankwise.init(device="cpu"):
+            model, x = Mixture().double(), torch.arange(5 * WIDTH, dtype=torch.float64).sin().view(5, WIDTH).requires_grad_()  # fmt: skip
+            rankwise.apply_tensor_parallel(model, {"experts": "experts"})
+            y = model(x)
+            y.square().sum().backward()
+            whole = {name: getattr(one.grad, "full_tensor", lambda one=one: one.grad)() for name, one in model.named_parameters()}  # fmt: skip
+            return list(model.experts.weights.to_local().shape), y.detach(), x.grad, whole
+
+    model, x = Mixture().double(), torch.arange(5 * WIDTH, dtype=torch.float64).sin().view(5, WIDTH).requires_grad_()
+    y = model(x)
+    y.square().sum().backward()
+    for shape, output, into, gradients in run_ranks(body, 2):
+        assert shape == [2, WIDTH, WIDTH]
+        torch.testing.assert_close(output, y.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(into, x.grad, rtol=1e-12, atol=1e-12)
+        for name, one in model.named_parameters():
+            torch.testing.assert_close(gradients[name], one.grad, rtol=1e-12, atol=1e-12)
+
+
 def test_a_vocabulary_that_is_odd_stays_whole_in_ready_plans() -> None:
     """Where nobody has asked for the vocabulary to be split, one that can't be is left out, with what shares its weight."""
     assert find_ready_plan(tied(rows=9), 2) == MLP
@@ -424,3 +492,7 @@ def test_fused_layers_of_ready_plans_are_cut_and_gathered() -> None:
         "h.0.attn.c_attn": "colwise_gather", "h.0.attn.c_proj": "rowwise_split",
         "h.0.mlp.c_fc": "colwise", "h.0.mlp.c_proj": "rowwise",
     }  # fmt: skip
+    mixer = Model(
+        in_proj=nn.Linear(8, 32), conv1d=nn.Conv1d(16, 16, 3), x_proj=nn.Linear(16, 8), out_proj=nn.Linear(16, 8)
+    )
+    assert find_ready_plan(Model(block=block, mixer=mixer), 2).keys().isdisjoint({"mixer.in_proj", "mixer.x_proj"})

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rankwise.base.errors import ModelError
 from rankwise.parallel.pipeline_trace import Event, Tape, Value
+from rankwise.parallel.tensor_experts import skip_experts
 from rankwise.parallel.trees import (
     Form,
     describe,
@@ -307,4 +308,6 @@ def _copy_as_fake(model: nn.Module, layout: Layout, mode: FakeTensorMode, device
     for name in ("_forward_hooks", "_forward_pre_hooks"):
         for one in (getattr(module, name + kind) for module in model.modules() for kind in ("", "_with_kwargs")):
             memo[id(one)] = type(one)()
-    return copy.deepcopy(model, memo)
+    fake = copy.deepcopy(model, memo)
+    skip_experts(fake)
+    return fake

@@ -21,10 +21,12 @@ from torch.distributed.tensor.parallel import (
 )
 
 from rankwise.base.errors import ModelError, UsageError
+from rankwise.base.log import get_logger
 from rankwise.parallel.dtensors import add_up, noting_replaced
 from rankwise.parallel.model_check import check_same_model
 from rankwise.parallel.strategy import share_values
 from rankwise.parallel.tensor_checks import Heads, check_model, check_splits, find_heads, find_shared
+from rankwise.parallel.tensor_experts import ExpertsParallel
 from rankwise.parallel.tensor_plans import (
     Split,
     adapt,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+_LOGGER = get_logger(__name__)
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -50,6 +53,7 @@ class _Work:
     """What is to be done to a model, all of it checked."""
 
     splits: list[Split]
+    whole: dict[str, str]
     heads: list[Heads]
     sequence: SequenceLayout | None
 
@@ -82,6 +86,9 @@ def apply_tensor_parallel(
 
     - "rowwise_embed": each rank has some of the rows of an ``nn.Embedding``.
 
+    - "experts": each rank has some of the experts of a mixture, a module as transformers 5 has them: parameters whose
+      first dim counts ``num_experts``, and ``forward(hidden_states, top_k_index, top_k_weights)``.
+
     - "sequence": with ``sequence_parallel``, not split, on a part of the sequence; norms get it automatically.
 
     - "replicate": not split, and the same work on every rank; only states that this is intended.
@@ -92,7 +99,9 @@ def apply_tensor_parallel(
     For torch's ``loss_parallel``, which leaves the logits split over the vocabulary, give the head torch's style
     itself: ``ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)``.
 
-    transformers' words ("colwise_rep", "embedding_rowwise", "replicated_with_grad_allreduce" ...) are understood too.
+    transformers' words ("colwise_rep", "embedding_rowwise", "replicated_with_grad_allreduce" ...) are understood too. Of
+    transformers' own plan for a model, a part with a style that is not known here stays whole on every rank, and a
+    warning names it.
 
     Attention is split by heads. Its module may count them in ``num_heads``, ``num_attention_heads``, ``n_head``,
     ``n_heads``, ``num_key_value_heads``, ``n_kv_heads`` and the like, or ``all_head_size`` and ``inner_dim``
@@ -158,6 +167,9 @@ def apply_tensor_parallel(
         share_values([*model.parameters(), *model.buffers()], mesh.get_group())
         with noting_replaced(model):
             _split(model, work, mesh)
+        if work.whole and ctx.is_main:
+            what = ", ".join(f"{name!r} (style {style!r})" for name, style in work.whole.items())
+            _LOGGER.warning(f"not split, as its style in transformers' plan is not known or does not suit it: {what}")
     return model
 
 
@@ -166,8 +178,9 @@ def apply_tensor_parallel(
 
 def _plan(model: nn.Module, plan: Mapping[str, Any] | None, degree: int, *, sequence_parallel: bool) -> _Work:
     check_model(model)
+    own, whole = read_transformers_plan(model) if plan is None else ({}, {})
     splits = resolve_plan(model, find_ready_plan(model, degree) if plan is None else plan)
-    check_splits(model, splits, degree, trusts_fused=plan is None and bool(read_transformers_plan(model)))
+    check_splits(model, splits, degree, trusts_fused=bool(own))
     heads = find_heads(model, splits, degree)
     named = next((split.name for split in splits if split.word == "sequence" and split.style is None), None)
     if named is not None and not sequence_parallel:
@@ -176,7 +189,7 @@ def _plan(model: nn.Module, plan: Mapping[str, Any] | None, degree: int, *, sequ
             hint="sequence_parallel=True splits them",
         )
     sequence = plan_sequence(model, splits) if sequence_parallel else None
-    return _Work(splits=splits, heads=heads, sequence=sequence)
+    return _Work(splits=splits, whole=whole, heads=heads, sequence=sequence)
 
 
 def _check_random_state(model: nn.Module, mesh: DeviceMesh, device: torch.device) -> None:
@@ -226,6 +239,8 @@ def _build_style(split: Split, work: _Work) -> ParallelStyle | None:
     if word == "colwise":
         is_flat = layout is not None and id(split.module) in layout.flat
         return ColwiseParallel(input_layouts=part if is_flat else Replicate())
+    if word == "experts":
+        return ExpertsParallel()
     if word == "colwise_gather":
         return ColwiseParallel(output_layouts=Replicate())
     if word.startswith("rowwise"):

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from rankwise.base.errors import ModelError, UsageError
 from rankwise.parallel.model_check import find_unusable
+from rankwise.parallel.tensor_experts import count_experts
 from rankwise.parallel.tensor_plans import (
     Split,
     count_features,
@@ -71,6 +72,11 @@ def check_splits(model: nn.Module, splits: Sequence[Split], degree: int, *, trus
 
 def _check_kind(split: Split) -> None:
     name, module = split.name, split.module
+    if split.word == "experts" and count_experts(module) is None:
+        raise UsageError(
+            f"the plan's 'experts' for {name!r} suits a module whose parameters all have num_experts as their first dim, and forward(hidden_states, top_k_index, top_k_weights); that {type(module).__name__} is none",
+            hint="leave it out of the plan: then every rank computes all of it",
+        )
     if split.weight_dim is None:
         return
     if not isinstance(module, (nn.Linear, nn.Embedding)) and not is_conv1d(module):
@@ -100,6 +106,11 @@ def _check_kind(split: Split) -> None:
 
 def _check_size(split: Split, degree: int) -> None:
     dim, module = split.weight_dim, split.module
+    if split.word == "experts" and (number := count_experts(module) or 0) % degree:
+        raise UsageError(
+            f"module {split.name!r}: {number} experts can't be divided by {degree}, the number of ranks on the axis 'tensor'",
+            hint="use another degree, or leave it out of the plan",
+        )
     if dim is None:
         return
     size = int(module.weight.shape[dim])

@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
 
 from rankwise.base.errors import UsageError
 from rankwise.parallel.names import list_holders, matches
+from rankwise.parallel.tensor_experts import count_experts
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 #: What each word means is in apply_tensor_parallel's docstring.
 WORDS = (
-    "colwise", "colwise_gather", "rowwise", "rowwise_split", "rowwise_embed", "sequence", "replicate", "replicate_sum",
+    "colwise", "colwise_gather", "rowwise", "rowwise_split", "rowwise_embed", "experts", "sequence", "replicate", "replicate_sum",
 )  # fmt: skip
 #: The words of transformers' plans, old and new (transformers/distributed/tensor_parallel.py), and ours for them.
 _FOREIGN_WORDS = {
     "colwise_rep": "colwise_gather", "colwise_gather_output": "colwise_gather", "embedding_colwise": "colwise_gather",
     "local_colwise": "colwise", "local_rowwise": "rowwise", "rowwise_rep": "rowwise_split", "rowwise_split_input": "rowwise_split",
     "embedding_rowwise": "rowwise_embed", "vocab_parallel_rowwise": "rowwise_embed", "sequence_parallel": "sequence",
-    "replicated_with_grad_allreduce": "replicate_sum", "replicated": "replicate",
+    "replicated_with_grad_allreduce": "replicate_sum", "replicated": "replicate", "moe_tp_experts": "experts",
 }  # fmt: skip
 
 #: Query, key and value, or gate and up, in one layer: a rank's share of its columns is not a share of each part.
@@ -42,6 +43,7 @@ _FUSED = re.compile(
     r"^(c_attn|in_proj|query_key_value|(to_|in_proj_|w)?(qkv|kv|qk|q_k_v)(_?(proj|lin|linear|layer))?|gate_up_proj|w12)$",
     re.IGNORECASE,
 )
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @final
@@ -72,6 +74,7 @@ FAMILIES = (
 )  # fmt: skip
 _EMBEDDINGS = ("embed_tokens", "tok_embeddings", "wte", "tok_emb", "token_embedding")
 _HEADS = ("lm_head", "output")
+_OF_VOCABULARY = ("rowwise_embed", "colwise_gather")
 
 
 @final
@@ -216,8 +219,8 @@ def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
     Raises:
         UsageError: No layout that is known; says what was looked for.
     """
-    plan = read_transformers_plan(model)
-    if not plan:
+    plan, _ = read_transformers_plan(model)
+    if all(read_style(style, name)[0] in _OF_VOCABULARY for name, style in plan.items()):  # some name the head alone
         plan = _find_families(model)
         plan |= _find_fused(model, plan)
         if not plan:
@@ -233,16 +236,31 @@ def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
     return _keep_whole_vocabulary(model, plan, degree)
 
 
-def read_transformers_plan(model: nn.Module) -> dict[str, str]:
-    """Return transformers' own plan for a model, which knows what its fused layers hold; empty if there is none."""
+def read_transformers_plan(model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
+    """Return transformers' own plan for a model, which knows what its fused layers hold; empty if there is none.
+
+    And what stays whole, by the style that is not known here or does not suit the module: a plan holds for modules as a whole.
+    """
     own = getattr(model, "_tp_plan", None)
     if not isinstance(own, Mapping) or not own:
         own = getattr(getattr(model, "config", None), "base_model_tp_plan", None)
     if not isinstance(own, Mapping):
-        return {}
+        return {}, {}
     # One configuration serves several models: what a plan names and this model lacks is no mistake, as in transformers.
-    names = [name for name, _ in model.named_modules()] + [name for name, _ in model.named_parameters()]
-    return {pattern: own[pattern] for pattern in own if any(matches(str(pattern), name) for name in names)}
+    # What it says of single parameters, those of experts, follows here from the style of the module that holds them.
+    modules = dict(model.named_modules())
+    found = {pattern: [module for name, module in modules.items() if matches(str(pattern), name)] for pattern in own}
+    plan = {pattern: own[pattern] for pattern, here in found.items() if here}
+    whole = {
+        (
+            pattern if any(other.startswith(f"{pattern}.") for other in own) else pattern.rpartition(".")[0] or pattern
+        ): style
+        for pattern, style in plan.items()
+        if (word := _FOREIGN_WORDS.get(style, style)) not in WORDS
+        or (word == "experts" and None in map(count_experts, found[pattern]))
+    }
+    kept = {name: style for name, style in plan.items() if not any(f"{name}.".startswith(f"{one}.") for one in whole)}
+    return kept, whole
 
 
 def _find_families(model: nn.Module) -> dict[str, str]:
@@ -273,7 +291,13 @@ def _find_fused(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
         if not is_fused(name, module):
             continue
         parent = name.rpartition(".")[0]
-        for own, other in model.get_submodule(parent).named_children():
+        holder = model.get_submodule(parent)
+        # What has weights of another kind beside it is no attention, but the mixer of a state space model, say.
+        if any(True for _ in holder.parameters(recurse=False)) or any(
+            isinstance(one, _CONVOLUTIONS) for one in holder.children()
+        ):
+            continue
+        for own, other in holder.named_children():
             full = f"{parent}.{own}" if parent else own
             if full not in plan and count_features(other) is not None:
                 found[full] = "colwise_gather" if is_fused(full, other) else "rowwise_split"
@@ -316,7 +340,7 @@ def _keep_whole_vocabulary(model: nn.Module, plan: dict[str, str], degree: int) 
         name: pattern
         for pattern, style in plan.items()
         for name in modules
-        if read_style(style, pattern)[0] in ("rowwise_embed", "colwise_gather") and matches(pattern, name)
+        if read_style(style, pattern)[0] in _OF_VOCABULARY and matches(pattern, name)
     }
     holders = list_holders(model.named_parameters(remove_duplicate=False), modules)
     left_out: set[str | None] = set()

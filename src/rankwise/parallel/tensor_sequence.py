@@ -107,6 +107,12 @@ def _list_blocks(model: nn.Module, container: str, splits: Sequence[Split]) -> l
 def _plan_block(name: str, block: nn.Module, splits: Sequence[Split], layout: SequenceLayout) -> None:
     planned = {id(split.module): split for split in splits}
     here = [split for split in splits if split.name.startswith(f"{name}.")]
+    for split in here:
+        if split.word == "experts":
+            raise UsageError(
+                f"sequence_parallel=True: the experts {split.name!r} see all tokens",
+                hint="leave sequence_parallel out",
+            )
     gathers = [split for split in here if split.word.startswith("colwise") or split.word == "rowwise_split"]
     for split in gathers:
         if split.parent_name != name:
