@@ -676,5 +676,6 @@ TRANSFORMERS = {
     "gpt2": Case(from_transformers("GPT2LMHeadModel", "GPT2Config", vocab_size=WORDS, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=LENGTH, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0), take_words(), take_causal_loss),
     "bert of transformers": Case(from_transformers("BertForMaskedLM", "BertConfig", **_SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), take_words(2), take_bert_loss),
     "t5": Case(from_transformers("T5ForConditionalGeneration", "T5Config", vocab_size=WORDS, d_model=WIDTH, d_kv=4, d_ff=16, num_layers=2, num_heads=2, dropout_rate=0.0, pad_token_id=0, decoder_start_token_id=0), take_words(2), take_sequence_loss),
+    "opt": Case(from_transformers("OPTForCausalLM", "OPTConfig", vocab_size=WORDS, hidden_size=WIDTH, word_embed_proj_dim=WIDTH, ffn_dim=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=LENGTH, dropout=0.0, pad_token_id=0), take_words(), take_causal_loss),
     "mixtral": Case(from_transformers("MixtralForCausalLM", "MixtralConfig", **_SIZES, num_key_value_heads=1, num_local_experts=4, experts_implementation="eager"), take_words(), take_causal_loss),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -352,6 +353,8 @@ def cut_model(
     if example is not None:
         calls = _ask_main(ctx, lambda: _follow(model, shapes, example, loss), "rank 0 follows the forward")
         layout = layout.follow(calls)
+    else:
+        layout = _follow_own_inputs(model, shapes, layout, ctx.device)
     bounds = list_bounds(layout.blocks, num_stages, cut, rank=ctx.rank)
     if cut is None and example is not None:
         bounds = _ask_main(
@@ -378,6 +381,18 @@ def _follow(model: nn.Module, shapes: Shapes, example: Any, loss: Loss) -> Calls
     """Return what the forward of a model calls, in order."""
     args, kwargs = read_call(example) if loss is None else ask(model, example, loss)[0]
     return find_calls(shapes.trace(args, kwargs, training=True)[0])
+
+
+def _follow_own_inputs(model: nn.Module, shapes: Shapes, layout: Layout, device: torch.device) -> Layout:
+    """Return the layout in the order of the model's forward, if it says itself what it may be called with, as those of transformers do."""
+    inputs = getattr(model, "dummy_inputs", None)
+    if not isinstance(inputs, Mapping) or not all(isinstance(one, torch.Tensor) for one in inputs.values()):
+        return layout
+    try:
+        there = {name: one.to(device) for name, one in inputs.items()}
+        return layout.follow(find_calls(shapes.trace((), there, training=True)[0]))
+    except Exception:  # noqa: BLE001 - its own inputs may not be those of every model of its kind: nothing is lost
+        return layout
 
 
 def _measure(model: nn.Module, layout: Layout, num_stages: int, example: Any, loss: Loss) -> list[int]:
