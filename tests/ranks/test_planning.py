@@ -489,6 +489,36 @@ def test_tensor_parallelism_splits_pairs_of_linear_layers() -> None:
     assert whole.activations / 2 < halved.activations < whole.activations
 
 
+def test_a_mixture_of_experts_is_planned_as_if_each_expert_got_as_many_tokens() -> None:
+    """What its forward saves is told within 10 %, although it looks at values, and tensor parallelism shares out the experts."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    config = transformers.MixtralConfig(**sizes, vocab_size=128, num_local_experts=4)
+    model, tokens = transformers.MixtralForCausalLM(config), torch.randint(128, (4, 32))
+    own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
+    held: dict[int, Any] = {}
+
+    def pack(one: Tensor) -> Tensor:
+        held[one.untyped_storage().data_ptr()] = one.untyped_storage()
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+        model(input_ids=tokens, labels=tokens)
+    work = Work(batch=tokens, loss=lambda model, batch: model(input_ids=batch, labels=batch).loss, micro_batch=None)
+    traced = trace_forward(model, find_blocks(model), torch.float32, work, autocast=False)
+    real = sum(one.nbytes() for address, one in held.items() if address not in own)
+    assert traced.summarize().saved() == pytest.approx(real, rel=ACTIVATIONS_TOLERANCE)
+    experts = [name for name in traced.split if "experts" in name]
+    assert len(experts) == 4
+    assert {traced.split[name] for name in experts} == {0}
+
+
 def test_the_root_of_fsdp_stays_gathered() -> None:
     """Gathered are: root with its gradients, two blocks, and a block's gradients twice, before they are scattered."""
     root, block = (320 + CONTEXT + 1) * 96 * 4, (12 * 96 * 96 + 2 * 96) * 4

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rankwise.base.errors import ModelError
 from rankwise.parallel.pipeline_trace import Event, Tape, Value
-from rankwise.parallel.tensor_experts import skip_experts
+from rankwise.parallel.tensor_experts import route_evenly
 from rankwise.parallel.trees import (
     Form,
     describe,
@@ -309,5 +309,5 @@ def _copy_as_fake(model: nn.Module, layout: Layout, mode: FakeTensorMode, device
         for one in (getattr(module, name + kind) for module in model.modules() for kind in ("", "_with_kwargs")):
             memo[id(one)] = type(one)()
     fake = copy.deepcopy(model, memo)
-    skip_experts(fake)
+    route_evenly(fake)
     return fake

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rankwise.base.errors import ModelError, UsageError
+from rankwise.parallel.tensor_experts import count_experts, route_evenly
 from rankwise.parallel.trees import cast, following_forward, list_tensors, make_fakes, map_tensors
 
 
@@ -239,6 +240,8 @@ def _trace_once(
     for one in list_tensors(result):
         trace.keep(one)
     trace.drop_pair()
+    for module in filter(count_experts, fake.modules()):
+        trace.split |= {trace.names[id(one)]: 0 for one in module.parameters()}
     return trace
 
 
@@ -260,7 +263,9 @@ def copy_as_fake(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype) -> 
     memo: dict[int, Any] = {}
     make_fakes(model, mode, memo, dtype=dtype)
     with mode:
-        return copy.deepcopy(model, memo)
+        fake = copy.deepcopy(model, memo)
+    route_evenly(fake)
+    return fake
 
 
 def make_fake_batch(batch: Any, micro_batch: int | None, dtype: torch.dtype) -> Any:

@@ -12,6 +12,7 @@ import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
@@ -19,9 +20,14 @@ from torch.distributed.tensor.parallel import ParallelStyle
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_ARGUMENTS = ("hidden_states", "top_k_index", "top_k_weights")
+#: GPT-OSS has the same by other names.
+_ARGUMENTS = {
+    ("hidden_states", "top_k_index", "top_k_weights"),
+    ("hidden_states", "router_indices", "routing_weights"),
+}
 #: Set, all of transformers' implementations pass over an index of `num_experts`.
 _KNOWS_NOBODY = "_is_expert_parallel"
+_GIVEN = "_rankwise_given"
 
 
 def count_experts(module: nn.Module) -> int | None:
@@ -33,18 +39,33 @@ def count_experts(module: nn.Module) -> int | None:
         or any(not one.ndim or one.shape[0] != number for one in parameters)
     ):
         return None
-    return number if tuple(inspect.signature(module.forward).parameters) == _ARGUMENTS else None
+    return number if tuple(inspect.signature(module.forward).parameters) in _ARGUMENTS else None
 
 
-def skip_experts(model: nn.Module) -> None:
-    """Let a model run without values: which expert gets a token is a value."""
+def route_evenly(model: nn.Module) -> None:
+    """Let a model run without values: which expert gets a token is one. Each gets as many, and what that computes has the right sizes only."""
     for module in model.modules():
         if count_experts(module) is not None:
-            module.forward = _skip
+            module.forward = partial(_route_evenly, module, inspect.signature(module.forward))
 
 
-def _skip(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:  # noqa: ARG001 - the experts' own
-    return hidden_states * top_k_weights.sum()
+def _route_evenly(module: nn.Module, signature: inspect.Signature, *args: Any, **kwargs: Any) -> Tensor:
+    hidden_states, top_k_index, top_k_weights = signature.bind(*args, **kwargs).args
+    number = int(module.num_experts)
+    rows = torch.zeros(number * -(-top_k_index.numel() // number), dtype=torch.int64, device=hidden_states.device)
+    x = hidden_states[rows].view(number, -1, hidden_states.shape[-1])
+    for weight in (one for one in module.parameters() if one.ndim == 3):
+        # As in nn.Linear, or the other way; after gate and up side by side.
+        for last, turned in ((weight.shape[2], weight.transpose(1, 2)), (weight.shape[1], weight)):
+            if x.shape[-1] == 2 * last:
+                gate, up = x.chunk(2, -1)
+                x = nn.functional.silu(gate) * up
+            if x.shape[-1] == last:
+                x = x @ turned
+                break
+    each = x.flatten(0, 1)[: top_k_index.numel()] * top_k_weights.reshape(-1, 1)
+    total = each.view(*top_k_index.shape, -1).sum(-2).to(hidden_states.dtype)
+    return total if total.shape == hidden_states.shape else hidden_states * top_k_weights.sum().to(hidden_states.dtype)
 
 
 @final
@@ -82,13 +103,19 @@ def _enter(
         DTensor.from_local(one, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
         for one in (tokens, weights)
     )
+    vars(module)[_GIVEN] = tokens, weights
     return (tokens, own.where(is_own, nobody), weights * is_own), {}
 
 
 def _leave(mesh: DeviceMesh, module: nn.Module, _: Any, output: Tensor | None) -> Tensor | None:
-    for name, _one in module.named_parameters(recurse=False):
-        vars(module).pop(name, None)
+    given = [
+        *vars(module).pop(_GIVEN, ()),
+        *(vars(module).pop(name, None) for name, _ in module.named_parameters(recurse=False)),
+    ]
     if output is None:  # the forward has raised
         return None
+    if torch.is_grad_enabled() and not output.requires_grad:
+        # No token came to this rank: gradients of zero, as what the ranks were given has its gradients added up.
+        output = output + sum(one.flatten()[:0].sum().to(output.dtype) for one in given)
     whole = DTensor.from_local(output, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()])
     return whole.to_local()
