@@ -93,22 +93,30 @@ def test_what_nanobind_counts_is_taken_apart(module: str, owner: str, tmp_path: 
 
 @pytest.mark.linux
 @pytest.mark.parametrize(
-    "has", ["nothing", "a library", "a preloaded library", "a plug-in of torch", *freezing._INSTRUMENTS]
+    "has",
+    ["nothing", "a library", "a preloaded library", "a plug-in of torch", "more of numpy", *freezing._INSTRUMENTS],
 )
 def test_c_code_that_was_loaded_before_is_not_taken_apart(has: str, tmp_path: Path) -> None:
     """At exit what C has buffered is written, but what came with torch does nothing more.
 
-    Unless there is a library of the script's own, of a preload or of a plug-in of torch's, or a tool that measures the process.
+    Nor does what its packages load later, as numpy does. Unless there is a library of the script's own, of a preload or of a plug-in of torch's, or a tool that measures the process.
     """
     folder = freezing.__file__.rpartition("/")[0]
     register = "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.strdup.restype = ctypes.c_void_p\nlibc['__cxa_atexit'](libc.puts, ctypes.c_void_p(libc.strdup(b'at exit')), None)\n"
-    (tmp_path / "plugin").mkdir()
-    own = tmp_path / "plugin" / "own.so"
+    folders = [tmp_path / name for name in (["numpy", "numpy/random"] if has == "more of numpy" else ["plugin"])]
+    for one in folders:
+        one.mkdir()
+    own = folders[-1] / "own.so"
     shutil.copy(next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libm.so" in line or "/libm-" in line), own)  # fmt: skip
     loads = dict.fromkeys(["a plug-in of torch", "a preloaded library", "a library"], "")
     if has in loads:
         loads[has] = f"ctypes.CDLL({str(own)!r})\n"
     plugin, preload, load = loads.values()
+    if has == "more of numpy":
+        plugin, load = (
+            f"ctypes.CDLL({str(shutil.copy(own, folders[0] / 'with_torch.so'))!r})\n",
+            f"ctypes.CDLL({str(own)!r})\n",
+        )
     (tmp_path / "sitecustomize.py").write_text(
         f"{register}import sys\nsys.path.insert(0, {folder!r})\nimport freezing\n{plugin}known = freezing.list_libraries()\n{preload}freezing.freeze(known)\n"
     )
@@ -116,7 +124,7 @@ def test_c_code_that_was_loaded_before_is_not_taken_apart(has: str, tmp_path: Pa
     tools = {has: "libm.so.6"} if has in freezing._INSTRUMENTS else {}
     env = {**os.environ, **dict.fromkeys(freezing._INSTRUMENTS, ""), **tools, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30, check=False)  # fmt: skip
-    written = ["buffered"] if has == "nothing" else ["at exit", "buffered"]
+    written = ["buffered"] if has in {"nothing", "more of numpy"} else ["at exit", "buffered"]
     assert (done.returncode, sorted(done.stdout.splitlines())) == (3, written), done.stderr
 
 

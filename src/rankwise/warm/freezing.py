@@ -78,20 +78,20 @@ def freeze(libraries: set[str]) -> None:
     _leave_operators()
     _LAST.append(_KeepModules())
     if not any(map(os.environ.get, _INSTRUMENTS)) and not os.path.exists("/etc/ld.so.preload"):
-        atexit.register(_leave_out_destructors, set(filter(_is_torchs, libraries)))
+        atexit.register(_leave_out_destructors, _find_torchs(libraries))
 
 
-def _leave_out_destructors(known: set[str]) -> None:
-    """Have a rank end when its interpreter has: to take the C++ of torch apart costs 0.1 s of CPU.
+def _leave_out_destructors(known: tuple[str, ...]) -> None:
+    """Have a rank end when its interpreter has: to take the C++ of torch apart costs 0.1 s of CPU, and a copy of the server's memory.
 
     Not where that may show: libraries of the script's own may write something at the very end, and torch tells of
         collectives that nobody waited for.
     """
     libc: Any = ctypes.CDLL(None)
     pythons = os.path.dirname(getattr(_ctypes, "__file__", ""))
-    has_own = "" in known or any(os.path.dirname(one) != pythons for one in list_libraries() - known)
+    own = [one for one in list_libraries() if os.path.dirname(one) != pythons and not one.startswith(known)]
     count_open = getattr(sys.modules.get("torch._C._distributed_c10d"), "_get_work_registry_size", int)
-    if hasattr(libc, "on_exit") and not has_own and not count_open():
+    if hasattr(libc, "on_exit") and "" not in known and not own and not count_open():
         libc.on_exit(libc._exit, None)
         # The last to come is the first to be called; fflush would wait for a thread that reads.
         libc["__cxa_atexit"](libc.fcloseall, None, None)
@@ -199,10 +199,15 @@ def _can_tell_changes() -> bool:
     return True
 
 
-def _is_torchs(library: str) -> bool:
-    """Tell whether a library is of torch, or of the system, and not of another package."""
-    inside = [library[len(folder) + 1 :] for folder in sys.path if library.startswith(f"{folder}/")]
-    return not inside or min(inside, key=len).partition("/")[0].partition(".")[0] in _TORCHS
+def _find_torchs(libraries: set[str]) -> tuple[str, ...]:
+    """Return the folders of torch's packages, which may load more later (numpy.random), and the system's libraries; none of another package."""
+    found = set()
+    for library in libraries:
+        inside = [library[len(folder) + 1 :] for folder in sys.path if library.startswith(f"{folder}/")]
+        name, slash, rest = min(inside, key=len, default="").partition("/")
+        if not name or name.partition(".")[0] in _TORCHS:
+            found.add(library.removesuffix(rest) if slash else library)
+    return tuple(found)
 
 
 def list_libraries() -> set[str]:
