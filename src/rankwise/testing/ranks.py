@@ -15,6 +15,7 @@ import io
 import math
 import multiprocessing
 import os
+import re
 import shlex
 import signal
 import sys
@@ -31,6 +32,7 @@ import cloudpickle
 import psutil
 
 from rankwise.base.errors import RankFailedError
+from rankwise.base.rank_names import name_ranks
 from rankwise.engine.call_process import make_code_pickler_class
 
 if TYPE_CHECKING:
@@ -103,14 +105,19 @@ def run_ranks(
         A value for each rank.
 
     Raises:
-        RankFailedError: A rank raised, died or did not end in time; the first to fail comes first.
+        RankFailedError: A rank raised, died or did not end in time; the first to fail comes first, beside all like it.
     """
     outcomes = try_ranks(function, world_size, *args, timeout_s=timeout_s, cuda=cuda, env=env)
     failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome.failed_s is not None]
     if not failed:
         return [outcome.value for outcome in outcomes]
     failed.sort(key=lambda pair: pair[1].failed_s or 0.0)
-    texts = [f"rank {rank}: {outcome.error}\n{outcome.traceback}" for rank, outcome in failed]
+    alike: dict[str, tuple[list[int], str]] = {}
+    for rank, outcome in failed:
+        text = f"{outcome.error}\n{outcome.traceback}"
+        # Of those that have lost a peer each names another port, and of those that were killed another thread.
+        alike.setdefault(re.sub(r"\]:\d+|0x[0-9a-f]+", "", text), ([], text))[0].append(rank)
+    texts = [f"{name_ranks(ranks)}: {text}" for ranks, text in alike.values()]
     raise RankFailedError("\n".join(texts), rank=failed[0][0]) from failed[0][1].error
 
 
@@ -151,9 +158,7 @@ def try_ranks(
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
             variables = {**_build_env(rank, world_size, store.port), **(env or {})}
-            process = context.Process(
-                target=_run_rank, args=(payload, variables, theirs, str(Path(folder) / str(rank)))
-            )
+            process = context.Process(target=_run_rank, args=(payload, variables, theirs, f"{folder}/{rank}"))
             process.start()
             theirs.close()
             ranks[rank] = (process, ours)
@@ -190,11 +195,7 @@ def _collect(ranks: dict[int, Any], outcomes: list[RankOutcome], bounds_s: tuple
     try:
         while waiting and (left_s := end - time.monotonic()) > 0:
             sources = {process.sentinel: rank for rank, (process, _) in waiting.items()}
-            sources |= {
-                pipe: rank
-                for rank, (_, pipe) in waiting.items()
-                if outcomes[rank].exit_code is None and not pipe.closed
-            }
+            sources |= {pipe: rank for rank, (_, pipe) in waiting.items() if not pipe.closed}
             for source in wait(list(sources), left_s):
                 rank = sources[source]
                 if rank in waiting and _hear(waiting[rank][0], waiting[rank][1], outcomes[rank]):
@@ -234,14 +235,13 @@ def _hear(process: Any, pipe: Connection, outcome: RankOutcome) -> bool:
 
 def _kill(waiting: dict[int, Any], outcomes: list[RankOutcome], folder: Path, bounds_s: tuple[float, float]) -> None:
     """End the ranks that are left, all their stacks first."""
-    if hasattr(signal, "SIGUSR1"):
+    if waiting and hasattr(signal, "SIGUSR1"):
         for process, _ in waiting.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)
-        if waiting:
-            time.sleep(0.2)  # noqa: TID251 - the stacks are being written
-            for rank, (process, _) in waiting.items():
-                _dump_children(process.pid, folder / str(rank))
+        time.sleep(0.2)  # noqa: TID251 - the stacks are being written
+        for rank, (process, _) in waiting.items():
+            _dump_children(process.pid, folder / str(rank))
     for rank, (process, _) in waiting.items():
         process.kill()
         process.join()
