@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from clocks import FakeClock
-from rankwise.evidence.reader.multi_node_scene import NodeScene, pack
+from rankwise.evidence.reader.multi_node_scene import NodeScene, pack, read_message
 from rankwise.evidence.reader.rank_activity import RankActivity
+from rankwise.launcher import all_nodes_sampler
 from rankwise.launcher.all_nodes_sampler import AllNodesSampler
 from rankwise.launcher.node_link import Node, NodeMessage
 from scenes import ended, op, rank, scene
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import pytest
 
     from rankwise.evidence.reader.scene import RankFacts, Scene
 
@@ -179,9 +182,34 @@ def test_a_node_that_does_not_answer_is_named_once() -> None:
     """After ten seconds without an answer: its number, its host, its ranks; once, and never of one that answers."""
     stage = Stage(quiet_s=3.0).run(120)
     assert len(stage.said) == 1
-    assert "node 1 (host b) has not answered for" in stage.said[0]
-    assert "its rank 1 can't be seen" in stage.said[0]
+    assert "s from node 1 (b): rank 1 can't be seen" in stage.said[0]
     assert not Stage(quiet_s=3.0).run(120, answers=True).said
+
+
+def test_answers_that_are_not_read_yet_are_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty nodes answer at once, and it takes the judge half a minute to read that: it asks nothing meanwhile, sees who has answered, and calls nobody silent."""
+    stage = Stage(quiet_s=3.0)
+    stage.link.nodes = {node: Node(host=f"h{node}", base_rank=node, num_ranks=1) for node in range(41)}
+    stage.run(0.25)
+    stage.link.post(rank(1))
+    stage.link.messages = [replace(stage.link.messages[0], node=node) for node in range(1, 41)]
+
+    def read_slowly(body: dict[str, Any], *, later_s: float) -> NodeScene:
+        stage.clock.sleep(0.5)
+        return read_message(body, later_s=later_s)
+
+    monkeypatch.setattr(all_nodes_sampler, "read_message", read_slowly)
+    stage.run(29)
+    assert (stage.link.asked, stage.said, stage.ranks) == (1, [], [0, 1])
+
+
+def test_nodes_that_do_not_answer_are_named_together() -> None:
+    """One line for all that have become silent, however many, with some of their hosts."""
+    stage = Stage(quiet_s=3.0)
+    stage.link.nodes = {node: Node(host=f"h{node}", base_rank=8 * node, num_ranks=8) for node in range(41)}
+    said = stage.run(120).said
+    assert len(said) == 1
+    assert "s from nodes 1-40 (h1, h2, h3, h4, …): ranks 8-327 can't be seen" in said[0]
 
 
 def test_moments_are_set_by_the_quickest_letter() -> None:

@@ -123,7 +123,8 @@ class AllNodesSampler:
         if self._since_s == float("-inf"):
             self._since_s = now
         passed_s = now - self._question_s
-        if passed_s < _APART_S or (passed_s < _ANSWER_S and not self._have_all_answered()):
+        # What is not read yet may answer: of many nodes, or on a busy host, that takes several looks.
+        if passed_s < _APART_S or self._messages or (passed_s < _ANSWER_S and not self._have_all_answered()):
             return
         if self._is_wanted or passed_s >= _pause_s(now - self._since_s):
             self._note_silence(now)
@@ -146,29 +147,29 @@ class AllNodesSampler:
     @property
     def _number(self) -> float:
         """The number of our last question; infinite while it is on its way."""
-        return next(
-            (number for number, at_s in self._link.questions.items() if at_s == self._question_s),
-            float("inf"),
-        )
+        return next((number for number, at_s in self._link.questions.items() if at_s == self._question_s), float("inf"))
 
     def _note_silence(self, now: float) -> None:
         """Say of which nodes nothing is heard, before the next question is asked."""
         if self._number == float("inf"):
             return  # the store has not taken it yet
-        for node, about in self._link.nodes.items():
+        silent = dict[int, float]()
+        for node in self._link.nodes:
             other = self._others.setdefault(node, _Correspondent())
             if node == self._link.node_rank or self._has_answered(node):
                 other.silent_since_s, other.is_called_silent = None, False
                 continue
             if other.silent_since_s is None:
                 other.silent_since_s = self._question_s
-            waited_s = now - other.silent_since_s
-            if waited_s >= _SILENT_S and not other.is_called_silent:
-                other.is_called_silent = True
-                self._say(
-                    f"rankwise: node {node} (host {about.host}) has not answered for {waited_s:.0f} s: "
-                    f"its {name_ranks(about.ranks)} can't be seen"
-                )
+            if now - other.silent_since_s >= _SILENT_S and not other.is_called_silent:
+                other.is_called_silent, silent[node] = True, other.silent_since_s
+        if silent:
+            nodes = [self._link.nodes[node] for node in silent]
+            hosts = [*dict.fromkeys(node.host for node in nodes)]
+            self._say(
+                f"rankwise: no answer for {now - min(silent.values()):.0f} s from {name_ranks([*silent]).replace('rank', 'node')} "
+                f"({', '.join(hosts[:4])}{', …' * (len(hosts) > 4)}): {name_ranks([rank for node in nodes for rank in node.ranks])} can't be seen"
+            )
 
     # ------------------------------------------------------------- as a sampler
 
@@ -176,9 +177,9 @@ class AllNodesSampler:
         """Return how each living rank seems that can be seen."""
         found = self._sampler.activities()
         for other in self._list_present():
-            is_asked = other.question >= self._number
+            is_asked, told_s = other.question >= self._number, other.scene.now_s
             found += [
-                replace(one, asked_s=self._question_s, is_answered=one.is_answered and is_asked)
+                replace(one, asked_s=self._question_s, is_answered=one.is_answered and is_asked, told_s=told_s)
                 for one in other.activities
             ]
         return found
@@ -222,7 +223,7 @@ class AllNodesSampler:
     def _list_present(self) -> list[NodeScene]:
         """Return what counts of what others have told: that they have ended, and what answers our last question."""
         now = self._clock.monotonic()
-        is_early = now - self._question_s < _LATE_S
+        is_early = bool(self._messages) or now - self._question_s < _LATE_S
         number, known = self._number, sorted(self._link.questions)
         if is_early:  # until the answers are due, those to the question before count
             before = [one for one in known if one < number]

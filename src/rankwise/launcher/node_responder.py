@@ -43,12 +43,7 @@ class NodeResponder:
         clock: Clock,
         find_host_problems: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        self._sampler, self._link, self._clock, self._find_host_problems = (
-            sampler,
-            link,
-            clock,
-            find_host_problems,
-        )
+        self._sampler, self._link, self._clock, self._find_host_problems = sampler, link, clock, find_host_problems
         self._question, self._question_s = 0, float("-inf")
         self._is_due = self._is_late = self._is_over = False
         self._raised_s: float | None = None

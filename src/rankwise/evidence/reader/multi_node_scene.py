@@ -160,8 +160,4 @@ def read_message(message: dict[str, Any], *, later_s: float) -> NodeScene:
 def join(own: Scene, others: Iterable[Scene]) -> Scene:
     """Return one scene of all ranks that can be seen."""
     ranks = {facts.rank: facts for scene in (*others, own) for facts in scene.ranks}
-    return replace(
-        own,
-        ranks=tuple(facts for _, facts in sorted(ranks.items())),
-        is_whole=len(ranks) == own.world_size,
-    )
+    return replace(own, ranks=tuple(facts for _, facts in sorted(ranks.items())), is_whole=len(ranks) == own.world_size)
