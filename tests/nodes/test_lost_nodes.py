@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,15 +27,16 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def test_a_job_loses_its_nodes_one_after_the_other_and_goes_on_with_the_last(job: Job) -> None:
-    """The node that serves the rendezvous goes first, then the one that has taken that over: the last one trains on, and ends well; nothing is left."""
+    """The node that serves the rendezvous is killed first, then the one that has taken that over is stopped by SIGTERM: the last one trains on, and ends well; nothing is left."""
     job.kill(0)
     job.wait_world(2, [1, 2])
     for number in (1, 2):
         assert "node 0 (host host0, rank 0) is lost: its launcher has ended" in job.read(number)
         assert "all ranks restart on the 2 remaining nodes" in job.read(number)
         assert "the node that served the rendezvous is lost: node 1 serves it from now on, at " in job.read(number)
-    job.kill(1)
+    job.launchers[1].send_signal(signal.SIGTERM)
     job.wait_world(1, [2])
+    assert (job.launchers[1].wait(30), "the launcher received SIGTERM" in job.read(1)) == (143, True)
     assert "all ranks restart on the remaining node" in job.read(2)
     (job.folder / "enough").touch()
     assert job.launchers[2].wait(30) == 0, job.read(2)

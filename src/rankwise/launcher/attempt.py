@@ -250,11 +250,12 @@ class Attempt:
         failed = [rank for rank in self._ranks if rank.stopped_s is None and self._has_failed(rank)]
         verdict = judge(self._to_case(failed or self._ranks))
         if self._interrupted is not None:
-            # Other nodes may go on without this one, unless all are needed, or ranks with roles were to come back
-            # alone.
+            # Other nodes may go on without this one, unless ranks with roles were to come back alone.
             has_notice = any(is_notice(self._interrupted, rank) for rank in self._living())
-            is_needed = spec.min_nodes == spec.max_nodes and not spec.max_restarts
-            if has_notice or not (is_needed or self._single_restarts.is_on):
+            is_spare = self._part.num_nodes + self._job.rendezvous.nodes_standing_by() > spec.min_nodes
+            if has_notice or (not self._single_restarts.is_on and (is_spare or spec.max_restarts)):
+                if is_spare and not has_notice:
+                    link.leave()
                 return
         elif not (self._supervisor_lost or self._store_code is not None) and (not failed or verdict.lacks_cause):
             return

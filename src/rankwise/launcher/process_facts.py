@@ -29,17 +29,7 @@ _POLICY = (40, 41)
 #: Python itself ignores two of these, and each side of ours sets the others as the ranks are to have them.
 _OUR_SIGNALS = sum(
     1 << getattr(signal, name) - 1
-    for name in (
-        "SIGINT",
-        "SIGTERM",
-        "SIGHUP",
-        "SIGQUIT",
-        "SIGUSR1",
-        "SIGUSR2",
-        "SIGCHLD",
-        "SIGPIPE",
-        "SIGXFSZ",
-    )
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGPIPE", "SIGXFSZ")
     if hasattr(signal, name)
 )
 
