@@ -6,6 +6,7 @@ import pytest
 
 from lint.plain_check import found, mended
 
+_LOADER = "from torch.utils.data import DataLoader\nsome = DataLoader([1, 2], 2)\n"
 BAD = {
     ("RW804", "python 2"): "def f(x): return unicode(x)",
     ("RW801", "attribute, moved to a device"): """
@@ -68,29 +69,25 @@ BAD = {
             def go(self): return rank
     """,
     ("RW804", "nowhere"): "import torch\ndef f():\n    return optimzer",
-    ("RW805", "attribute in an epoch method"): """
-        class T:
-            def _run_epoch(self, epoch):
-                b_sz = len(next(iter(self.train_data))[0])
-    """,
-    ("RW805", "shape in a loop"): "for e in range(3):\n    print(next(iter(train_loader))[0].shape[0])",
-    ("RW805", "names in a loop"): "for e in range(3):\n    x, y = next(iter(loader))\n    print(x.size(0))",
-    ("RW805", "a function called in a loop"): """
-        def show(loader): print(len(next(iter(loader))[0]))
-        for e in range(3): show(loader)
-    """,
+    ("RW805", "shape in a loop"): _LOADER + "for e in range(3):\n    print(next(iter(some))[0].shape[0])",
+    ("RW805", "names in a loop"): _LOADER + "for e in range(3):\n    x, y = next(iter(some))\n    print(x.size(0))",
+    ("RW805", "a function called in a loop"): _LOADER
+    + "def show(it): print(len(next(iter(it))[0]))\nfor e in range(3): show(some)",
     (
         "RW805",
         "an iterator with a name",
-    ): "for e in range(3):\n    it = iter(loader)\n    x, y = next(it)\n    print(len(x))",
-    ("RW805", "dunder next"): "for e in range(3):\n    n = len(iter(loader).__next__()[0])",
-    ("RW805", "through two methods"): """
-        class T:
-            def _show(self): print(len(next(iter(self.train_data))[0]))
-            def _run(self, e): self._show()
-            def train(self):
-                for e in range(3): self._run(e)
-    """,
+    ): _LOADER + "for e in range(3):\n    it = iter(some)\n    x, y = next(it)\n    print(len(x))",
+    ("RW805", "dunder next"): _LOADER + "for e in range(3):\n    n = len(iter(some).__next__()[0])",
+    ("RW805", "through two methods"): _LOADER
+    + """
+class T:
+    def __init__(self, data): self.data = data
+    def _show(self): print(len(next(iter(self.data))[0]))
+    def _run(self, e): self._show()
+    def train(self):
+        for e in range(3): self._run(e)
+T(some).train()
+""",
     ("RW806", "a name for the function"): """
         import torch
         from torch import nn
@@ -215,9 +212,11 @@ LEGAL = {
     ("RW804", "tested"): "import sys\nif sys.version_info < (3,):\n    foo()",
     ("RW804", "marked by the author"): "def f(): return injected  # noqa: F821",
     ("RW804", "set by another function"): "def f():\n    global a\n    a = 1\ndef g(): return a",
-    ("RW805", "outside loops"): "print(len(next(iter(loader))[0]))",
-    ("RW805", "used"): "for e in range(3):\n    x, y = next(iter(loader))\n    print(x.shape)\n    model(x)",
-    ("RW805", "a dict"): "for d in ds:\n    n = len(next(iter(d.values())))",
+    ("RW805", "outside loops"): _LOADER + "print(len(next(iter(some))[0]))",
+    ("RW805", "used"): _LOADER + "for e in range(3):\n    x, y = next(iter(some))\n    print(x.shape)\n    model(x)",
+    ("RW805", "a dict"): "for loader in ds:\n    n = len(next(iter(loader.values())))",
+    ("RW805", "a list"): "loader = [[1], [2]]\nfor e in range(3):\n    n = len(next(iter(loader)))",
+    ("RW805", "the next batch of one pass"): _LOADER + "it = iter(some)\nfor e in range(3):\n    n = len(next(it)[0])",
     ("RW806", "two outputs"): "import torch.nn as nn\nm = nn.Linear(2, 2)\nnn.CrossEntropyLoss()(m(x), y)",
     (
         "RW806",

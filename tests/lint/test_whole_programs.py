@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from lint.plain_check import found, script_of
+from lint.plain_check import found, rule_of, script_of
+from rankwise.lint.code_unit import CodeUnit
+from rankwise.lint.program import Project
+from rankwise.lint.simulated_run import study
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _HEAD = """
 import argparse, os, torch, torch.distributed as dist
@@ -291,6 +299,66 @@ _OWN_FOLDER = """
 import tempfile
 torch.save({{}}, tempfile.{folder}() + "/last.pt")
 """
+_MEETING = """
+dist.init_process_group("nccl", init_method="tcp://{host}:5000", rank=int(os.environ["RANK"]), world_size=2)
+torch.cuda.set_device(dist.get_rank())
+"""
+_PREPARED = """
+from torchvision.datasets import MNIST
+import lightning.pytorch as pl
+class Data({base}):
+    def prepare_data(self): return MNIST("data", download=True)
+Data().prepare_data()
+"""
+_DAYS = """
+now = time.localtime(time.time())
+torch.save({{}}, "run_%d_%d.pt" % (now.tm_mday, now.{part}))
+"""
+_DRAWS = """
+from torch.utils.data import RandomSampler, SequentialSampler
+data = FakeData()
+loader = DataLoader(data, sampler={sampler})
+for epoch in range(9):
+    for x, y in loader:
+        loss = unknown(model(x), y)
+        loss.backward(); opt.step()
+"""
+_RATES = """
+rates = torch.optim.lr_scheduler.StepLR(opt, 1)
+for step in range(9):
+    model(torch.ones(4)).sum().backward()
+    opt.step()
+    {then}
+"""
+_ZERO = """
+import deepspeed
+engine = deepspeed.initialize(model=nn.Linear(4, 4), config={{"zero_optimization": {{"stage": {stage}}}}})[0]
+if rank == 0:
+    engine(torch.ones(4))
+dist.barrier()
+"""
+_OF_PYG = """
+from torch_geometric.loader import DataLoader as Graphs
+sampler = DistributedSampler(FakeData())
+for epoch in range(9):
+    {before}
+    for x in Graphs(FakeData(), sampler=sampler):
+        STEP
+""".replace("STEP", _STEP)
+_MERGED = """
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = DDP(nn.Linear(4, 4).cuda())
+old, state = torch.load({file}), model.state_dict()
+state.{use}(old)
+model.load_state_dict(state)
+"""
+_BAR = """
+from tqdm import tqdm
+class Batches:
+    def __iter__(self): return iter([1])
+batches = {of}
+batches.set_postfix_str("x")
+"""
 _EPOCH = "sampler.set_epoch(epoch)"
 #: The rule, a program, and what makes it wrong and what does not.
 _PAIRS = {
@@ -332,6 +400,15 @@ _PAIRS = {
     "a method without such a parameter": ("RW819", _GROUP + _FIT, {"given": "9, file='x'", "sent": "torch.ones(1)"}, {"given": "9, path='x'", "sent": "torch.ones(1)"}),
     "a tuple is no tensor": ("RW308", _GROUP + _FIT, {"given": "9", "sent": "out"}, {"given": "9", "sent": "torch.tensor(out)"}),
     "a folder of the host's": ("RW601", _GROUP + _OWN_FOLDER, {"folder": "gettempdir"}, {"folder": "mkdtemp"}),
+    "a host's own address": ("RW201", _MEETING, {"host": "10.0.0.1"}, {"host": "127.0.0.1"}),
+    "a hook is known by its class": ("RW515", _GROUP + _PREPARED, {"base": "Dataset"}, {"base": "pl.LightningDataModule"}),
+    "the hour is the same for all": ("RW517", "import time" + _GROUP + _DAYS, {"part": "tm_sec"}, {"part": "tm_hour"}),
+    "a sampler draws from all": ("RW504", _GROUP + _MODEL + _DRAWS, {"sampler": "RandomSampler(data)"}, {"sampler": "RandomSampler(data) if world == 1 else DistributedSampler(data)"}),
+    "one rank's learning rate": ("RW410", _GROUP + _MODEL + _RATES, {"then": "if rank == 0: rates.step()"}, {"then": "if rank == 0: print(rates.step())\n    else: rates.step()"}),
+    "a loader of another library": ("RW501", _GROUP + _MODEL + _OF_PYG, {"before": ""}, {"before": _EPOCH}),
+    "what is merged is loaded": ("RW605", _GROUP + _MERGED, {"file": "'last.pt'", "use": "update"}, {"file": "'last.pt'", "use": "get"}),
+    "weights that were published": ("RW605", _GROUP + _MERGED, {"file": "'last.pt'", "use": "update"}, {"file": "'vgg19-dcbb9e9d.pth'", "use": "update"}),
+    "a bar has attributes of its own": ("RW820", _GROUP + _BAR, {"of": "Batches()"}, {"of": "tqdm(Batches())"}),
     "one device for all": ("RW203", _SEEN, {"devices": "0"}, {"devices": "0,1"}),
 }  # fmt: skip
 
@@ -355,3 +432,23 @@ def test_each_command_is_a_program() -> None:
     assert names == ["the program"] * 2
     plain = _HEAD + _GROUP + "f = torch.abs if rank else torch.neg\nf(torch.ones(1))\ndist.all_reduce(torch.ones(1))"
     assert [entry.name for entry in script_of(plain).entries] == ["the program"]
+
+
+@pytest.mark.parametrize(("stage", "severities"), [("3", ["error"]), ("os.environ['STAGE']", ["warning"]), ("2", [])])
+def test_only_the_third_stage_gathers_weights(stage: str, severities: list[str]) -> None:
+    """One rank's forward pass waits for the others where DeepSpeed has split the weights, and it may if the stage is not known."""
+    script = _HEAD + _GROUP + _ZERO.format(stage=stage)
+    assert [one.severity for one in found("RW104", script)] == severities
+
+
+def test_ranks_that_another_text_starts_are_told_where_it_is_called(tmp_path: Path) -> None:
+    """What ranks do that an imported function starts is shown at the line that calls it, not at a line of that other text."""
+    (tmp_path / "run.py").write_text(
+        "\n" * 30 + "import os, torch.distributed as dist, torch.multiprocessing as mp\n"
+        "def work(rank):\n    dist.init_process_group('gloo', rank=rank, world_size=2)\n    os.mkdir('out')\n"
+        "def start(): mp.spawn(work, nprocs=2)\n"
+    )
+    code = "from run import start\nif __name__ == '__main__':\n    start()\n"
+    unit = CodeUnit(path=str(tmp_path / "main.py"), language="python", code=code)
+    findings = rule_of("RW516").check(study(unit, Project(roots=(tmp_path,))))
+    assert [one.span.line for one in findings] == [3]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Where what a rank has is a matter of who it is.
 WHO = frozenset({"rank", "local_rank", "node_rank", "group_rank", "share"})
 #: What is on the disk is the same for all ranks, or meant to be.
-_DISK = frozenset({"files", "unsorted", "exists", "env"})
+_DISK = frozenset({"files", "unsorted", "exists", "loaded", "env"})
 #: So many values of an object are looked at.
 _MOST = 2000
 

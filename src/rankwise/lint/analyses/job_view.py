@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 INIT = "torch.distributed.init_process_group"
 SPAWN = "torch.multiprocessing.spawn"
+#: Addresses at which each host means itself.
+LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|0\.0\.0\.0|\[?::1\]?)(:\d+)?$")
 ALL_RANKS = frozenset(one.rank for one in VIRTUAL_RANKS)
 FIRST_OF_NODES = frozenset(one.rank for one in VIRTUAL_RANKS if one.local_rank == 0)
 #: Where a history is taken as read: projects that nest calls deeply repeat themselves.

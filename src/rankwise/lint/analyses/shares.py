@@ -122,12 +122,8 @@ def is_each_ranks_own(entry: Entry, made: Call | None) -> bool:
 
 def is_known_data(value: Value | None) -> bool:
     """Whether all of a data set's making is in sight."""
-    if value is None:
-        return False
-    thing = value.thing
-    if isinstance(thing, Instance):
-        return True
-    return isinstance(thing, Items) or (isinstance(thing, Object) and thing.call is not None)
+    thing = getattr(value, "thing", None)
+    return isinstance(thing, (Instance, Items)) or (isinstance(thing, Object) and thing.call is not None)
 
 
 def makes_its_samples(value: Value) -> bool:

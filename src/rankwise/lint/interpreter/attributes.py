@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankwise.lint.interpreter.defining import module_scope
+from rankwise.lint.interpreter.own_values import COARSE
 from rankwise.lint.interpreter.values import (
     ANY,
     Bound,
@@ -89,6 +90,8 @@ def attribute(run: Run, owner: Value, name: str, node: ast.AST | None) -> Value:
         return doing(run, owner, thing, name, node)
     if isinstance(thing, Choice) and (found := choice_of(attribute(run, way, name, node) for way in thing.ways)):
         return Value(owner.spread, owner.origin, thing=found)
+    if owner.origin == {"time"} and name in COARSE:
+        return ANY
     if owner.is_known or name in _SHAPES:
         return (
             Value(owner.spread, owner.origin, thing=Method(owner, name))

@@ -312,10 +312,8 @@ def _part(thing: Any, key: Value) -> Value | None:
         choice = choice_of(thing.values) if thing.is_whole else None
         return Value(key.spread, key.origin, thing=choice) if choice is not None else None
     if thing.keys is not None:
-        for one, value in zip(thing.keys, thing.values, strict=False):
-            if one.is_known and type(one.const) is type(key.const) and one.const == key.const:
-                return value
-    elif isinstance(key.const, int) and thing.is_whole and -len(thing.values) <= key.const < len(thing.values):
+        return thing.entry(key.const)
+    if isinstance(key.const, int) and thing.is_whole and -len(thing.values) <= key.const < len(thing.values):
         return thing.values[key.const]
     return None
 

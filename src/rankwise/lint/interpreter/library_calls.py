@@ -248,10 +248,8 @@ def _of_items(run: Run, call: Call, method: str, given: Value) -> Value:
         if items.keys is not None:
             items.keys.extend([ANY] * len(call.args))
         return Value(const=None)
-    if method == "get" and items.keys is not None and call.args:
-        for key, value in zip(items.keys, items.values, strict=False):
-            if key.is_known and key.const == call.args[0].const:
-                return value  # type: ignore[no-any-return]
+    if method == "get" and call.args and (found := items.entry(call.args[0].const)) is not None:
+        return found  # type: ignore[no-any-return]
     if method in {"items", "keys", "values"}:
         parts = items.values if method == "values" else items.keys or []
         both = [

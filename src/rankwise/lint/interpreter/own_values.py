@@ -22,17 +22,19 @@ def _local(origin: str, thing: object = None) -> Callable[[Run, Call], Value]:
     return differ
 
 
-#: What of a format tells more than the day.
-_FINE = re.compile(r"%[-_]?[HIMSfTXcsp]")
+#: What of a format tells more than the hour.
+_FINE = re.compile(r"%[-_]?[MSfTXcs]")
+#: Fields of a moment that ranks which ask at almost the same time share.
+COARSE = frozenset({"year", "month", "day", "hour", "tm_year", "tm_mon", "tm_mday", "tm_yday", "tm_wday", "tm_hour"})
 
 
 def clock_text(_run: Run, call: Call, _kinds: Sequence[str] = ()) -> Value | None:
-    """`now.strftime("%Y-%m-%d")` and `time.strftime(...)`: the day is the same for all ranks, the second is not."""
+    """`now.strftime("%Y-%m-%d")` and `time.strftime(...)`: the hour is the same for all ranks, the second is not."""
     if "time" not in call.receiver.origin and call.name != "time.strftime":
         return None
     form = call.args[0].const if call.args else UNKNOWN
-    is_day = isinstance(form, str) and not _FINE.search(form)
-    return ANY if is_day else Value(Spread.LOCAL, call.given.origin | {"time"})
+    is_coarse = isinstance(form, str) and not _FINE.search(form)
+    return ANY if is_coarse else Value(Spread.LOCAL, call.given.origin | {"time"})
 
 
 def _same_file(_run: Run, call: Call) -> Value:

@@ -155,7 +155,7 @@ def _start_ranks(run: Run, call: Call, fn: Value | None, given: list[Value | Non
     own = Value(rank.spread, rank.origin | {"local_rank", "spawned"}, rank.const, rank.thing)
     with run.within("contexts", f"{PROCESS}{call.index}", *contexts):
         arguments = tuple(own if one is None else _handed_on(one) for one in given)
-        run.call(run, fn, arguments, {}, call.node, scope=run.memo["top"])
+        run.call(run, fn, arguments, {}, call.node, scope=run.scopes.get(call.module, run.memo["top"]))
     run.guards, run.loops = before
 
 

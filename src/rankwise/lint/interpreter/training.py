@@ -24,6 +24,7 @@ from rankwise.lint.interpreter.values import (
     Spread,
     Value,
     joined,
+    known,
     mixed,
     object_of,
 )
@@ -57,11 +58,22 @@ def forward(run: Run, call: Call, thing: Object | Instance) -> Value:
         # Without buffers the first pass with gradients behind a backward pass still compares buckets with all ranks.
         if state is not False or has_grad:
             run.act(Act(family="forward", is_sure=state is True), call, name="forward", in_group=in_group)
-    else:
-        run.act(Act(family="forward"), call, name="forward", in_group=in_group)
+    elif (gathers := _gathers(thing)) is not False:
+        run.act(Act(family="forward", is_sure=gathers is True), call, name="forward", in_group=in_group)
     model = thing if isinstance(thing, Object) else _sharded_object(run, thing)
     via = (model, *(one for one in given.via if one is not model)) if has_grad else given.via
     return Value(max(given.spread, Spread.LOCAL), given.origin | {"data"}, via=via)
+
+
+def _gathers(thing: Object | Instance) -> bool | None:
+    """Whether a forward pass gathers shards of the weights: FSDP's does, DeepSpeed's in ZeRO's third stage; None if the stage is not known."""
+    call = thing.call if isinstance(thing, Object) and thing.kind == ENGINE else None
+    value = (call.arg(None, "config", "config_params") or ANY) if call is not None else known(3)
+    for key in ("zero_optimization", "stage") if call is not None else ():
+        if not isinstance(value.thing, Items):
+            return None
+        value = value.thing.entry(key) or (known(0) if value.thing.is_whole else ANY)
+    return value.const == 3 if value.is_known else None
 
 
 def synced_forward(run: Run, call: Call, thing: Object | Instance) -> None:

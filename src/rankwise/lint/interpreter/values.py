@@ -227,6 +227,15 @@ class Items:
         """Whether it is a dict of which some entries are known."""
         return self.keys is not None and not self.is_whole
 
+    def entry(self, key: Any) -> Value | None:
+        """What a dict holds under a key; None if it holds nothing there, or that is not known."""
+        found = (
+            value
+            for one, value in zip(self.keys or (), self.values, strict=False)
+            if type(one.const) is type(key) and one.const == key
+        )
+        return next(found, None)
+
 
 @dataclass(eq=False, slots=True)
 class Deferred:

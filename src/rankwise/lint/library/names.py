@@ -72,6 +72,10 @@ _WHOLE = {
     "torch.distributed.distributed_c10d": "torch.distributed",
     "torch.utils.data.distributed": "torch.utils.data",
     "torch.multiprocessing.spawn.spawn": "torch.multiprocessing.spawn",
+    **dict.fromkeys(
+        (f"{library}.DataLoader" for library in ("torch_geometric.loader", "torch_geometric.data", "monai.data")),
+        LOADER,
+    ),
     "torch.cuda.amp.GradScaler": "torch.amp.GradScaler",
     "torch.distributed.checkpoint.state_dict_saver.save": "torch.distributed.checkpoint.save",
     "torch.distributed.checkpoint.state_dict_loader.load": "torch.distributed.checkpoint.load",

@@ -11,7 +11,7 @@ from rankwise.lint.analyses.collective_calls import in_step
 from rankwise.lint.analyses.scopes import scopes_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.history import Op
-from rankwise.lint.library.names import ACCELERATOR, DDP
+from rankwise.lint.library.names import ACCELERATOR, DDP, ENGINE
 from rankwise.lint.paths.found import all_divergences, all_local_paths, all_ops, missed_ops
 from rankwise.lint.paths.phrases import also, anchor, called, line_left, reported_place, tested, who, written
 from rankwise.lint.paths.reasons import test_of
@@ -76,7 +76,8 @@ def unbalanced_barrier(script: Script) -> Iterator[Found]:
 def forward_on_some_ranks(script: Script) -> Iterator[Found]:
     for one in missed_ops(script, "forward"):
         model, is_ddp = _shown(one.op), getattr(one.op.call.receiver.thing, "kind", "") == DDP
-        why = "broadcasts its buffers" if is_ddp else "gathers its shards"
+        is_open = one.op.call.name.startswith(ENGINE) and not one.is_sure
+        why = "broadcasts its buffers" if is_ddp else f"gathers its shards{' in ZeRO stage 3' if is_open else ''}"
         fix = (
             f"evaluate with {model}.module on this rank, or let every rank evaluate"
             if is_ddp

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rankwise.lint.analyses.device_index import fault_of
 from rankwise.lint.analyses.job_view import (
     INIT,
+    LOOPBACK,
     all_once,
     backend_of,
     is_constant,
@@ -41,7 +42,6 @@ _TAKES_FIRST = frozenset(
     """torch.cuda.set_device torch.accelerator.set_device_index torch.accelerator.set_device_idx torch.cuda.device
     torch.device torch.xpu.set_device torch.npu.set_device""".split()  # noqa: SIM905
 )
-_HERE = ("localhost", "127.0.0.1", "::1")
 _NAMES = ("device", "device_id", "output_device", "device_ids")
 
 
@@ -64,12 +64,15 @@ def global_rank_as_device(script: Script) -> Iterator[Found]:
 def _is_one_node(entry: Entry) -> bool:
     """Whether all ranks are on this host: they meet there, or the rank is the process index of `mp.spawn`, unlike `node * gpus + number`."""
     history = entry.histories[-1]
-    if any(
-        call.name == "os.environ.__setitem__" and call.args[0].const == "MASTER_ADDR" and call.args[1].const in _HERE
+    inits = [call for call in history.calls if call.name == INIT]
+    given = [call.arg(1, "init_method") for call in inits] + [
+        call.args[1]
         for call in history.calls
-    ):
+        if call.name == "os.environ.__setitem__" and call.args[0].const == "MASTER_ADDR"
+    ]
+    if any(one is not None and LOOPBACK.match(str(one.const)) for one in given):
         return True
-    starts = (call.arg(None, "rank") for call in history.calls if call.name == INIT)
+    starts = (call.arg(None, "rank") for call in inits)
     return any(
         rank is not None and "spawned" in rank.origin and "node_rank" not in rank.origin and rank.const == history.rank
         for rank in starts

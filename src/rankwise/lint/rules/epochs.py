@@ -122,15 +122,9 @@ def wrong_share(script: Script) -> Iterator[Found]:
         if not place.is_made_by_all or call.guards or not is_distributed(place.entry):
             continue
         fault = _fault_of_share(call)
-        if fault is not None and (script.has_init or not _is_of_one(call)):
+        if fault is not None:
             severity, name, message = fault
             yield Found(call.arg_node(SAMPLER_AT[name], name) or call.node, message, _FIX, severity=severity)
-
-
-def _is_of_one(call: Call) -> bool:
-    """Whether it says that this is the first process of one."""
-    given = [call.arg(SAMPLER_AT[name], name) for name in ("num_replicas", "rank")]
-    return [value.const for value in given if value is not None] == [1, 0]
 
 
 def _fault_of_share(call: Call) -> tuple[Severity, str, str] | None:

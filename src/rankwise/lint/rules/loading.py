@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.device_index import fault_of
@@ -12,6 +13,7 @@ from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.calls import whole_of
 from rankwise.lint.interpreter.values import Instance, Items, Object
 from rankwise.lint.library.names import DDP
+from rankwise.lint.paths.phrases import reported_place
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -22,23 +24,30 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 
+#: Ends with a hash, as names do of files that torch.hub gives out: their tensors are on the CPU.
+_PUBLISHED = re.compile(r"-[0-9a-f]{8}\.pth\b")
+
+
 @rule("RW605", "warning", "K3", "all ranks load a checkpoint onto the GPU that saved it")
 def load_without_map_location(script: Script) -> Iterator[Found]:
-    for use in reads(script):
-        call = use.call
+    for use in reads(script, anywhere=True):
+        call, node = use.call, node_in(script, use.call)
         if (
-            call.name != "torch.load"
+            node is None
+            or call.name != "torch.load"
             or call.arg(1, "map_location") is not None
             or call.has_star
             or use.place.ranks == {0}
+            or _PUBLISHED.search(ast.unparse(use.node))
         ):
             continue
         if not _uses_gpus(use) or not (is_distributed(use.place.entry) or script.has_init) or not is_model_file(use):
             continue
         yield Found(
-            call.node,
+            node,
             f"`{ast.unparse(call.node)}` puts tensors back on the GPU that saved them: all ranks of a node fill GPU 0",
             'add map_location="cpu", and let load_state_dict copy',
+            also=[reported_place("it is loaded here", call.node, call.module)] if node is not call.node else [],
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.job_view import text_of
+from rankwise.lint.analyses.job_view import kind_of, text_of
 from rankwise.lint.analyses.seeds import draws_in, find_seeding
 from rankwise.lint.analyses.tensor_text import is_in, mention
 from rankwise.lint.analyses.wrapping import parts_of, refers_to, trains_later, wraps
@@ -32,7 +32,7 @@ def state_differs_after_wrapping(script: Script) -> Iterator[Found]:
     for wrap in wraps(script):
         if not wrap.kind.endswith("DistributedDataParallel"):
             continue
-        for call, message, fix in (*_loads(wrap), *_draws(wrap), *_copies(wrap)):
+        for call, message, fix in (*_loads(wrap), *_draws(wrap), *_copies(wrap), *_steps(wrap)):
             if is_in(script.tree, call.node):
                 yield Found(call.node, message, fix, also=mention(script, "wrapped here", wrap.call.node))
 
@@ -50,6 +50,19 @@ def _loads(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
                 f"only ranks with `{test}` load the state, after the model was wrapped: the other ranks keep different weights forever",
                 f"load it on every rank, outside of `{test}`, or before the model is wrapped",
             )
+
+
+def _steps(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
+    """A step of an optimizer or of a learning rate that only some ranks make."""
+    others = {call.name for call in wrap.entry.histories[-1].calls}
+    for call in wrap.calls_after():
+        kind = kind_of(call.receiver)
+        if not kind.startswith("torch.optim.") or call.name != f"{kind}.step" or not call.guards or call.name in others:
+            continue
+        if not _is_sent(wrap, call.index):
+            test, kept = text_of(call.guards[-1].node), "learning rate" if "lr_scheduler" in kind else "weights"
+            message = f"only ranks with `{test}` run `{text_of(call.node)}`: the other ranks keep their {kept}, and the models grow apart"
+            yield call, message, f"let every rank run it, outside of `{test}`"
 
 
 def _is_its(call: Call, wrap: Wrap) -> bool:

@@ -18,6 +18,7 @@ from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.branches import asks_who
 from rankwise.lint.interpreter.notes import Unbound
 from rankwise.lint.interpreter.values import LITERAL_NONE, Instance, Object
+from rankwise.lint.library.constructor_table import PASS_ON
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def attribute_never_set(script: Script) -> Iterator[Found]:
     handed = {
         id(value.thing)
         for call in script.all_calls
-        if is_hidden(call)
+        if is_hidden(call) or call.name in PASS_ON
         for value in (call.receiver, *call.args, *call.kwargs.values())
     }
     for note in {(id(one.owner), ast.unparse(one.node)): one for one in reversed(notes)}.values():

@@ -12,7 +12,7 @@ from rankwise.lint.analyses.job_view import all_once, is_distributed, node_in, s
 from rankwise.lint.analyses.turns import is_barrier, is_caught, takes_turns, was_done_before
 from rankwise.lint.finding import Edit, Found, Span, span_of
 from rankwise.lint.interpreter.values import ANY, Items
-from rankwise.lint.library.names import FABRIC
+from rankwise.lint.library.names import FABRIC, PL_MODULE
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -89,7 +89,13 @@ def _collides(place: Place) -> bool:
     call = place.last
     if call.guards or takes_turns(place) or was_done_before(place) or is_caught(call.module.tree, call.node):
         return False
-    if getattr(call.function, "name", "") in {"prepare_data", "download_data"}:
+    owner = getattr(call.function, "owner", None)
+    # Lightning calls this hook on one rank of each node; a class that is not at hand may be its heir.
+    if (
+        owner is not None
+        and call.function.name == "prepare_data"
+        and (owner.is_open or _LIGHTNING & owner.library_bases)
+    ):
         return False
     return not any(
         differs_deeply(value) or value.origin & {"time", "own"}
@@ -115,6 +121,7 @@ def _use_without_wait(place: Place) -> Call | None:
 
 
 _FIX = "let one rank of each node do it first, under `if local_rank == 0:`; then dist.barrier(), then read the data on all ranks"
+_LIGHTNING = frozenset({PL_MODULE, "lightning.pytorch.LightningDataModule"})
 _MAKES = frozenset({"os.makedirs", "os.mkdir"})
 _OWN = frozenset({"time", "own", "random", "host"})
 

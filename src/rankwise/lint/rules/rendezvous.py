@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.job_view import (
     INIT,
+    LOOPBACK,
     called_names,
     is_for_several,
     is_left,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from rankwise.lint.script import Script
 
 _KEYS = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
-_LOCAL_ADDRESS = re.compile(r"tcp://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):[1-9]\d*$")
 
 
 @rule("RW207", "error", "L12 I9", "constants overwrite the launcher's variables")
@@ -76,7 +76,7 @@ def _fixed_addresses(script: Script) -> Iterator[Found]:
         method = call.arg(1, "init_method")
         text = method.const if method is not None else None
         by_hand = {"rank", "world_size"} <= set(call.kwargs) and call.kwargs["world_size"].const != 1
-        if isinstance(text, str) and _LOCAL_ADDRESS.match(text) and (by_hand or spawns(script)):
+        if LOOPBACK.match(str(text)) and not str(text).endswith(":0") and (by_hand or spawns(script)):
             yield Found(
                 call.node,
                 f"each run uses the port of {text}: a second job on this host fails, or joins the first one",
@@ -192,7 +192,6 @@ def _asks_environment(call: Call) -> bool:
 
 
 _MULTICAST = re.compile(r"(tcp://)?2(2[4-9]|3\d)(\.\d+){3}\b")
-_HERE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:\d+)?$")
 _NODES = frozenset(
     {"nodes", "nnodes", "num_nodes", "n_nodes", "num_machines", "nnode", "node_count", "NUM_NODES", "NNODES"}
 )
@@ -211,7 +210,7 @@ def localhost_on_several_nodes(script: Script) -> Iterator[Found]:
                 "give the first node's name or address",
                 severity="warning" if is_default else "error",
             )
-    here = [one for one in found if isinstance(one[1].const, str) and _HERE.match(one[1].const) and not _tested(one[0])]
+    here = [one for one in found if LOOPBACK.match(str(one[1].const)) and not _tested(one[0])]
     several = _several(script) if here else None
     if several is None:
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.collective_calls import word_of
@@ -149,7 +148,9 @@ _MOVES = frozenset({"replace", "rename", "renames", "move"})
 def checkpoint_overwritten_in_place(script: Script) -> Iterator[Found]:
     read = list(reads(script))
     for use in writes(script):
-        if use.call.name != "torch.save" or not use.call.loops or use.changes_with_loop() or _is_moved(script, use):
+        function = getattr(use.call.function, "node", None) or script.tree
+        is_moved = not _MOVES.isdisjoint(called_names(function))
+        if use.call.name != "torch.save" or not use.call.loops or use.changes_with_loop() or is_moved:
             continue
         resumed = next((one for one in read if same_file(one.call, use.call) and _is_resume(one, use)), None)
         if resumed is not None:
@@ -166,18 +167,6 @@ def _is_resume(read: FileUse, write: FileUse) -> bool:
     if read.place.entry is not write.place.entry:
         return True
     return read.place.calls[0].index < write.place.calls[0].index
-
-
-def _is_moved(script: Script, use: FileUse) -> bool:
-    function = getattr(use.call.function, "node", None) or script.tree
-    if not _MOVES & called_names(function):
-        return False
-    return any(
-        isinstance(node, ast.Call)
-        and getattr(node.func, "attr", "") in _MOVES
-        and "os" in ast.unparse(node.func) + "os"
-        for node in ast.walk(function)
-    )
 
 
 _EXITS = frozenset({"sys.exit", "os._exit", "os.abort", "builtins.exit", "builtins.quit"})

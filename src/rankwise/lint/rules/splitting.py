@@ -96,8 +96,8 @@ def _finding(one: Pass, call: Call, node: object) -> Found | None:
     dataset = given(call, "dataset")
     if dataset is None or makes_its_samples(dataset) or _is_stream(dataset):
         return None
-    shuffle = call.arg(AT["shuffle"], "shuffle")
-    shuffles = shuffle is not None and shuffle.const is True
+    shuffle, sampler = call.arg(AT["shuffle"], "shuffle"), getattr(given(call, "sampler"), "thing", None)
+    shuffles = (shuffle is not None and shuffle.const is True) or "Random" in getattr(sampler, "kind", "")
     if not one.syncs and not (shuffles and one.entry.is_program and is_known_data(dataset)):
         return None
     if not is_known_data(dataset) and not shuffles:

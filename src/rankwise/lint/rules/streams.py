@@ -40,10 +40,6 @@ def stream_not_split(script: Script) -> Iterator[Found]:
         dataset = given(call, "dataset")
         if dataset is None or loop_shares(one) or is_given_away(one):
             continue
-        module = getattr(getattr(dataset.thing, "cls", None), "module", None)
-        if module is not None and module is not script.module and "world_size" in module.text:
-            # The data sets of another file, one of which knows the ranks.
-            continue
         what = _same_everywhere(dataset)
         node = node_in(script, call) or (one.over if one.module is script.module else None)
         if what is not None and node is not None:

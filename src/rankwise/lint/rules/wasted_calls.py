@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.job_view import line_of, once, places
-from rankwise.lint.analyses.scopes import FunctionNode, Scopes, is_function, scopes_of
+from rankwise.lint.analyses.data_flow import loaders_in
+from rankwise.lint.analyses.job_view import line_of, node_in, once, places, text_of
+from rankwise.lint.analyses.scopes import Scopes, scopes_of
 from rankwise.lint.analyses.tensor_text import key_of
 from rankwise.lint.finding import Found
 from rankwise.lint.interpreter.values import Function, Instance, Object
 from rankwise.lint.library.constructor_table import WRAPPERS
+from rankwise.lint.library.names import LOADER
 from rankwise.lint.paths.phrases import reported_place
 from rankwise.lint.rule import rule
 
@@ -23,45 +25,24 @@ if TYPE_CHECKING:
 
 @rule("RW805", "warning", "", "a batch is loaded in every epoch only to read its size", needs_ranks=False)
 def batch_thrown_away(script: Script) -> Iterator[Found]:
-    scopes = scopes_of(script.tree)
-    for call in scopes.all(ast.Call):
-        source = _source(scopes, call)
-        if source is None or not _is_loader(scopes, source):
-            continue
-        if _only_sized(scopes, call) and _runs_often(scopes, call):
-            text = ast.unparse(source)
+    for place in once(places(script, "builtins.next", f"{LOADER}.__next__", anywhere=True)):
+        call, scopes = place.last, scopes_of(place.last.module.tree)
+        loaders = loaders_in(call.args[0] if call.args else call.receiver)
+        earlier = (one for one in place.entry.histories[-1].calls[: call.index] if one.name == "builtins.iter")
+        begun = next((one for one in earlier if one.loops == call.loops and loaders_in(one.args[0]) == loaders), None)
+        node = node_in(script, call) if loaders and call.loops and begun is not None else None
+        if (
+            node is not None
+            and begun is not None
+            and isinstance(call.node, ast.expr)
+            and _only_sized(scopes, call.node)
+        ):
+            text = text_of(begun.arg_node(0))
             yield Found(
-                call,
+                node,
                 f"next(iter({text})) starts the loader's workers and discards a batch each time, only to read a size",
                 f"read `{text}.batch_size`, or read the size of the batch inside the loop over `{text}`",
             )
-
-
-def _source(scopes: Scopes, call: ast.Call) -> ast.expr | None:
-    """What is iterated in ``next(iter(x))``, also through a name or ``__next__``."""
-    if isinstance(call.func, ast.Name) and call.func.id == "next" and len(call.args) == 1:
-        inner = call.args[0]
-    elif isinstance(call.func, ast.Attribute) and call.func.attr in ("next", "__next__") and not call.args:
-        inner = call.func.value
-    else:
-        return None
-    if isinstance(inner, ast.Name):
-        owner = scopes.owner(inner.id, scopes.scope(inner))
-        if sum(n.id == inner.id and scopes.owner(n.id, at) is owner for n, at in scopes.loads) == 1:
-            inner = scopes.value(inner.id, scopes.scope(inner)) or inner
-    if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id == "iter":
-        return inner.args[0] if inner.args else None
-    return None
-
-
-def _is_loader(scopes: Scopes, source: ast.expr) -> bool:
-    name = source.id if isinstance(source, ast.Name) else source.attr if isinstance(source, ast.Attribute) else ""
-    if "loader" in name.lower() or name.lower().endswith("_dl"):
-        return True
-    if "data" in name.lower() and isinstance(source, ast.Attribute):
-        return True
-    value = scopes.value(name, scopes.scope(source)) if isinstance(source, ast.Name) else None
-    return isinstance(value, ast.Call) and ast.unparse(value.func).endswith("DataLoader")
 
 
 def _only_sized(scopes: Scopes, call: ast.expr) -> bool:
@@ -87,26 +68,6 @@ def _names_only_sized(scopes: Scopes, target: ast.expr) -> bool:
         owner = scopes.owner(name.id, scopes.scope(name))
         read += [n for n, at in scopes.loads if n.id == name.id and scopes.owner(n.id, at) is owner]
     return bool(read) and all(_only_sized(scopes, n) for n in read)
-
-
-def _runs_often(scopes: Scopes, node: ast.AST, depth: int = 0) -> bool:
-    """Whether a node is in a loop, or in a function that a loop of this file calls, directly or not."""
-    for above in scopes.above(node):
-        if isinstance(above, (ast.For, ast.While, ast.AsyncFor)):
-            return True
-        if is_function(above):
-            return "epoch" in above.name or (depth < 3 and _is_called_often(scopes, above, depth))
-    return False
-
-
-def _is_called_often(scopes: Scopes, function: FunctionNode, depth: int) -> bool:
-    is_method = isinstance(scopes.parents.get(function), ast.ClassDef)
-    for call in scopes.all(ast.Call):
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        is_it = name == function.name and isinstance(call.func, ast.Attribute) == is_method
-        if is_it and function not in scopes.above(call) and _runs_often(scopes, call, depth + 1):
-            return True
-    return False
 
 
 #: Where layers take the number of their outputs.
