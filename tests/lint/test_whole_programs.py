@@ -352,6 +352,16 @@ old, state = torch.load({file}), model.state_dict()
 state.{use}(old)
 model.load_state_dict(state)
 """
+_FITTED = """
+import lightning as L
+from torch.utils.data import IterableDataset
+class Lines(IterableDataset):
+    def __iter__(self): yield from open("lines.txt")
+def compute_all(): pass
+compute_all()
+trainer = L.Trainer(strategy="ddp", devices={devices})
+trainer.fit(L.LightningModule(), DataLoader({data}))
+"""
 _BAR = """
 from tqdm import tqdm
 class Batches:
@@ -408,6 +418,8 @@ _PAIRS = {
     "a loader of another library": ("RW501", _GROUP + _MODEL + _OF_PYG, {"before": ""}, {"before": _EPOCH}),
     "what is merged is loaded": ("RW605", _GROUP + _MERGED, {"file": "'last.pt'", "use": "update"}, {"file": "'last.pt'", "use": "get"}),
     "weights that were published": ("RW605", _GROUP + _MERGED, {"file": "'last.pt'", "use": "update"}, {"file": "'vgg19-dcbb9e9d.pth'", "use": "update"}),
+    "a stream that Lightning goes over": ("RW510", _FITTED, {"devices": "4", "data": "Lines()"}, {"devices": "4", "data": "FakeData()"}),
+    "a stream for one device": ("RW510", _FITTED, {"devices": "-1", "data": "Lines()"}, {"devices": "1", "data": "Lines()"}),
     "a bar has attributes of its own": ("RW820", _GROUP + _BAR, {"of": "Batches()"}, {"of": "tqdm(Batches())"}),
     "one device for all": ("RW203", _SEEN, {"devices": "0"}, {"devices": "0,1"}),
 }  # fmt: skip

@@ -24,10 +24,8 @@ def roots(scopes: Scopes, node: ast.ClassDef, depth: int = 0) -> set[str]:
         above = scopes.called_class(base)
         if above is not None and above is not node and depth < 8:
             names |= roots(scopes, above, depth + 1) or {"object"}
-        elif isinstance(base, ast.Name) and base.id == "object":
-            names.add("object")
         else:
-            names.add(scopes.dotted(base) or "?")
+            names.add("object" if getattr(base, "id", "") == "object" else scopes.dotted(base) or "?")
     return names
 
 

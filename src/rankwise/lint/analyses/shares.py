@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ _SAMPLERS = frozenset(
     f"torch.utils.data.{name}Sampler" for name in ("Random", "Sequential", "WeightedRandom", "SubsetRandom")
 )
 #: Calls that spread a model in other ways than by copies: there the ranks of a part need equal batches.
-_OTHER_WAYS = ("init_device_mesh", "DeviceMesh", "parallelize_module", "pipelining", "tensor.parallel", "mpu")
+_OTHER_WAYS = re.compile(r"\b(init_device_mesh|DeviceMesh|parallelize_module|pipelining|tensor\.parallel|mpu)\b")
 
 
 def is_shared_out(loader: Object) -> bool:
@@ -170,4 +171,4 @@ def _names_rank(node: ast.AST, *, world: bool = False) -> bool:
 
 def spreads_otherwise(calls: list[Call]) -> bool:
     """Whether a script splits the model too, so that some ranks are meant to see the same data."""
-    return any(way in call.name for call in calls for way in _OTHER_WAYS)
+    return any(_OTHER_WAYS.search(call.name) for call in calls)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise.lint.interpreter.values import ANY, Call, Items, Suspended, Value, mixed
-from rankwise.lint.library.names import FABRIC
+from rankwise.lint.library.names import FABRIC, PL_TRAINER
 
 
 def part_of(value: Value) -> Value:
@@ -24,9 +24,10 @@ def whole_of(value: Value) -> Call | None:
 
 
 def is_of_one_device(maker: Call) -> bool:
-    """Whether a call makes a Fabric of one device: nothing is wrapped, and there are no other ranks."""
-    devices = maker.arg(2, "devices")
-    return maker.name == FABRIC and devices is not None and devices.const == 1 and "num_nodes" not in maker.kwargs
+    """Whether a call makes a Fabric or a Trainer of one device: nothing is wrapped, and there are no other ranks."""
+    devices = maker.arg(2 if maker.name == FABRIC else None, "devices")
+    is_one = devices is not None and devices.const in {1, "1"} and "num_nodes" not in maker.kwargs
+    return is_one and maker.name in {FABRIC, PL_TRAINER}
 
 
 def is_alone(call: Call) -> bool:

@@ -245,22 +245,17 @@ def _unwrap(_run: Run, call: Call, kinds: list[str]) -> Value | None:
     if kinds and kinds[0] in {ACCELERATOR, FABRIC} and call.args:
         thing = call.args[0].thing
         if isinstance(thing, Object) and thing.kind in WRAPPERS:
-            return thing.attrs.get("module") or (
-                thing.call.args[0] if thing.call is not None and thing.call.args else ANY
-            )
+            return thing.attrs.get("module") or _wrapped(call.args[0]) or ANY
         return call.args[0]
     return None
 
 
 def _state_dict(run: Run, call: Call, kinds: list[str]) -> Value | None:
-    if is_parallel(call.receiver) and (
-        FSDP in kinds or (isinstance(call.receiver.thing, Object) and "__sharded__" in call.receiver.thing.attrs)
-    ):
+    thing = call.receiver.thing
+    is_split = "__sharded__" in getattr(thing, "attrs", ())
+    if is_parallel(call.receiver) and (FSDP in kinds or (isinstance(thing, Object) and is_split)):
         # FSDP2's state_dict only wraps what is there; asking for the whole is what ranks do together.
-        sharded = isinstance(call.receiver.thing, Instance) or "__sharded__" in getattr(
-            call.receiver.thing, "attrs", {}
-        )
-        if sharded:
+        if is_split or isinstance(thing, Instance):
             return Value(thing=Object("sharded state", call))
         run.act(Act(family="state"), call, name="state_dict")
     return None

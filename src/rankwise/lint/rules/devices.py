@@ -240,11 +240,8 @@ def _device_of(call: Call) -> tuple[ast.AST | None, object]:
         return node, "cuda:0" if index == 0 and value.const == "cuda" and not call.args[1].spread else "other"
     if isinstance(node, ast.IfExp) and isinstance(node.body, ast.Constant):
         return node, node.body.value
-    if value.spread or not isinstance(value.const, (str, int)) or isinstance(value.const, bool):
-        return node, "other"
-    if isinstance(value.const, int) and call.name != "torch.device" and not call.name.endswith(".cuda"):
-        return node, "other"
-    return node, value.const
+    is_odd = type(value.const) is int and call.name != "torch.device" and not call.name.endswith(".cuda")
+    return node, "other" if value.spread or type(value.const) not in {str, int} or is_odd else value.const
 
 
 _FIX = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first (in mp.spawn: its first argument)'

@@ -24,7 +24,9 @@ from rankwise.lint.analyses.summing import by_ranks, divides, is_division, is_su
 from rankwise.lint.analyses.tensor_text import nodes_in, root_of
 from rankwise.lint.analyses.tensors import is_mean
 from rankwise.lint.finding import Found
+from rankwise.lint.interpreter.calls import is_of_one_device
 from rankwise.lint.interpreter.values import Items, Object
+from rankwise.lint.library.names import PL_TRAINER
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
@@ -176,7 +178,8 @@ def monitored_without_sync(script: Script) -> Iterator[Found]:
         for call in script.all_calls
         if call.name.endswith(_WATCHERS) and (value := call.arg(None, "monitor")) is not None
     }
-    if not watched or _is_one_device(script):
+    trainers = [call for call in script.all_calls if call.name == PL_TRAINER]
+    if not watched or (trainers and all(map(is_of_one_device, trainers))):
         return
     for call in script.calls_of(_LOG):
         name, value = call.arg(0, "name"), call.arg(1, "value")
@@ -192,9 +195,3 @@ def monitored_without_sync(script: Script) -> Iterator[Found]:
                 f"{name.const!r} is the mean over this rank's batches, and a callback monitors it",
                 "log it with sync_dist=True",
             )
-
-
-def _is_one_device(script: Script) -> bool:
-    trainers: list[Call] = [call for call in script.all_calls if call.name == "lightning.pytorch.Trainer"]
-    devices = [call.arg(None, "devices") for call in trainers]
-    return bool(devices) and all(one is not None and one.const in {1, "1"} for one in devices)

@@ -91,11 +91,8 @@ def _collides(place: Place) -> bool:
         return False
     owner = getattr(call.function, "owner", None)
     # Lightning calls this hook on one rank of each node; a class that is not at hand may be its heir.
-    if (
-        owner is not None
-        and call.function.name == "prepare_data"
-        and (owner.is_open or _LIGHTNING & owner.library_bases)
-    ):
+    is_heir = owner is not None and (owner.is_open or _LIGHTNING & owner.library_bases)
+    if is_heir and call.function.name == "prepare_data":
         return False
     return not any(
         differs_deeply(value) or value.origin & {"time", "own"}

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.data_flow import AT, ITERABLE, given, is_given_away, is_prepared, passes, sampler_of, shown
+from rankwise.lint.analyses.data_flow import AT, given, is_given_away, is_prepared, is_stream, passes, sampler_of, shown
 from rankwise.lint.analyses.job_view import above, all_once, is_distributed, is_hidden, node_in, once, places, text_of
 from rankwise.lint.analyses.shares import (
     is_each_ranks_own,
@@ -143,8 +143,7 @@ def _same(one: Value | None, other: Value | None) -> bool:
 def _is_stream(dataset: Value) -> bool:
     thing = dataset.thing
     if isinstance(thing, Instance):
-        bases = thing.cls.library_bases
-        return ITERABLE in bases or thing.cls.find("__getitem__") is None
+        return is_stream(dataset) or thing.cls.find("__getitem__") is None
     return isinstance(thing, Object) and (
         "Iterable" in thing.kind or thing.kind.startswith(("webdataset", "torchdata", "streaming", "litdata"))
     )

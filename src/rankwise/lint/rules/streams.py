@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.lint.analyses.data_flow import given, hf_stream, is_given_away, is_prepared, is_stream, passes, shown
+from rankwise.lint.analyses.data_flow import (
+    given,
+    hf_stream,
+    is_given_away,
+    is_prepared,
+    is_stream,
+    loaders_in,
+    passes,
+    shown,
+)
 from rankwise.lint.analyses.in_ranks import differs_deeply
 from rankwise.lint.analyses.job_view import is_distributed, node_in, once, places, text_of
 from rankwise.lint.analyses.shares import (
@@ -16,13 +25,13 @@ from rankwise.lint.analyses.shares import (
     spreads_otherwise,
 )
 from rankwise.lint.finding import Found
-from rankwise.lint.library.names import ACCELERATOR, LOADER
+from rankwise.lint.interpreter.calls import is_alone
+from rankwise.lint.library.names import ACCELERATOR, LOADER, PL_TRAINER
 from rankwise.lint.rule import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankwise.lint.analyses.data_flow import Pass
     from rankwise.lint.interpreter.values import Value
     from rankwise.lint.script import Script
 
@@ -43,13 +52,22 @@ def stream_not_split(script: Script) -> Iterator[Found]:
         what = _same_everywhere(dataset)
         node = node_in(script, call) or (one.over if one.module is script.module else None)
         if what is not None and node is not None:
-            yield _finding(one, node, what)
+            message = f"each rank gets all samples of {what[0]} from the loop over `{shown(one)}`: nothing in it uses the rank"
+            yield Found(node, message, what[1], severity="error" if one.syncs else "warning")
+    yield from _fitted(script)
 
 
-def _finding(one: Pass, node: object, what: tuple[str, str]) -> Found:
-    severity = "error" if one.syncs else "warning"
-    message = f"each rank gets all samples of {what[0]} from the loop over `{shown(one)}`: nothing in it uses the rank"
-    return Found(node, message, what[1], severity=severity)  # type: ignore[arg-type]
+def _fitted(script: Script) -> Iterator[Found]:
+    """Streams that a Trainer of Lightning's goes over, which gives samplers to other loaders only."""
+    for call in script.calls_of(f"{PL_TRAINER}.fit"):
+        made = getattr(call.receiver.thing, "call", None)
+        if made is None or "strategy" not in made.kwargs or made.kwargs["strategy"].const == "auto" or is_alone(call):
+            continue
+        for loader in (one for value in (*call.args, *call.kwargs.values()) for one in loaders_in(value)):
+            dataset = given(loader.call, "dataset") if loader.call is not None else None
+            if dataset is not None and (what := _same_everywhere(dataset)) is not None:
+                message = f"each rank gets all samples of {what[0]}: Lightning splits no streams between the ranks"
+                yield Found(call.node, message, what[1], severity="warning")
 
 
 def _same_everywhere(dataset: Value) -> tuple[str, str] | None:
